@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .report import limits, number, spread
-from .servers.__main__ import NUMBERS, PENSTOCK, ROWS
+from .servers.__main__ import NAMES, NUMBERS, PENSTOCK, ROWS
 from .summary import Interval, Limits
 
 HERE = Path(__file__).parent
@@ -105,7 +105,7 @@ def servers_table(content: dict[str, Any]) -> str:
     for (workload, side), numbers in found.items():
         row, tuning = workload.split(", ")
         name = "penstock" if side == PENSTOCK else side
-        what = ROWS[row][0] if side == PENSTOCK else f"the same by {side}"
+        what = ROWS[row][0] if side == PENSTOCK else f"the same {NAMES.get(side, f'by {side}')}"
         mine, other = (
             ", ".join(value(numbers[f"{number.name} {by}"], spread_too=False) for number in NUMBERS)
             for by in (f"with {name}", "by hand")

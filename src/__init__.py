@@ -6,6 +6,7 @@ The map of the house, in the order in which its floors may import each other:
     _public      the public names of a package, and which of them are imported late; imports no other part
     telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; imports only _public
     actors       one actor: channel, limiter, frame, group of workers, policy, supervision, threads, processes
+    saving       values as bytes, folders of cuts on the disk, durable loops and where they are kept
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
     data         feeds: records in a known order, stages that shape them, on streams as values
@@ -20,6 +21,7 @@ from ._errors import (
     ActorRestarted,
     ActorStopped,
     ChannelClosed,
+    CheckpointError,
     DataError,
     DeadlineExceeded,
     DeploymentFailed,
@@ -28,11 +30,14 @@ from ._errors import (
     EngineLoopError,
     GraphTraceError,
     InboxClosed,
+    Interrupted,
     IterationLimitError,
+    KeyInUse,
     MissingExtraError,
     NodeCancelledError,
     NodeError,
     NodeTimeoutError,
+    NotStorable,
     OptionsError,
     Overloaded,
     PenstockError,
@@ -59,14 +64,16 @@ from .engine.resource import Resource, resource
 from .engine.tracing.ref import Ref
 
 __all__ = [
-    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Cache", "Call", "ChannelClosed", "DataError",
-    "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "EngineClosedError", "EngineLoopError",
-    "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox", "InboxClosed", "ItemInfo", "IterationLimitError",
-    "MissingExtraError", "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "OptionsError", "Overloaded",
-    "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry",
+    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Cache", "Call", "ChannelClosed", "CheckpointError",
+    "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable", "EngineClosedError",
+    "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox", "InboxClosed", "Interrupted",
+    "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore", "MissingExtraError", "Node",
+    "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded", "PenstockError",
+    "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "SQLiteStore",
     "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply", "cond",
-    "current", "data", "device_node", "devices", "engine", "execution_options", "fold", "graph", "map_each", "node",
-    "resource", "retry_after", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
+    "current", "data", "device_node", "devices", "engine", "execution_options", "fold", "graph", "interrupt",
+    "map_each", "node", "resource", "retry_after", "set_execution_options", "switch", "telemetry", "testing",
+    "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
@@ -76,6 +83,9 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from . import data, devices, testing
     from .devices.device_node import DeviceNode, device_node
+    from .engine.interrupt import interrupt
+    from .saving.durable import Durable, LoopState
+    from .saving.store import LoopRecord, LoopStore, SQLiteStore
 else:
     __getattr__, __dir__ = _public(
         __name__,
@@ -85,5 +95,11 @@ else:
             "testing": ".testing",
             "DeviceNode": ".devices.device_node",
             "device_node": ".devices.device_node",
+            "interrupt": ".engine.interrupt",
+            "Durable": ".saving.durable",
+            "LoopState": ".saving.durable",
+            "LoopRecord": ".saving.store",
+            "LoopStore": ".saving.store",
+            "SQLiteStore": ".saving.store",
         },
     )

@@ -133,6 +133,45 @@ class MissingExtraError(PenstockError, ImportError):
     """A feature needs a package that only an extra of Penstock installs; the message names the extra."""
 
 
+class NotStorable(PenstockError, TypeError):
+    """A value cannot be stored so that an equal one comes back; the message names its path, its type and the remedy."""
+
+
+class CheckpointError(PenstockError):
+    """What is stored cannot be written, read, or gone on from; the message names the file and the remedy.
+
+    Attributes:
+        errno: the number of the error of the operating system behind it, such as `errno.ENOSPC`; None if there is none.
+    """
+
+    def __init__(self, message: str, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class Interrupted(PenstockError):
+    """A call has ended because a node asked a question with `interrupt`; with the answer, the same key goes on.
+
+    For the node itself, the question raises no `Exception`: retries, fallbacks and `except Exception` do not take it.
+
+    Attributes:
+        key: the key of the call.
+        question: the question.
+    """
+
+    def __init__(self, key: str, question: object) -> None:
+        super().__init__(key, question)
+        self.key = key
+        self.question = question
+
+    def __str__(self) -> str:
+        return f"{self.key!r} waits for the answer to {self.question!r}: run it again with key= and answer="
+
+
+class KeyInUse(PenstockError):
+    """A call with a durable loop is refused, or ends, because its key is under way elsewhere."""
+
+
 class DeviceError(PenstockError):
     """A device does not exist, or computes wrong values; the message lists the devices, or says what to install."""
 

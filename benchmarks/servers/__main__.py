@@ -18,15 +18,18 @@ from pathlib import Path
 from .. import report
 from ..harness import CONTROL, Measured, Row, evaluate
 from ..summary import Limits
-from . import process
+from . import by_hand_in_tasks, process
 from .process import Load
 
 RESULTS = Path(__file__).parents[1] / "results" / "servers-latest.json"
 PENSTOCK, BY_HAND = "with_penstock", "by_hand"
+IN_TASKS = "by_hand_in_tasks"  # each call in a task of its own: what the promises of a call cost in asyncio
 LOOP = "uvloop"
 # Servers made for models, on the one row that they have, as they are by default.
 PEERS = ("litserve", "mosec")
 PEERS_ROW = "thread batch"
+# How the other sides are called in tables, where it is not their name.
+NAMES = {IN_TASKS: "by hand, in tasks"}
 PEERS_PYTHON = process.ROOT / ".venv-server-peers/bin/python"
 
 
@@ -87,13 +90,15 @@ def main() -> int:
     lines: list[tuple[str, ...]] = []
     for row in chosen.only or ROWS:
         for tuning in TUNINGS if chosen.tuning == "both" else (chosen.tuning,):
-            peers = PEERS if chosen.peers and (row, tuning) == (PEERS_ROW, "untuned") else ()
-            sides = (PENSTOCK, *peers, BY_HAND, *(() if chosen.quick else (CONTROL,)))
+            others = PEERS if chosen.peers and (row, tuning) == (PEERS_ROW, "untuned") else ()
+            if row in by_hand_in_tasks.APPLICATIONS:
+                others = (IN_TASKS,)
+            sides = (PENSTOCK, *others, BY_HAND, *(() if chosen.quick else (CONTROL,)))
             loads = samples(row, tuning, sides, rounds, seconds)
-            for side in (PENSTOCK, *peers):
+            for side in (PENSTOCK, *others):
                 found = {number: evaluated(row, tuning, number, side, loads) for number in NUMBERS}
                 measured += itertools.chain.from_iterable(found.values())
-                lines.append(line(row if side == PENSTOCK else f"by {side}", tuning, found))
+                lines.append(line(row if side == PENSTOCK else NAMES.get(side, f"by {side}"), tuning, found))
     title = f"web servers: requests/s, p99 (ms) and CPU (µs a request), and ratios over by hand; {rounds} × {seconds} s"
     report.print_table(title, COLUMNS, lines)
     report.write_json(chosen.json, measured, quick=chosen.quick)
@@ -138,7 +143,7 @@ def evaluated(row: str, tuning: str, number: Number, side: str, loads: dict[str,
     """One number of a row: the ratio, and what each side has."""
     _, untuned, tuned = ROWS[row]
     limits = None
-    if side in PEERS:
+    if side != PENSTOCK:
         pass
     elif number is REQUESTS:
         limits = tuned if tuning == "tuned" else untuned

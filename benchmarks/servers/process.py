@@ -1,6 +1,7 @@
 """A server in a process of its own: started and stopped from here, and put under load.
 
-`python -m benchmarks.servers.process by_hand|with_penstock ROW FD tuned|untuned` serves on a socket that it inherits.
+`python -m benchmarks.servers.process SIDE ROW FD tuned|untuned` serves on a socket that it inherits; a side is a module
+here, such as `by_hand`.
 """
 
 import gc
@@ -155,7 +156,7 @@ def tuned_by_hand() -> Iterator[None]:
 
 
 def tuning(side: str) -> Callable[[], AbstractContextManager[None]]:
-    if side == "by_hand":
+    if side != "with_penstock":
         return tuned_by_hand
     from penstock import engine
 

@@ -11,7 +11,7 @@ from typing import Final, Protocol
 
 from .. import __version__
 from .._errors import PenstockError
-from . import devices, profile, simulate, top
+from . import checkpoints, devices, profile, simulate, top
 from .arguments import program
 
 
@@ -37,6 +37,7 @@ COMMANDS: Final[Sequence[tuple[str, Command]]] = (
     ("simulate", simulate),
     ("top", top),
     ("devices", devices),
+    ("checkpoints", checkpoints),
 )
 
 

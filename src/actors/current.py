@@ -82,7 +82,7 @@ class ItemInfo:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def check_cancelled(self) -> None:
-        """Raise `CancelledError` if the result of this item is not needed any more.
+        """Raise `CancelledError` if this item was cancelled, or its deadline has passed.
 
         For long loops in threads, since a thread cannot be cancelled from outside.
 
@@ -90,7 +90,7 @@ class ItemInfo:
             asyncio.CancelledError: the item was cancelled or its deadline has passed.
         """
         if self._work.cancelled:
-            raise asyncio.CancelledError(f"item {self.item} of graph {self.graph!r} is not wanted any more")
+            raise asyncio.CancelledError(f"item {self.item} of graph {self.graph!r} has ended")
 
 
 class Position:

@@ -66,6 +66,13 @@ class Listener(Protocol):
         ...
 
 
+class Interruption(BaseException):
+    """Ends an iteration of a durable loop, because a handler asks a question; the loop makes an `Interrupted` of it.
+
+    It is no `Exception`, so that no handler, retry or fallback takes it for a failure.
+    """
+
+
 class Frame:
     """One item on its way through a graph: slots for values, countdowns of missing inputs, and the outcome.
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 Start = Callable[[], Any]
 
 _END: Any = object()
-_OWN_CANCEL = "penstock: the stream is not wanted any more"
+_OWN_CANCEL = "penstock: the stream has ended"
 
 
 def open_stream(
@@ -214,7 +214,7 @@ class GeneratorTask:
     def cancel_if_in(self, frame: "Frame") -> None:
         """End the stream of a frame that has ended: drop the values that were not read, and close the iterator."""
         if self.position.frame is frame:
-            self.buffer.fail(asyncio.CancelledError(f"item {frame.item} is not wanted any more"))
+            self.buffer.fail(asyncio.CancelledError(f"item {frame.item} has ended"))
             self._stop()
 
     def _reader_left(self) -> None:

@@ -11,11 +11,11 @@ from time import perf_counter
 from types import CodeType, CoroutineType, FrameType, TracebackType, coroutine
 from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol, cast
 
-from .._errors import DeadlineExceeded, NodeCancelledError, NodeTimeoutError, Overloaded
+from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NodeTimeoutError, Overloaded
 from ..telemetry import spans
 from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution
 from .current import Position, source
-from .frame import Frame, foreign_cancel
+from .frame import Frame, Interruption, foreign_cancel
 from .loop_host import LoopHost
 from .own_loops import Request
 from .policy import Hedge
@@ -222,7 +222,7 @@ def _number(frame: FrameType, line: int, code: CodeType) -> int | None:
     return None
 
 
-Outcome = Literal["done", "failed", "cancelled", "expired", "refused"]
+Outcome = Literal["done", "failed", "cancelled", "expired", "interrupted", "refused"]
 """How a call, a stream or a node execution has ended; the value of an attribute of its span."""
 
 
@@ -232,6 +232,8 @@ def outcome_of(state: str, error: BaseException | None) -> Outcome:
         return "expired"
     if isinstance(error, Overloaded):
         return "refused"
+    if isinstance(error, Interrupted | Interruption):
+        return "interrupted"
     if state == "done" and error is None:
         return "done"
     return "cancelled" if state == "cancelled" or isinstance(error, asyncio.CancelledError) else "failed"
@@ -271,6 +273,8 @@ class TracedExecution(NodeSpan):
         if error is None and not self.was_cancelled:
             tell_consumers(self._parent, self._actor)
             self.end("done")
+        elif isinstance(error, Interrupted | Interruption):
+            self.end("interrupted")
         elif isinstance(error, Exception):
             self.end("failed", error)
         elif self._frame.expired:
@@ -490,6 +494,8 @@ class Invocation:
                     value = await self._attempt()
                     break
                 except Exception as error:  # the policy decides which errors are worth another attempt
+                    if isinstance(error, Interrupted):  # a question is no failure
+                        raise
                     pause = self._pause_seconds(error)
                     if pause is None:
                         if policy.fallback is None and actor.failover is None:
@@ -904,10 +910,13 @@ class Hedging:
             if race.was_cancelled():
                 race.stop()
                 raise
-        except Exception:
+        except Exception as error:
             timer.cancel()
             if not race.has_lost:
                 if race.second is None:
+                    raise
+                if isinstance(error, Interrupted):  # a question is no failure
+                    race.stop()
                     raise
                 await race.second.over()
                 if not race.second.has_result:
@@ -915,6 +924,9 @@ class Hedging:
                 race.won()
             elif race.was_cancelled():
                 raise asyncio.CancelledError from None
+        except BaseException:  # a question, or what ends more than the item
+            race.stop()
+            raise
         else:
             if not race.has_lost:
                 race.stop()
@@ -1179,7 +1191,7 @@ class DetachedStep:
         """Fail the frame, because the step will not run; return False if the step has ended already."""
         if self._is_over:
             return False
-        self.set_exception(NodeCancelledError(f"node {self._actor.name!r} was given up by what carries it out"))
+        self.set_exception(NodeCancelledError(f"the device of node {self._actor.name!r} has given up its call"))
         return True
 
     def set_result(self, value: Any) -> None:
@@ -1218,8 +1230,8 @@ class DetachedStep:
         self._is_over = True
         self._frame = self._call = None  # the carrier may still hold this step, and must not keep the frame alive
         self._group.detached = None
-        # Not if the step could not begin (None), nor for a `Request`, whose actor runs on the loop.
-        if call is not None and not isinstance(call, Request) and not call.returned:
+        # None if the step could not begin. A `Request` has always returned: its actor runs on the loop.
+        if call is not None and not call.returned and not isinstance(call, Request):
             abandon(call, actor)
         executed(actor, self._began, frame)
         return actor, frame

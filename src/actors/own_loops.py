@@ -269,6 +269,9 @@ class Request(AnyRequest[In], Work[In, Out]):
 
     __slots__ = ("outcome",)
 
+    # For a detached step: when the caller has left, no thread goes on with the request, and none holds a place for it.
+    returned = True
+
     def __init__(
         self,
         value: In,
@@ -283,6 +286,11 @@ class Request(AnyRequest[In], Work[In, Out]):
     def cancelled(self) -> bool:
         """Whether the caller has left; settling the request then does nothing."""
         return self._cancelled or self.outcome.cancelled()
+
+    def is_wanted(self, now: float) -> bool:
+        """Return whether the caller still waits, and has time left."""
+        # Written out, because each request is asked several times.
+        return not (self._cancelled or self.outcome.cancelled()) and (self.deadline is None or now < self.deadline)
 
     def finish(self, result: Out, /) -> None:
         """Give the result to the caller.

@@ -366,7 +366,7 @@ class ProcessPool(ThreadOwner):
             end = self._remove(worker, _EXIT_GRACE_SECONDS, call)
             raise WorkerDied(
                 f"the worker process for {call.target!r} {end} while it started. Each worker imports the main script: "
-                'what runs an engine there must stand under `if __name__ == "__main__":`'
+                'put code that runs an engine there under `if __name__ == "__main__":`'
             )
         return worker
 

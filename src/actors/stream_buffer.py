@@ -254,8 +254,8 @@ class SplitBuffer(Generic[T]):
         full.putter.set_exception(
             DataError(
                 f"the branches of a split wait for each other: branch {self.parts.index(full)} holds {full.capacity} "
-                f"values, and what reads it waits for branch {asked}, which has none; read them in step, "
-                "ps.map_each(fn, a, b), or let one be further ahead of the others, ahead="
+                f"values, and its reader waits for branch {asked}, which has none; read them in step with "
+                "ps.map_each(fn, a, b), or let one get further ahead, with ahead="
             )
         )
 

@@ -7,7 +7,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, ParamSpec, TypeAlias, TypeVar
@@ -379,6 +379,25 @@ class ThreadPool(ThreadOwner):
         self._threads.discard(thread)
         if not self._threads:
             self._all_ended.set()
+
+
+def end_with_loop(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+    """Have `close()` awaited when the running loop is shut down; return what the owner keeps until then."""
+    guard = _closing(close)
+    # The first step of an async generator registers it with the loop, and the loop closes it at its shutdown. That is
+    # the only documented hook for the end of a loop that all loops and runners have.
+    try:
+        guard.__anext__().send(None)
+    except StopIteration:
+        pass
+    return guard
+
+
+async def _closing(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
+    try:
+        yield
+    finally:
+        await close()
 
 
 class ThreadShare:

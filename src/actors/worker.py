@@ -7,8 +7,9 @@ from contextvars import Context, copy_context
 from time import perf_counter
 from typing import Any, Protocol, cast
 
+from .._errors import Interrupted
 from . import current
-from .frame import NOTHING, Frame, foreign_cancel
+from .frame import NOTHING, Frame, Interruption, foreign_cancel
 from .invocation import LONGEST_LINE, DetachedStep, OutsideCall, cut_line
 from .node_actor import ASYNC, INLINE, Limiter, NodeActor
 from .tasks import start_eagerly, start_task
@@ -29,7 +30,7 @@ from .threads import ThreadShare
 BUDGET = 256
 _NO_FRAME: Frame = cast("Frame", None)
 _NO_GROUP: "WorkerGroup" = cast("WorkerGroup", None)
-_OWN_CANCEL = "penstock: the item is not wanted any more"
+_OWN_CANCEL = "penstock: the item has ended"
 
 
 class Worker(current.Position):
@@ -364,10 +365,11 @@ class Worker(current.Position):
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
                 frame.fail(failure, actor, self.attempt)  # too late to be the outcome: it is only logged
             frame.leave()
-        elif stopped and self._nested:
+        elif stopped and self._nested and (failure is None or isinstance(failure, asyncio.CancelledError)):
             frame.cancel()
         else:
-            actor.failed += 1
+            if not isinstance(failure, Interrupted | Interruption):  # a question is no failure
+                actor.failed += 1
             if failure is None or isinstance(failure, asyncio.CancelledError):
                 failure = foreign_cancel(failure)
             frame.fail(failure, actor, self.attempt)
@@ -484,6 +486,7 @@ class WorkerGroup:
         closed: whether workers end when they find no work.
         is_exclusive: whether the group has a single frame, so that its workers never go on to another item.
         detached: the first step of its only frame, while that runs outside of the loop and needs no worker.
+        waited_for_in: the groups whose members a scope waits for, to which this one is added with its first member.
         caller: for a run, stream or call inside of a handler: the actor of that handler.
     """
 
@@ -493,6 +496,7 @@ class WorkerGroup:
     caller: NodeActor | None = None
     detached: "DetachedStep | None" = None
     is_exclusive = False
+    waited_for_in: "set[WorkerGroup] | None" = None
 
     def __init__(
         self,
@@ -527,6 +531,8 @@ class WorkerGroup:
         """Add a member that has begun."""
         if not self.workers:
             self.workers = (member,)
+            if self.waited_for_in is not None:
+                self.waited_for_in.add(self)
         elif isinstance(self.workers, set):
             self.workers.add(member)
         else:

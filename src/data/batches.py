@@ -16,8 +16,8 @@ class Ragged(NamedTuple):
     """Arrays of different sizes in one batch.
 
     Attributes:
-        values: [batch, ...], each axis as long as the longest; what is beyond the end of one is the padding.
-        lengths: how long each was, int32: [batch] if it had one axis, else [batch, axes].
+        values: [batch, ...], each axis as long as that of the longest array; shorter arrays are padded.
+        lengths: the lengths of the arrays, int32: [batch] for arrays of one axis, otherwise [batch, axes].
     """
 
     values: Array
@@ -25,18 +25,19 @@ class Ragged(NamedTuple):
 
 
 def collate(values: Sequence[Any], /, *, ragged: Mapping[str, float] | None = None) -> Any:
-    """Make a batch of values that are alike: arrays and numbers are stacked, structures go on to what is in them.
+    """Make a batch of values of one structure: arrays and numbers are stacked, leaf by leaf.
 
-    Arrays, NumPy's and Python's numbers, and lists of numbers become arrays with a leading axis; texts, bytes and None
-    a list. Dicts, tuples, named tuples and dataclasses become one of the same kind, of batches.
+    Arrays, NumPy's and Python's numbers, and lists of numbers become arrays with a leading axis; strings, bytes and
+    None become lists. Dicts, tuples, named tuples and dataclasses become one of the same kind, whose leaves are
+    batches.
 
     Args:
-        values: at least one.
+        values: the values, at least one.
         ragged: the leaves whose shapes may differ, by path, such as "tokens", "image.pixels", "0", or "" for the value
             itself, with the number that they are padded with; each becomes a `Ragged`.
 
     Raises:
-        DataError: a value is not like the first; the message names it and the leaf.
+        DataError: a value differs in structure from the first; the message names the value and the leaf.
     """
     if not values:
         raise DataError("data.collate takes at least one value")

@@ -27,7 +27,7 @@ _COLUMNS: Final = tuple(map(Column, ("examples", "from", "to", "batches", "from"
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """What several runs say of one number.
+    """The median and the quartiles of one number over several runs.
 
     Attributes:
         median: half of the runs had at most this.
@@ -41,7 +41,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Self:
-        """Return the median and the quartiles of what was measured; of one number, three times that."""
+        """Return the median and the quartiles of some numbers; for a single number, that number three times."""
         low, middle, high = quartiles(values)
         return cls(median=middle, low=low, high=high)
 
@@ -51,7 +51,7 @@ class Spread:
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What the numbers were taken on. Ratios travel between machines, times do not.
+    """The environment of a measurement. Ratios can be compared between machines, times cannot.
 
     Attributes:
         python: version of Python.
@@ -71,7 +71,7 @@ class Environment:
 
     @classmethod
     def present(cls, devices: Iterable[str] = ()) -> Self:
-        """Return that of this process."""
+        """Return the environment of this process."""
         jax = sys.modules.get("jax")
         return cls(
             python=platform.python_version(),
@@ -90,9 +90,9 @@ class Run:
     Attributes:
         items: how many items were counted; an item is what the feed gives, such as a batch.
         examples: how many examples were in them.
-        seconds: from the arrival of the last item that was not counted to that of the last one that was.
-        first_item_seconds: from the beginning to the arrival of the first item of all.
-        uncounted: items that were read before, for warm-up and because they had been prefetched.
+        seconds: the time from the arrival of the last uncounted item to the arrival of the last counted one.
+        first_item_seconds: the time from the beginning of the run to the arrival of its first item.
+        uncounted: how many items were read before, for warm-up, or because they had been prefetched.
     """
 
     items: int
@@ -107,12 +107,12 @@ class Comparison(Rendered):
     """Two benchmarks side by side. `str()` shows it as a table.
 
     Attributes:
-        first: the one that was asked.
-        second: the one that it is compared with.
+        first: the benchmark whose `compared_with` was called.
+        second: the benchmark that it is compared with.
         examples_ratio: examples a second of the first over those of the second; the range is the widest that the
             quartiles of both allow.
-        is_clear: whether the quartiles do not overlap, so that the ratio is no matter of chance.
-        differences: what differs in their environments, "cores: 2, 64"; numbers of two machines say little.
+        is_clear: whether the quartiles do not overlap, so that the ratio is not chance.
+        differences: the differences of their environments, "cores: 2, 64"; if there are any, the ratio says little.
     """
 
     first: "Benchmark"
@@ -160,7 +160,7 @@ class Benchmark(Rendered):
         return Spread.of([run.examples / run.seconds for run in self.runs])
 
     def to_json(self) -> str:
-        """Return it as JSON, which `from_json` reads."""
+        """Return the benchmark as JSON, which `from_json` reads."""
         rates = {name: asdict(getattr(self, name)) for name in ("batches_per_second", "examples_per_second")}
         return json.dumps({**asdict(self), **rates}, indent=1)
 
@@ -169,7 +169,7 @@ class Benchmark(Rendered):
         """Return the benchmark that `to_json` has written.
 
         Raises:
-            ValueError: that is no such text.
+            ValueError: the text is not of `to_json`.
         """
         try:
             read: Any = json.loads(text)
@@ -182,7 +182,7 @@ class Benchmark(Rendered):
             raise ValueError(f"this is no benchmark that to_json() has written: {error!r}") from error
 
     def compared_with(self, other: "Benchmark") -> Comparison:
-        """Return how much faster this feed gives examples than another one does."""
+        """Return how many times as fast as another feed this one gives examples."""
         mine, others = self.examples_per_second, other.examples_per_second
         about, around = asdict(self.environment), asdict(other.environment)
         return Comparison(
@@ -228,14 +228,14 @@ async def benchmark(
 ) -> Benchmark:
     """Measure how many examples and batches a feed gives in a second to a reader that does nothing with them.
 
-    An item has arrived when its arrays are there: those of JAX are waited for, in a thread. The reader does not pause
-    between warm-up and what is counted. After the warm-up it reads on, uncounted, until it had to wait for an item: so
-    what was prefetched before does not count. Whether it had to wait is not known of a plain iterable, such as a loader
-    with processes of its own, which is read in a thread: there `warmup_items` has to be more than it prefetches.
+    An item has arrived when its arrays are computed; a thread waits for arrays of JAX. The reader does not pause after
+    the warm-up, but goes on, uncounted, until it has to wait for an item, so prefetched items do not count. With a
+    plain iterable, such as a loader with processes of its own, which is read in a thread, the reader cannot tell
+    whether it waits: there `warmup_items` has to be more than the iterable prefetches.
 
     Args:
-        feed: a call of a graph that gives a stream, which is started anew for each run; or anything to iterate over,
-            with `async for` or `for`. What can be iterated only once, such as a generator, is read on by the next run.
+        feed: a call of a graph that gives a stream, which is started anew for each run; or an iterable, plain or async.
+            If it can be iterated only once, as a generator, the next run goes on where the last one has stopped.
         warmup_items: the first items of each run, which are not counted.
         items: how many items of each run are counted; fewer if it ends before.
         repeats: how many runs there are.
@@ -271,8 +271,8 @@ async def benchmark(
         runs.append(run)
     if not runs:
         raise OptionsError(
-            f"benchmark(warmup_items={warmup_items}, items={items}): feed {name!r} ended before an item counted; all "
-            "that it gave was for warm-up, or had been prefetched: read fewer, or take a longer feed"
+            f"benchmark(warmup_items={warmup_items}, items={items}): feed {name!r} ended before an item counted: all "
+            "items were for warm-up, or had been prefetched; read fewer of them, or take a longer feed"
         )
     return Benchmark(name=name, runs=tuple(runs), environment=Environment.present(measure.devices))
 
@@ -294,7 +294,7 @@ async def _of_iterable(measure: "_Measure", feed: Any) -> Run | None:
     except asyncio.CancelledError:
         stopped.set()  # a thread cannot be cancelled: it ends after the item that it reads
         await until(reading.done, lambda: asyncio.wait([reading]))
-        reading.exception()  # nobody asks for it any more
+        reading.exception()  # retrieved, so that asyncio does not log it
         raise
 
 
@@ -318,7 +318,7 @@ class _Measure:
         first_seconds: float | None = None
         uncounted = examples = number = 0
         has_waited = False
-        # Prefetched items come without a turn of the loop; if none of so many needs one, nobody else makes them either.
+        # Prefetched items come without a turn of the loop; if so many in a row need none, no other task makes them.
         while uncounted < self._warmup_items or not has_waited:
             if uncounted >= self._warmup_items + self._items:
                 break
@@ -380,7 +380,7 @@ class _Measure:
 
     def _on_their_way(self, item: Any) -> list[Any]:
         """Return the arrays of JAX in an item that are not there yet."""
-        jax: Any = sys.modules.get("jax")  # nobody else could have made one
+        jax: Any = sys.modules.get("jax")  # without JAX there is no such array
         if jax is None:
             return []
         arrays = [leaf for leaf in jax.tree.leaves(item) if isinstance(leaf, jax.Array)]

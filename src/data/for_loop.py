@@ -19,7 +19,7 @@ T = TypeVar("T")
 class Iterate(Generic[T]):
     """The values of one call, for a `for` loop; made by `iterate`, and entered with `with`.
 
-    One thread reads it at a time. Leaving it ends the call, and waits until nothing of it is left.
+    One thread may read it at a time. The end of the `with` ends the call, and waits until nothing of it is left.
     """
 
     def __init__(self, call: Call[AsyncIterator[T]], options: CallOptions) -> None:
@@ -109,7 +109,7 @@ def iterate(call: Call[AsyncIterator[T]], /, **options: Unpack[CallOptions]) -> 
         **options: those of `engine.stream` for one call.
 
     Returns:
-        A context manager, whose values are read inside of it:
+        A context manager, inside which its values are read:
         `with data.iterate(call) as batches: for batch in batches: ...`
     """
     return Iterate(call, options)

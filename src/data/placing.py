@@ -25,19 +25,19 @@ else:
 def to_device(
     device: "str | Device | DeviceMesh | jax.sharding.Mesh", specs: Any = None, /, *, ahead: int = 2
 ) -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
-    """Put batches on a device, or split over a mesh, before they are asked for: transfers overlap with computing.
+    """Put batches on a device, or split them over a mesh, in advance, so that transfers overlap with computing.
 
-    Functions that `devices.actor` runs on the same mesh take the arrays as they lie. Of several processes under
-    `jax.distributed`, each gives the rows of a batch that it has read, and the arrays have those of all.
+    Functions that `devices.actor` runs on the same mesh take these arrays without another transfer. Under
+    `jax.distributed`, each process gives the rows that it has read, and the arrays have the rows of all processes.
 
     Args:
-        device: which one, as `devices.select` takes it.
-        specs: of a mesh, how the arrays are split: a `PartitionSpec` for all of them, or a prefix of the batch's
-            structure with one for each, None for a copy on every device.
-        ahead: how many batches are on the device, or on their way there, before they are asked for.
+        device: the device or mesh, as `devices.select` takes it.
+        specs: for a mesh, how the arrays are split: a `PartitionSpec` for all of them, or a prefix of the batch's
+            structure with one for each; None is a copy on every device.
+        ahead: how many batches are on the device, or on their way there, before the reader asks for them.
 
     Returns:
-        A stage. Arrays and numbers of a batch become arrays of JAX; texts stay. Of records, the values are placed.
+        A stage. Arrays and numbers of a batch, or of the value of a record, become arrays of JAX; strings stay.
 
     Raises:
         OptionsError: `ahead` is no whole number of at least 1.

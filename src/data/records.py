@@ -1,4 +1,4 @@
-"""Order: which record comes when, in every epoch and on every process; and records, which carry their randomness."""
+"""Order: the records of a source in a known order, for each epoch and process; and records, with their random bits."""
 
 import asyncio
 import hashlib
@@ -37,27 +37,27 @@ _ROUNDS = 12
 
 
 class Source(Protocol[T_co]):
-    """What has a length and gives a record for each index: a list, an array, a dataset of PyTorch or Hugging Face."""
+    """Data with a length and a record for each index: a list, an array, a dataset of PyTorch or Hugging Face."""
 
     def __len__(self) -> int:
         """Return how many records there are."""
         ...
 
     def __getitem__(self, index: int, /) -> T_co:
-        """Return one of them."""
+        """Return the record of an index."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class Record(Generic[T_co]):
-    """One place in the order of a source, and later the value that is there.
+    """One place in the order of a source, and, once it was read, the value at that place.
 
     Attributes:
         epoch: the pass over the source, from 0.
         position: its place in the order of this epoch, from 0, counted over all shards.
         index: its index in the source.
-        seed: 64 random bits that belong to seed, epoch and index, and to nothing else: not to shards or batches.
-        value: None until it is read.
+        seed: 64 random bits, which depend on the shuffle seed, the epoch and the index alone, not on shards or batches.
+        value: the value; None until it is read.
     """
 
     epoch: int
@@ -67,11 +67,11 @@ class Record(Generic[T_co]):
     value: T_co
 
     def with_value(self, value: U) -> "Record[U]":
-        """Return a record with another value, at the same place and with the same randomness."""
+        """Return a record with another value, at the same place and with the same random bits."""
         return Record(self.epoch, self.position, self.index, self.seed, value)
 
     def rng(self) -> np.random.Generator:
-        """Return a generator of random numbers of its own, at its beginning: the same whoever asks, and when."""
+        """Return a new generator of random numbers; every generator of this record gives the same numbers."""
         return np.random.Generator(np.random.Philox(key=self.seed))
 
     @property
@@ -281,7 +281,7 @@ class _Iterated(AsyncIterator[T]):
         """Wait until the thread has ended, and close a generator."""
         await self._thread.aclose()
         if self._asked is not None and not self._asked.cancelled():
-            self._asked.exception()  # nobody wants it any more
+            self._asked.exception()  # retrieved, so that asyncio does not log it
         values: object = self._values
         if isinstance(values, Generator):
             values.close()
@@ -312,11 +312,11 @@ def _refuse_order(source: object, shuffle_seed: object, epochs: object, drop_rem
     if shuffle_seed is not None or drop_remainder or pad:
         raise OptionsError(
             "data.order: a source without an index has an unknown length, and its own order; use "
-            "`>> data.shuffled(buffer, seed)` to shuffle what comes"
+            "`>> data.shuffled(buffer, seed)` to shuffle its values"
         )
     if epochs != 1 and _is_iterator(source):
         raise OptionsError(
-            f"data.order(epochs={epochs}): an iterator cannot begin again; pass a function that gives a new one for "
+            f"data.order(epochs={epochs}): an iterator cannot begin again; pass a function that returns a new one for "
             "each epoch, such as a generator function"
         )
 
@@ -337,7 +337,7 @@ class _Held:
         if self._is_taken and _is_iterator(self.value):
             raise DataError(
                 "data.order: the iterator that is written in this graph was read by another call; make it an argument "
-                "of the graph, or pass a function that gives a new one"
+                "of the graph, or pass a function that returns a new one"
             )
         self._is_taken = True
         return self.value
@@ -385,28 +385,28 @@ def order(
 ) -> AsyncIterator[Record[Any]]:
     """Give the indexes of a source in a known order, as a stream of records; `data.read(source)` reads their values.
 
-    In a graph each argument may be one of its values. Outside of one the stream can be passed to a graph.
+    In a graph, each argument may be a value of the graph. Outside a graph, pass the stream to one.
 
     Args:
-        source: anything with `__len__` and `__getitem__`. What has no index gives its values in the order in which they
-            come, and is not shuffled: an iterator, plain (it runs in a thread) or async, or a function that gives a new
-            one for each epoch.
-        shuffle_seed: a whole number: the records of each epoch come in a random order of its own, the same one on every
-            machine, in no memory. None: in the order of the source.
+        source: an object with `__len__` and `__getitem__`. Or a source without an index: an iterator, plain (it runs in
+            a thread) or async, or a function that returns a new one for each epoch. Its values come in their own
+            order, and cannot be shuffled.
+        shuffle_seed: a whole number; the records of each epoch come in a random order of its own, which is the same on
+            every machine and takes no memory. None: in the order of the source.
         epochs: how often each record comes; None for no end.
-        shard: which part of each epoch this is, (number, count), from 0. "process": that of this process, as
-            `jax.distributed` numbers them, where that is initialized; else all. No two shards have a record in common,
-            and together they have all; their lengths differ by one at most.
+        shard: the part of each epoch, (number, count), counted from 0. "process": the part of this process, as
+            `jax.distributed` numbers processes; all records if it is not initialized. No two shards have a record in
+            common, and together they have all records; their lengths differ by one at most.
         drop_remainder: leave out the last records of an epoch that do not suffice for all shards.
-        pad: give the first records of an epoch again to the shards that have one less.
+        pad: repeat first records of an epoch in the shards that have one less.
 
     Returns:
-        A stream of records: without values, or, of what has no index, with them.
+        A stream of records, without values; with values if the source has no index.
 
     Raises:
         OptionsError: an argument does not accept its value.
-        DataError: in a SLURM job of several tasks, shard="process" cannot know which one this is; or the source has
-            another length when an epoch begins.
+        DataError: in a SLURM job of several tasks, `jax.distributed` is not initialized, so shard="process" cannot tell
+            the part of this task; or the source has another length when an epoch begins.
     """
     tracer = active()
     is_ref = isinstance(source, Ref)
@@ -438,14 +438,16 @@ def _check(shuffle_seed: object, epochs: object, shard: object, drop_remainder: 
     check("drop_remainder", drop_remainder, SWITCH, "data.order(")
     check("pad", pad, SWITCH, "data.order(")
     if drop_remainder and pad:
-        raise OptionsError("data.order(drop_remainder=True, pad=True): records are left out, or others come again")
+        raise OptionsError(
+            "data.order(drop_remainder=True, pad=True): either leave records out, or repeat some; pass one of the two"
+        )
 
 
 def _length_of(source: Any) -> int:
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
-            f"data.order takes what has __len__ and __getitem__, such as a list or a dataset, or an iterator; "
-            f"got {type(source).__name__}. Of what can only be iterated, pass iter(...), or a function that gives it"
+            f"data.order takes an object with __len__ and __getitem__, such as a list or a dataset, or an iterator; "
+            f"got {type(source).__name__}. If it is only iterable, pass iter(...), or a function that returns that"
         )
     return len(source)
 

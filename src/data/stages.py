@@ -1,4 +1,4 @@
-"""Stages: what reads a stream and gives another one, as `stream >> stage`; most become one step of the graph."""
+"""Stages, which read a stream and give another one, as in `stream >> stage`; most become one step of the graph."""
 
 import asyncio
 import functools
@@ -31,7 +31,7 @@ Out_co = TypeVar("Out_co", covariant=True)
 
 
 class Stage(Generic[In_contra, Out_co]):
-    """What a stream goes through: `stream >> stage` and `stage(stream)` are the same.
+    """A function from stream to stream: `stream >> stage` and `stage(stream)` are the same.
 
     In a graph it becomes one or more steps; anywhere else it reads an async iterator, as plain Python does.
     """
@@ -104,13 +104,13 @@ def read(
     """Read the value of each record from a source.
 
     Args:
-        source: that whose order it is; may be a value of the graph.
-        runs_on: "thread", so that the event loop does not wait for files; "loop" for what is in memory.
-        concurrency: how many are read at a time. More than one only from what may be read by several threads: a dataset
-            that seeks in one open file gives wrong records then.
+        source: the source that `data.order` got; it may be a value of the graph.
+        runs_on: "thread", so that the event loop does not wait for files; "loop" for data in memory.
+        concurrency: how many records are read at a time. More than one needs a source that several threads may read: a
+            dataset that seeks in one open file gives wrong records then.
 
     Returns:
-        A stage: records without values become records with them, in the same order.
+        A stage that fills in the values of records, in the same order.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -198,10 +198,10 @@ def batched(
 def batched(
     size: int, /, *, drop_remainder: bool = False, collate: Callable[[list[Any]], Any] = collate
 ) -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
-    """Make batches of so many values; of records, of their values.
+    """Make batches of values; if the stream has records, of the values of the records.
 
     Args:
-        size: how many.
+        size: how many values a batch has.
         drop_remainder: leave out the last batch if it is smaller.
         collate: makes a batch of a list of values, on the event loop; by default `data.collate`.
 
@@ -236,7 +236,7 @@ class _Unbatched(Reading[Any, Any]):
 
 
 def unbatched() -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
-    """Give the values of batches one by one; arrays are rows of the batch, without a copy."""
+    """Yield the values of batches one by one; arrays are views of rows of the batch, not copies."""
     return Stage(stage_node("unbatched", _Unbatched))
 
 
@@ -277,10 +277,10 @@ class _Rebatched(Reading[Any, Any]):
 
 
 def rebatched(size: int, /, *, drop_remainder: bool = False) -> KeepingStage:
-    """Make batches of another size of batches.
+    """Make batches of one size from batches of any size.
 
     Args:
-        size: how many values each has.
+        size: how many values a batch has.
         drop_remainder: leave out the last batch if it is smaller.
 
     Raises:
@@ -295,7 +295,7 @@ def rebatched(size: int, /, *, drop_remainder: bool = False) -> KeepingStage:
 
 
 class Packed(NamedTuple):
-    """A row of sequences, one after the other, as attention with segments reads it.
+    """A row of sequences, one after the other, with the segment ids and positions that attention needs.
 
     Attributes:
         tokens: [length], of the type of the sequences; the padding is 0.
@@ -373,17 +373,17 @@ class _Packing(Reading[Any, Packed]):
 
 
 def packed(length: int, /, *, look_ahead: int = 16) -> Stage[AsyncIterator[Any], AsyncIterator[Packed]]:
-    """Put sequences into rows of one length, so that little of a row is padding; `>> data.batched(8)` stacks the rows.
+    """Put sequences into rows of one length, with little padding; `>> data.batched(8)` stacks the rows.
 
-    Sequences are arrays of one axis, or lists of numbers; of records, their values. One that is longer than a row is
+    Sequences are arrays of one axis, or lists of numbers, or records of these. A sequence that is longer than a row is
     cut into pieces, each of which is a sequence of its own; an empty one is left out.
 
     Args:
-        length: tokens in a row.
-        look_ahead: how many rows wait for sequences that still fit; more leave less padding, and hold more.
+        length: how many tokens a row has.
+        look_ahead: how many rows wait for sequences that still fit; more rows leave less padding and take more memory.
 
     Returns:
-        A stage, whose stream raises a `DataError` that names the record that is no such sequence.
+        A stage. Its stream raises a `DataError` that names the record if a value is no such sequence.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -412,13 +412,14 @@ class _Filtered(Reading[T, T]):
 
 
 def filtered(fn: Callable[[T], Any], /) -> Stage[AsyncIterator[T], AsyncIterator[T]]:
-    """Keep the values for which a function returns something true.
+    """Keep the values for which a function returns a true value.
 
     Args:
-        fn: function of one value, of records the record; plain or async. It runs on the event loop, one at a time.
+        fn: a function of one value (of a record, if the stream has records), plain or async. It runs on the event loop,
+            for one value at a time.
 
     Raises:
-        OptionsError: it is no function.
+        OptionsError: `fn` is no function.
     """
     check("fn", fn, FUNCTION, "data.filtered(")
     return Stage(stage_node("filtered", _Filtered, fn=fn))
@@ -430,7 +431,7 @@ class _Prefetched(Reading[T, T]):
 
 
 def prefetched(count: int, /) -> KeepingStage:
-    """Have up to so many values ready before they are asked for. Without it, each step of a stream holds 16.
+    """Keep up to `count` values ready before the reader asks for them; without it, each step of a stream keeps 16.
 
     Raises:
         OptionsError: `count` is no whole number of at least 1.
@@ -476,13 +477,14 @@ _WORD = (1 << 64) - 1
 
 
 def shuffled(buffer: int, /, seed: int) -> KeepingStage:
-    """Shuffle values as they come: each one that is given on is chosen among the next so many.
+    """Shuffle the values of a stream in a buffer: each value is chosen at random among the next `buffer` ones.
 
-    For what has no index. `data.order(source, shuffle_seed=)` shuffles all of a source, and holds nothing.
+    For streams without an index. With an index, `data.order(source, shuffle_seed=)` shuffles the whole source, and
+    takes no memory.
 
     Args:
-        buffer: how many to choose from; they are held.
-        seed: the same one gives the same order.
+        buffer: how many values the stage holds, to choose from.
+        seed: the seed; the same seed gives the same order.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -514,12 +516,12 @@ class SplitStage:
 def split(count: int, /, *, ahead: int = DEFAULT_CAPACITY) -> SplitStage:
     """Give the values of a stream to several readers, each of which gets all of them: `a, b = stream >> data.split(2)`.
 
-    A reader that leaves, or a branch that nobody reads, holds no other back.
+    A reader that has left, or a branch without a reader, does not hold back the others.
 
     Args:
-        count: how many.
-        ahead: how many values a reader that is slower than the others may be behind. Readers that wait for each other
-            further apart, such as a node that reads one branch to its end and then the other, fail with a `DataError`.
+        count: how many readers there are.
+        ahead: how many values the slowest reader may be behind the fastest. Readers that wait for each other further
+            apart, such as a node that reads one branch to its end and then the other, fail with a `DataError`.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -595,7 +597,7 @@ class _AsTheyCome(AsyncIterator[T]):
             await asyncio.wait(asked)
         for task in asked:
             if not task.cancelled():
-                task.exception()  # nobody wants it any more
+                task.exception()  # retrieved, so that asyncio does not log it
         for stream in self.open:
             await close_stream(stream)
 
@@ -630,11 +632,11 @@ def merged(how: Literal["turns", "arrival"] = "turns", /) -> MergedStage:
     """Make one stream of several: `(a, b) >> data.merged("turns")`.
 
     Args:
-        how: "turns": one value of each in turn, without those that have ended; always in the same order. "arrival":
-            whichever is there first.
+        how: "turns" takes one value of each stream in turn, always in the same order, and leaves out streams that have
+            ended. "arrival" takes the values as they come.
 
     Raises:
-        OptionsError: it is neither.
+        OptionsError: `how` is neither.
     """
     check("how", how, one_of(Literal["turns", "arrival"]), "data.merged(")
     return MergedStage(Node(_InTurns if how == "turns" else _AsTheyCome, Policy(), name="merged"))
@@ -691,17 +693,16 @@ def mix(
     until: Literal["first", "all"] = "first",
     count: int | None = None,
 ) -> AsyncIterator[T]:
-    """Make one stream of several, each of which gives its share: `data.mix([(code, 0.7), (text, 0.3)], seed=1)`.
+    """Make one stream of several, each with its share: `data.mix([(code, 0.7), (text, 0.3)], seed=1)`.
 
-    Which one is next is drawn with the seed, so it is the same every time. A stream is read once; a source that shall
-    begin again when it is exhausted has no end: `data.order(source, epochs=None)`.
+    The seed decides which stream is next, so the mix is the same every time. A stream cannot begin again; to repeat a
+    source that is too small, give it no end: `data.order(source, epochs=None)`.
 
     Args:
         weighted: streams, each with a number that is proportional to its share.
-        seed: a whole number.
-        until: "first": the end is where the stream that is next has ended. "all": what has ended is left out, and the
-            others go on.
-        count: the end comes after so many values at the latest.
+        seed: the seed, a whole number.
+        until: "first" ends the mix when the stream whose turn it is has ended. "all" goes on with the other streams.
+        count: the most values that the mix gives; None for no such limit.
 
     Returns:
         A stream.

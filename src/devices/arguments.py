@@ -85,10 +85,15 @@ class Configuration:
 
 def current() -> Configuration:
     """Return the configuration of the calling thread; this takes half a microsecond."""
+    global _last  # noqa: PLW0603 - one assignment, so that threads do not disturb each other
     while True:
         state = _state()
+        last = _last
+        if last is not None and state == last.state:  # costs less than the hash of 40 options
+            return last
         known = _known.get(state)
         if known is not None:
+            _last = known
             return known
         made = Configuration(state)
         if _state() != state:  # another thread changed an option, perhaps while the options were read
@@ -135,6 +140,7 @@ def _private_parts() -> tuple[Callable[[], Hashable], list[Any], Any]:
 
 _state, _SETTINGS, _UNSET = _private_parts()
 _known: dict[Hashable, Configuration] = {}
+_last: Configuration | None = None  # which `current` returned last
 
 
 # Signatures: a program is compiled for the structure, shapes and dtypes of each argument, or for its static value.
@@ -294,7 +300,7 @@ def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) 
         what = f"an array of {leaf.dtype}" if kind is _HOST else f"a {leaf_type.__name__}"
         raise TypeError(
             f"{_place(names, position)} is {what}, which JAX cannot compute with. If it is a choice that the function "
-            f"is compiled for, say static=({names.parameter(position)!r},); else pass arrays of numbers."
+            f"is compiled for, write static=({names.parameter(position)!r},); otherwise pass arrays of numbers."
         ) from error
     return aval.shape, aval.dtype, aval.weak_type
 
@@ -394,7 +400,6 @@ ItemSignature: TypeAlias = tuple[tuple[Any, tuple[Kind, ...]], ...]
 # An array of NumPy or JAX, or one of NumPy's scalars.
 Array: TypeAlias = Any
 
-_ONLY_NUMPY: Final[set[type[Any]]] = {np.ndarray}
 # The most signatures to remember: where shapes change with every item, remembering them saves nothing.
 _MOST_KNOWN: Final = 256
 # A warning names an array whose copies take more than this in one batch: copying so much takes 20 ms, and as much
@@ -413,7 +418,8 @@ class BatchItem(NamedTuple):
         signature: items with equal signatures can be stacked.
         arrays: the arrays of all arguments, not copied.
         lengths: for each padded argument, its lengths along the padded axes.
-        is_on_host: whether all of them are NumPy arrays; an array of JAX may not be computed yet.
+        is_on_host: whether all of them are NumPy's; an array of JAX may not be computed yet.
+        size_bytes: the size of the arrays.
         shared: the arguments that are not stacked, but are the same for all items of a batch.
     """
 
@@ -421,6 +427,7 @@ class BatchItem(NamedTuple):
     arrays: tuple[Array, ...]
     lengths: tuple[tuple[int, ...], ...]
     is_on_host: bool
+    size_bytes: int
     shared: tuple[Any, ...] = ()
 
 
@@ -475,8 +482,8 @@ class Stacker:
         ]
         self.axes = tuple(each for _, each in self._parameters)
         self.padded = tuple(name for name, each in self._parameters if each)
-        # Signatures of arguments that are NumPy's arrays, by configuration, dtypes and shapes.
-        self._known: dict[tuple[Any, ...], ItemSignature] = {}
+        # Signatures and sizes of arguments that are NumPy's, by configuration, dtypes and shapes.
+        self._known: dict[tuple[Any, ...], tuple[ItemSignature, int]] = {}
         self._told_of: set[str] = set()
 
     def item(self, arguments: Sequence[Any], configuration: Configuration, shared: tuple[Any, ...] = ()) -> BatchItem:
@@ -493,16 +500,21 @@ class Stacker:
             TypeError: an argument holds something that is not an array.
             ValueError: an array is too long or has too few axes, or a number is too large.
         """
-        # The common case first: NumPy arrays without padding. Every item pays for it.
-        if self.padded or {*map(type, arguments)} != _ONLY_NUMPY:
+        # The common case first: arrays and scalars of NumPy without padding. Every item pays for it.
+        if self.padded:
             return self._looked_at(arguments, configuration, shared)
-        key = (configuration, *[(array.dtype, array.shape) for array in arguments])
+        parts: list[Any] = [configuration]
+        for array in arguments:
+            if type(array) is not np.ndarray and not isinstance(array, np.generic):
+                return self._looked_at(arguments, configuration, shared)
+            parts += [array.dtype, array.shape]  # pyright: ignore[reportUnknownMemberType]
+        key = tuple(parts)
         known = self._known.get(key)
         if known is not None:
-            return BatchItem(known, tuple(arguments), (), is_on_host=True, shared=shared)
+            return BatchItem(known[0], tuple(arguments), (), True, known[1], shared)
         item = self._looked_at(arguments, configuration, shared)
         if len(self._known) < _MOST_KNOWN:
-            self._known[key] = item.signature
+            self._known[key] = item.signature, item.size_bytes
         return item
 
     def _looked_at(self, arguments: Sequence[Any], configuration: Configuration, shared: tuple[Any, ...]) -> BatchItem:
@@ -528,7 +540,8 @@ class Stacker:
         if not arrays:
             raise TypeError(f"node {self._node!r} has batch=, and its arguments hold no array that could be stacked")
         is_on_host = {*map(type, arrays)} == {np.ndarray}
-        return BatchItem(tuple(signature), tuple(arrays), tuple(lengths), is_on_host, shared)
+        size_bytes = sum([array.nbytes for array in arrays])
+        return BatchItem(tuple(signature), tuple(arrays), tuple(lengths), is_on_host, size_bytes, shared)
 
     def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
         """Stack items with equal signatures; copies of the last row pad the batch, zeros pad arrays to their lengths.
@@ -983,8 +996,8 @@ def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], ba
     for option, others in (("static", static), ("batch=DeviceBatch(pad_axes=...)", padded)):
         for one in shared & {*others}:
             raise TypeError(
-                f"device node {name!r}: {one!r} is in shared= and in {option}: what all calls of a batch share is "
-                "neither compiled in nor padded, so name it in one of them"
+                f"device node {name!r}: {one!r} is in shared= and in {option}: an argument that all calls of a batch "
+                "share is neither compiled in nor padded, so name it in one of them"
             )
 
 

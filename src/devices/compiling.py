@@ -862,7 +862,7 @@ def _refuse_coroutines(jitted: JittedFunction) -> None:
     if inspect.iscoroutinefunction(inspect.unwrap(jitted.fn)):
         raise TypeError(
             f"node {jitted.name!r} is an `async def`, and runs on a device: make it a plain function of arrays, and "
-            "do what awaits in a @node before or after it"
+            "await in a @node before or after it"
         )
 
 
@@ -870,8 +870,8 @@ def _refuse_effects(jitted: JittedFunction, jaxpr: Any) -> None:
     if jitted.pure and jaxpr.effects:
         effects = ", ".join(sorted({str(effect) for effect in jaxpr.effects}))
         raise OptionsError(
-            f"node {jitted.name!r} is pure, and has the effect {effects}: a pure program may run twice, or in a "
-            "batch, or as a part of another. Say @device_node(pure=False), or take the effect out."
+            f"node {jitted.name!r} is pure, but has the effect {effects}: a pure program may run twice, or in a "
+            "batch, or as a part of another. Write @device_node(pure=False), or take the effect out."
         )
 
 
@@ -1241,11 +1241,11 @@ CACHE: Final = CompileCache()
 def set_program_cache(*, max_programs: int = DEFAULT_CAPACITY) -> None:
     """Set how many compiled programs this process keeps, of all device nodes together.
 
-    When there are more, those go that were not used for longest, and are compiled again when they are needed again.
-    `compile_statistics()` of a node says which went. A small program takes some 0.4 MB of memory on a CPU.
+    Beyond that, the least recently used programs are dropped, and compiled again when they are needed again.
+    `compile_statistics()` of a node says which ones were. A small program takes about 0.4 MB of memory on a CPU.
 
     Args:
-        max_programs: the most programs; 256 by default. If more are there, the rest goes now.
+        max_programs: the most programs; 256 by default. If there are more now, they are dropped at once.
 
     Raises:
         OptionsError: `max_programs` is no number above 0.

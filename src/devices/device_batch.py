@@ -58,7 +58,7 @@ class DeviceBatch(Batch):
                 )
         if self.length_buckets != "powers_of_two" and not self.pad_axes:
             raise OptionsError(
-                f"DeviceBatch(length_buckets={self.length_buckets!r}): pad_axes= says of which axes, and is missing"
+                f"DeviceBatch(length_buckets={self.length_buckets!r}) needs pad_axes=, which names the axes"
             )
         object.__setattr__(self, "pad_axes", MappingProxyType(dict(self.pad_axes)))  # and read-only from here on
 

@@ -143,8 +143,8 @@ def device_node(
         if options.batch is not None and options.batch.max_size == "auto":
             if not options.sample_input:
                 raise TypeError(
-                    f'device node {label!r} has batch with max_size="auto", and no sample_input= to find out how many '
-                    "items pay: give it the arguments of one item, as a tuple"
+                    f'device node {label!r} has batch with max_size="auto", but no sample_input= to find a size with: '
+                    "give it the arguments of one item, as a tuple"
                 )
             from .fitting import find_size
 
@@ -208,9 +208,8 @@ def _check_place(label: str, device: object, batch: object) -> None:
 def _check_switches(label: str, donate: object, pure: object) -> None:
     if not isinstance(donate, bool):
         raise TypeError(
-            f"device node {label!r} has donate={donate!r}: True or False; which arguments it may overwrite is found "
-            "out from the graph. Code that keeps its own arrays names them: penstock.devices.actor(...).run has "
-            "donate_argnums="
+            f"device node {label!r} has donate={donate!r}: True or False; the planner finds out which arguments it "
+            "may overwrite. To name arguments, use penstock.devices.actor(...).run with donate_argnums="
         )
     check("pure", pure, SWITCH, f"device node {label!r} has ")
 
@@ -252,11 +251,11 @@ def _check_function(target: object, label: str) -> None:
         raise TypeError(f"{target.name!r} is a {kind} already; @device_node goes on a plain function")
     if isinstance(target, type) or not callable(target):
         raise TypeError(
-            f"@device_node goes on a function, and {target!r} is none: state on a device belongs into a class that is "
+            f"@device_node goes on a function, and {target!r} is none: put state on a device into a class that is "
             "a @node and uses penstock.devices.actor"
         )
     if is_async(target) or is_generator(target) or inspect.isgeneratorfunction(target):
         raise TypeError(
-            f"device node {label!r} is an `async def` or a generator: make it a plain function of arrays, and do what "
-            "waits in a @node before or after it"
+            f"device node {label!r} is an `async def` or a generator: make it a plain function of arrays, and await "
+            "in a @node before or after it"
         )

@@ -216,8 +216,8 @@ class DeviceExecutor:
         samples = self.samples(resources)
         if not samples:
             raise PlanError(
-                f"warmup=True: device node {site.label!r} has no sample_input=, so it is not known what to compile "
-                "it for; give it the arguments of one item, as a tuple"
+                f"warmup=True: device node {site.label!r} has no sample_input= to compile it for; give it the "
+                "arguments of one item, as a tuple"
             )
         for sample in samples:
             await self.compile(pools, device_strategy, self.arguments_at(site), sample, resources, self.donated(site))
@@ -274,7 +274,7 @@ class DeviceExecutor:
             if not samples:
                 raise DeviceError(
                     f'device node {self.name!r} has batch with max_size="auto", and an argument that comes from a '
-                    "resource: what pays is found out by engine.deploy(..., warmup=True), or await node.warmup(...)"
+                    "resource: find its size by engine.deploy(..., warmup=True), or await node.warmup(...)"
                 )
             await self._fit(pools, device_strategy, arguments, arguments.merge(samples[0], {}))
         pool, options = pools.other(DevicePool, DevicePool), self.options
@@ -419,10 +419,9 @@ class PlacedNode:
                 label=label, size_bytes=self._arguments.size_bytes(values),
             )  # fmt: skip
         item, group = self._arguments.item(values)
-        size_bytes = sum([array.nbytes for array in item.arrays])
         return DeviceCall(
             self._loop, self._jitted[0], (item,), priority=priority, deadline=deadline, group=group,
-            size_bytes=size_bytes,
+            size_bytes=item.size_bytes,
         )  # fmt: skip
 
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:

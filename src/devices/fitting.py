@@ -51,12 +51,12 @@ _MOST_RUNS: Final = 30
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryLimit:
-    """How much memory may be taken.
+    """A limit on memory.
 
     Attributes:
-        bytes: that much.
-        source: what sets the limit, in words, with what is taken from it.
-        reserve_bytes: what is left aside, of what would be free; 0 of a limit that was given.
+        bytes: how much memory may be taken.
+        source: what sets the limit, in words, with the amounts that are subtracted from it.
+        reserve_bytes: how much of the free memory is left in reserve; 0 if the limit was given.
     """
 
     bytes: int
@@ -70,7 +70,7 @@ class TriedSize:
 
     Attributes:
         size: items in a call.
-        bytes: what it takes on each device: the arguments, outputs and temporaries of the program, as XLA says, and the
+        bytes: the memory on each device: the arguments, outputs and temporaries of the program, as XLA says, and the
             arguments of the calls that are transferred meanwhile (`prefetch=`).
         median_seconds: from the call until the result is there; None if it did not run.
         low_seconds: a quarter of the runs took at most this.
@@ -93,12 +93,12 @@ class Strategy:
     """A way to compute all items.
 
     Attributes:
-        approach: "all in memory": one call with all of them; "over a mesh": one call, its rows split over devices; "in
-            chunks": calls of the recommended size, from data that the host holds; "as a stream": the same, from data
-            that it does not hold.
+        approach: "all in memory": one call with all items; "over a mesh": one call, its rows split over devices; "in
+            chunks": calls of the recommended size, from data in the memory of the host; "as a stream": the same, from
+            data that the memory of the host does not hold.
         is_possible: whether the memory suffices.
         reason: why, or why not, with the bytes.
-        formula: what it takes, with numbers.
+        formula: the memory that it takes, as a formula with numbers.
     """
 
     approach: Approach
@@ -113,16 +113,16 @@ class FitPlan(Rendered):
 
     Attributes:
         node: name of the node.
-        device: where it was tried.
-        limit: the memory that there is on a device.
-        host_limit: the memory that there is for the data.
+        device: the device on which sizes were tried.
+        limit: the memory on a device.
+        host_limit: the memory for the data on the host.
         tried: the sizes, in ascending order.
         recommended_size: the knee: the smallest size that gives at least nine tenths of the best throughput.
-        largest_size: the most items that fit, by the formula; None if what they take does not grow.
-        fixed_bytes: what a call takes however many items it has: parameters, constants.
-        bytes_per_item: what each item adds.
-        items: how many items there are; None if that is not known.
-        strategies: all ways, the best one that is possible first.
+        largest_size: the most items that fit, by the formula; None if the memory does not grow with the items.
+        fixed_bytes: the memory of a call for parameters and constants, however many items it has.
+        bytes_per_item: the memory that each item adds.
+        items: how many items there are; None if unknown.
+        strategies: all strategies, the best possible one first.
     """
 
     node: str
@@ -139,7 +139,7 @@ class FitPlan(Rendered):
 
     @property
     def strategy(self) -> Strategy:
-        """The way to compute all items."""
+        """The best strategy to compute all items."""
         return self.strategies[0]
 
     def to_svg(self) -> str:
@@ -185,12 +185,12 @@ async def fit(
     *,
     resources: Mapping[str, Any] | None = None,
 ) -> FitPlan:
-    """Find out how many items a device node takes at a time, by trying.
+    """Find out how many items a device node should take at a time, by trying.
 
-    Sizes are the powers of two: each is compiled for so many items like the sample, looked at, and run several times,
-    transfers included. One whose analysis by XLA exceeds the limit is not run, and the search ends; it also ends when
-    larger sizes give no more, or one run takes seconds. If an accelerator has no memory left, that size has failed; on
-    a CPU the system would end the process, so that the limit alone protects it.
+    The sizes 1, 2, 4 and so on are compiled, for as many copies of the sample, and run several times, transfers
+    included. The search ends at a size whose memory, by XLA's analysis, exceeds the limit (it is not run), when larger
+    sizes have no higher throughput, or when one run takes seconds. If an accelerator runs out of memory, that size
+    fails; on a CPU the system would kill the process, so only the limit protects it.
 
     Args:
         node: a device node; one without `batch=` is tried as if it had one.
@@ -202,8 +202,8 @@ async def fit(
 
     Raises:
         DeviceError: there is no such device, not even one item fits, or the sample has nothing to stack.
-        OptionsError: `limit` or `items` is none of what it may be.
-        TypeError: the node is none of a device, or the sample does not fit its parameters.
+        OptionsError: `limit` or `items` does not accept its value.
+        TypeError: the node is no device node, or the sample does not fit its parameters.
         Exception: what the function raised while it was traced, or ran.
     """
     check("limit", limit, _LIMIT, "fit(")
@@ -310,7 +310,7 @@ class _Trial:
         self._item = on_host(arguments.item(values)[0])
         self._limit_bytes = limit_bytes
         self._can_run_out = _platform(device) != "cpu"
-        self.item_bytes = sum(array.nbytes for array in self._item.arrays)
+        self.item_bytes = self._item.size_bytes
         (self._least,) = executor.batch_sizes(DeviceBatch(1), arguments)  # over so many devices rows are split
         self._queue = SingleCallQueue(executor.name, device, self._jitted, arguments.parameters)
 

@@ -42,11 +42,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
+async def run(
+    call: Call[R] | Graph[[], R],
+    /,
+    *,
+    key: str | None = None,
+    answer: object = ...,
+    **options: Unpack[CallOptions],
+) -> R:
     """Run one call of a graph and return its result.
 
     Args:
         call: the call, `search(url)`; a graph without parameters may be passed itself.
+        key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key that the loop is kept under. A
+            call that did not give its result, since its process died, or with an error, goes on when the key is run
+            again, with the same arguments. After its result, the key begins a new loop.
+        answer: the answer to the question that the key waits with, after `Interrupted`; by default there is none.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy` and others; see
             `ExecutionOptions`.
 
@@ -58,13 +69,25 @@ async def run(call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -
         TimeoutError: the call did not finish within `timeout_seconds`.
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: the graph returns a stream of values: read it with `engine.stream(call)`.
-        OptionsError: an option is unknown or does not apply.
+        OptionsError: an option is unknown or does not apply; a graph with a durable loop has no key, or one without has
+            one; the key is unfinished with other arguments; it waits for no answer.
+        Interrupted: a node has asked a question (`ps.interrupt`); with its answer, the same key goes on.
+        KeyInUse: the key is under way elsewhere.
+        NotStorable: an argument, the answer, a question or a state of the loop cannot be stored.
     """
-    return await _default_engine().run(call, **options)
+    return await _default_engine().run(call, key=key, answer=answer, **options)
 
 
 @overload
-def stream(call: Call[AsyncIterator[R]], /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[R]: ...
+def stream(
+    call: Call[AsyncIterator[R]],
+    /,
+    *,
+    progress: bool = False,
+    key: str | None = ...,
+    answer: object = ...,
+    **options: Unpack[CallOptions],
+) -> Stream[R]: ...
 @overload
 def stream(
     calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
@@ -73,7 +96,15 @@ def stream(
     progress: bool = False,
     **options: Unpack[CallOptions],
 ) -> Stream[R]: ...
-def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
+def stream(
+    calls: Any,
+    /,
+    *,
+    progress: bool = False,
+    key: str | None = None,
+    answer: object = ...,
+    **options: Unpack[CallOptions],
+) -> Stream[Any]:
     """Run many calls as a pipeline and yield their results in input order; or yield the values of one streaming call.
 
     Args:
@@ -83,6 +114,8 @@ def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptio
             an async iterable is iterated in a task of its own.
         progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls` has
             a length as a list has, the time that is left. Nothing is shown if standard error is no terminal.
+        key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
+        answer: the answer to the question that the key waits with.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; for many calls
             also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
 
@@ -96,7 +129,7 @@ def stream(calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptio
         EngineLoopError: no event loop is running.
         MissingExtraError: there is progress to show, and rich is not installed.
     """
-    return _default_engine().stream(calls, progress=progress, **options)
+    return _default_engine().stream(calls, progress=progress, key=key, answer=answer, **options)
 
 
 def deploy(
@@ -160,23 +193,23 @@ def plan(graph: Graph[..., object], /) -> Plan:
 async def memory(
     what: Call[object] | Graph[[], object] | Plan, /, *, items: int | None = None, **options: Unpack[CallOptions]
 ) -> "_engine.MemoryReport":
-    """Run a call once and report what it takes of memory; or what the device nodes of a plan will take.
+    """Run a call once and report how much memory it takes; or how much the device nodes of a plan will take.
 
-    Of each device node there are the bytes of arguments, outputs and temporaries of its programs, as XLA says; of each
-    node what an item and a result take, and what its inbox will hold in a pipeline; and what was in flight at most. All
-    steps are looked at, which takes time: it is for a look, not for production. Programs are compiled off the loop.
+    For each device node the report has the bytes of arguments, outputs and temporaries of its programs, as XLA says;
+    for each node the bytes of an item, of a result and of its full inbox in a pipeline; and the most that was in flight
+    at a time. Measuring takes time, so it is not for production. Programs are compiled off the loop.
 
     Args:
-        what: a call, which runs once; or a plan (`engine.plan(graph)`), of which nothing runs, and those device nodes
-            are compiled that have `sample_input=`.
-        items: of a call that gives a stream, how many values are read; all by default.
+        what: a call, which runs once; or a plan (`engine.plan(graph)`), which does not run: its device nodes with
+            `sample_input=` are compiled.
+        items: for a call that gives a stream, how many values are read; all by default.
         **options: those of `run`.
 
     Returns:
         A `MemoryReport`; `str()` shows it as a table.
 
     Raises:
-        Exception: what the call failed with, or a function while it was traced.
+        Exception: the error of the call, or of a function while it was traced.
         OptionsError: an option is unknown or does not apply.
     """
     return await _default_engine().memory(what, items=items, **options)

@@ -29,6 +29,7 @@ from .control import (
     in_step,
     iteration_limit,
 )
+from .nesting import listener_of
 from .program import Wired
 from .source import ReorderWindow, Turns, go_on
 
@@ -47,6 +48,8 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
         bodies: its bodies.
         threads: returns the threads of the Engine.
     """
+    if control.durable is not None:
+        return _durable_loop(control.limit, *bodies)
     counts = [len(wired.program.plan.captures) for wired in bodies]
 
     def captured(args: Args, index: int, own: int) -> Args:
@@ -99,9 +102,35 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
     return kinds[control.kind]
 
 
+def _durable_loop(limit: int, predicate: Wired, body: Wired) -> Body:
+    from ..saving.durable import present
+
+    first = 1 + len(predicate.program.plan.captures)
+
+    async def durable_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+        call = present.get()
+        assert call is not None  # a graph with such a loop is refused without a key
+        step, value = await call.begin_loop(args[0], frame)
+        while await run_body(worker, predicate, frame, (value, *args[1:first]), step):
+            if step >= limit:
+                raise iteration_limit(limit)
+            iteration = run_body(worker, body, frame, (value, *args[first:]), step)
+            step += 1
+            value = await call.iteration(step, iteration)
+        return value
+
+    return durable_loop
+
+
 async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int) -> Any:
     """Run a body once, for one value; return its result."""
     return (await _BodyRuns(worker, wired, parent, inputs).run([()], 1, item))[0]
+
+
+def runs_beside_others(frame: Frame) -> bool:
+    """Whether other frames of its body may run at the same time, or it is none of a body."""
+    listener = listener_of(frame)
+    return not isinstance(listener, _BodyRuns | _Fold) or (isinstance(listener, _BodyRuns) and listener.is_map)
 
 
 def _is_array_of_jax(items: object) -> bool:
@@ -113,6 +142,7 @@ class _Bodies:
     """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
 
     frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
+    _error: BaseException | None = None  # of the frame that has ended the whole
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
         self._wired = wired
@@ -159,7 +189,9 @@ class _Bodies:
             await worker.run()
         except BaseException:
             self.stop()
-            raise
+            # In Python 3.11, a task keeps the cancel of a TaskGroup in it that has failed. The failure came before.
+            if self._error is None or self._parent.state != "running":
+                raise
         finally:
             around.inner_budget = min(worker.budget, worker.inner_budget)
             self._parent.body_ended(self.stop)
@@ -201,7 +233,6 @@ class _BodyRuns(_Bodies):
         self._span = None if parent.span is None else spans.present()
         self._results: list[Any] = []
         self.frames = {}
-        self._error: BaseException | None = None
         self._next = 0
         self._limit = 1
         self._first_item = 0
@@ -234,6 +265,11 @@ class _BodyRuns(_Bodies):
         if self._actor is not None:
             self._actor.failed += len(failed)
         return results
+
+    @property
+    def is_map(self) -> bool:
+        """Whether these are the runs of a `map_each`."""
+        return self._actor is not None
 
     @property
     def service(self) -> None:
@@ -299,7 +335,6 @@ class _Fold(_Bodies):
         self._span = None if parent.span is None else spans.present()
         self.frames = {}  # at most one
         self._state: Any = None
-        self._error: BaseException | None = None
         self._started = 0
         self._starting = False
 

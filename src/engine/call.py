@@ -43,7 +43,6 @@ class RunningCall(Frame, WorkerGroup):
     Attributes:
         run_span: the span of the call; None if it has none.
         timeout_seconds: the same.
-        scope: the scope that waits for the workers; None if the call waits for them itself.
     """
 
     # Attributes that few calls set have their default in the class: in Python 3.11, an object with more than 30
@@ -53,7 +52,6 @@ class RunningCall(Frame, WorkerGroup):
     timeout_seconds: float | None = None
     ends_at: float | None = None
     threads: ThreadShare | None = None
-    scope: Scope | None = None
     is_exclusive = True
     _is_detached = False
     _listener: Listener | None = None
@@ -133,12 +131,16 @@ class RunningCall(Frame, WorkerGroup):
             self._in_flight = in_flight
             in_flight[self._graph] += 1
 
+    @property
+    def is_reported(self) -> bool:
+        """Whether there is anything for `report` to do."""
+        return self.run_span is not None or self._began is not None or self._in_flight is not None
+
     def join(self, scope: Scope) -> None:
         """Have a scope wait for the workers of the call and bound its threads; to be called before `launch`."""
-        self.scope = scope
+        self.waited_for_in = scope.groups
         if scope.threads is not None:
             self.threads = scope.threads
-        scope.groups.add(self)
 
     def launch(
         self, wired: Wired, arguments: tuple[Any, ...], item: int, eager_starts: EagerStarts | None = None
@@ -216,8 +218,8 @@ class RunningCall(Frame, WorkerGroup):
 
     def ended(self) -> None:
         """Leave the scope: the last worker of the call has ended, or it had none."""
-        if self.scope is not None:
-            self.scope.groups.discard(self)
+        if self.waited_for_in is not None:
+            self.waited_for_in.discard(self)
 
     def report(self, state: str | None = None, error: BaseException | None = None) -> None:
         """Record in the span and in metrics how the call has ended.

@@ -15,15 +15,21 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import Any, Generic, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 
-from .._errors import GraphTraceError, IterationLimitError
-from ..actors.accepted import NAME, check, one_of, optional, whole
+from .._errors import GraphTraceError, IterationLimitError, OptionsError
+from .._public import LateModule
+from ..actors.accepted import NAME, check, instance, one_of, optional, whole
 from ..actors.stream_buffer import close_stream
 from ..telemetry import logs
 from .tracing.annotations import result_hint
 from .tracing.ref import Ref, Unawaited, call_location
 from .tracing.tracer import Trace, active
+
+if TYPE_CHECKING:
+    from ..saving import durable as saving
+else:
+    saving = LateModule("penstock.saving.durable")
 
 # Outside of a trace, these functions are plain Python. While a graph is traced, a call of one becomes a single step
 # whose bodies are traced as graphs of their own: an iteration never enters an inbox of the outer graph.
@@ -83,6 +89,7 @@ class Control:
         ahead: how many values each stream of a `split` holds, or that of a `map_each`; 0 for the default.
         inputs: how many lists or streams a `map_each` takes in step; 2 of a `fold`, its stream and its first state.
         on_error: what a `map_each` does with the error of an item, or a `fold` with a value that failed.
+        durable: where a `while_loop` keeps its state; None if it does not.
     """
 
     kind: Kind
@@ -92,6 +99,7 @@ class Control:
     ahead: int = 0
     inputs: int = 1
     on_error: OnError = "raise"
+    durable: "saving.Durable | None" = None
 
     @property
     def name(self) -> str:
@@ -122,6 +130,8 @@ class Control:
         """A word for drawings of the graph."""
         if self.kind == "split":
             return f"{self.limit} streams, {self.ahead} ahead"
+        if self.durable is not None:
+            return "durable"
         return "stream" if self.gives_stream else "skips failures" if self.on_error == "skip" else ""
 
     def _result_annotation(self) -> Any:
@@ -196,30 +206,46 @@ def while_loop(
     /,
     *,
     max_iterations: int = DEFAULT_MAX_ITERATIONS,
+    durable: "saving.Durable | None" = None,
 ) -> Awaitable[T]:
     """Run a body as long as a predicate of its value is true.
+
+    With `durable=`, the value is kept after each iteration, under the key of the call (`engine.run(call, key=...)`).
+    A call of the same key that has not given its result goes on from there, in another process, too: steps before the
+    loop run again, and so does the iteration that was interrupted, but none before it.
 
     Args:
         predicate: a node, graph or function of the value; tested before each iteration.
         body: a node, graph or function of the value; it returns the next value.
         initial: the first value.
-        max_iterations: how often the body may run.
+        max_iterations: how often the body may run; those of earlier processes count.
+        durable: where the value is kept; by default it is not. A graph has at most one such loop, not inside of a
+            `map_each`, a `fold` or another loop.
 
     Returns:
         The first value for which the predicate is false.
 
     Raises:
         IterationLimitError: the predicate is still true after `max_iterations`.
-        OptionsError: `max_iterations` is no whole number of at least 0.
+        OptionsError: `max_iterations` is no whole number of at least 0; `durable` is no `Durable`, or is given without
+            an engine.
         TypeError: `predicate` or `body` is no function, but e.g. a call of one.
     """
     check("max_iterations", max_iterations, whole(0), "while_loop(")
     _check_bodies("while_loop(predicate, body, initial)", predicate=predicate, body=body)
+    if durable is not None:
+        check("durable", durable, instance(saving.Durable, "a Durable, such as Durable('loops.db')"), "while_loop(")
     tracer = active()
     if tracer is None:
+        if durable is not None:
+            raise OptionsError(
+                "while_loop(durable=...) keeps its value under the key of a call: run the graph in an engine, "
+                "engine.run(graph(...), key=...)"
+            )
         return _loop(predicate, body, initial, max_iterations)
     bodies = ("while", predicate), ("body", body)
-    return cast("Awaitable[T]", _record(Control("while_loop", max_iterations, body), (initial,), bodies))
+    control = Control("while_loop", max_iterations, body, durable=durable)
+    return cast("Awaitable[T]", _record(control, (initial,), bodies))
 
 
 @overload
@@ -403,21 +429,22 @@ def map_each(
 
     Args:
         fn: node, graph or function of one item; of several lists or streams, of one item of each.
-        items: the items; those of a stream are asked for as there is room.
-        *more: further lists, or further streams. Lists have one length. Streams end with the shortest, and all are
-            closed then.
-        concurrency: the most items in flight at a time; of a stream, an item counts until its result is taken.
-        name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
-        on_error: "raise" ends the whole with the error of an item, in its turn. "skip" leaves the item out, and logs
-            its error; "return" makes each result an `engine.Outcome`, which has the error. Both count it as `failed` of
-            this step. What is no `Exception`, and an error of the stream itself, is raised.
+        items: the items; a stream is read as there is room.
+        *more: further lists, or further streams. Lists must have one length. Streams end with the shortest, and all
+            are closed then.
+        concurrency: the most items in flight at a time; an item of a stream counts until its result is taken.
+        name: the name of the body in drawings, statistics, metrics, spans and profiles; by default that of `fn`.
+        on_error: "raise" ends this step with the error of an item, in its turn. "skip" leaves the item out, and logs
+            its error; "return" makes each result an `engine.Outcome`, which has the error. Both count the item as
+            `failed` of this step. An error of the stream itself is always raised, and so is an exception that is no
+            `Exception`.
 
     Returns:
         The results, in the order of the items: for a list, an awaitable list; for a stream, a stream.
 
     Raises:
-        OptionsError: `concurrency` is no whole number of at least 1, `name` is empty or no text, or `on_error` is none
-            of its values.
+        OptionsError: `concurrency` is no whole number of at least 1, `name` is empty or no string, or `on_error` is
+            none of its values.
         TypeError: `fn` is no function, but e.g. a call of one; or `items` is not iterable, or a dict.
         ValueError: lists have different lengths; before the first item.
     """
@@ -530,17 +557,17 @@ def fold(
 ) -> Awaitable[Any]:
     """Fold a stream into one value, in constant memory: a sum, a histogram, one step of a fit over all data.
 
-    One value of the stream after the other is folded. So beside the state there are the value that is folded, and those
-    that the stream holds in advance (`capacity=` of the node that gives it).
+    Values are folded one after the other. So memory holds the state, one value, and the values that the stream has in
+    advance (`capacity=` of the node that gives it).
 
     Args:
-        fn: node, graph or function of the state and one value; it returns the next state. What a device node returns
+        fn: node, graph or function of the state and one value; it returns the next state. The state of a device node
             stays on its device until the next call.
-        stream: the values; a list is folded by a node of your own, in one call.
+        stream: the values; to fold a list, write a node.
         initial: the state before the first value, and the result if there are none.
-        on_error: "skip" leaves out a value whose `fn` failed, and goes on with the state before it; it is logged, and
-            counted as failed in the statistics of this step. An error of the stream itself is always raised.
-        name: what the body is called in drawings, statistics, metrics, spans and profiles; by default as `fn` is.
+        on_error: "skip" leaves out a value for which `fn` failed, and goes on with the state before it; the error is
+            logged, and counted as `failed` of this step. An error of the stream itself is always raised.
+        name: the name of the body in drawings, statistics, metrics, spans and profiles; by default that of `fn`.
 
     Returns:
         The last state.

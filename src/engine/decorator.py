@@ -76,9 +76,7 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
             "stacks arrays; use penstock.Batch here"
         )
     if batch.max_size == "auto":
-        raise TypeError(
-            f'node {label!r} has Batch("auto"), which is for device nodes: how many items is up to you here'
-        )
+        raise TypeError(f'node {label!r} has Batch("auto"), which is for device nodes alone: pass a number of items')
     check_policy(label, fn, policy, is_stateful=False)
     if policy.hedge is not None:
         raise TypeError(
@@ -339,9 +337,9 @@ def node(
             and no more work comes, before it is cancelled. 5 by default; 0 cancels it at once.
         model: the name of the model that the node calls, if it does nothing else that takes long. Its spans then have
             the attributes that OpenTelemetry defines for model calls, with the tokens in `usage` of the result.
-        ordered: of a class: its instance takes the items of `engine.stream(calls)`, or of a `map_each`, in input order,
-            also behind nodes where items overtake each other. An item that ends before it has come there gives up its
-            turn.
+        ordered: for a class: its instance takes the items of `engine.stream(calls)`, or of a `map_each`, in input
+            order, even after nodes where items overtake each other. An item that ends before it reaches the node gives
+            up its turn.
         failover: another node, with the same parameters and result, which takes over after the last attempt has failed.
             It is a branch of the graph, with a policy and places of its own. With `fallback` as well, that gets the
             failover's error. A node that gives a stream is taken over only before its first value.
@@ -378,13 +376,13 @@ def node(
             raise TypeError(f"{target!r} is an instance of a node already: @ps.node goes on its class")
         if shutdown_seconds is not None and not (isinstance(target, type) and owns_loop(cast("type[Any]", target))):
             raise TypeError(
-                f"node {name or getattr(target, '__name__', target)!r} has no loop that could take shutdown_seconds= "
-                "to end; it is for classes derived from ps.Actor or ps.StreamActor"
+                f"node {name or getattr(target, '__name__', target)!r} does not own its loop, so shutdown_seconds= "
+                "does not apply; it is for classes derived from ps.Actor or ps.StreamActor"
             )
         if ordered and not _may_be_ordered(target):
             raise TypeError(
-                f"node {name or getattr(target, '__name__', target)!r} is no class whose __call__ returns one result: "
-                "ordered=True is for state that has to see items in input order"
+                f"node {name or getattr(target, '__name__', target)!r} has ordered=True, which is for state that has "
+                "to see items in input order: a class whose __call__ returns one result"
             )
         if batch is not None and callable(target):
             return batched_node(target, batch, policy, name)
@@ -408,7 +406,7 @@ def apply(fn: Callable[[Unpack[Ts]], R], /, *args: *Ts) -> R:
     """Call a function of one line in a graph, as a step: `ps.apply(lambda a, b: f"Judge {a} against {b}", a, b)`.
 
     The step runs the function on the event loop, so it should not take long; an `async def` is awaited. Its name is
-    the source of the lambda, shortened in the middle, or the name of the function. Whatever needs a policy is a node.
+    the source of the lambda, shortened in the middle, or the name of the function. To give it a policy, make it a node.
 
     Args:
         fn: the function, most often a lambda. What it needs of other steps goes in as an argument: a lambda cannot see

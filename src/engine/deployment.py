@@ -10,6 +10,7 @@ from .._errors import (
     DeploymentFailed,
     EngineClosedError,
     EngineLoopError,
+    Interrupted,
     Overloaded,
     PenstockError,
     PlanError,
@@ -24,7 +25,7 @@ from ..telemetry.metrics import Reading
 from .admission import Admission
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
-from .graph import Graph, gives_one_value, gives_stream
+from .graph import Graph, check_key, gives_one_value, gives_stream
 from .instances import stateful_nodes
 from .nesting import host_context, hosts, refuse_from_inside
 from .open_resources import Opening
@@ -57,7 +58,7 @@ class InFlight:
         self.admission = admission
         self.live: set[Frame] = set()
         self.items = 0
-        self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "running": 0}
+        self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "interrupted": 0, "running": 0}
         self._streams: set[Pipeline] = set()
         self._preparing: set[asyncio.Timeout] = set()  # the timers of calls that wait for a resource to be reopened
         self._refusal: Callable[[], PenstockError] | None = None
@@ -172,7 +173,11 @@ class InFlight:
 
     def _count(self, frame: Frame) -> None:
         state = frame.state
-        self.counts["expired" if state != "done" and frame.has_expired else state] += 1
+        if isinstance(frame.error, Interrupted):
+            state = "interrupted"
+        elif state != "done" and frame.has_expired:
+            state = "expired"
+        self.counts[state] += 1
 
     def _item_settled(self, frame: Frame) -> None:
         self._count(frame)
@@ -188,7 +193,8 @@ class HostedGraphs:
 
     Attributes:
         names: the names of the graphs, for messages.
-        ready: the actors of each graph whose calls give one value and can begin at once; empty before `prepare`.
+        ready: the actors of each graph whose calls give one value, need no key and can begin at once; empty before
+            `prepare`.
     """
 
     def __init__(self, graphs: tuple[Graph[..., Any], ...]) -> None:
@@ -221,18 +227,25 @@ class HostedGraphs:
                 await warm_up(wired.program, scope.engine.pools, scope.options.device_strategy)
             if wired.program.resources and not wired.program.is_filled:  # a resource ended while nodes were started
                 self._incomplete.add(graph)
-            elif not wired.program.plan._gives_stream:
-                self.ready[graph] = wired
+            else:
+                self._set_ready(graph, wired)
 
-    def one_value(self, graph: Graph[..., Any], verb: str) -> Wired:
+    def _set_ready(self, graph: Graph[..., Any], wired: Wired) -> None:
+        plan = wired.program.plan
+        if not plan._gives_stream and plan._durable is None:
+            self.ready[graph] = wired
+
+    def one_value(self, graph: Graph[..., Any], verb: str, key: str | None = None, answer: object = ...) -> Wired:
         """Return the actors of a graph whose calls give one value.
 
         Raises:
             PlanError: the graph is not part of this deployment, or its calls give streams.
+            OptionsError: the graph has a durable loop, and the call no key; or the other way round.
         """
         wired = self._deployed(graph)
         if wired.program.plan._gives_stream:
             raise gives_stream(graph, verb)
+        check_key(wired.program.plan, verb, key, answer)
         return wired
 
     def values(self, graph: Graph[..., Any]) -> Wired:
@@ -273,8 +286,7 @@ class HostedGraphs:
             await resources.hold(wired.program, caller)
             if scope.is_open and resources.hold_nowait(wired.program, scope):
                 self._incomplete.discard(graph)
-                if not wired.program.plan._gives_stream:
-                    self.ready[graph] = wired
+                self._set_ready(graph, wired)
         finally:
             await resources.release(caller)
 

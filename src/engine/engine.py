@@ -15,7 +15,7 @@ from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
 from .call import RunningCall
-from .graph import Call, Graph, as_call, as_graph, one_value, values
+from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, one_value, refuse_key, time_left, values
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
@@ -107,15 +107,37 @@ class Engine:
         """End what is still open, then the threads and worker processes; wait until their handlers have returned."""
         await uninterrupted(self._runtime.close())
 
-    async def run(self, call: Call[R] | Graph[[], R], /, **options: Unpack[CallOptions]) -> R:
+    async def run(
+        self,
+        call: Call[R] | Graph[[], R],
+        /,
+        *,
+        key: str | None = None,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
+    ) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self._runtime.check_loop()
-        result: R = await _run_call(self._runtime, as_call(call, "engine.run"), resolve("run", options, self._options))
+        one, merged = as_call(call, "engine.run"), resolve("run", options, self._options)
+        plan = one_value(one.graph, merged, "engine.run", key, answer)
+        result: R
+        if key is None:
+            result = await _run_call(self._runtime, one, merged, plan)
+        else:
+            async with durable_call(plan, one, key, answer, self._runtime.pools.threads, merged) as kept:
+                result = await _run_call(self._runtime, one, time_left(merged, kept), plan)
         return result
 
     @overload
     def stream(
-        self, call: Call[AsyncIterator[R]], /, *, progress: bool = False, **options: Unpack[CallOptions]
+        self,
+        call: Call[AsyncIterator[R]],
+        /,
+        *,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
     @overload
     def stream(
@@ -126,20 +148,38 @@ class Engine:
         progress: bool = False,
         **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
-    def stream(self, calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
+    def stream(
+        self,
+        calls: Any,
+        /,
+        *,
+        progress: bool = False,
+        key: str | None = None,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Any]:
         """Run many calls as a pipeline, or one call that gives a stream; see `penstock.engine.stream`."""
         shows_progress = is_shown(progress)
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             values(call.graph)
             merged = resolve("stream(call)", options, self._options)
-            return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
+            start = partial(self._streaming_call, call, merged, key, answer)
+            return ValuesStream(start, shows_progress=shows_progress)
+        refuse_key(key, answer, "engine.stream")
         merged = resolve("stream", options, self._options)
         return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
-    def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
+    def _streaming_call(
+        self, call: Call[Any], options: ExecutionOptions, key: str | None, answer: object
+    ) -> StreamingCall:
         self._runtime.check_loop()
-        return StreamingCall(OwnScope(self._runtime, options), call, options)
+        kept = None
+        if key is not None:
+            plan = call.graph._planned(is_cached=options.enable_caching)
+            check_key(plan, "engine.stream", key, answer)
+            kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
+        return StreamingCall(OwnScope(self._runtime, options, key, answer), call, options, kept)
 
     def deploy(
         self,
@@ -219,9 +259,8 @@ def default_engine() -> Engine:
 # Running one call.
 
 
-async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions) -> Any:
+async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan) -> Any:
     """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
-    plan = one_value(call.graph, options, "engine.run")
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
     wired = runtime.shared_wiring(plan, scheduler, options)
     if wired is not None and wired.program.resources:

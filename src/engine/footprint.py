@@ -28,18 +28,17 @@ from .wiring import executor_of, inbox_capacity, warm_up_node
 
 @dataclass(frozen=True)
 class NodeMemory:
-    """What one node takes.
+    """How much memory one node takes, in bytes.
 
     Attributes:
         graph: name of its graph, or of the body of control flow that it belongs to.
         node: its name, as drawn.
-        programs: of a device node, those that the call used; of a plan, all that it has.
-        item_bytes: of the arguments of one item, the largest that was seen; None if none was seen.
-        result_bytes: of its result, the largest that was seen; of a stream, of one value.
-        inbox_bytes: the most that its inbox holds in a pipeline, or its stream: `max_bytes`, or as many items as it
-            has places of the largest that was seen; None if that is not known, and in bodies of control flow, whose
-            items wait in the step around them.
-        inbox_items: those places.
+        programs: for a device node, the programs that the call used; for a plan, all of its programs.
+        item_bytes: the largest size of the arguments of one item; None if there was no item.
+        result_bytes: the largest size of a result, or of one value of a stream; None if there was none.
+        inbox_bytes: the size of its full inbox in a pipeline, or of its full stream: `max_bytes`, or `inbox_items` of
+            the largest items. None if unknown, and in bodies of control flow, whose items wait in the step around them.
+        inbox_items: how many items its inbox, or its stream, has room for.
     """
 
     graph: str
@@ -53,18 +52,18 @@ class NodeMemory:
 
 @dataclass(frozen=True)
 class MemoryReport(Rendered):
-    """What a graph takes of memory. `str()` shows it as a table.
+    """How much memory a graph takes. `str()` shows it as a table.
 
-    Sizes are those of arrays, bytes and text, also inside of lists, tuples, dictionaries and dataclasses; what else
-    there is counts nothing.
+    Sizes are those of arrays, bytes and text, including those inside lists, tuples, dictionaries and dataclasses; other
+    objects count nothing.
 
     Attributes:
         graph: name of the graph.
         nodes: its nodes, in the order of the plan.
-        in_flight_bytes: the most that was seen at a time in the values of the call, those that streams held included;
+        in_flight_bytes: the most that the values of the call took at a time, including the values that streams held;
             None for a plan, which runs nothing.
-        in_flight_device_bytes: what of this was arrays of JAX.
-        without_sample: of a plan, the device nodes about which nothing is known, for want of `sample_input=`.
+        in_flight_device_bytes: how much of this was in arrays of JAX.
+        without_sample: for a plan, the device nodes without `sample_input=`, about which nothing is known.
     """
 
     graph: str

@@ -6,13 +6,15 @@ import types
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
-from .._errors import GraphTraceError, PlanError
+from .._errors import GraphTraceError, OptionsError, PlanError
+from ..actors.accepted import NAME, check
 from ..actors.loop_host import StreamActor
+from ..actors.threads import ThreadPool
 from ..telemetry.text import printable
 from .control import Control, map_each
 from .node import Node, global_name, refuse_pickle
@@ -26,6 +28,9 @@ from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_l
 from .tracing.references import References, resolve_references
 from .tracing.source_check import check_source
 from .tracing.tracer import Trace, Tracer, active, endless_recursion, inner_codes, is_tracing
+
+if TYPE_CHECKING:
+    from ..saving.durable import DurableCall
 
 # Counts how often a node was replaced or restored. A trace made under another number is outdated.
 _epoch = 0
@@ -271,7 +276,7 @@ class Graph(Generic[P, R_co]):
         return plan
 
     def statistics(self) -> GraphStatistics:
-        """Return how often the graph was traced, why again, what that has cost, and how often it was not necessary."""
+        """Return how often and why the graph was traced, how long that took, and how often its trace was used again."""
         return GraphStatistics(self._traces, tuple(self._reasons), self._trace_seconds, self._plan_seconds, self._hits)
 
     def _traced(self, reason: str) -> tuple[Trace, References]:
@@ -596,16 +601,75 @@ def as_call(call: Any, verb: str) -> Call[Any]:
     raise TypeError(f"{verb} takes a call of a graph, such as search(url), got {call!r}")
 
 
-def one_value(graph: Graph[..., Any], options: ExecutionOptions, verb: str = "engine.stream of many calls") -> Plan:
+def one_value(
+    graph: Graph[..., Any],
+    options: ExecutionOptions,
+    verb: str = "engine.stream of many calls",
+    key: str | None = None,
+    answer: object = ...,
+) -> Plan:
     """Return the plan of a graph whose calls give one value each.
 
     Raises:
         PlanError: its calls give streams.
+        OptionsError: it has a durable loop, and the call no key; or the other way round.
     """
     plan = graph._planned(is_cached=options.enable_caching)
     if plan._gives_stream:
         raise gives_stream(graph, verb)
+    if plan._durable is not None or key is not None or answer is not ...:
+        check_key(plan, verb, key, answer)
     return plan
+
+
+def durable_call(
+    plan: Plan, call: Call[Any], key: str, answer: object, threads: Callable[[], ThreadPool], options: ExecutionOptions
+) -> "DurableCall":
+    """Return what keeps the durable loop of a call, whose key was checked."""
+    from ..saving.durable import DurableCall
+
+    assert plan._durable is not None
+    arguments = dict(zip(call.graph._signature.parameters, call.arguments, strict=True))
+    return DurableCall(plan._durable, plan.name, arguments, key, answer, threads, options.timeout_seconds)
+
+
+def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOptions:
+    """Return the options of a call that has taken its key: less of its time is left."""
+    return replace(options, timeout_seconds=kept.timeout_seconds)
+
+
+def refuse_key(key: object, answer: object, verb: str) -> None:
+    """Refuse `key=` and `answer=` of a stream of many calls.
+
+    Raises:
+        OptionsError: there is one.
+    """
+    if key is not None or answer is not ...:
+        raise OptionsError(
+            f"{verb} takes key= and answer= for one call, not for many: use {verb.partition('.')[0]}.run"
+        )
+
+
+def check_key(plan: Plan, verb: str, key: str | None, answer: object = ...) -> None:
+    """Check that a call has a key if, and only if, its graph has a durable loop.
+
+    Raises:
+        OptionsError: it is not so, or there is an answer without a key.
+    """
+    if plan._durable is None:
+        if key is None and answer is ...:
+            return
+        raise OptionsError(
+            f"{verb} takes key= and answer= for a graph with a durable loop, and graph {plan.name!r} has none: "
+            "ps.while_loop(..., durable=ps.Durable(...))"
+        )
+    if key is None:
+        many = "a stream of many calls takes none; " if verb.endswith("many calls") else ""
+        raise OptionsError(
+            f"graph {plan.name!r} has a durable loop, which is kept under a key: {many}give one to each call, "
+            f"run({plan.name}(...), key=...)"
+        )
+    check("key", key, NAME, f"{verb}(")
 
 
 def values(graph: Graph[..., Any]) -> None:

@@ -482,7 +482,7 @@ def _closed_error() -> EngineClosedError:
 
 
 def _cut_short() -> EngineClosedError:
-    return EngineClosedError("the deployment was drained: the source of this stream was asked for no more calls")
+    return EngineClosedError("the deployment was drained, so this stream takes no more calls from its source")
 
 
 def _stream_counters(graph: str, window: ReorderWindow) -> Iterator[Reading]:

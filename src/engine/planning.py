@@ -8,8 +8,9 @@ from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeGuard, cast, get_origin
 
-from .._errors import PlanError
+from .._errors import NotStorable, PlanError
 from ..telemetry import logs
+from .control import Control
 from .node import Node, is_node
 from .program import Draft, Pass, PassReport, Plan, PlannedStep
 from .tracing.template import Constant, Container, Read, Template, key, reads, with_reads
@@ -203,6 +204,7 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
     """
     check_stream_limits(draft.name, _all_steps(draft))
     _check_order(draft.name, list(_all_steps(draft)))
+    _check_durable(draft.name, list(_all_steps(draft)))
     types: dict[int, Any] = dict(zip(draft.parameter_sources, draft.annotations, strict=False))
     classes: dict[Node[..., Any], dict[str, type]] = {}
     checked = 0
@@ -216,6 +218,8 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
             checked += _check_arguments(draft.name, step, node, classes[node], types)
             _check_failover(draft.name, step, node, classes[node])
         types[step.source] = step.callee._result_annotation()
+        if isinstance(step.callee, Control) and step.callee.durable is not None:
+            _check_state(draft.name, step, (_type_of(step.args[0], types), types[step.source]))
     return draft, PassReport("validate", checked, checked)
 
 
@@ -262,6 +266,53 @@ def _check_order(
             _check_order(graph, body.steps, called, is_repeated=step.callee.name == "map_each")
 
 
+def _check_durable(graph: str, steps: Iterable[Step]) -> None:
+    """Refuse a second durable loop, and one that would run several times in a call.
+
+    Raises:
+        PlanError: there is one.
+    """
+    loops = list(_durable_loops(steps, ""))
+    for step, around in loops:
+        if around:
+            raise PlanError(
+                f"{step.location}: in graph {graph!r}, a durable loop is in the body of a {around}, where it would run "
+                "several times under one key; leave out durable= here, or make the outer loop durable"
+            )
+    if len(loops) > 1:
+        raise PlanError(
+            f"{loops[1][0].location}: graph {graph!r} has a durable loop already, at {loops[0][0].location}; a key "
+            "keeps one: join the loops, or call them one after the other, with a key for each"
+        )
+
+
+def _durable_loops(steps: Iterable[Step], around: str) -> Iterator[tuple[Step, str]]:
+    """Yield each durable loop, with the innermost construct around it that repeats its body; empty if none does."""
+    for step in steps:
+        if isinstance(step.callee, Control) and step.callee.durable is not None:
+            yield step, around
+        repeats = step.callee.name if step.callee.name in ("map_each", "while_loop", "fold") else around
+        for body in step.bodies:
+            yield from _durable_loops(body.steps, repeats)
+
+
+def _check_state(graph: str, step: Step, hints: Iterable[Any]) -> None:
+    """Refuse a durable loop whose state cannot be stored, as far as annotations tell.
+
+    Raises:
+        PlanError: it cannot; the message names the path of the value.
+    """
+    from ..saving.durable import refuse_annotation
+
+    for hint in hints:
+        try:
+            refuse_annotation(hint)
+        except NotStorable as error:
+            raise PlanError(
+                f"{step.location}: in graph {graph!r}, a durable loop cannot keep its state: {error}"
+            ) from None
+
+
 def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
     """Drop the steps whose value no step reads and the graph does not return; effectful and stateful nodes stay.
 
@@ -274,8 +325,8 @@ def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
     for step in reversed(list(_all_steps(draft))):
         if step.source not in live and step.callee.gives_stream and _has_effect(step):
             raise PlanError(
-                f"{step.location}: the stream that {step.callee.name!r} gives is not read, so its effect would not "
-                "come about; read it in a node, or return it"
+                f"{step.location}: no node reads the stream of {step.callee.name!r}, so its effect would not "
+                "happen; read it in a node, or return it"
             )
         if step.source in live or _has_effect(step):
             kept.append(step)
@@ -370,6 +421,8 @@ def _renumbered(read: Read, sources: Mapping[int, int]) -> Read:
 def _has_effect(step: Step) -> bool:
     if is_node(step.callee) and (step.callee.policy.effectful or step.callee.template is not None):
         return True
+    if isinstance(step.callee, Control) and step.callee.durable is not None:
+        return True  # what it keeps
     return any(_has_effect(inner) for body in step.bodies for inner in body.steps)
 
 

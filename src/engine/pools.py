@@ -9,7 +9,7 @@ from .._errors import EngineClosedError
 from ..actors.invocation import HedgeBudget
 from ..actors.node_actor import Limiter
 from ..actors.policy import Cache
-from ..actors.threads import ProcessPoolStatistics, ThreadPool, ThreadPoolStatistics, ThreadShare
+from ..actors.threads import ProcessPoolStatistics, ThreadPool, ThreadPoolStatistics, ThreadShare, end_with_loop
 from .caching import ResultCache
 
 if TYPE_CHECKING:
@@ -139,20 +139,5 @@ class Pools:
 
     def _guard(self, pool: Pool) -> None:
         """Have a pool end with the loop, if this Engine is a default one."""
-        if not self._ends_with_loop:
-            return
-        guard = _end_with_loop(pool)
-        self._guards.append(guard)
-        # The first step of an async generator registers it with the loop, and the loop closes it at its shutdown. That
-        # is the only documented hook for the end of a loop that all loops and runners have.
-        try:
-            guard.__anext__().send(None)
-        except StopIteration:
-            pass
-
-
-async def _end_with_loop(pool: Pool) -> AsyncGenerator[None, None]:
-    try:
-        yield
-    finally:
-        await pool.aclose()
+        if self._ends_with_loop:
+            self._guards.append(end_with_loop(pool.aclose))

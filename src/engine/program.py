@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..actors.node_actor import INLINE, NodeActor
@@ -17,6 +17,9 @@ from ..telemetry.text import printable
 from .options import ChosenScheduler
 from .tracing.template import Read, Template, Values, arguments_builder, builder, keywords_builder, reads
 from .tracing.tracer import Step, Trace
+
+if TYPE_CHECKING:
+    from ..saving.durable import Durable
 
 
 @dataclass(frozen=True)
@@ -147,6 +150,17 @@ class Plan:
     def _gives_stream(self) -> bool:
         """Whether the result is a stream of values."""
         return self.trace.gives_stream
+
+    @cached_property
+    def _durable(self) -> "Durable | None":
+        """Where the durable loop of the graph is kept; None if it has none."""
+        for planned in self.steps:
+            # `Control` has it. Control flow imports what a plan is made of, so this file cannot import that.
+            found: Durable | None = getattr(planned.head.callee, "durable", None)
+            for durable in (found, *(body._durable for body in planned.bodies)):
+                if durable is not None:
+                    return durable
+        return None
 
     @cached_property
     def _has_streams(self) -> bool:

@@ -61,7 +61,7 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
         return value
 
     def open(self, *args: P.args, **kwargs: P.kwargs) -> AbstractAsyncContextManager[T]:
-        """Return an async context manager that opens the resource on its own, without an engine; for tests of it."""
+        """Return an async context manager that opens the resource without an engine; for tests of the resource."""
         opened: AbstractAsyncContextManager[T] = self._opening(args, kwargs, None).manager()
         return opened
 

@@ -23,7 +23,7 @@ from . import drawing
 from .admission import AdmissionStatistics
 from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
-from .graph import Call, Graph, as_call, as_graph
+from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, refuse_key, time_left
 from .nesting import departed
 from .node import Node, is_node
 from .open_resources import Entry, Opening
@@ -164,8 +164,9 @@ class ServiceStatistics(Rendered):
             stopped, or until now; None before it is ready.
         bottleneck: the node that limits the deployment, on average over that time; None if no inbox was full.
         expired: how many calls ended with `DeadlineExceeded`, also while they waited for a place. The sum
-            `completed + failed + cancelled + expired + admission.refused` counts each call of the service, each stream
-            of values, and each item of a stream of calls that has ended.
+            `completed + failed + cancelled + expired + interrupted + admission.refused` counts each call of the
+            service, each stream of values, and each item of a stream of calls that has ended.
+        interrupted: how many calls ended with `Interrupted`, because a node has asked a question.
         success_rate: the share of `completed` in `completed + failed + expired`; None before the first of these.
     """
 
@@ -177,6 +178,7 @@ class ServiceStatistics(Rendered):
     actors: tuple[ActorStatistics, ...]
     elapsed_seconds: float | None = None
     expired: int = 0
+    interrupted: int = 0
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -201,7 +203,7 @@ class ServiceStatistics(Rendered):
             ValueError: `earlier` is no earlier snapshot of the same deployment.
         """
         return replace(
-            since(self, earlier, "completed", "failed", "cancelled", "expired", "elapsed_seconds"),
+            since(self, earlier, "completed", "failed", "cancelled", "expired", "interrupted", "elapsed_seconds"),
             admission=since(self.admission, earlier.admission, "admitted", "refused"),
             actors=actors_less(self.actors, earlier.actors),
         )
@@ -271,11 +273,15 @@ class Service(Generic[P, R]):
             return self.run(graph(*args, **kwargs))
         return self._run(graph, graph._arguments(args, kwargs), None, self._options)
 
-    async def run(self, call: Call[T], /, **options: Unpack[CallOptions]) -> T:
+    async def run(
+        self, call: Call[T], /, *, key: str | None = None, answer: object = ..., **options: Unpack[CallOptions]
+    ) -> T:
         """Run one call of a deployed graph.
 
         Args:
             call: the call; a graph without parameters may be passed itself.
+            key: for a graph with a durable loop, the key that it is kept under; see `penstock.engine.run`.
+            answer: the answer to the question that the key waits with.
             **options: `timeout_seconds`, `priority` and `trace_execution`.
 
         Returns:
@@ -289,16 +295,34 @@ class Service(Generic[P, R]):
             EngineClosedError: the deployment is not ready.
             DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
             PlanError: the graph is not part of the deployment, or its calls give streams.
-            OptionsError: an option is unknown or does not apply.
+            OptionsError: an option is unknown or does not apply; or as for `key=` of `penstock.engine.run`.
+            Interrupted: a node has asked a question; with its answer, the same key goes on.
+            KeyInUse: the key is under way elsewhere.
         """
         merged = self._merged("service.run", options)
         call = as_call(call, "service.run")
-        result: T = await self._run(call.graph, call.arguments, call._trace_headers, merged)
+        result: T
+        if key is None and answer is ...:
+            result = await self._run(call.graph, call.arguments, call._trace_headers, merged)
+            return result
+        self._deployment.check_callable()
+        plan = self._deployment.graphs.one_value(call.graph, "service.run", key, answer).program.plan
+        assert key is not None
+        async with durable_call(plan, call, key, answer, self._runtime.pools.threads, merged) as kept:
+            merged = time_left(merged, kept)
+            result = await self._run(call.graph, call.arguments, call._trace_headers, merged, key)
         return result
 
     @overload
     def stream(
-        self, call: Call[AsyncIterator[T]], /, *, progress: bool = False, **options: Unpack[CallOptions]
+        self,
+        call: Call[AsyncIterator[T]],
+        /,
+        *,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
     ) -> Stream[T]: ...
     @overload
     def stream(
@@ -309,7 +333,16 @@ class Service(Generic[P, R]):
         progress: bool = False,
         **options: Unpack[CallOptions],
     ) -> Stream[T]: ...
-    def stream(self, calls: Any, /, *, progress: bool = False, **options: Unpack[CallOptions]) -> Stream[Any]:
+    def stream(
+        self,
+        calls: Any,
+        /,
+        *,
+        progress: bool = False,
+        key: str | None = None,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Any]:
         """Run many calls of deployed graphs, and yield their results in input order; or yield the values of one call.
 
         Each call takes a place of the deployment, as a call of `run` does.
@@ -318,6 +351,9 @@ class Service(Generic[P, R]):
             calls: the calls, from any iterable or async iterable; or a single call of a graph that returns an
                 `AsyncIterator`.
             progress: whether a bar shows the progress; see `penstock.engine.stream`.
+            key: for a single call of a graph with a durable loop, the key that it is kept under; see
+                `penstock.engine.run`.
+            answer: the answer to the question that the key waits with.
             **options: `timeout_seconds`, `priority`, `trace_execution`; for many calls also `ordered`, `on_error`,
                 `trace_items`, and `max_in_flight` for this stream.
 
@@ -337,7 +373,9 @@ class Service(Generic[P, R]):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
             self._deployment.graphs.values(call.graph)
             merged = self._merged("service.stream(call)", options)
-            return ValuesStream(partial(self._streaming_call, call, merged), shows_progress=shows_progress)
+            start = partial(self._streaming_call, call, merged, key, answer)
+            return ValuesStream(start, shows_progress=shows_progress)
+        refuse_key(key, answer, "service.stream")
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)
 
@@ -438,6 +476,7 @@ class Service(Generic[P, R]):
             tuple(actor.statistics() for actor in scope.wiring.actors()),
             None if self.state == "starting" else scope.uptime.seconds,
             in_flight.counts["expired"],
+            in_flight.counts["interrupted"],
         )
 
     async def _run(
@@ -446,6 +485,7 @@ class Service(Generic[P, R]):
         arguments: tuple[Any, ...],
         headers: Mapping[str, str] | None,
         options: ExecutionOptions,
+        key: str | None = None,
     ) -> Any:
         deployment = self._deployment
         scope, in_flight = deployment.check_callable()
@@ -455,7 +495,7 @@ class Service(Generic[P, R]):
         try:
             wired = deployment.graphs.ready.get(graph)
             if wired is None:
-                wired = deployment.graphs.one_value(graph, "service.run")
+                wired = deployment.graphs.one_value(graph, "service.run", key)
                 await deployment.restored(wired, graph, call.ends_at)
             if not in_flight.admission.reserve_nowait():
                 began = perf_counter()
@@ -477,8 +517,9 @@ class Service(Generic[P, R]):
             call.cancel()
             raise
         finally:
-            call.report()
-        return call.outcome()
+            if call.is_reported:
+                call.report()
+        return call.result if call.state == "done" else call.outcome()
 
     async def _deployed(self, graph: Graph[..., Any]) -> Wired:
         deployment = self._deployment
@@ -493,8 +534,15 @@ class Service(Generic[P, R]):
         in_flight.stream_opened(pipeline)
         return pipeline
 
-    def _streaming_call(self, call: Call[Any], options: ExecutionOptions) -> StreamingCall:
-        return StreamingCall(DeploymentScope(self._deployment), call, options)
+    def _streaming_call(
+        self, call: Call[Any], options: ExecutionOptions, key: str | None, answer: object
+    ) -> StreamingCall:
+        kept = None
+        if key is not None:
+            plan = self._deployment.graphs.values(call.graph).program.plan
+            check_key(plan, "service.stream", key, answer)
+            kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
+        return StreamingCall(DeploymentScope(self._deployment, key, answer), call, options, kept)
 
     def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:
         """Return the options of one call: those of the deployment, if there are no others, as is nearly always so."""

@@ -52,7 +52,7 @@ def since(later: Record, earlier: Record, *counters: str) -> Record:
     for name in counters:
         if (getattr(changed, name) or 0) < 0:
             raise ValueError(
-                f"since() takes an earlier look at the same counters, but {name} was {getattr(earlier, name)}, and is "
+                f"since() takes earlier statistics of the same object, but {name} was {getattr(earlier, name)}, and is "
                 f"{getattr(later, name)}"
             )
     return changed
@@ -140,6 +140,8 @@ class StreamStatistics(Rendered):
         actors_elapsed_seconds: the time that the counters of `actors` cover, in seconds; None before there are any.
         expired: how many of the failed items ended with `DeadlineExceeded`, or were in flight when the time of the
             stream was over.
+        interrupted: how many items ended with `Interrupted`, because a node has asked a question; they are none of the
+            failed ones.
         bottleneck: the node that limits, on average over `actors_elapsed_seconds`; None if no inbox was full.
         success_rate: the share of the items that have ended that did so with a result; None before any has.
     """
@@ -154,6 +156,7 @@ class StreamStatistics(Rendered):
     elapsed_seconds: float | None = None
     actors_elapsed_seconds: float | None = None
     expired: int = 0
+    interrupted: int = 0
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -179,8 +182,8 @@ class StreamStatistics(Rendered):
         """
         return replace(
             since(
-                self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "elapsed_seconds",
-                "actors_elapsed_seconds",
+                self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "interrupted",
+                "elapsed_seconds", "actors_elapsed_seconds",
             ),
             actors=actors_less(self.actors, earlier.actors),
         )  # fmt: skip

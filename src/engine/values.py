@@ -5,14 +5,14 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from .._errors import DeadlineExceeded, EngineClosedError, NodeCancelledError
+from .._errors import DeadlineExceeded, EngineClosedError, Interrupted, NodeCancelledError
 from ..actors.frame import AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import Reader, StreamBuffer
 from ..actors.tasks import start_task, uninterrupted, until
 from .call import RunningCall
 from .control import Outcome
-from .graph import Call, Graph
+from .graph import Call, Graph, check_key
 from .nesting import refuse_to_close_from_inside
 from .options import ChosenScheduler, ExecutionOptions
 from .pipeline import ReaderWait, StreamProgress
@@ -22,6 +22,7 @@ from .statistics import StreamStatistics, Uptime
 from .streaming import Stream
 
 if TYPE_CHECKING:
+    from ..saving.durable import DurableCall
     from .deployment import Deployment
 
 
@@ -76,9 +77,13 @@ class OwnScope:
 
     service = None
 
-    def __init__(self, runtime: Runtime, options: ExecutionOptions) -> None:
+    def __init__(
+        self, runtime: Runtime, options: ExecutionOptions, key: str | None = None, answer: object = ...
+    ) -> None:
         self.runtime = runtime
         self._options = options
+        self._key = key
+        self._answer = answer
         self._scope: Scope | None = None
 
     def admit_nowait(self, graph: Graph[..., Any]) -> None:
@@ -92,6 +97,7 @@ class OwnScope:
         try:
             async with timer:
                 plan = call.graph._planned(is_cached=self._options.enable_caching)
+                check_key(plan, "engine.stream", self._key, self._answer)
                 return self._scope, await self._scope.prepare(plan), 0
         except TimeoutError as error:
             if not timer.expired():
@@ -131,8 +137,10 @@ class DeploymentScope:
         runtime: the inside of its Engine.
     """
 
-    def __init__(self, deployment: "Deployment") -> None:
+    def __init__(self, deployment: "Deployment", key: str | None, answer: object) -> None:
         self.service = deployment
+        self._key = key
+        self._answer = answer
         self.runtime = deployment.runtime
         self._scope, self._in_flight = deployment.check_callable()
 
@@ -143,6 +151,8 @@ class DeploymentScope:
         if (
             wired is None
             or not wired.program.plan._gives_stream
+            or wired.program.plan._durable is not None
+            or self._answer is not ...
             or not graphs.is_complete(graph)
             or not in_flight.admission.reserve_nowait()
         ):
@@ -153,7 +163,9 @@ class DeploymentScope:
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
         scope, in_flight = self.service.check_callable()
-        wired = await self.service.restored(self.service.graphs.values(call.graph), call.graph, deadline)
+        wired = self.service.graphs.values(call.graph)
+        check_key(wired.program.plan, "service.stream", self._key, self._answer)
+        await self.service.restored(wired, call.graph, deadline)
         await in_flight.reserve(call.graph.name, priority, deadline)
         self.service.check_admitted(in_flight)
         in_flight.items += 1
@@ -191,10 +203,14 @@ class StreamingCall:
         reader_wait: how long the reader has waited for values.
         progress: the progress bar; None without one.
         has_expired: whether the call has ended with `DeadlineExceeded`.
+        interruption: the error of a call that has ended because a node has asked a question.
     """
 
-    def __init__(self, where: CallScope, call: Call[Any], options: ExecutionOptions) -> None:
+    def __init__(
+        self, where: CallScope, call: Call[Any], options: ExecutionOptions, kept: "DurableCall | None" = None
+    ) -> None:
         self.loop = asyncio.get_running_loop()
+        self._kept = kept
         self.reader: Reader[Any] | None = None
         self._where = where
         self._call = call
@@ -210,7 +226,9 @@ class StreamingCall:
         self.uptime = Uptime()
         self.reader_wait = ReaderWait()
         self.progress: StreamProgress | None = None
-        self.has_expired = False  # noted when the call ends: its frame forgets the error once the reader has it
+        # Noted when the call ends: its frame forgets the error once the reader has it.
+        self.has_expired = False
+        self.interruption: Interrupted | None = None
         self._scope: Scope | None = None  # set when the call is launched
         self._error: BaseException | None = None
         self._was_read = False
@@ -222,7 +240,7 @@ class StreamingCall:
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
         self._task: asyncio.Task[None] | None = None  # of a call that has to wait before it begins, or when it ends
-        begins = where.admit_nowait(call.graph)
+        begins = None if kept is not None else where.admit_nowait(call.graph)
         if begins is None:
             self._start_task(self._run())
         else:
@@ -248,8 +266,8 @@ class StreamingCall:
 
     @property
     def has_failed(self) -> bool:
-        """Whether the call has ended with an error."""
-        return self._frame.state == "failed"
+        """Whether the call has ended with an error, and not with a question."""
+        return self._frame.state == "failed" and self.interruption is None
 
     @property
     def actors_uptime(self) -> Uptime | None:
@@ -346,6 +364,7 @@ class StreamingCall:
     def frame_done(self, frame: Frame) -> None:
         """Take the outcome of the call; an error is raised at the reader at once, before values that are left."""
         self.has_expired = frame.has_expired
+        self.interruption = frame.error if isinstance(frame.error, Interrupted) else None
         self._frame.close()
         if frame.state != "done" and self.reader is not None and not self.reader.buffer.abandoned:
             error = frame.error or self._error or NodeCancelledError("the call was cancelled")
@@ -378,6 +397,9 @@ class StreamingCall:
         try:
             if self._error is None:
                 self._settled = asyncio.Event()
+                if self._kept is not None:
+                    await self._kept.begin()
+                    self._kept.belong(self._frame.context)
                 self._launch(*await self._where.admit(self._call, self._options.priority, self._frame.ends_at))
                 await until(self._settled.is_set, self._settled.wait)
             else:
@@ -412,8 +434,16 @@ class StreamingCall:
         try:
             await self._where.call_ended()
         finally:
+            if self._kept is not None:
+                await self._kept.end(self._outcome_error())
             if progress is not None:
                 await progress.aclose()
+
+    def _outcome_error(self) -> BaseException | None:
+        """Return why the call has no result; None if its stream was read to the end."""
+        if self._frame.state == "done":
+            return None
+        return self.interruption or self._error or asyncio.CancelledError()
 
     def _cancelled(self, cause: BaseException) -> None:
         """Note that the task was cancelled: by `abort`, or from outside, such as when the loop is shut down."""
@@ -582,4 +612,5 @@ def _statistics_of(call: StreamingCall) -> StreamStatistics:
     return StreamStatistics(
         given, given, int(call.has_failed), 0, position, held, actors,
         call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
+        int(call.interruption is not None),
     )  # fmt: skip

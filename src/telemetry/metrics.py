@@ -388,7 +388,7 @@ def run_ended(graph: str, seconds: float, outcome: str, error: BaseException | N
     Args:
         graph: the name of the graph.
         seconds: the time from the call to its outcome, including its wait for a place.
-        outcome: done, failed, cancelled, expired or refused.
+        outcome: done, failed, cancelled, expired, interrupted or refused.
         error: the error of the call; None if there was none.
         span: the span of the call; if it is sampled, it becomes an exemplar of its bucket.
     """

@@ -278,14 +278,14 @@ def end_run(span: Span | None, outcome: str, error: BaseException | None = None)
 
     Args:
         span: the span.
-        outcome: done, failed, cancelled, expired or refused.
+        outcome: done, failed, cancelled, expired, interrupted or refused.
         error: the error of the call; None if there was none.
     """
     if span is None:
         return
     if span.is_recording():
         span.set_attribute(names.OUTCOME, outcome)
-        if error is not None and outcome != "cancelled":
+        if error is not None and outcome not in ("cancelled", "interrupted"):
             record_error(span, error)
     span.end()
 

@@ -455,7 +455,7 @@ def test_a_main_script_without_guard_gets_the_remedy(tmp_path: Path) -> None:
     script.write_text(f"{SCRIPT}\n    await pool.aclose()\nasyncio.run(main())\n")
     result = run_script(script)
     assert result.returncode == 1
-    assert 'must stand under `if __name__ == "__main__":`' in result.stderr
+    assert 'put code that runs an engine there under `if __name__ == "__main__":`' in result.stderr
 
 
 def test_a_function_that_no_worker_can_import_is_refused(tmp_path: Path) -> None:

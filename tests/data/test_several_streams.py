@@ -126,7 +126,7 @@ async def test_branches_that_wait_for_each_other_fail_and_say_so(limit: int) -> 
     if limit == 4:  # as far ahead as is allowed
         assert await engine.run(stuck(limit)) == [0, 1, 2, 3, 0, -1, -2, -3]
         return
-    with pytest.raises(ps.DataError, match=r"branch 1 holds 4 values, and what reads it waits for branch 0.*ahead="):
+    with pytest.raises(ps.DataError, match=r"branch 1 holds 4 values, and its reader waits for branch 0.*ahead="):
         await engine.run(stuck(limit))
 
 

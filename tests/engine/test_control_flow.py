@@ -346,6 +346,30 @@ async def test_a_misuse_is_refused_with_the_remedy(call: str, what: str, remedy:
     assert remedy in str(caught.value)
 
 
+async def test_a_task_group_that_fails_in_a_body_is_the_error_of_the_call() -> None:
+    @ps.node
+    async def fail(x: int) -> int:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(raising(x))
+        return x
+
+    async def raising(x: int) -> None:
+        raise ValueError(f"no {x}")
+
+    @ps.graph
+    async def looped(x: int) -> int:
+        return await ps.while_loop(is_positive, fail, x)
+
+    @ps.graph
+    async def mapped(x: int) -> list[int]:
+        return await ps.map_each(fail, await up_to(x))
+
+    for graph in (looped, mapped):
+        with pytest.raises(ExceptionGroup) as caught:
+            await engine.run(graph(1))
+        assert isinstance(caught.value.exceptions[0], ValueError)
+
+
 def test_a_value_that_is_not_known_yet_is_no_body() -> None:
     graph = define("@ps.graph\nasync def g(x, f): return await ps.map_each(x, double)")
     assert_names_line_and_remedy(refusal(lambda: graph), 2, "got fn=<Ref x>", ["the function comes first"])

@@ -552,7 +552,7 @@ async def test_a_stream_that_was_cut_short_does_not_look_complete() -> None:
 
     with pytest.raises(OSError, match="beside"):
         await engine.run(graph())
-    assert (seen, source.closed) == (["item 0 is not wanted any more"], 1)
+    assert (seen, source.closed) == (["item 0 has ended"], 1)
 
 
 async def test_a_map_ends_with_its_first_error_in_its_turn() -> None:

@@ -187,7 +187,7 @@ def test_what_could_not_wait_for_its_turn_is_refused() -> None:
         arguments: Any = option
         with pytest.raises(ps.OptionsError, match="ordered=True"):
             ps.node(ordered=True, **arguments)(Noting)
-    with pytest.raises(TypeError, match="is no class"):
+    with pytest.raises(TypeError, match="a class whose __call__ returns one result"):
         ps.node(ordered=True)(waits.fn)
 
 

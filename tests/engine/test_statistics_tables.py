@@ -448,7 +448,7 @@ def test_nodes_of_the_same_name_are_told_apart() -> None:
 def test_looks_in_the_wrong_order_are_refused() -> None:
     later = dataclasses.replace(BUSY, completed=2000)
     with pytest.raises(
-        ValueError, match="since\\(\\) takes an earlier look at the same counters, but completed was 2000"
+        ValueError, match="since\\(\\) takes earlier statistics of the same object, but completed was 2000"
     ):
         BUSY.since(later)
 

@@ -496,7 +496,7 @@ def test_a_stream_that_nobody_reads() -> None:
         return negative(limit)
 
     assert [step.label for step in engine.plan(unread).steps] == ["negative"]
-    with pytest.raises(ps.PlanError, match="the stream that 'ticks' gives is not read"):
+    with pytest.raises(ps.PlanError, match="no node reads the stream of 'ticks'"):
         engine.plan(effect)
 
 

@@ -15,12 +15,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_public": set(),
     "telemetry": {"_public"},
     "actors": {"_errors", "telemetry"},
-    "engine": {"_errors", "_public", "telemetry", "actors"},
+    "saving": {"_errors", "telemetry", "actors"},
+    "engine": {"_errors", "_public", "telemetry", "actors", "saving"},
     "devices": {"_errors", "_public", "telemetry", "actors", "engine"},
     "data": {"_errors", "_public", "telemetry", "actors", "engine", "devices"},
     "testing": {"_errors", "_public", "telemetry", "actors", "engine", "devices"},
-    "__init__": {"_errors", "_public", "telemetry", "actors", "engine", "devices", "data", "testing"},
-    "_cli": {"__init__", "_errors", "telemetry", "actors", "engine", "devices", "testing"},
+    "__init__": {"_errors", "_public", "telemetry", "actors", "saving", "engine", "devices", "data", "testing"},
+    "_cli": {"__init__", "_errors", "telemetry", "actors", "engine", "devices", "saving", "testing"},
     "__main__": {"_cli"},
 }
 # What the package may import from outside: its three dependencies. JAX is an extra, for devices alone. Rich is

@@ -29,6 +29,26 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "one run writes into a folder of cuts",
+        "saving/cuts.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "tests/saving/test_cuts.py::test_a_second_writer_is_refused_until_the_first_has_gone",
+    ),
+    Mutant(
+        "a flipped bit of a cut is seen",
+        "saving/cuts.py", "if verify and text != json_text(_checksums(path)):", "if False:",
+        "tests/saving/test_cuts.py::test_every_flipped_bit_is_seen",
+    ),
+    Mutant(
+        "a cut gets its name when it is on the disk",
+        "saving/cuts.py", "    _sync(path)\n    return sum(", "    return sum(",
+        "tests/saving/test_cuts.py::test_everything_is_synchronised_before_it_gets_its_name",
+    ),
+    Mutant(
+        "a value that contains itself is refused",
+        "saving/encoding.py", "if path[0] > _MOST_LEVELS:", "if False:",
+        "tests/saving/test_encoding.py::test_what_is_refused_is_named_with_its_path_and_type",
+    ),
+    Mutant(
         "a channel is first in, first out",
         "actors/channel.py", "return line.popleft()", "return line.pop()",
         "tests/actors/test_channel.py",
@@ -139,6 +159,27 @@ MUTANTS = [
         "    with anyio.CancelScope(shield=True):\n        while not is_over():\n",
         "    with anyio.CancelScope(shield=True):\n        while False:\n",
         "tests/runtime/test_cancelled_while_unwinding.py",
+    ),
+    Mutant(
+        "a durable loop goes on from the state that was kept",
+        "saving/durable.py", "return self._loop.step, await self._in_thread(_decoded, self._loop.state, initial)",
+        "return 0, initial",
+        "tests/saving/test_durable.py",
+    ),
+    Mutant(
+        "a key that is under way is refused",
+        "saving/durable.py", "if found is not None and not found.is_free():", "if False:",
+        "tests/saving/test_durable.py::test_a_key_is_run_by_one_call_at_a_time",
+    ),
+    Mutant(
+        "a call that has lost its key keeps nothing",
+        "saving/store.py", "        if is_expected:\n", "        if True:\n",
+        "tests/saving/test_durable.py::test_a_sqlite_store_expects_versions",
+    ),
+    Mutant(
+        "an answer is that to one question",
+        "saving/durable.py", "del self._unused[index]", "pass",
+        "tests/saving/test_interrupt.py::test_answers_are_found_by_question_and_order",
     ),
     Mutant(
         "the spans below a node's are those of its own code",

@@ -448,7 +448,7 @@ def test_only_a_class_that_owns_its_loop_has_a_shutdown() -> None:
     shutdown: Any = {"shutdown_seconds": 3}
     for target, policy in ((Plain, {}), (function, {}), (function, {"batch": ps.Batch(2)})):
         decorate: Any = ps.node(**shutdown, **policy)
-        with pytest.raises(TypeError, match=f"'{target.__name__}' has no loop"):
+        with pytest.raises(TypeError, match=f"'{target.__name__}' does not own its loop"):
             decorate(target)
 
 

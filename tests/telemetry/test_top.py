@@ -144,7 +144,7 @@ def test_wrong_paths_are_told_of(tmp_path: Path, name: str, message: str) -> Non
         (b'{"version": 2, "look": {}}\n', "it speaks version 2 of the protocol, and this is version 1: use the same"),
         (b"HTTP/1.1 400 Bad Request\n", "this is no line of JSON"),
         (b"[1]\n", "this is no JSON object"),
-        (b'{"version": 1, "look": {"process": 1}}\n', "it does not answer as penstock does"),
+        (b'{"version": 1, "look": {"process": 1}}\n', "its answer is not one of penstock"),
         (b'{"version": 1, "error": "16 clients look"}\n', "16 clients look"),
         (b"", "has gone away"),
     ],

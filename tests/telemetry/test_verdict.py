@@ -579,7 +579,7 @@ def test_what_cannot_be_predicted_says_why(virtual: VirtualTime) -> None:
         return profile
 
     profile = virtual.run(calls)
-    with pytest.raises(ValueError, match="nothing called 'fetsch' ran while the profile was taken; what ran: 'fetch'"):
+    with pytest.raises(ValueError, match="no node 'fetsch' ran while the profile was taken; these nodes did: 'fetch'"):
         profile.what_if("fetsch", speedup=2)
     with pytest.raises(
         ValueError, match="several graphs have a node 'fetch': say which, with graph= one of 'one', 'other'"

@@ -64,8 +64,8 @@ class StreamValues:
         for read in reads(*captured):
             if read.source in self.sources:
                 raise GraphTraceError(
-                    f"{location}: the body of {callee.name} takes {self._named(read)} from outside, which would be "
-                    "read again for each item; read it in a node before, and pass the value on"
+                    f"{location}: the body of {callee.name} takes {self._named(read)} from outside, and would read "
+                    "it again for each item; read the stream in a node before, and pass on what that node returns"
                 )
         for read in reads(*args):
             if read.source not in self.sources:
@@ -89,7 +89,7 @@ class StreamValues:
             if not isinstance(template, Read):
                 raise GraphTraceError(
                     f"{location}: {self._named(read)} is returned inside a {template_kind(template)}; return the "
-                    "stream alone, and give what belongs to it as its first values"
+                    "stream alone, with the other results as its first values"
                 )
             self._read(read, location, "the result")
         return bool(found)

@@ -87,7 +87,7 @@ def read_answer(line: bytes) -> Look:
         verdict = None if look["verdict"] is None else Verdict(**_known(Verdict, look["verdict"]))
         return Look(int(look["process"]), look["seconds"], nodes, verdict)
     except (KeyError, TypeError, ValueError) as error:
-        raise ProtocolError("it does not answer as penstock does") from error
+        raise ProtocolError("its answer is not one of penstock") from error
 
 
 def _object(line: bytes) -> dict[str, Any]:

@@ -34,7 +34,7 @@ class Verdict(Rendered):
         remedy: what to do about it.
         graph: the name of its graph; None if no node limits.
         limit: the kind of thing that there is too little of.
-        headroom: how many times faster everything would be if that node, or else the reader, took no time; None if
+        headroom: how many times as fast everything would be if that node, or else the reader, took no time; None if
             unknown. See `Profile.what_if`.
         spent: what the node spends its time on, in words, if it uses threads or waits for its turn; otherwise empty.
     """

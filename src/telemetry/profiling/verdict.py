@@ -279,16 +279,16 @@ def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
 
 @dataclass(frozen=True)
 class Prediction(Rendered):
-    """What would have been if a node had been another. `str()` says it in one sentence, notebooks show it as a table.
+    """The effect of a faster node, or of one with more places. `str()` gives a sentence, notebooks show a table.
 
     Attributes:
         node: name of the node.
         graph: name of its graph.
         speedup: how many times as fast its handler becomes.
         concurrency: how many items it may have at a time; None for as many as now.
-        items_per_second: items that went through the graph.
-        predicted_items_per_second: as many as would have.
-        factor: the one over the other.
+        items_per_second: the items that went through the graph each second.
+        predicted_items_per_second: the items that would have gone through it.
+        factor: the predicted rate over the measured one.
         verdict: what would limit then.
     """
 
@@ -348,7 +348,7 @@ def _found(evidence: Evidence, node: str, graph: str | None) -> Name:
         graphs = ", ".join(repr(name[0]) for name in found)
         raise ValueError(f"several graphs have a node {node!r}: say which, with graph= one of {graphs}")
     known = ", ".join(repr(name[1]) for name in names) or "none"
-    raise ValueError(f"nothing called {node!r} ran while the profile was taken; what ran: {known}")
+    raise ValueError(f"no node {node!r} ran while the profile was taken; these nodes did: {known}")
 
 
 def _check_places(evidence: Evidence, name: Name, concurrency: int) -> None:
@@ -356,4 +356,4 @@ def _check_places(evidence: Evidence, name: Name, concurrency: int) -> None:
     if concurrency < 1:
         raise ValueError(f"concurrency= is a number of places, at least 1, not {concurrency!r}")
     if total.reading.gathers or not evidence.sums.own_places(total):
-        raise ValueError(f"{name[1]!r} has no places of its own that could be more or fewer")
+        raise ValueError(f"node {name[1]!r} has no concurrency= of its own that could change")

@@ -1,0 +1,59 @@
+"""`interrupt`: a handler asks a person, the call ends, and goes on with the answer, perhaps in another process."""
+
+from collections.abc import Awaitable
+from typing import Any
+
+from .._errors import PlanError
+from ..actors.current import enclosing_frame
+from .bodies import runs_beside_others
+from .decorator import node
+from .tracing.tracer import active
+
+
+def interrupt(question: object, /) -> Awaitable[Any]:
+    """Ask a person: end the call with `Interrupted`, and return the answer when its key is run with `answer=`.
+
+        approved = await ps.interrupt({"pay": 120})
+
+    For a node in the body of a durable loop (`ps.while_loop(..., durable=...)`), or for that body itself. The iteration
+    runs again from its beginning with the answer; so what it did before the question is done again. Answers are kept
+    until the iteration has ended, and found by the question; one question asked several times gets the answers in their
+    order. If several are asked at once, the first ends the call, and the next is asked when that is answered.
+
+    Args:
+        question: what to ask, of the values that a state may have; equal in each run of the iteration.
+
+    Returns:
+        The answer, an awaitable.
+
+    Raises:
+        PlanError: this is no iteration of a durable loop, or it is inside of a `map_each` or a call of its own.
+        NotStorable: the question cannot be stored.
+    """
+    return _step(question) if active() is not None else _ask(question)
+
+
+async def _ask(question: object, /) -> Any:
+    from ..saving.durable import present
+
+    call, frame = present.get(), enclosing_frame()
+    if call is None or call.frame is None or frame is None or frame is call.frame:
+        raise PlanError(f"ps.interrupt({question!r}) {_ONLY}")
+    for around in frame.lineage():
+        if around is call.frame:
+            break
+        if runs_beside_others(around):
+            raise PlanError(
+                f"ps.interrupt({question!r}) was called inside of a map_each, or of a call that a handler has made: "
+                "answers could not be told apart; ask in the body of the loop, before or after that"
+            )
+    try:
+        return call.ask(question)
+    except LookupError:
+        raise PlanError(f"ps.interrupt({question!r}) {_ONLY}") from None
+
+
+_ONLY = (
+    "was called outside of the body of a durable loop: ps.while_loop(predicate, body, initial, durable=ps.Durable(...))"
+)
+_step = node(name="interrupt", effectful=True)(_ask)

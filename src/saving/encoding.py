@@ -1,0 +1,569 @@
+"""Values as JSON and arrays, and back; without pickle, so reading a file never runs code that the file brings.
+
+`encode` gives the structure of a value as JSON, and what is long and binary apart from it. JSON keeps None, booleans,
+numbers, text, lists and dicts with text keys; everything else is an object with one key, its tag: `{"$tuple": [1, 2]}`.
+Arrays are in the format of safetensors, by the path of the value, such as `state["params"]["w"]`, or as its raw bytes
+where the dtype is one that safetensors cannot read back.
+"""
+
+import ast
+import base64
+import dataclasses
+import enum
+import functools
+import importlib
+import json
+import math
+import pkgutil
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from io import SEEK_END, BufferedReader, BytesIO
+from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
+
+from .._errors import CheckpointError, MissingExtraError, NotStorable
+
+FORMAT: Final = 1
+
+# Deeper values would reach the recursion limit of Python, here or when they are read, and circles would never end.
+_MOST_LEVELS: Final = 100
+# Python refuses to write or read whole numbers of more than 4,300 decimal digits.
+_LONG_NUMBER: Final = 1 << 10_000
+# Longer bytes are kept as they are, beside the arrays; in JSON they take a third more.
+_MOST_INLINE_BYTES: Final = 256
+
+# The dtypes that safetensors reads back into NumPy, by their name in NumPy.
+_SAFETENSORS: Final = {
+    "<f8": "F64", "<f4": "F32", "<f2": "F16", "<i8": "I64", "<i4": "I32", "<i2": "I16", "|i1": "I8",
+    "<u8": "U64", "<u4": "U32", "<u2": "U16", "|u1": "U8", "|b1": "BOOL",
+}  # fmt: skip
+
+# Types of the standard library that a text says all of, and what makes them of it.
+_WRITTEN: Final = {
+    "datetime.date": "datetime:date.fromisoformat",
+    "datetime.datetime": "datetime:datetime.fromisoformat",
+    "datetime.time": "datetime:time.fromisoformat",
+    "decimal.Decimal": "decimal:Decimal",
+    "uuid.UUID": "uuid:UUID",
+}
+
+# How deep a value is, the path of what it is in, how its last part is written, and that part.
+_Path: TypeAlias = "tuple[int, _Path | None, str, object]"
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A value that is ready to be stored.
+
+    Attributes:
+        structure: the value as JSON, with the names of its arrays.
+        arrays: arrays and long bytes by the path of the value; when they were read, their bytes.
+    """
+
+    structure: Any
+    arrays: Mapping[str, Any]
+
+    def to_bytes(self) -> bytes:
+        """Return JSON text, or, if there are arrays, a safetensors file that has that text in its metadata."""
+        text = json_text({"penstock": FORMAT, "value": self.structure})
+        return b"".join(_safetensors(self.arrays, {"penstock": text})) if self.arrays else text.encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "Encoded":
+        """Read what `to_bytes` has returned.
+
+        Raises:
+            CheckpointError: the bytes are not that, or were written by a newer version.
+        """
+        try:
+            # The first byte of a safetensors file is that of a length, which is a multiple of 8: never that of a "{".
+            is_text = data.startswith(b"{")
+            arrays, metadata = ({}, {"penstock": data.decode()}) if is_text else read_arrays(BytesIO(data))
+            stored: dict[str, Any] = json.loads(metadata["penstock"])
+            written_as: int = stored["penstock"]
+            structure: Any = stored["value"]
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(f"these {len(data)} bytes are no stored value, or are damaged: {error!r}") from error
+        check_format(written_as, "the value")
+        return cls(structure, arrays)
+
+
+def encode(value: object, name: str = "state", *, copy: bool = False) -> Encoded:
+    """Encode a value, of which `decode` returns an equal one, with the same types.
+
+    These can be encoded, and what is made of them: None, bool, int, float, complex, str, bytes, bytearray, list,
+    tuple, dict, set, frozenset, date, time, datetime, Decimal, UUID, members of an Enum, named tuples, dataclasses,
+    models of pydantic; arrays, scalars and dtypes of NumPy and ml_dtypes; arrays of JAX. Two references to one object
+    come back as two equal objects.
+
+    Args:
+        value: the value.
+        name: what paths begin with, in errors and as names of arrays.
+        copy: whether the arrays are copied, those of JAX to the host; else the result refers to those of the value.
+
+    Raises:
+        NotStorable: the value, or something in it, cannot be encoded; the message names its path and type.
+    """
+    encoder = _Encoder(copy=copy)
+    structure = encoder.value(value, (0, None, name, None))
+    return Encoded(structure, encoder.arrays)
+
+
+def decode(encoded: Encoded, template: object = None) -> Any:
+    """Return the value that was encoded.
+
+    Args:
+        encoded: the encoded value.
+        template: a value of the same structure. Where it has an array of JAX, one of JAX comes back, with the same
+            sharding; other arrays of JAX come back on the default device. Without a template, and where JAX is not
+            loaded, arrays of JAX come back as those of NumPy.
+
+    Raises:
+        CheckpointError: a class does not exist any more, or has other fields or another `__version__`.
+        MissingExtraError: there are arrays, but there is no NumPy here to hold them.
+    """
+    return _Decoder(encoded, template).value(encoded.structure)
+
+
+# Circles are refused before, and to look for them once more takes a third longer.
+_json = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
+
+
+def json_text(structure: object) -> str:
+    """Return JSON as text without spaces."""
+    return _json.encode(structure)
+
+
+def check_format(written_as: int, what: str) -> None:
+    """Raise an error if something was written in a format that this version does not know."""
+    if written_as != FORMAT:
+        raise CheckpointError(
+            f"{what} was written in format {written_as}, and this version of Penstock reads format {FORMAT}: use the "
+            "version that wrote it"
+        )
+
+
+def write_arrays(file: BinaryIO, arrays: Mapping[str, Any]) -> None:
+    """Write arrays and bytes as a safetensors file."""
+    file.writelines(_safetensors(arrays, {}))
+
+
+def read_arrays(file: BufferedReader | BytesIO) -> tuple[dict[str, bytearray], dict[str, str]]:
+    """Return the bytes of each array in a safetensors file, and the metadata of the file.
+
+    Raises:
+        ValueError: it is no such file, or ends too early.
+    """
+    left = file.seek(0, SEEK_END)
+    file.seek(0)
+
+    def read(size: int) -> bytearray:
+        nonlocal left
+        left -= size
+        if left < 0:
+            raise ValueError("the file is too short")
+        data = bytearray(size)
+        file.readinto(data)
+        return data
+
+    header: dict[str, Any] = json.loads(read(int.from_bytes(read(8), "little")))
+    metadata = header.pop("__metadata__", {})
+    arrays: dict[str, bytearray] = {}
+    for name, array in header.items():  # in the order in which they were written, without gaps
+        begin, end = array["data_offsets"]
+        arrays[name] = read(end - begin)
+    return arrays, metadata
+
+
+def _safetensors(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Iterator[Any]:
+    """Yield the parts of a safetensors file: https://github.com/huggingface/safetensors#format."""
+    header: dict[str, Any] = {"__metadata__": metadata} if metadata else {}
+    parts: list[Any] = []
+    end = 0
+    for name, array in arrays.items():
+        part = _bytes_of(array)
+        dtype = getattr(array, "dtype", None)
+        known = _SAFETENSORS.get(dtype.str) if dtype is not None and dtype.isbuiltin == 1 else None
+        begin, end = end, end + len(part)
+        shape = list(array.shape) if known else [len(part)]
+        header[name] = {"dtype": known or "U8", "shape": shape, "data_offsets": [begin, end]}
+        parts.append(part)
+    text = json_text(header).encode()
+    text += b" " * (-len(text) % 8)  # so that the arrays begin at a multiple of 8
+    yield len(text).to_bytes(8, "little") + text
+    yield from parts
+
+
+def _bytes_of(array: Any) -> Any:
+    """Return the bytes of an array, in C order; without a copy if it is long and has them."""
+    if isinstance(array, bytes | bytearray):
+        return array
+    host = _numpy().asarray(array, order="C")
+    return host.reshape(-1).view("u1").data if host.nbytes > 1024 else host.tobytes()  # none at all have no view
+
+
+def _fetched(array: Any) -> Any:
+    """Return an array of JAX as one of NumPy, each part copied once; `asarray` would leave a copy in the array, too."""
+    numpy = _numpy()
+    host = numpy.empty(array.shape, array.dtype)
+    for shard in array.addressable_shards:
+        if shard.replica_id == 0:
+            host[shard.index] = numpy.asarray(shard.data)
+    return host
+
+
+class _Class(NamedTuple):
+    """A class whose instances can be stored: where it is found, and what its instances have."""
+
+    place: str
+    kind: str
+    version: object
+    fields: tuple[str, ...]
+
+
+def _kind_of(cls: Any) -> str | None:
+    pydantic: Any = sys.modules.get("pydantic")
+    if issubclass(cls, enum.Enum):
+        return "enum"
+    if pydantic is not None and issubclass(cls, pydantic.BaseModel):
+        return "model"
+    if dataclasses.is_dataclass(cls):
+        return "dataclass"
+    return "named tuple" if hasattr(cls, "_fields") and issubclass(cls, tuple) else None
+
+
+@functools.lru_cache(maxsize=1024)
+def _class_of(cls: Any) -> _Class | None:
+    """Return what is stored of a class; None if its instances cannot be stored, being something else."""
+    kind = _kind_of(cls)
+    names: list[str] = []
+    if kind is None:
+        return None
+    if kind == "model":
+        names = [*cls.model_fields]
+    elif kind == "named tuple":
+        names = [*cls._fields]
+    elif kind == "dataclass":
+        names = [field.name for field in dataclasses.fields(cls)]
+        try:
+            object.__new__(cls)
+        except TypeError:  # derived from something that holds more than its fields, such as dict
+            return None
+    return _Class(f"{cls.__module__}:{cls.__qualname__}", kind, getattr(cls, "__version__", None), tuple(names))
+
+
+def _found(place: str) -> object:
+    try:
+        return pkgutil.resolve_name(place)
+    except (ImportError, AttributeError, ValueError):
+        return None
+
+
+class _Encoder:
+    def __init__(self, *, copy: bool) -> None:
+        self.arrays: dict[str, Any] = {}
+        self.on_devices: dict[str, Any] = {}  # those of JAX
+        self._copy = copy
+
+    def value(self, value: Any, path: _Path) -> Any:
+        cls = cast("Any", type(value))
+        if cls is str:
+            is_text = value.isascii() or _is_text(value)
+            return value if is_text else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+        if cls is int:
+            return value if -_LONG_NUMBER < value < _LONG_NUMBER else {"$int": hex(value)}
+        if cls is bool or value is None:
+            return value
+        if cls is float:
+            return value if math.isfinite(value) else {"$float": repr(value)}
+        if path[0] > _MOST_LEVELS:
+            raise NotStorable(f"{_shown(path)} is more than {_MOST_LEVELS} levels deep, or contains itself: flatten it")
+        if cls is list:
+            return self._items(value, path)
+        if cls is dict:
+            return self._dict(value, path)
+        if cls in (tuple, set, frozenset):
+            return {f"${cls.__name__}": self._items(value, path)}
+        if cls in (bytes, bytearray):
+            long = len(value) > _MOST_INLINE_BYTES
+            return {f"${cls.__name__}": [self._apart(bytes(value), path)] if long else _base64(value)}
+        if cls is complex:
+            return {"$complex": [self.value(value.real, path), self.value(value.imag, path)]}
+        return self._array(value, path) or self._instance(value, path) or _written(value) or _refuse(value, path)
+
+    def _items(self, values: Any, path: _Path) -> list[Any]:
+        below, encode_one = path[0] + 1, self.value
+        return [encode_one(value, (below, path, "[{}]", number)) for number, value in enumerate(values)]
+
+    def _dict(self, values: dict[Any, Any], path: _Path) -> dict[str, Any]:
+        below, encode_one = path[0] + 1, self.value
+        for key in values:
+            if type(key) is not str or key[:1] == "$" or not (key.isascii() or _is_text(key)):
+                break
+        else:
+            return {key: encode_one(value, (below, path, "[{}]", key)) for key, value in values.items()}
+        pairs = ((key, (below, path, "[{}]", key), value) for key, value in values.items())
+        return {"$dict": [[encode_one(key, place), encode_one(value, place)] for key, place, value in pairs]}
+
+    def _apart(self, array: Any, path: _Path) -> str:
+        name = _shown(path, "state")
+        while name in self.arrays:  # two keys may be written alike
+            name += "'"
+        self.arrays[name] = array
+        return name
+
+    def _array(self, value: Any, path: _Path) -> dict[str, Any] | None:
+        numpy, jax = cast("Any", sys.modules.get("numpy")), cast("Any", sys.modules.get("jax"))
+        if numpy is None:
+            return None
+        if type(value) is numpy.ndarray:
+            array = numpy.array(value, order="C") if self._copy else value
+            return {"$array": [self._apart(array, path), _named(value.dtype, path), list(value.shape)]}
+        if isinstance(value, numpy.generic):
+            scalar = numpy.asarray(value)
+            return {"$scalar": [_base64(scalar.tobytes()), _named(scalar.dtype, path)]}
+        if isinstance(value, numpy.dtype):
+            return {"$dtype": _named(value, path)}
+        if jax is None or not isinstance(value, jax.Array):
+            return None
+        if isinstance(value, jax.core.Tracer) or value.is_deleted():
+            raise NotStorable(f"{_shown(path)} is an array of JAX without values: it is traced, or was donated")
+        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        array = jax.random.key_data(value) if is_key else value
+        name = self._apart(_fetched(array) if self._copy else array, path)
+        self.on_devices[name] = value
+        special = str(jax.random.key_impl(value)) if is_key else bool(value.weak_type)
+        return {"$jax": [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]}
+
+    def _instance(self, value: Any, path: _Path) -> dict[str, Any] | None:
+        cls = cast("Any", type(value))
+        known = _class_of(cls)
+        if known is None:
+            return None
+        if _found(known.place) is not cls:
+            raise NotStorable(
+                f"{_shown(path)} is a {known.place}, and no import finds that class: define it at the top level of a "
+                "module"
+            )
+        if known.kind == "enum":
+            is_flag = isinstance(value, enum.Flag)  # several members together have no name of their own
+            return {"$enum": [known.place, self.value(value.value if is_flag else value.name, path)]}
+        held: dict[str, Any] = getattr(value, "__dict__", {})
+        extra = {
+            name
+            for name in held.keys() - set(known.fields)
+            if not name.startswith("__") and not isinstance(getattr(cls, name, None), functools.cached_property)
+        }
+        missing = [name for name in known.fields if not hasattr(value, name)]
+        if extra or missing:
+            raise NotStorable(
+                f"{_shown(path)}, a {known.place}, has {'no' if missing else 'an'} attribute "
+                f"{(missing or sorted(extra))[0]!r}: only its fields are stored, and all of them have to be there; "
+                "declare it with field(init=False)"
+            )
+        rest: dict[str, Any] = {}
+        if known.kind == "model":
+            rest = {key: part for key, part in value.__getstate__().items() if key != "__dict__"}
+        below = path[0] + 1
+        fields = {name: self.value(getattr(value, name), (below, path, ".{}", name)) for name in known.fields}
+        return {"$instance": [known.place, self.value(known.version, path), fields, self.value(rest, path)]}
+
+
+def _written(value: Any) -> dict[str, Any] | None:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    if kind not in _WRITTEN:
+        return None
+    text = value.isoformat() if kind.startswith("datetime") else str(value)
+    # A time zone with a name, whose rules may change, would become an offset.
+    return {"$written": [kind, text]} if repr(_read_again(kind, text)) == repr(value) else None
+
+
+def _read_again(kind: str, text: str) -> Any:
+    make: Any = pkgutil.resolve_name(_WRITTEN[kind])
+    return make(text)
+
+
+def _refuse(value: object, path: _Path) -> Any:
+    cls = type(value)
+    raise NotStorable(
+        f"{_shown(path)} is a {cls.__module__}.{cls.__qualname__}, which cannot be stored: give what it is made of, as "
+        "JSON values, bytes, tuples, sets, arrays, or as an instance of an enum, a named tuple, a dataclass or a model "
+        "of pydantic"
+    )
+
+
+def _is_text(text: str) -> bool:
+    """Whether a text has no lone surrogates, of which JSON would make one character out of two."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _base64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _shown(path: _Path, root: str | None = None) -> str:
+    _, parent, form, part = path
+    if parent is None:
+        return root or form
+    return _shown(parent, root) + form.format(json.dumps(part) if type(part) is str and form == "[{}]" else part)
+
+
+class _Decoder:
+    def __init__(self, encoded: Encoded, template: object) -> None:
+        self._arrays = encoded.arrays
+        self._jax_module: Any = None if template is None else sys.modules.get("jax")
+        self._on_devices: dict[str, Any] = {}
+        if self._jax_module is not None:
+            encoder = _Encoder(copy=False)
+            encoder.value(template, (0, None, "state", None))
+            self._on_devices = encoder.on_devices
+
+    def value(self, structure: Any) -> Any:
+        cls = cast("Any", type(structure))
+        if cls is list:
+            return [self.value(one) for one in structure]
+        if cls is not dict:
+            return structure
+        if len(structure) == 1:
+            ((tag, content),) = structure.items()
+            if tag.startswith("$"):
+                if tag not in _READERS:
+                    raise CheckpointError(f"{tag!r} is no value that this version knows: use the one that wrote it")
+                return _READERS[tag](self, content)
+        return {key: self.value(one) for key, one in structure.items()}
+
+    def _bytes(self, content: Any) -> bytes:
+        return base64.b64decode(content) if type(content) is str else bytes(self._arrays[content[0]])
+
+    def _array(self, content: Any) -> Any:
+        name, dtype, shape = content
+        template = self._on_devices.get(name)
+        if template is None or template.dtype != _dtype_of(dtype):
+            return _array_of(self._arrays[name], dtype, shape)
+        return self._jax([*content, template.weak_type])  # it came from a value that was decoded without a template
+
+    def _jax(self, content: Any) -> Any:
+        name, dtype, shape, special = content
+        host = _array_of(self._arrays[name], dtype, shape)
+        if self._jax_module is None and type(special) is bool:
+            return host
+        jax: Any = importlib.import_module("jax")
+        template = self._on_devices.get(name)
+        sharding = template.sharding if template is not None and template.committed else None
+        if type(special) is str:
+            key = jax.random.wrap_key_data(host, impl=special)
+            return key if sharding is None else jax.device_put(key, sharding)
+        fits = sharding is not None and getattr(template, "shape", None) == host.shape
+        array = jax.device_put(host, sharding) if fits else jax.numpy.asarray(host)
+        if array.dtype != host.dtype:
+            raise CheckpointError(f"{name} has the dtype {host.dtype}, which JAX has only with jax_enable_x64=True")
+        if not special:
+            return array
+        # Its dtype gives way to that of what it meets; the function of this name has no such argument.
+        return jax.lax.convert_element_type_p.bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
+
+    def _enum(self, content: Any) -> Any:
+        place, member = content
+        cls: Any = _known_class(place, "enum")[0]
+        try:
+            return cls[member] if type(member) is str else cls(self.value(member))
+        except (KeyError, ValueError) as error:
+            raise CheckpointError(f"{place} has no member {member!r} any more") from error
+
+    def _instance(self, content: Any) -> Any:
+        place, version, stored, rest = content
+        cls, known = _known_class(place, "dataclass, named tuple or model")
+        fields = {name: self.value(one) for name, one in stored.items()}
+        if self.value(version) != known.version or set(fields) != set(known.fields):
+            raise CheckpointError(
+                f"{place} is another class than the one that was stored: it had the fields {sorted(fields)} and the "
+                f"__version__ {version}, and has the fields {sorted(known.fields)} and the __version__ {known.version}"
+            )
+        if known.kind == "named tuple":
+            return cast("Any", tuple).__new__(cls, (fields[name] for name in known.fields))
+        made: Any = cls.__new__(cls) if known.kind == "model" else object.__new__(cls)
+        if known.kind == "model":
+            made.__setstate__({"__dict__": fields, **self.value(rest)})
+        else:
+            for name, one in fields.items():
+                object.__setattr__(made, name, one)  # not the class's own, which refuses if it is frozen
+        return made
+
+
+def _known_class(place: str, kind: str) -> tuple[Any, _Class]:
+    """Return a class that instances were stored of, and what is stored of it."""
+    found = _found(place)
+    known = _class_of(found) if isinstance(found, type) else None
+    if known is None or (known.kind == "enum") != (kind == "enum"):
+        raise CheckpointError(f"{place} is no {kind} any more: instances of it were stored; keep it where it was")
+    return found, known
+
+
+def _array_of(data: Any, dtype: str, shape: Any) -> Any:
+    # Where nothing was written in between, the value that was encoded keeps its own array.
+    own = data if isinstance(data, bytearray) else bytearray(_bytes_of(data))
+    return _numpy().ndarray(shape, _dtype_of(dtype), own)
+
+
+def _named(dtype: Any, path: _Path) -> str:
+    """Return the name of a dtype of NumPy or ml_dtypes."""
+    name = _name_of(dtype)
+    if name is None:
+        raise NotStorable(f"{_shown(path)} has the dtype {dtype!r}, which has no bytes of its own: give it as a list")
+    return name
+
+
+@functools.lru_cache(maxsize=256)
+def _name_of(dtype: Any) -> str | None:
+    if dtype.hasobject or dtype.kind == "T":
+        return None
+    if dtype.type.__module__.startswith("ml_dtypes"):
+        name: str = dtype.name
+    else:
+        name = repr(_numpy().lib.format.dtype_to_descr(dtype)) if dtype.kind == "V" else dtype.str
+    return name if _dtype_of(name) == dtype else None
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_of(name: str) -> Any:
+    numpy = _numpy()
+    if name[0] in "<>|=":
+        return numpy.dtype(name)
+    if name[0] in "['":
+        return numpy.lib.format.descr_to_dtype(ast.literal_eval(name))
+    return numpy.dtype(getattr(importlib.import_module("ml_dtypes"), name))
+
+
+def _numpy() -> Any:
+    try:
+        return importlib.import_module("numpy")
+    except ModuleNotFoundError as error:
+        raise MissingExtraError(
+            'arrays were stored, and NumPy is not installed: pip install "penstock[data]"', name=error.name
+        ) from error
+
+
+# What makes a value of what is behind its tag.
+_READERS: Final[Mapping[str, Callable[[_Decoder, Any], Any]]] = {
+    "$array": _Decoder._array,
+    "$bytearray": lambda self, content: bytearray(self._bytes(content)),
+    "$bytes": _Decoder._bytes,
+    "$complex": lambda self, parts: complex(*map(self.value, parts)),
+    "$dict": lambda self, pairs: {self.value(key): self.value(value) for key, value in pairs},
+    "$dtype": lambda _, name: _dtype_of(name),
+    "$enum": _Decoder._enum,
+    "$float": lambda _, text: float(text),
+    "$frozenset": lambda self, values: frozenset(map(self.value, values)),
+    "$instance": _Decoder._instance,
+    "$int": lambda _, text: int(text, 16),
+    "$jax": _Decoder._jax,
+    "$scalar": lambda _, content: _array_of(base64.b64decode(content[0]), content[1], ())[()],
+    "$set": lambda self, values: set(map(self.value, values)),
+    "$str": lambda _, text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
+    "$tuple": lambda self, values: tuple(map(self.value, values)),
+    "$written": lambda _, content: _read_again(*content),
+}

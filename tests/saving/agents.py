@@ -1,0 +1,103 @@
+"""Graphs with durable loops, for tests; and `main`, which runs one of them in a process of its own."""
+
+import asyncio
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+from penstock import engine
+
+
+@dataclass(frozen=True)
+class State:
+    """What an agent knows: with what JSON alone would not give back."""
+
+    turn: int
+    said: tuple[str, ...]
+    counts: dict[int, str]
+
+
+FIRST = State(0, (), {})
+TURNS = 5
+
+
+def agent(durable: ps.Durable, turn: "Callable[[State], Any]", last: int = TURNS) -> "ps.Graph[[str], str]":
+    """Returns a graph whose loop runs `turn` until the state is at `last`."""
+    body = ps.node(turn)
+
+    @ps.node
+    async def before(question: str) -> State:
+        return FIRST
+
+    @ps.node
+    def goes_on(state: State) -> bool:
+        return state.turn < last
+
+    @ps.node
+    async def after(state: State) -> str:
+        return " ".join(state.said)
+
+    @ps.graph
+    async def answered(question: str) -> str:
+        state = await ps.while_loop(goes_on, body, await before(question), durable=durable)
+        return await after(state)
+
+    return answered
+
+
+def next_state(state: State, word: str) -> State:
+    return State(state.turn + 1, (*state.said, word), {**state.counts, state.turn: word})
+
+
+def say(word: str) -> None:
+    print(word, flush=True)
+
+
+async def main(file: str, key: str, answer: str | None = None) -> None:
+    """Runs the agent; prints what runs, line by line, and then the outcome."""
+
+    async def turn(state: State) -> State:
+        say(f"turn {state.turn}")
+        if os.environ.get("DIE_IN") == str(state.turn):
+            os.kill(os.getpid(), signal.SIGKILL)
+        if os.environ.get("STOP_IN") == str(state.turn):
+            await asyncio.sleep(3600)
+        word = f"word{state.turn}"
+        if os.environ.get("ASK_IN") == str(state.turn):
+            word = await ps.interrupt(f"what comes in turn {state.turn}?")
+        return next_state(state, word)
+
+    graph = agent(ps.Durable(Path(file)), turn)
+    given: dict[str, Any] = {} if answer is None else {"answer": answer}
+    try:
+        say(f"result {await engine.run(graph('q'), key=key, **given)}")
+    except ps.Interrupted as interrupted:
+        say(f"asked {interrupted.key} {interrupted.question}")
+    except ps.KeyInUse as error:
+        say(f"refused {error}")
+
+
+async def fork(file: str) -> None:
+    """Runs a loop here, one in a forked child while the file is open here, and another one here."""
+
+    async def turn(state: State) -> State:
+        return next_state(state, f"word{state.turn}")
+
+    graph = agent(ps.Durable(Path(file)), turn)
+    await engine.run(graph("q"), key="before")
+
+    def in_child() -> None:
+        say(f"child {asyncio.run(engine_run())}")
+
+    async def engine_run() -> str:
+        return await engine.run(graph("q"), key="child")
+
+    child = multiprocessing.get_context("fork").Process(target=in_child)
+    child.start()
+    await asyncio.to_thread(child.join)
+    say(f"parent {await engine.run(graph('q'), key='after')}")

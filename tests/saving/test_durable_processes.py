@@ -1,0 +1,141 @@
+"""Durable loops over several processes: killed, refused, taken over, asked and answered elsewhere."""
+
+import os
+import random
+import signal
+import sqlite3
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from tests.saving.agents import TURNS, State, agent, next_state
+
+ROOT = Path(__file__).parents[2]
+WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
+
+
+def command(file: Path, *arguments: str, function: str = "main") -> list[str]:
+    program = f"import asyncio, sys; from tests.saving import agents; asyncio.run(agents.{function}(*sys.argv[1:]))"
+    return [sys.executable, "-c", program, str(file), *arguments]
+
+
+def run(file: Path, *arguments: str, **environment: str) -> list[str]:
+    """Runs the agent in a process of its own; returns what it says."""
+    done = subprocess.run(
+        command(file, *arguments), cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
+        timeout=50, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, -signal.SIGKILL), done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("turn", [0, TURNS - 1])
+def test_a_killed_process_goes_on_where_it_was(tmp_path: Path, turn: int) -> None:
+    file = tmp_path / "loops.db"
+    assert run(file, "k", DIE_IN=str(turn)) == [f"turn {number}" for number in range(turn + 1)]
+    went_on = run(file, "k")
+    assert went_on == [*(f"turn {number}" for number in range(turn, TURNS)), f"result {WORDS}"]
+
+
+def test_a_process_that_is_killed_in_every_turn_comes_to_its_end(tmp_path: Path) -> None:
+    file = tmp_path / "loops.db"
+    for turn in range(TURNS):
+        said = run(file, "k", DIE_IN=str(turn))
+        assert said[-1] == f"turn {turn}"
+        assert len(said) == (1 if turn == 0 else 2)  # the one that was interrupted runs again, none before it
+    assert run(file, "k") == [f"turn {TURNS - 1}", f"result {WORDS}"]
+
+
+def test_a_key_that_is_under_way_in_another_process_is_refused_and_taken_over_when_that_dies(tmp_path: Path) -> None:
+    file = tmp_path / "loops.db"
+    environment = {**os.environ, "STOP_IN": "2"}
+    with subprocess.Popen(command(file, "k"), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout is not None
+        try:
+            assert [first.stdout.readline() for _ in range(3)] == ["turn 0\n", "turn 1\n", "turn 2\n"]
+            (refused,) = run(file, "k")
+            assert refused.startswith("refused the key 'k' is under way in process ")
+            assert str(first.pid) in refused
+            assert run(file, "another")[-1] == f"result {WORDS}"
+            first.send_signal(signal.SIGKILL)
+            # Nobody has asked for its exit status yet: it is still in the table of processes.
+            os.waitid(os.P_PID, first.pid, os.WEXITED | os.WNOWAIT)
+            assert run(file, "k") == [*(f"turn {number}" for number in range(2, TURNS)), f"result {WORDS}"]
+        finally:
+            first.kill()
+
+
+def test_an_agent_asks_and_goes_on_in_another_process(tmp_path: Path) -> None:
+    file = tmp_path / "loops.db"
+    asked = ["turn 3", "asked k what comes in turn 3?"]
+    assert run(file, "k", ASK_IN="3")[-2:] == asked
+    assert run(file, "k", ASK_IN="3") == asked  # it still waits
+    assert run(file, "k", "peace", ASK_IN="3") == ["turn 3", "turn 4", "result word0 word1 word2 peace word4"]
+
+
+def test_an_answer_outlasts_the_process_that_was_given_it(tmp_path: Path) -> None:
+    file = tmp_path / "loops.db"
+    run(file, "k", ASK_IN="3")
+    assert run(file, "k", "peace", ASK_IN="3", DIE_IN="3") == ["turn 3"]
+    assert run(file, "k", ASK_IN="3") == ["turn 3", "turn 4", "result word0 word1 word2 peace word4"]
+
+
+async def test_the_states_that_a_process_has_kept_are_read_in_another(tmp_path: Path) -> None:
+    file = tmp_path / "loops.db"
+    run(file, "k", DIE_IN="2")
+    durable = ps.Durable(file)
+    history = await durable.history("k")
+    assert [state.step for state in history] == [0, 1, 2]
+    assert history[2].value == State(2, ("word0", "word1"), {0: "word0", 1: "word1"})
+
+    async def other_words(state: State) -> State:
+        return next_state(state, "other")
+
+    graph = agent(durable, other_words, last=3)
+    await durable.fork("k", 1, "forked")
+    assert await engine.run(graph("q"), key="forked") == "word0 other other"
+    assert await engine.run(graph("q"), key="k") == "word0 word1 other"
+
+
+def test_a_forked_child_opens_the_file_anew_and_leaves_that_of_its_parent_alone(tmp_path: Path) -> None:
+    file = tmp_path / "loops.db"
+    done = subprocess.run(
+        command(file, function="fork"), cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+    )  # fmt: skip
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"child {WORDS}\nparent {WORDS}\n", "")
+    with sqlite3.connect(file) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchone() == ("ok",)
+    connection.close()
+
+
+@pytest.mark.long
+def test_a_process_that_is_killed_at_any_moment_runs_no_turn_again_whose_state_was_kept(
+    tmp_path: Path, effort: int
+) -> None:
+    for seed in range(effort):
+        file, chance, last = tmp_path / f"{seed}.db", random.Random(seed), 0
+        while True:
+            with subprocess.Popen(command(file, "k"), cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+                assert process.stdout is not None
+                said = process.stdout.readline()
+                if said.startswith("result"):
+                    assert said == f"result {WORDS}\n"
+                    break
+                turn = int(said.removeprefix("turn "))
+                # The one that was killed in, or the one after it, if its state was kept before the end.
+                assert turn in (last, last + 1)
+                for _ in range(chance.randrange(3)):
+                    said = process.stdout.readline()
+                    turn = int(said.removeprefix("turn ")) if said.startswith("turn ") else turn
+                for _ in range(chance.randrange(200_000)):  # it is killed in the midst of something
+                    pass
+                process.kill()
+                rest = process.stdout.read().splitlines()
+                turns = [int(line.removeprefix("turn ")) for line in rest if line.startswith("turn ")]
+                last = max([turn, *turns])
+                if any(line.startswith("result") for line in [said, *rest]):
+                    break

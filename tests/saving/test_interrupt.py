@@ -1,0 +1,415 @@
+"""Questions to a person: how a call ends with one, what cannot take it, and how answers find their questions."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from penstock.saving import durable as durable_module
+from penstock.testing import cancel_at_every_step
+from tests.saving.test_durable import MemoryStore
+from tests.tracing import Tracing
+
+Body = Callable[[list[Any]], Coroutine[Any, Any, list[Any]]]
+
+
+@pytest.fixture
+def store() -> MemoryStore:
+    return MemoryStore()
+
+
+def looped(store: ps.LoopStore | Path, body: Any, last: int = 1) -> "ps.Graph[[], list[Any]]":
+    """Returns a graph whose loop runs `body` until its list has `last` items."""
+    durable = ps.Durable(store)
+    goes_on = ps.node(lambda state: len(state) < last)
+
+    @ps.graph
+    async def asking() -> list[Any]:
+        return await ps.while_loop(goes_on, body, [], durable=durable)
+
+    return asking
+
+
+async def asked(graph: "ps.Graph[[], list[Any]]", key: str = "k", **answer: Any) -> Any:
+    with pytest.raises(ps.Interrupted) as caught:
+        await engine.run(graph, key=key, **answer)
+    assert caught.value.key == key
+    return caught.value.question
+
+
+async def test_a_question_ends_the_call_and_its_answer_goes_on(store: MemoryStore) -> None:
+    @ps.node
+    async def body(state: list[Any]) -> list[Any]:
+        return [*state, await ps.interrupt({"pay": 120})]
+
+    graph = looped(store, body)
+    with pytest.raises(ps.Interrupted, match=r"'k' waits for the answer to {'pay': 120}: run it again") as caught:
+        await engine.run(graph, key="k")
+    assert (caught.value.key, caught.value.question) == ("k", {"pay": 120})
+    assert await asked(graph) == {"pay": 120}
+    assert await engine.run(graph, key="k", answer=("yes", None)) == [("yes", None)]
+    with pytest.raises(ps.OptionsError, match="waits for none"):
+        await engine.run(graph, key="k", answer="yes")
+    assert await asked(graph) == {"pay": 120}  # a new loop
+
+
+async def test_none_is_an_answer(store: MemoryStore) -> None:
+    graph = looped(store, ps.node(ask_one))
+    assert await asked(graph) == "one?"
+    assert await engine.run(graph, key="k", answer=None) == [None]
+
+
+async def ask_one(state: list[Any]) -> list[Any]:
+    return [*state, await ps.interrupt("one?")]
+
+
+async def test_a_body_asks_without_a_node(store: MemoryStore) -> None:
+    async def body(state: list[Any]) -> list[Any]:
+        return await keep(state, await ps.interrupt(ps.apply(lambda state: f"what is {len(state)}?", state)))
+
+    @ps.node
+    async def keep(state: list[Any], answer: Any) -> list[Any]:
+        return [*state, answer]
+
+    graph = looped(store, body, last=2)
+    assert "interrupt" in str(graph)
+    assert await asked(graph) == "what is 0?"
+    assert await asked(graph, answer="a") == "what is 1?"
+    assert await engine.run(graph, key="k", answer="b") == ["a", "b"]
+
+
+@pytest.mark.parametrize("how", ["retry", "fallback", "except", "swallowed", "group", "timeout"])
+async def test_nothing_in_a_handler_takes_a_question_for_a_failure(store: MemoryStore, how: str) -> None:
+    attempts: list[int] = []
+
+    async def ask(state: list[Any]) -> list[Any]:
+        attempts.append(ps.current().attempt)
+        if how == "except":
+            try:
+                return [await ps.interrupt("?")]
+            except Exception:  # noqa: BLE001 - that is what is tested
+                return ["failed"]
+        if how == "swallowed":
+            with suppress(BaseException):
+                return [await ps.interrupt("?")]
+            return ["swallowed"]
+        if how == "group":
+            async with asyncio.TaskGroup() as group:
+                task = group.create_task(wait_for_answer())
+            return [task.result()]
+        return [await ps.interrupt("?")]
+
+    async def wait_for_answer() -> Any:
+        return await ps.interrupt("?")
+
+    options: dict[str, dict[str, Any]] = {
+        "retry": {"retry": ps.Retry(attempts=3, retry_on=(Exception,))},
+        "fallback": {"fallback": lambda error: ["fallback"]},
+        "timeout": {"timeout_seconds": 30.0, "concurrency": 1},
+    }
+    graph = looped(store, ps.node(**options.get(how, {}))(ask))
+    assert await asked(graph) == "?"
+    assert await engine.run(graph, key="k", answer="yes") == ["yes"]
+    assert attempts == [1, 1]
+
+
+async def test_a_handler_that_fails_of_a_question_fails(store: MemoryStore) -> None:
+    @ps.node
+    async def body(state: list[Any]) -> list[Any]:
+        try:
+            return [await ps.interrupt("?")]
+        except BaseException:  # noqa: BLE001 - that is what is tested
+            raise ValueError("no") from None
+
+    graph = looped(store, body)
+    with pytest.raises(ValueError, match="no"):
+        await engine.run(graph, key="k")
+    with pytest.raises(ps.OptionsError, match="waits for none"):
+        await engine.run(graph, key="k", answer="yes")
+
+
+async def test_answers_are_found_by_question_and_order(store: MemoryStore) -> None:
+    ran: list[int] = []
+
+    @ps.node
+    async def body(state: list[Any]) -> list[Any]:
+        ran.append(len(state))
+        first = await ps.interrupt("same?")
+        other = await ps.interrupt("other?")
+        return [*state, (first, other, await ps.interrupt("same?"))]
+
+    graph = looped(store, body, last=2)
+    assert await asked(graph) == "same?"
+    assert await asked(graph, answer=1) == "other?"
+    assert await asked(graph, answer=2) == "same?"
+    assert await asked(graph, answer=3) == "same?"  # of the next iteration: answers are of one
+    assert ran == [0, 0, 0, 0, 1]
+    assert await asked(graph, answer=4) == "other?"
+    assert await asked(graph, answer=5) == "same?"
+    assert await engine.run(graph, key="k", answer=6) == [(1, 2, 3), (4, 5, 6)]
+
+
+async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are_cancelled(store: MemoryStore) -> None:
+    cancelled: list[str] = []
+    asking: set[str] = set()
+    is_over = False
+
+    async def ask_together(name: str) -> str:
+        asking.add(name)
+        while len(asking) < 3:
+            await asyncio.sleep(0)
+        return f"{name}={await ps.interrupt(name)}"
+
+    @ps.node(concurrency=1)
+    async def left(state: list[Any]) -> str:
+        return await ask_together("left")
+
+    @ps.node(concurrency=1)
+    async def right(state: list[Any]) -> str:
+        return await ask_together("right")
+
+    @ps.node(concurrency=1)
+    async def sibling(state: list[Any]) -> str:
+        asking.add("sibling")
+        try:
+            await asyncio.sleep(0 if is_over else 3600)
+        except asyncio.CancelledError:
+            cancelled.append("sibling")
+            raise
+        return "sibling"
+
+    @ps.node
+    async def keep(*parts: str) -> list[Any]:
+        return [*parts]
+
+    async def body(state: list[Any]) -> list[Any]:
+        return await keep(await left(state), await right(state), await sibling(state))
+
+    graph = looped(store, body)
+    first = await asked(graph)
+    asking.clear()
+    second = await asked(graph, answer="A")
+    assert {first, second} == {"left", "right"}
+    is_over = True
+    answers = {first: "A", second: "B"}
+    result = await engine.run(graph, key="k", answer="B")
+    assert result == [f"left={answers['left']}", f"right={answers['right']}", "sibling"]
+    assert cancelled == 2 * ["sibling"]
+
+
+async def test_a_question_in_cond_and_in_a_loop_inside_is_of_the_iteration(store: MemoryStore) -> None:
+    @ps.node
+    async def ask(state: list[Any]) -> list[Any]:
+        return [*state, await ps.interrupt(f"{len(state)}?")]
+
+    below_two = ps.node(lambda state: len(state) < 2)
+
+    async def body(state: list[Any]) -> list[Any]:
+        asked_twice = await ps.while_loop(below_two, ask, state)
+        return await ps.cond(below_two(asked_twice), ask, ask, asked_twice)
+
+    graph = looped(store, body)
+    assert await asked(graph) == "0?"
+    assert await asked(graph, answer="a") == "1?"
+    assert await asked(graph, answer="b") == "2?"
+    assert await engine.run(graph, key="k", answer="c") == ["a", "b", "c"]
+
+
+ONLY = "was called outside of the body of a durable loop"
+
+
+async def test_questions_are_refused_where_answers_could_not_find_them(store: MemoryStore) -> None:
+    @ps.node
+    async def ask(item: Any) -> Any:
+        return await ps.interrupt("?")
+
+    @ps.node
+    async def items(state: list[Any]) -> AsyncIterator[int]:
+        yield 1
+
+    @ps.node
+    async def total(values: AsyncIterator[Any]) -> list[Any]:
+        return [value async for value in values]
+
+    @ps.graph
+    async def asks_outside(item: int) -> Any:
+        return await ask(item)
+
+    @ps.node
+    async def ask_in_a_call(state: list[Any]) -> list[Any]:
+        return [await engine.run(asks_outside(1))]
+
+    async def each(state: list[Any]) -> list[Any]:
+        return await ps.map_each(ask, [1, 2], on_error="raise")
+
+    async def each_of_stream(state: list[Any]) -> list[Any]:
+        return await total(ps.map_each(ask, items(state)))
+
+    for body in (each, each_of_stream, ask_in_a_call):
+        with pytest.raises(ps.PlanError, match="inside of a map_each, or of a call that a handler has made"):
+            await engine.run(looped(store, body), key=f"{body}")
+    with pytest.raises(ps.PlanError, match=ONLY):
+        await engine.run(asks_outside(1))
+    with pytest.raises(ps.PlanError, match=ONLY):
+        await ps.interrupt("?")
+
+    @ps.node
+    async def asking_predicate(state: list[Any]) -> bool:
+        return bool(await ps.interrupt("?"))
+
+    durable = ps.Durable(store)
+
+    @ps.graph
+    async def beside() -> Any:
+        return await ps.while_loop(ps.node(lambda state: state == []), wait, [], durable=durable), await ask(1)
+
+    @ps.node
+    async def wait(state: list[Any]) -> list[Any]:
+        await asyncio.Event().wait()
+        return state
+
+    @ps.graph
+    async def in_predicate() -> Any:
+        return await ps.while_loop(asking_predicate, wait, [], durable=durable)
+
+    for number, graph in enumerate((beside, in_predicate)):
+        with pytest.raises(ps.PlanError, match=ONLY):
+            await engine.run(graph, key=f"p{number}")
+
+
+async def test_what_cannot_be_stored_is_no_question_and_no_answer(store: MemoryStore) -> None:
+    @ps.node
+    async def body(state: list[Any]) -> list[Any]:
+        return [await ps.interrupt({"who": object()})]
+
+    with pytest.raises(ps.NotStorable, match=r'question\["who"\] is a builtins.object'):
+        await engine.run(looped(store, body), key="k")
+    graph = looped(store, ps.node(ask_one))
+    assert await asked(graph, "k2") == "one?"
+    with pytest.raises(ps.NotStorable, match=r"answer\[0\] is a "):
+        await engine.run(graph, key="k2", answer=[object()])
+    assert await engine.run(graph, key="k2", answer=["yes"]) == [["yes"]]
+
+
+async def test_an_answer_that_is_not_asked_for_is_logged(
+    store: MemoryStore, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asks = [True]
+
+    @ps.node
+    async def body(state: list[Any]) -> list[Any]:
+        return [await ps.interrupt("?") if asks else "without"]
+
+    graph = looped(store, body)
+    await asked(graph)
+    asks.clear()
+    assert await engine.run(graph, key="k", answer="yes") == ["without"]
+    assert "durable.answer_not_asked_for" in capsys.readouterr().out
+
+
+# An outcome of its own.
+
+
+async def test_an_interrupted_call_is_counted_as_that_and_leaves_its_place(store: MemoryStore) -> None:
+    graph = looped(store, ps.node(ask_one))
+
+    @ps.graph
+    async def tokens() -> AsyncIterator[Any]:
+        return one_by_one(await graph())
+
+    async with engine.deploy(graph, tokens, max_in_flight=1) as service:
+        with pytest.raises(ps.Interrupted):
+            await service.run(graph(), key="k")
+        statistics = service.statistics()
+        assert (statistics.interrupted, statistics.failed, statistics.completed) == (1, 0, 0)
+        assert statistics.admission.in_flight == 0
+        assert sum(actor.failed for actor in statistics.actors) == 0
+        assert service.state == "ready"
+        assert await service.run(graph(), key="k", answer="yes") == ["yes"]
+        stream = service.stream(tokens(), key="s")
+        async with stream:
+            with pytest.raises(ps.Interrupted, match="'s' waits for the answer to 'one\\?'"):
+                await anext(stream)
+        assert (stream.statistics().interrupted, stream.statistics().failed) == (1, 0)
+        async with service.stream(tokens(), key="s", answer="yes") as values:
+            assert [value async for value in values] == ["yes"]
+        statistics = service.statistics()
+        assert (statistics.interrupted, statistics.failed, statistics.completed) == (2, 0, 2)
+        assert statistics.since(statistics).interrupted == 0
+    async with engine.stream(tokens(), key="e") as values:
+        with pytest.raises(ps.Interrupted, match="'e'"):
+            await anext(values)
+
+
+@ps.node
+async def one_by_one(values: list[Any]) -> AsyncIterator[Any]:
+    for value in values:
+        yield value
+
+
+async def test_the_spans_of_an_interrupted_call_say_so(store: MemoryStore, tracing: Tracing) -> None:
+    graph = looped(store, ps.node(ask_one))
+    await asked(graph)
+    outcomes = {span.name: (span.attributes or {}).get("penstock.outcome") for span in tracing.spans()}
+    assert set(outcomes.values()) == {"done", "interrupted"}
+    assert [name for name, outcome in outcomes.items() if outcome == "interrupted"]
+    assert all(span.status.is_unset for span in tracing.spans())
+
+
+async def test_a_call_that_a_handler_makes_raises_the_question_of_its_own_loop(store: MemoryStore) -> None:
+    inner = looped(store, ps.node(ask_one))
+
+    @ps.node
+    async def run_inner(state: list[Any]) -> list[Any]:
+        try:
+            return await engine.run(inner, key="inner")
+        except ps.Interrupted as interrupted:
+            answer = await ps.interrupt(interrupted.question)
+            return await engine.run(inner, key="inner", answer=answer)
+
+    outer = looped(store, run_inner)
+    assert await asked(outer, "outer") == "one?"
+    assert await engine.run(outer, key="outer", answer="yes") == ["yes"]
+
+
+# Storms.
+
+
+def test_a_call_that_is_cancelled_at_any_step_still_asks_and_takes_its_answer() -> None:
+    store = MemoryStore()
+    graph = looped(store, ps.node(ask_one), last=2)
+
+    async def main() -> str:
+        try:
+            await engine.run(graph, key="k")
+        except ps.Interrupted as interrupted:
+            return str(interrupted.question)
+        raise AssertionError
+
+    async def to_its_end() -> list[Any]:
+        while True:
+            try:
+                return await engine.run(graph, key="k", **answers)
+            except ps.Interrupted as interrupted:
+                answers["answer"] = f"yes to {interrupted.question}"
+
+    for outcome in cancel_at_every_step(main, timeout_seconds=None):
+        answers: dict[str, Any] = {}
+        assert not outcome.tasks_left
+        assert not outcome.loop_errors
+        kept = [durable_module._Loop.read(record) for record in store.records.get("k", ())]
+        if outcome.error is None:
+            assert outcome.result == "one?"
+            assert kept[-1] == replace(kept[-1], status="interrupted", owner=None)
+            assert kept[-1].question is not None
+        else:
+            assert isinstance(outcome.error, asyncio.CancelledError)
+            assert not kept or kept[-1].owner is None
+        assert asyncio.run(to_its_end()) == 2 * ["yes to one?"]
+        store.records.clear()
