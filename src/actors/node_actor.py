@@ -400,9 +400,7 @@ class NodeActor:
             self._all_returned.notify_all()
 
     async def all_returned(self) -> None:
-        """Wait until all abandoned threads of this actor have returned, and end computations for its cache."""
-        if self.cache is not None:
-            await self.cache.close()
+        """Wait until all abandoned threads of this actor have returned."""
         if self._all_returned is None:  # made here, because most actors never have such a thread
             self._all_returned = Condition()
         await self._all_returned.wait_for(lambda: not self.abandoned)

@@ -111,8 +111,10 @@ class Wiring:
         return self._wired[program.plan]
 
     async def returned(self) -> None:
-        """Wait until every thread that still runs for an item that has ended has returned."""
+        """End what is computed for caches; wait until every thread that runs for an item that has ended has returned."""
         for actor in self.actors():
+            if actor.cache is not None:
+                await actor.cache.close()
             await actor.all_returned()
 
     def wired(self, plan: Plan) -> Wired | None:
