@@ -22,11 +22,12 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo train-lm test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-embedding docs clean
+.PHONY: help demo train-lm train-kills test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
 	@echo "make train-lm     train a language model on the standard library for four minutes (ARGS=\"--seconds … --save …\")"
+	@echo "make train-kills  kill a training of that model 20 times, and compare it with one that was left alone"
 	@echo "make test         all tests, on every core"
 	@echo "make test-newest  tests of devices, streams and the runtime on the newest Python and the newest JAX, in .venv-newest"
 	@echo "make test-long    all of them, those too slow for test, with $(EFFORT) times the random examples and interleavings"
@@ -92,6 +93,9 @@ demo: $(VENV)/.demo
 # Four minutes; a mesh (--devices 4), a longer run, --save and --complete with ARGS="...".
 train-lm: $(VENV)/.demo
 	$(BIN)/python examples/language_model.py --profile $(ARGS)
+
+train-kills: $(VENV)/.dev
+	$(BIN)/python -m tests.saving.killed $(ARGS)
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest -n auto --dist worksteal $(PYTEST_ARGS)

@@ -300,6 +300,18 @@ class Trainer:
     async def __aexit__(self, *exc_info: object) -> None:
         del self._state
 
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps."""
+        leaves = jax.tree.leaves(self._state)
+        seconds = perf_counter() - self._began
+        return {"parameters": self._model.parameters, "optimizer": leaves, "number": self._number, "seconds": seconds}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
+        self._model.parameters, self._number = state["parameters"], state["number"]
+        self._state = jax.tree.unflatten(jax.tree.structure(self._state), state["optimizer"])
+        self._began = perf_counter() - state["seconds"]
+
     async def __call__(self, batch: data.Packed) -> Step:
         number, model = self._number, self._model
         done = min(number / self._steps if self._steps else (perf_counter() - self._began) / self._seconds, 1)
@@ -322,6 +334,7 @@ async def train(
     *,
     seconds: float = math.inf,
     steps: int | None = None,
+    checkpoint: ps.Checkpoint | None = None,
 ) -> None:
     """Let a model learn from texts for so many seconds, or so many steps; `report` hears of each step."""
     trainer, length = Trainer(model, mesh, seconds, steps), model.config.max_position_embeddings
@@ -331,7 +344,7 @@ async def train(
         """Learn from all pieces, in another order in each epoch, without an end."""
         return ps.map_each(trainer, feed(pieces, length, mesh, shuffle_seed=SEED, epochs=None))
 
-    async with engine.stream(learn(Pieces(texts, length))) as done:
+    async with engine.stream(learn(Pieces(texts, length)), checkpoint=checkpoint) as done:
         async for step in done:
             if step.done == 1:
                 return
@@ -496,6 +509,7 @@ def main() -> int:
     parser.add_argument("--steps", type=int, metavar="N", help="how many steps to train, instead")
     parser.add_argument("--layers", type=int, default=Config().num_hidden_layers, metavar="N", help="of a new model")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many devices the CPU simulates")
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save it as it trains, and go on from there")
     parser.add_argument("--profile", action="store_true", help="say what limits the training")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the model")
     parser.add_argument("--load", type=Path, metavar="FOLDER", help="begin with this model")
@@ -518,7 +532,12 @@ def main() -> int:
         sizes = [sum(map(len, texts)) for texts in corpus]
         print(f"{sizes[0]:,} bytes of {len(corpus.learned):,} files to learn from, {sizes[1]:,} held out")
         with telemetry.profile() if options.profile else nullcontext() as profile:
-            asyncio.run(train(model, corpus.learned, mesh, Report(10), seconds=seconds, steps=options.steps))
+            # About 200 records, which are pieces of files, are in 60 steps, or half a minute.
+            checkpoint = None if options.checkpoint is None else ps.Checkpoint(options.checkpoint, every=200)
+            work = train(
+                model, corpus.learned, mesh, Report(10), seconds=seconds, steps=options.steps, checkpoint=checkpoint
+            )
+            asyncio.run(work)
         if profile is not None:
             print(f"\n{profile}\n")
         if options.save:

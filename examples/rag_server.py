@@ -12,7 +12,6 @@ import argparse
 import asyncio
 import contextlib
 import itertools
-import math
 import socket
 from collections.abc import AsyncGenerator, AsyncIterator, Generator
 from typing import TypedDict
@@ -23,7 +22,7 @@ from fastapi import FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
 
 import penstock as ps
-from penstock import engine
+from penstock import asgi, engine
 
 SOURCES = ("wiki", "docs", "mail", "code")
 OPTIONAL = "web"
@@ -99,22 +98,14 @@ def create_app(base_url: str) -> FastAPI:
     owner = engine.Engine()
     service = owner.deploy(rag, max_in_flight=64, max_queue=64)
 
-    @contextlib.asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        async with owner, service:
-            with engine.tuned_for_serving():
-                yield
-
-    app = FastAPI(lifespan=lifespan)
+    app = FastAPI(lifespan=asgi.lifespan(owner, service, tuned=True))
+    app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))
 
     @app.get("/rag")
     async def endpoint(q: str) -> StreamingResponse:
         pieces = service.stream(rag(q), timeout_seconds=SECONDS)
         try:
             await pieces.wait_started()  # an error or a refusal comes before the headers are sent
-        except ps.Overloaded as error:
-            seconds = max(1, math.ceil(error.retry_after_seconds or 1))
-            raise HTTPException(503, str(error), headers={"Retry-After": str(seconds)}) from error
         except TimeoutError as error:
             raise HTTPException(504, f"a source is too slow: {error}") from error
         except httpx.HTTPError as error:

@@ -10,6 +10,7 @@ The map of the house, in the order in which its floors may import each other:
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
     data         feeds: records in a known order, stages that shape them, on streams as values
+    asgi         streams over HTTP, for Starlette and FastAPI
     testing      virtual time, seeded interleavings, fakes
     _cli         the command line, a module for each command
 """
@@ -54,8 +55,10 @@ from .actors.current import ItemInfo, current
 from .actors.loop_host import Actor, StreamActor
 from .actors.own_loops import Inbox, StreamWork, Work
 from .actors.policy import Cache, Hedge, Retry, retry_after
+from .engine.checkpoint import Checkpoint
 from .engine.control import cond, fold, map_each, switch, while_loop
 from .engine.decorator import apply, node
+from .engine.events import emit
 from .engine.graph import Call, Graph, graph
 from .engine.node import Node
 from .engine.options import ExecutionOptions, execution_options, set_execution_options
@@ -64,15 +67,16 @@ from .engine.resource import Resource, resource
 from .engine.tracing.ref import Ref
 
 __all__ = [
-    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Cache", "Call", "ChannelClosed", "CheckpointError",
-    "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable", "EngineClosedError",
-    "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox", "InboxClosed", "Interrupted",
-    "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore", "MissingExtraError", "Node",
-    "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded", "PenstockError",
-    "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "SQLiteStore",
-    "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply", "cond",
-    "current", "data", "device_node", "devices", "engine", "execution_options", "fold", "graph", "interrupt",
-    "map_each", "node", "resource", "retry_after", "set_execution_options", "switch", "telemetry", "testing",
+    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Cache", "Call", "ChannelClosed", "Checkpoint",
+    "CheckpointError", "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable",
+    "EngineClosedError", "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox",
+    "InboxClosed", "Interrupted", "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore",
+    "MissingExtraError", "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError",
+    "Overloaded", "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError",
+    "Retry", "SQLiteStore", "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied",
+    "apply", "asgi", "cond", "current", "data", "device_node", "devices", "emit", "engine", "execution_options", "fold",
+    "graph", "interrupt", "map_each", "node", "resource", "retry_after", "set_execution_options", "switch", "telemetry",
+    "testing",
     "while_loop",
 ]  # fmt: skip
 
@@ -81,7 +85,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import data, devices, testing
+    from . import asgi, data, devices, testing
     from .devices.device_node import DeviceNode, device_node
     from .engine.interrupt import interrupt
     from .saving.durable import Durable, LoopState
@@ -90,6 +94,7 @@ else:
     __getattr__, __dir__ = _public(
         __name__,
         {
+            "asgi": ".asgi",
             "data": ".data",
             "devices": ".devices",
             "testing": ".testing",

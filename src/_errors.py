@@ -61,16 +61,20 @@ class UnknownItemError(PenstockError):
 
 
 class Overloaded(PenstockError):
-    """A deployment refuses a call: all its places, and all places in its queue, are taken.
+    """A deployment refuses a call, or a node an item: all places, and all places in the queue, are taken.
+
+    A `RateLimit` refuses with it, too, where its limit is used up.
 
     Attributes:
-        retry_after_seconds: in how many seconds a place is likely to be free, from the measured service rate; None
-            before anything has been measured.
+        retry_after_seconds: in how many seconds a place is likely to be free, from the measured service rate, or a
+            limit lets an item pass; None before anything has been measured.
+        key: the key to which it was refused, such as one tenant; None if it would be refused to all.
     """
 
-    def __init__(self, message: str, retry_after_seconds: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_seconds: float | None = None, key: object = None) -> None:
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
+        self.key = key
 
 
 class NodeError(PenstockError):

@@ -14,14 +14,25 @@ from .graphs import chain
 
 STAGES = 10
 CALLERS = 64
+TENANTS = 8
+
+
+def tenant_of(value: int) -> int:
+    return value % TENANTS
 
 
 @asynccontextmanager
 async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     calls = 4_000 if quick else 20_000
-    async with engine.deploy(chain(STAGES)) as service, queue_service(STAGES) as queues:
+    graph = chain(STAGES)
+    async with (
+        engine.deploy(graph) as service,
+        engine.deploy(graph, key=tenant_of) as fair,
+        queue_service(STAGES) as queues,
+    ):
         yield {
             "deployment": partial(call_from_many, service, calls, CALLERS),
+            "by key": partial(call_from_many, fair, calls, CALLERS),
             "queues": partial(call_from_many, queues, calls, CALLERS),
         }
 
@@ -36,6 +47,12 @@ DEPLOYMENT = Workload(
             subject="deployment",
             reference="queues",
             limits=Limits(must=1.0, aim=0.8),
+        ),
+        Row(
+            title="the same, with fair shares of 8 tenants / without",
+            subject="by key",
+            reference="deployment",
+            limits=Limits(must=1.2),
         ),
     ),
 )

@@ -6,15 +6,17 @@ import signal
 import socket
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import cache
+from typing import Any
 
 from ..telemetry import logs
 from ..telemetry.spans import incoming
 from . import process_messages
 from .process_messages import resolve
+from .tasks import no_item
 
 READY = b"R"
 # How often a worker looks whether its parent has changed, which means that the parent has died.
@@ -37,14 +39,15 @@ def serve(connection: socket.socket, set_up_tracing: Callable[[], None] | None) 
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while the interpreter started
     connection.set_inheritable(False)
     logs.describe_items(_item.get)
+    no_item.set('in a worker process, from where no value comes back before the result: use runs_on="thread"')
     set_up_once = cache(set_up_tracing or _nothing)
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
     try:
         connection.sendall(READY)
         while True:
             process_messages.send(connection, _answer(*process_messages.receive(connection), set_up_once))
-    except (EOFError, OSError):
-        return  # the engine's process is gone
+    except (EOFError, OSError):  # the engine's process is gone, or wants this one to end
+        close_instances(list(_instances))
 
 
 def _end_with_parent() -> None:
@@ -67,7 +70,7 @@ def _answer(
 ) -> process_messages.Message:
     """Run one call and encode `(True, result)` or `(False, exception)`, as `process_messages.encode_error` does."""
     try:
-        target, args, kwargs, headers, item = process_messages.decode(body, buffers)
+        target, args, kwargs, headers, item, instance = process_messages.decode(body, buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
         reason = f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {error}"
         return _failure(TypeError(reason), error)
@@ -75,6 +78,8 @@ def _answer(
     try:
         function = resolve(target)  # first, because its module may set up tracing by itself
         with incoming(headers, set_up_tracing) if headers else nullcontext():
+            if instance is not None:
+                function = _instance(function, instance)
             result = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - the caller raises it
         return _failure(error, error)
@@ -90,6 +95,31 @@ def _answer(
             f"process: {error}; return plain data instead"
         )
         return _failure(TypeError(reason), error)
+
+
+# The instances of classes with runs_on="process" that were called in this process, by their numbers.
+_instances: dict[int, Any] = {}
+
+
+def _instance(cls: Callable[..., Any], wanted: process_messages.WorkerInstance) -> Any:
+    """Return the instance of this process; its first call makes and enters it."""
+    if wanted.key not in _instances:
+        instance = cls(*wanted.args, **wanted.kwargs)
+        if hasattr(instance, "__enter__"):
+            instance.__enter__()
+        _instances[wanted.key] = instance
+    return _instances[wanted.key]
+
+
+def close_instances(keys: Iterable[int]) -> None:
+    """Leave instances whose scopes have ended, and forget them; errors are logged, since nobody waits for them."""
+    for key in keys:
+        instance = _instances.pop(key, None)
+        if hasattr(instance, "__exit__"):
+            try:
+                instance.__exit__(None, None, None)
+            except Exception as error:  # noqa: BLE001 - user code; the others have to be left as well
+                logs.warning("actor.not_released", node=type(instance).__name__, error=repr(error))
 
 
 def _failure(error: BaseException, cause: BaseException) -> process_messages.Message:

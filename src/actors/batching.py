@@ -203,7 +203,7 @@ class Batcher(Actor[T, U]):
         batch: how items are gathered.
         concurrency: how many batches are handled at a time.
         name: the name of the function, for errors.
-        runs_on: where the function runs; a thread cannot be cancelled.
+        runs_on: where the function runs; a thread cannot be cancelled, and a process is killed.
     """
 
     def __init__(
@@ -215,7 +215,7 @@ class Batcher(Actor[T, U]):
         runs_on: str = "loop",
     ) -> None:
         self._call = call
-        self._is_cancellable = runs_on == "loop"
+        self._is_cancellable = runs_on != "thread"
         self._queue: BatchQueue[Request[T, U]] = BatchQueue(batch)
         self._may_refuse = batch.max_queue is not None
         self._free = concurrency

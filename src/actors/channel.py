@@ -58,6 +58,12 @@ class PriorityFifo(Generic[T]):
         for lane in self._fifo.values():
             yield next(iter(lane))
 
+    def last_first(self) -> Iterator[tuple[int, T]]:
+        """Yield the priority of each entry and the entry, in the opposite of the order in which they are popped."""
+        for priority in self._priorities:
+            for entry in reversed(self._fifo[priority]):
+                yield priority, entry
+
     def __iter__(self) -> Iterator[T]:
         for lane in self._fifo.values():
             yield from lane

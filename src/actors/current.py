@@ -142,7 +142,7 @@ class Handling:
     It refers to its frame weakly, so that a task that outlives the item does not keep the values of the item alive.
     """
 
-    __slots__ = ("_attempt", "_clock", "_deadline", "_frame", "_item", "_label", "actor", "position")
+    __slots__ = ("_clock", "_deadline", "_frame", "_item", "_label", "actor", "attempt", "position")
 
     def __init__(self, position: Position, frame: "Frame", actor: "NodeActor") -> None:
         deadline = frame.deadline
@@ -153,7 +153,7 @@ class Handling:
         self._frame = ref(frame)
         self._item = frame.item
         self._label = actor.label()
-        self._attempt = position.attempt
+        self.attempt = position.attempt
         self._deadline = deadline
         self._clock = frame.group.loop.time
 
@@ -178,12 +178,12 @@ class Handling:
     @property
     def is_present(self) -> bool:
         """Whether the worker is still in this handler, in the same attempt, and in no further link of a chain."""
-        return self.is_running and self.position.attempt == self._attempt and len(self.actor.links) < 2
+        return self.is_running and self.position.attempt == self.attempt and len(self.actor.links) < 2
 
     def info(self) -> ItemInfo:
         """Return the description of this run, for `current()`."""
         return ItemInfo(
-            self.actor.graph, self._label, self._item, self._attempt, self._deadline, self._clock, self
+            self.actor.graph, self._label, self._item, self.attempt, self._deadline, self._clock, self
         )  # fmt: skip
 
 
@@ -218,7 +218,7 @@ def current() -> ItemInfo:
         return OUTSIDE
     position = found if isinstance(found, Position) else found.position
     if not position.is_own:
-        return found.info() if isinstance(found, Handling) else _from_outside(position).info()
+        return found.info() if isinstance(found, Handling) else position_outside(position).info()
     if isinstance(found, Handling) and found.is_present:
         return found.info()
     handling = position.handling()
@@ -271,20 +271,29 @@ def calling_actor() -> "NodeActor | None":
     return found.actor if isinstance(found, Handling) and found.is_running else None
 
 
-def _from_outside(position: Position) -> Handling:
+def position_outside(position: Position, asked: str = "penstock.current()") -> Handling:
+    """Return the handler that a position stands for, to a task or thread that this handler has started.
+
+    Args:
+        position: the position.
+        asked: what was called, for the error.
+
+    Raises:
+        UnknownItemError: the worker may be with another item by now.
+    """
     frame = position.frame
     handling = position.handling()
     if frame is None or handling is None:
-        raise UnknownItemError(f"penstock.current() was called in a task or thread whose handler has ended; {_REMEDY}")
+        raise UnknownItemError(f"{asked} was called in a task or thread whose handler has ended; {_REMEDY}")
     if not frame.group.is_exclusive:
         raise UnknownItemError(
-            "penstock.current() was called in a task or thread that a handler has started, and its worker may be with "
-            f"another item by now; {_REMEDY}"
+            f"{asked} was called in a task or thread that a handler has started, and its worker may be with another "
+            f"item by now; {_REMEDY}"
         )
     return handling
 
 
-_REMEDY = "call it in the handler itself, before the task is started: then the task knows its item, too"
+_REMEDY = "call penstock.current() in the handler itself, before the task is started: then the task knows its item, too"
 
 
 def _running_task() -> "asyncio.Task[Any] | None":

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of
@@ -92,6 +92,7 @@ class Frame:
         timer: ends the frame at its deadline.
         bodies: what stops the bodies that its steps of control flow run now.
         span: the parent of the spans of its node executions; None if the frame is not sampled.
+        key: the key of the call, in a deployment with `key=`; None without.
     """
 
     # Attributes that few frames need have their defaults in the class, because making a frame is a large part of the
@@ -111,6 +112,7 @@ class Frame:
     deadline: float | None = None
     expired = False
     is_substitute = False
+    key: Hashable = None
     _was_told = False
     unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None

@@ -35,7 +35,7 @@ _OWN_CANCEL = "penstock: the stream has ended"
 def open_stream(
     actor: "NodeActor",
     frame: "Frame",
-    capacity: int,
+    buffer: StreamBuffer[Any],
     start: Start,
     readers: Iterable[Reader[Any]] = (),
     given: Any = None,
@@ -46,28 +46,28 @@ def open_stream(
     Args:
         actor: the actor that opens the stream; the stream holds a place of it until it has ended.
         frame: the frame that the stream belongs to.
-        capacity: how many values the stream holds for its reader.
+        buffer: what holds values of the stream for its reader.
         start: makes the iterator of one attempt.
         readers: the streams that the generator itself reads; they are left when it ends.
         given: an iterator that was passed as an argument; it has to be closed even if no value is ever asked for.
         failover: makes the iterator that takes over after the last attempt; None for none.
     """
-    buffer: StreamBuffer[Any] = StreamBuffer(capacity)
     reader: Reader[Any] = GeneratorTask(actor, frame, buffer, start, tuple(readers), given, failover).open()
     return reader
 
 
-def open_split(actor: "NodeActor", frame: "Frame", count: int, ahead: int, given: Reader[Any]) -> list[Reader[Any]]:
+def open_split(
+    actor: "NodeActor", frame: "Frame", parts: Sequence[StreamBuffer[Any]], given: Reader[Any]
+) -> list[Reader[Any]]:
     """Open several streams of the values of one; returns their readers.
 
     Args:
         actor: the actor that opens them.
         frame: the frame that they belong to.
-        count: how many.
-        ahead: values that each holds for its reader.
+        parts: what holds values of each for its reader.
         given: the stream whose values they are.
     """
-    buffer: SplitBuffer[Any] = SplitBuffer(count, ahead, _waits_for_itself)
+    buffer: SplitBuffer[Any] = SplitBuffer(parts, _waits_for_itself)
     readers: list[Reader[Any]] = GeneratorTask(actor, frame, buffer, lambda: given, (given,), None).open()
     return readers
 
@@ -199,7 +199,7 @@ class GeneratorTask:
         return self.buffer.reader()
 
     @property
-    def buffers(self) -> list[StreamBuffer[Any]]:
+    def buffers(self) -> Sequence[StreamBuffer[Any]]:
         """The channels that it fills."""
         return [self.buffer] if isinstance(self.buffer, StreamBuffer) else self.buffer.parts
 

@@ -24,6 +24,7 @@ from .threads import ThreadPool
 
 if TYPE_CHECKING:
     from .node_actor import Body, Failover, NodeActor
+    from .process_messages import WorkerInstance
     from .processes import ProcessPool
     from .sampler import ExecutionSampler
     from .stream_buffer import Reader
@@ -781,14 +782,14 @@ def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
     return run_in_thread
 
 
-def in_process(pool_of: "Callable[[], ProcessPool]", target: str) -> "Body":
-    """Return a body that runs `target` ("module:qualname") in a worker process."""
+def in_process(pool_of: "Callable[[], ProcessPool]", target: str, instance: "WorkerInstance | None" = None) -> "Body":
+    """Return a body that runs `target` ("module:qualname") in a worker process; of a class, an instance of it."""
 
     async def run_in_process(
         worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": worker.position.attempt}
-        work = pool_of().run(target, args, kwargs, item)
+        work = pool_of().run(target, args, kwargs, item, instance)
         if actor.hedge is None:
             return await work
         worker.outside_call = call = ProcessCall(start_task(worker.group.loop, work))
@@ -814,7 +815,7 @@ class InLoop:
     ) -> Any:
         """Give the actor an item, and return its result."""
         deadlines = [at for at in (frame.deadline, worker.position.attempt_deadline) if at is not None]
-        return await self._host.run(args[0], frame.priority, min(deadlines, default=None))
+        return await self._host.run(args[0], frame.priority, min(deadlines, default=None), frame.key)
 
     def begin(
         self,
@@ -830,7 +831,7 @@ class InLoop:
             ActorStopped: its loop has ended.
         """
         outcome = cast("asyncio.Future[Any]", detached)  # a step has the methods that settle a future
-        work: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, outcome)
+        work: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
         return work if self._host.submit_nowait(work) else None
 
 

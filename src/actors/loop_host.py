@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
@@ -12,7 +12,7 @@ from ..telemetry import logs
 from . import current
 from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
 from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
-from .tasks import Condition, start_task, until
+from .tasks import Condition, no_item, start_task, until
 
 if TYPE_CHECKING:
     from .worker import Member
@@ -328,19 +328,20 @@ class LoopHost:
         if not task.cancelled():
             task.result()
 
-    async def run(self, value: Any, priority: int = 0, deadline: float | None = None) -> Any:
+    async def run(self, value: Any, priority: int = 0, deadline: float | None = None, key: Hashable = None) -> Any:
         """Have the actor handle one item; return its result.
 
         Args:
             value: the argument of the call.
             priority: the priority of the call; higher first.
             deadline: the deadline of the call, in the loop's time; None without one.
+            key: the key of the call; None without one.
 
         Raises:
             Exception: the error with which the actor failed the item.
             ActorStopped: the loop has ended.
         """
-        work: Request[Any, Any] = Request(value, priority, deadline)
+        work: Request[Any, Any] = Request(value, priority, deadline, key)
         try:
             await self.submit(work)
             return await work.outcome
@@ -415,6 +416,7 @@ class LoopHost:
 
     async def _run(self, entered: "asyncio.Future[None]", loop_over: "asyncio.Future[None]") -> None:
         current.source.set(None)  # the loop works for no particular item
+        no_item.set("in the loop of an actor or in a batch, which are for many items: use a node of one item")
         instance = self._make()
         crash: BaseException | None = None
         try:
@@ -483,6 +485,7 @@ class LoopStream:
         value: the argument of the call.
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time; None without one.
+        key: the key of the call; None without one.
         capacity: how many parts are held for the reader.
     """
 
@@ -492,10 +495,11 @@ class LoopStream:
         value: Any,
         priority: int = 0,
         deadline: float | None = None,
+        key: Hashable = None,
         capacity: int = DEFAULT_CAPACITY,
     ) -> None:
         self._host = host
-        self._work: StreamRequest[Any, Any] = StreamRequest(value, priority, deadline, capacity)
+        self._work: StreamRequest[Any, Any] = StreamRequest(value, priority, deadline, key, capacity)
         self._reader = self._work.buffer.reader()
         self._begun = False
 
@@ -547,6 +551,8 @@ class Actor(Generic[In, Out]):
                     work.finish(work.value * 2)
     """
 
+    _penstock_is_shared = False  # whether the loops of all scopes run on one and the same instance
+
     async def loop(self, inbox: Inbox[Work[In, Out]], /) -> None:
         """Take work out of the inbox and settle it, in any order, until `inbox.get()` raises `InboxClosed`.
 
@@ -566,6 +572,8 @@ class StreamActor(Generic[In, Out]):
 
     It works as `Actor` does, but a call of an instance gives an async iterator, and `loop` gets `StreamWork`.
     """
+
+    _penstock_is_shared = False
 
     async def loop(self, inbox: Inbox[StreamWork[In, Out]], /) -> None:
         """Take work out of the inbox, put parts into it, and settle it, until `inbox.get()` raises `InboxClosed`.

@@ -182,6 +182,7 @@ class NodeActor:
         "carrier",
         "completed",
         "consumers",
+        "emits",
         "ends_line",
         "failed",
         "failed_over",
@@ -233,6 +234,7 @@ class NodeActor:
         self.invoke: Invoke = invoke
         self.body: Body = _unset
         self.needs_thread = False  # whether its body runs in a thread
+        self.emits = False  # whether its handler may call `penstock.emit`
         self.carrier: Carrier | None = None  # runs executions outside of the loop; only without timeout and retries
         self.links: tuple[Link, ...] = ()  # the plain functions of the chain
         self.run: Callable[[Values], Any] = _unset  # all links, composed into one function

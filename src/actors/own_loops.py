@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -33,6 +33,7 @@ class Work(ABC, Generic[In, Out]):
         value: the argument that the actor was called with.
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
+        key: the key of the call, in a deployment with `key=`; None without.
     """
 
     __slots__ = ()
@@ -40,6 +41,7 @@ class Work(ABC, Generic[In, Out]):
     value: In
     priority: int
     deadline: float | None
+    key: Hashable
 
     @property
     @abstractmethod
@@ -76,6 +78,7 @@ class StreamWork(ABC, Generic[In, Out]):
         value: the argument that the actor was called with.
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
+        key: the key of the call, in a deployment with `key=`; None without.
     """
 
     __slots__ = ()
@@ -83,6 +86,7 @@ class StreamWork(ABC, Generic[In, Out]):
     value: In
     priority: int
     deadline: float | None
+    key: Hashable
 
     @property
     @abstractmethod
@@ -162,6 +166,7 @@ class AnyRequest(Generic[In]):
         value: the argument that the actor was called with.
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
+        key: the key of the call, in a deployment with `key=`; None without.
         taken: whether it was handed out to the loop.
         on_over: called once with the request when it is settled or cancelled.
         arrived_at: when it began to wait for a batch, in the loop's time; nothing before that.
@@ -174,6 +179,7 @@ class AnyRequest(Generic[In]):
         "_settled",
         "arrived_at",
         "deadline",
+        "key",
         "on_over",
         "priority",
         "taken",
@@ -185,10 +191,11 @@ class AnyRequest(Generic[In]):
 
     _public_name: ClassVar[str] = "Work"  # the class that the author of the actor knows, for the repr
 
-    def __init__(self, value: In, priority: int = 0, deadline: float | None = None) -> None:
+    def __init__(self, value: In, priority: int = 0, deadline: float | None = None, key: Hashable = None) -> None:
         self.value = value
         self.priority = priority
         self.deadline = deadline
+        self.key = key
         self.taken = False
         self.on_over: Callable[[Any], None] | None = None
         self._callbacks: tuple[tuple[Callable[[], object], Context], ...] = ()
@@ -261,6 +268,7 @@ class Request(AnyRequest[In], Work[In, Out]):
         value: the argument of the call.
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time; None without one.
+        key: the key of the call; None without one.
         outcome: the object that takes the result; by default a future.
 
     Attributes:
@@ -277,9 +285,10 @@ class Request(AnyRequest[In], Work[In, Out]):
         value: In,
         priority: int = 0,
         deadline: float | None = None,
+        key: Hashable = None,
         outcome: "asyncio.Future[Out] | None" = None,
     ) -> None:
-        super().__init__(value, priority, deadline)
+        super().__init__(value, priority, deadline, key)
         self.outcome: asyncio.Future[Out] = asyncio.get_running_loop().create_future() if outcome is None else outcome
 
     @property
@@ -328,6 +337,7 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         value: the argument of the call.
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time; None without one.
+        key: the key of the call; None without one.
         capacity: how many parts it holds for its reader.
 
     Attributes:
@@ -339,9 +349,14 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
     _public_name = "StreamWork"
 
     def __init__(
-        self, value: In, priority: int = 0, deadline: float | None = None, capacity: int = DEFAULT_CAPACITY
+        self,
+        value: In,
+        priority: int = 0,
+        deadline: float | None = None,
+        key: Hashable = None,
+        capacity: int = DEFAULT_CAPACITY,
     ) -> None:
-        super().__init__(value, priority, deadline)
+        super().__init__(value, priority, deadline, key)
         self.buffer: StreamBuffer[Out] = StreamBuffer(capacity)
         self.buffer.on_abandoned = self.cancel
         self._poured: asyncio.Future[None] | None = None  # while `pour` waits: resolved when the work is settled

@@ -192,6 +192,7 @@ class Policy:
     failover: Callable[..., Any] | None = None
     hedge: Hedge | None = None
     cache: Cache | None = None
+    stateless: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, _POLICY)
@@ -251,6 +252,7 @@ _POLICY: Final = {
     "pure": SWITCH,
     "effectful": SWITCH,
     "ordered": SWITCH,
+    "stateless": SWITCH,
     "restart": one_of(RestartMode),
     "restart_on": Accepted("a tuple of exception classes", are_exceptions),
     "shutdown_seconds": optional(NOT_NEGATIVE),

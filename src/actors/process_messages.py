@@ -84,12 +84,27 @@ def _map(length: int) -> mmap.mmap:
         raise MemoryError(f"there is no room for {length} bytes: {error}") from error
 
 
+class WorkerInstance(NamedTuple):
+    """An instance of a class that each worker process makes for itself, when it is first called there.
+
+    Attributes:
+        key: the number of the instance, one for each scope.
+        args: the arguments that it is made with.
+        kwargs: the keyword arguments that it is made with.
+    """
+
+    key: int
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+
+
 def encode_request(
     target: str,
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
     headers: Mapping[str, str],
     item: Mapping[str, object],
+    instance: "WorkerInstance | None" = None,
 ) -> Message:
     """Pickle a call.
 
@@ -99,17 +114,19 @@ def encode_request(
         kwargs: its keyword arguments.
         headers: the headers of the trace that the call belongs to.
         item: the fields for log records: graph, node, item and attempt.
+        instance: for a class, its instance in the worker that is called.
 
     Raises:
         TypeError: an argument does not pickle; the message names its position or keyword, and its type.
     """
     try:
-        return encode((target, args, kwargs, headers, item))
+        return encode((target, args, kwargs, headers, item, instance))
     except MemoryError:
         raise
     except Exception as error:  # reducers are the arguments' own code and may raise anything
         places = [(f"argument {position}", value) for position, value in enumerate(args, start=1)]
         places += [(f"argument {name!r}", value) for name, value in kwargs.items()]
+        places += [("an argument of the instance", instance)] if instance is not None else []
         culprits = [f"{place} ({type_name(value)})" for place, value in places if not _pickles(value)]
         raise TypeError(
             f"{' and '.join(culprits) or 'an argument'} of {target!r} cannot be sent to a worker process: {error}; "
@@ -256,6 +273,7 @@ def _find(found: Any, qualname: str) -> Any:
 
 
 def unwrap(found: Any) -> Any:
-    """Return the function of a node, which is its attribute `fn`; return any other object as it is."""
+    """Return the function of a node, that of a list for a batched one; return any other object as it is."""
     # Not `inspect.isroutine`, which is true for any object with `__get__`, and so for a node.
-    return found if isinstance(found, FunctionType | type) else getattr(found, "fn", found)
+    function = found if isinstance(found, FunctionType | type) else getattr(found, "fn", found)
+    return getattr(function, "_penstock_of_list", function)

@@ -10,7 +10,7 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Generator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from multiprocessing import process, resource_tracker
@@ -37,6 +37,7 @@ class WorkerProcess:
 
     def __init__(self) -> None:
         self.killed = False
+        self.instances: set[int] = set()  # that it may have made
         self._connection, child_end = socket.socketpair()
         _sockets.update((self._connection, child_end))
         # Now, because the first start of a process would start the tracker, and so unblock SIGINT again.
@@ -158,6 +159,9 @@ def _describe(exit_code: int | None) -> str:
 # socket, which keeps pickling and large writes off the event loop. docs/decisions/0002-process-workers.md compares the
 # alternatives.
 
+# How long `__exit__` of an instance in a worker may take when its scope ends.
+_CLOSE_SECONDS = 5.0
+_CLOSE_INSTANCES = "penstock.actors._process_worker:close_instances"
 # How long an idle worker may take for its exit handlers, which send its spans, before it is killed.
 _EXIT_GRACE_SECONDS = 0.5
 _NO_ITEM: Mapping[str, object] = {}
@@ -174,6 +178,7 @@ class _Call:
     headers: dict[str, str]  # of the trace that the call belongs to
     item: Mapping[str, object]
     kills_worker: bool  # an injected fault
+    instance: process_messages.WorkerInstance | None = None
     cancelled: bool = False
     worker: "WorkerProcess | None" = field(default=None)
 
@@ -212,9 +217,15 @@ class ProcessPool(ThreadOwner):
         self._lock = threading.Lock()
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
+        self._ended: set[int] = set()  # the instances of scopes that have ended, which some worker may still have
 
     async def run(
-        self, target: str, args: tuple[Any, ...], kwargs: dict[str, Any], item: Mapping[str, object] = _NO_ITEM
+        self,
+        target: str,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        item: Mapping[str, object] = _NO_ITEM,
+        instance: process_messages.WorkerInstance | None = None,
     ) -> Any:
         """Run a function in a worker process.
 
@@ -225,6 +236,7 @@ class ProcessPool(ThreadOwner):
             args: its positional arguments; they are pickled when a worker is free.
             kwargs: its keyword arguments.
             item: the fields for log records of the call: graph, node, item and attempt.
+            instance: for a class, its instance in the worker, which is called in its place.
 
         Returns:
             The result of the function. Arrays are rebuilt on memory of their own, and are writable if they were.
@@ -239,7 +251,7 @@ class ProcessPool(ThreadOwner):
         kills_worker = fault_at_call is not None and await fault_at_call(target)
         if self._closed:
             raise EngineClosedError("this process pool was closed; it belongs to an Engine that has ended")
-        call = _Call(target, args, kwargs, spans.outgoing(), item, kills_worker)
+        call = _Call(target, args, kwargs, spans.outgoing(), item, kills_worker, instance)
         # An empty context: `_perform` needs no variables of the caller.
         future = self._threads.submit(contextvars.Context(), None, self._perform, call)
         self._futures.add(future)
@@ -264,6 +276,48 @@ class ProcessPool(ThreadOwner):
                 died=self._died,
                 killed=self._killed,
             )
+
+    async def close_instances(self, keys: Collection[int]) -> None:
+        """Have the workers leave the instances of a scope that has ended; wait for those that run no call now.
+
+        Those that run one do it after that. A worker that takes too long is killed.
+        """
+        with self._lock:
+            self._ended.update(keys)
+            self._forget_ended()
+            holders = [(worker, ended) for worker in self._idle if (ended := worker.instances & self._ended)]
+            for worker, _ in holders:
+                self._idle.remove(worker)
+        closing = {
+            self._threads.submit(contextvars.Context(), None, self._close_instances, worker, ended): worker
+            for worker, ended in holders
+        }
+        if closing:
+            _, hanging = await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
+            for one in hanging:
+                closing[one].kill()
+            if hanging:
+                await asyncio.wait(hanging)
+
+    def _forget_ended(self) -> None:
+        self._ended &= {key for worker in self._workers for key in worker.instances}
+
+    def _close_instances(self, worker: "WorkerProcess", keys: set[int]) -> None:
+        """Have a worker that runs no call leave instances; it is idle then. Runs in a thread of the pool."""
+        request = process_messages.encode_request(_CLOSE_INSTANCES, (keys,), {}, {}, _NO_ITEM)
+        try:
+            worker.exchange(request)
+        except (EOFError, OSError):
+            self._remove(worker, _EXIT_GRACE_SECONDS)
+            return
+        with self._lock:
+            worker.instances -= keys
+            is_killed = worker.killed
+            if not is_killed:
+                self._idle.append(worker)
+            self._forget_ended()
+        if is_killed:
+            self._remove(worker, _EXIT_GRACE_SECONDS)
 
     async def aclose(self) -> None:
         """Cancel all calls, kill the workers that run one, let the idle ones end, and wait until all are gone.
@@ -326,8 +380,12 @@ class ProcessPool(ThreadOwner):
 
     def _perform(self, call: _Call) -> Any:
         """Run one call; runs in a thread of the pool."""
-        request = process_messages.encode_request(call.target, call.args, call.kwargs, call.headers, call.item)
+        request = process_messages.encode_request(
+            call.target, call.args, call.kwargs, call.headers, call.item, call.instance
+        )
         worker = self._assign(call)
+        if call.instance is not None:
+            worker.instances.add(call.instance.key)
         if call.kills_worker:
             worker.die()
         try:
@@ -341,11 +399,15 @@ class ProcessPool(ThreadOwner):
             self._remove(worker, _EXIT_GRACE_SECONDS, call)
             raise
         with self._lock:
+            ended = worker.instances & self._ended
             call.worker = None
             if not worker.killed:
-                self._idle.append(worker)
                 self._completed += 1
-        if worker.killed:  # the call was cancelled after its reply had arrived
+                if not ended:
+                    self._idle.append(worker)
+        if ended and not worker.killed:
+            self._close_instances(worker, ended)
+        elif worker.killed:  # the call was cancelled after its reply had arrived
             self._remove(worker, _EXIT_GRACE_SECONDS)
         return _unpack(call.target, *reply)
 

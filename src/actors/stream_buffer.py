@@ -49,7 +49,7 @@ class StreamBuffer(Generic[T]):
             raise ValueError(f"capacity must be at least 1, got {capacity}")
         self.capacity = capacity
         self.held: deque[T] = deque()
-        self.position = 0
+        self.position: int = 0
         self.ended = False
         self.abandoned = False
         self.on_abandoned: Callable[[], None] | None = None
@@ -173,6 +173,129 @@ class StreamBuffer(Generic[T]):
             putter.set_result(None)
 
 
+class Mark:
+    """A place between two values of a stream, at which each step that it passes tells its state.
+
+    Attributes:
+        record: how many records the source had given before.
+        states: what the steps that it has passed have told, by their names.
+    """
+
+    __slots__ = ("record", "states")
+
+    def __init__(self, record: int) -> None:
+        self.record = record
+        self.states: dict[str, Any] = {}
+
+
+class MarkedBuffer(StreamBuffer[T]):
+    """A stream buffer that a mark may be in, at most one at a time.
+
+    What is behind the mark is kept apart. So a reader that has taken what is before it finds the buffer empty, and has
+    to wait as ever: that is the moment in which it asks for the value behind the mark, and in which the mark is passed.
+
+    Attributes:
+        mark: the mark; None if there is none.
+        on_mark: passes the mark on and takes it out with `release`; called when the reader asks for what is behind it.
+        is_draining: whether values are put without a bound, until the next mark.
+    """
+
+    __slots__ = ("_behind", "_end", "is_draining", "mark", "on_mark")
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        super().__init__(capacity)
+        self.mark: Mark | None = None
+        self.on_mark: Callable[[], Awaitable[None]] | None = None
+        self.is_draining = False
+        self._behind: list[T] = []
+        self._end: tuple[BaseException | None] | None = None  # the end behind the mark
+
+    def put_mark(self, mark: Mark) -> None:
+        """Put a mark behind the values that were put; there is always room for it."""
+        if not self.ended and not self.abandoned:
+            self.mark = mark
+            self.is_draining = False
+            self._wake_reader()
+
+    def release(self) -> None:
+        """Take the mark out, so that the reader gets what is behind it."""
+        self.mark = None
+        self.capacity += len(self._behind)
+        self.held += self._behind
+        self._behind = []
+        end, self._end = self._end, None
+        if end is not None:
+            self.end(*end)
+        self._wake_reader()
+        self._wake_producer()
+
+    async def pass_mark(self) -> None:
+        """Pass the mark on, because the reader asks for what is behind it."""
+        assert self.on_mark is not None
+        await self.on_mark()
+
+    async def until_mark(self) -> bool:
+        """Wait for the next mark without passing it on; returns False if the stream has ended before."""
+        while self.mark is None and not self.ended and not self.abandoned:
+            await super().wait()
+        return self.mark is not None
+
+    def drain(self) -> None:
+        """Let the producer put values without a bound until the next mark."""
+        self.is_draining = True
+        self._wake_producer()
+
+    def put_nowait(self, value: T) -> bool:
+        """Put a value; behind the mark, if there is one."""
+        is_full = len(self.held) >= self.capacity and not self.is_draining
+        if is_full or self._end is not None or self.ended or self.abandoned:
+            return False
+        if self.mark is not None:
+            self._behind.append(value)
+            self.capacity -= 1  # so that all who ask whether there is room see it
+            return True
+        self.held.append(value)
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return True
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the stream; the end, too, is behind the mark."""
+        if self.mark is None:
+            super().end(error)
+        elif self._end is None:
+            self._end = (error,)
+
+    def fail(self, error: BaseException) -> None:
+        """End at once, and forget the mark."""
+        self._forget()
+        super().fail(error)
+
+    def abandon(self) -> None:
+        """Note that the reader has left; the mark goes as well."""
+        self._forget()
+        super().abandon()
+
+    async def get(self) -> T:
+        """Take the next value; a mark before it is passed on."""
+        while not self.held and self.mark is not None:
+            await self.pass_mark()
+        return await super().get()
+
+    async def wait(self) -> None:
+        """Wait for a value or the end, or pass the mark on; the caller looks again."""
+        if self.mark is not None and not self.held:
+            await self.pass_mark()
+        else:
+            await super().wait()
+
+    def _forget(self) -> None:
+        self.capacity += len(self._behind)
+        self._behind = []
+        self.mark = self._end = None
+
+
 # How often a split that waits for room asks whether that can ever come; short for who waits for the error, and nothing
 # beside what a value costs.
 _LOOK_SECONDS = 0.25
@@ -182,17 +305,16 @@ class SplitBuffer(Generic[T]):
     """Several streams of the same values, from one producer to a reader each; for a producer it is like one stream.
 
     Args:
-        count: how many.
-        ahead: the most values that one of them holds, while others wait for more.
+        parts: the streams. Each holds as many values as its capacity, while others wait for more.
         is_stuck: whether the reader of one of the streams waits, through whatever else, for this producer.
 
     Attributes:
-        parts: the streams.
+        parts: the same.
         on_abandoned: called once when the last reader has left.
     """
 
-    def __init__(self, count: int, ahead: int, is_stuck: Callable[[StreamBuffer[Any]], bool]) -> None:
-        self.parts: list[StreamBuffer[T]] = [StreamBuffer(ahead) for _ in range(count)]
+    def __init__(self, parts: Sequence[StreamBuffer[T]], is_stuck: Callable[[StreamBuffer[Any]], bool]) -> None:
+        self.parts = parts
         self.on_abandoned: Callable[[], None] | None = None
         self._is_stuck = is_stuck
         self._next_look: asyncio.TimerHandle | None = None

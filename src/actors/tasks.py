@@ -4,7 +4,7 @@ import asyncio
 import itertools
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from contextvars import Context
+from contextvars import Context, ContextVar
 from time import monotonic
 from types import CodeType
 from typing import Any, Generic, TypeVar
@@ -13,6 +13,9 @@ from weakref import WeakKeyDictionary
 import anyio
 
 T = TypeVar("T")
+
+# Where the running task works for no item that is known here, and what to do instead; the end of a sentence for errors.
+no_item: ContextVar[str | None] = ContextVar("penstock_no_item", default=None)
 
 # Beginning: tasks take their first step in a later turn of the loop, or at once with `start_eagerly`.
 

@@ -488,6 +488,7 @@ class WorkerGroup:
         detached: the first step of its only frame, while that runs outside of the loop and needs no worker.
         waited_for_in: the groups whose members a scope waits for, to which this one is added with its first member.
         caller: for a run, stream or call inside of a handler: the actor of that handler.
+        events: for the events that its handlers emit, an `EventBuffer` of the engine; None if nobody reads them.
     """
 
     # As in a frame, attributes that few groups need have their defaults in the class, and attributes that every worker
@@ -495,6 +496,7 @@ class WorkerGroup:
     _idle: "list[asyncio.Future[None]] | None" = None
     caller: NodeActor | None = None
     detached: "DetachedStep | None" = None
+    events: Any = None
     is_exclusive = False
     waited_for_in: "set[WorkerGroup] | None" = None
 
@@ -523,9 +525,12 @@ class WorkerGroup:
 
     def for_bodies(self, on_empty: Callable[["WorkerGroup"], None]) -> "WorkerGroup":
         """Return a group for the bodies of a step of control flow: in the present context, otherwise as this one."""
-        return WorkerGroup(
+        group = WorkerGroup(
             self.loop, copy_context(), on_empty, traced=self.traced, ends_at=self.ends_at, threads=self.threads
         )
+        if self.events is not None:
+            group.events = self.events
+        return group
 
     def joined(self, member: Member) -> None:
         """Add a member that has begun."""

@@ -8,6 +8,7 @@ from contextvars import copy_context
 from typing import Generic, Self, TypeVar, Unpack
 
 from .._errors import EngineClosedError, EngineLoopError
+from ..engine.checkpoint import Checkpoint
 from ..engine.engine import Engine
 from ..engine.graph import Call
 from ..engine.options import CallOptions
@@ -22,8 +23,11 @@ class Iterate(Generic[T]):
     One thread may read it at a time. The end of the `with` ends the call, and waits until nothing of it is left.
     """
 
-    def __init__(self, call: Call[AsyncIterator[T]], options: CallOptions) -> None:
+    def __init__(
+        self, call: Call[AsyncIterator[T]], options: CallOptions, checkpoint: Checkpoint | None = None
+    ) -> None:
         self._call = call
+        self._checkpoint = checkpoint
         self._options = options
         self._thread: threading.Thread | None = None
         self._opened: Future[tuple[asyncio.AbstractEventLoop, Stream[T], asyncio.Event]] = Future()
@@ -78,11 +82,33 @@ class Iterate(Generic[T]):
         except StopAsyncIteration:
             raise StopIteration from None
 
+    def checkpoint(self) -> None:
+        """Make a cut now, and wait until it is written; in the loop that reads the values, on SIGTERM for instance.
+
+        Raises:
+            OptionsError: there is no `checkpoint=`.
+            CheckpointError: it could not be written.
+            EngineClosedError: the values were not entered, or were left.
+        """
+        if self._thread is None or not self._thread.is_alive():
+            raise EngineClosedError("a cut is made inside of `with data.iterate(call, checkpoint=...) as values:`")
+        loop, stream, _ = self._opened.result()
+        asyncio.run_coroutine_threadsafe(stream._checkpoint(is_reader=True), loop).result()
+
+    @property
+    def position(self) -> int:
+        """How many values were taken, those before a restart included, with `checkpoint=`."""
+        is_open = self._opened.done() and self._opened.exception() is None
+        return self._opened.result()[1].position if is_open else 0
+
     async def _run(self) -> None:
         """Keep the call open until it is left; the only task that the thread begins with."""
         is_left = asyncio.Event()
         try:
-            async with Engine() as engine, engine.stream(self._call, **self._options) as stream:
+            async with (
+                Engine() as engine,
+                engine.stream(self._call, checkpoint=self._checkpoint, **self._options) as stream,
+            ):
                 self._opened.set_result((asyncio.get_running_loop(), stream, is_left))
                 await is_left.wait()
         except BaseException as error:
@@ -99,17 +125,20 @@ class Iterate(Generic[T]):
         self._thread.join()
 
 
-def iterate(call: Call[AsyncIterator[T]], /, **options: Unpack[CallOptions]) -> Iterate[T]:
+def iterate(
+    call: Call[AsyncIterator[T]], /, *, checkpoint: Checkpoint | None = None, **options: Unpack[CallOptions]
+) -> Iterate[T]:
     """Read the values of a call in a plain `for` loop, where no event loop runs.
 
     The graph runs on an event loop in a thread of its own, and works ahead as far as its streams hold values.
 
     Args:
         call: one call of a graph that returns an `AsyncIterator`.
+        checkpoint: where it is saved as it goes, and goes on from.
         **options: those of `engine.stream` for one call.
 
     Returns:
         A context manager, inside which its values are read:
         `with data.iterate(call) as batches: for batch in batches: ...`
     """
-    return Iterate(call, options)
+    return Iterate(call, options, checkpoint)

@@ -4,7 +4,7 @@ import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
 from contextvars import copy_context
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
@@ -12,12 +12,13 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overl
 import numpy as np
 import numpy.typing as npt
 
-from .._errors import DataError, OptionsError
+from .._errors import DataError, OptionsError, PlanError
 from ..actors.accepted import SWITCH, Accepted, check, is_whole, optional, whole
 from ..actors.policy import Policy
 from ..actors.stream_buffer import close_stream
 from ..actors.threads import ThreadPool
 from ..devices.machine import read_slurm
+from ..engine.marks import has_state
 from ..engine.node import Node
 from ..engine.tracing.ref import Ref
 from ..engine.tracing.tracer import active
@@ -163,11 +164,30 @@ class Order(AsyncIterator[Record[None]]):
         self._length = _length_of(self._source)
         self._seed = shuffle_seed
         self._epochs = epochs
+        self._settings = {"shard": list(_shard_of(shard)), "drop_remainder": drop_remainder, "pad": pad}
         self._places = _places(self._length, *_shard_of(shard), drop_remainder=drop_remainder, pad=pad)
         self._permutation: Permutation | None = None  # of this epoch
         self._block: list[tuple[int, int, int]] = []  # what comes next, the last first
         self.epoch = 0
         self.step = 0
+
+    def state(self) -> dict[str, int]:
+        """Return the place of the next record."""
+        return {"epoch": self.epoch, "step": self.step}
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Go on from a place. That takes no longer far behind: the index at each position is computed."""
+        self.epoch, self.step = state["epoch"], state["step"]
+        self._block, self._permutation = [], None
+
+    def after(self, count: int) -> dict[str, int]:
+        """Return the place behind so many records."""
+        epoch, step = divmod(count, len(self._places)) if self._places else (0, 0)
+        return {"epoch": epoch, "step": step}
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the order depends on."""
+        return {"length": self._length, "seed": self._seed, "epochs": self._epochs, **self._settings}
 
     def __aiter__(self) -> Self:
         return self
@@ -221,12 +241,41 @@ class Numbered(AsyncIterator[Record[Any]]):
         check("shard", shard, _SHARD, "data.order(")
         if isinstance(values, _Held):
             values = values.take()
+        self._given = values  # what comes is asked for its state
+        self._restored: Any = None  # of what a function will give for this epoch
         self._begin: Callable[[], Any] | None = None if _is_iterator(values) else values
         self._values: AsyncIterator[Any] | None = None if self._begin else _async_iterator(values)
         self._epochs = epochs
         self._shard, self._shards = _shard_of(shard)
         self.epoch = 0
         self.position = 0
+
+    def state(self) -> dict[str, Any]:
+        """Return the place of the next record, and the state of what gives the values.
+
+        Raises:
+            PlanError: what gives the values has none.
+        """
+        values = self._restored if self._values is None else self._stateful().state()
+        return {"epoch": self.epoch, "position": self.position, "values": values}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from a place."""
+        self.epoch, self.position, self._restored = state["epoch"], state["position"], state["values"]
+        if self._begin is None:
+            self._stateful().restore(self._restored)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the order depends on."""
+        return {"epochs": self._epochs, "shard": [self._shard, self._shards]}
+
+    def _stateful(self) -> Any:
+        if not has_state(self._given):
+            raise PlanError(
+                f"data.order cannot say where this {type(self._given).__name__} is, and checkpoint= would begin it at "
+                "its first value again: give it state() and restore(state), or pass a source with a length and an index"
+            )
+        return self._given
 
     def __aiter__(self) -> Self:
         return self
@@ -236,7 +285,11 @@ class Numbered(AsyncIterator[Record[Any]]):
         while self.epoch != self._epochs:
             if self._values is None:
                 assert self._begin is not None
-                self._values = _async_iterator(self._begin())
+                self._given = self._begin()
+                if self._restored is not None:
+                    self._stateful().restore(self._restored)
+                    self._restored = None
+                self._values = _async_iterator(self._given)
             async for value in self._values:
                 epoch, position = self.epoch, self.position
                 self.position += 1

@@ -21,7 +21,7 @@ from ..engine.control import map_each
 from ..engine.control import split as split_stream
 from ..engine.node import Node
 from ..engine.tracing.ref import Ref
-from .batches import Unlike, collate, joined, part_of, size_of
+from .batches import Array, Unlike, collate, joined, part_of, size_of
 from .records import Record, Source
 
 T = TypeVar("T")
@@ -78,7 +78,15 @@ def stage_node(
 
 
 class Reading(AsyncIterator[U], Generic[T, U]):
-    """One stream on its way through a stage, with the state of the stage."""
+    """One stream on its way through a stage, with the state of the stage.
+
+    Attributes:
+        reads_another: that it has the state of the stage, and not that of what it reads.
+        is_one_to_one: whether it gives one value for each.
+    """
+
+    reads_another = True
+    is_one_to_one = False
 
     def __init__(self, values: AsyncIterator[T]) -> None:
         self._values = aiter(values)
@@ -90,9 +98,40 @@ class Reading(AsyncIterator[U], Generic[T, U]):
     async def __anext__(self) -> U:
         """Return the next value that the stage gives."""
 
+    def state(self) -> Any:
+        """Return what it keeps between two values: nothing."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Take a state that `state` has returned, before the first value."""
+
     async def aclose(self) -> None:
         """Stop reading."""
         await close_stream(self._values)
+
+
+def stored(held: Sequence[Any]) -> Any:
+    """Return values as a state: of records, columns of numbers, which take less time and room than objects."""
+    if not held or any(type(one) is not Record for one in held):
+        return list(held)
+    records = cast("Sequence[Record[Any]]", held)
+    columns = {name: np.array([getattr(one, name) for one in records], np.uint64) for name in _COLUMNS}
+    values = None if all(one.value is None for one in records) else [one.value for one in records]
+    return {**columns, "values": values}
+
+
+def unstored(state: Any) -> list[Any]:
+    """Return the values of which `stored` has made a state."""
+    values: list[Any]
+    if not hasattr(state, "keys"):
+        values = state
+        return values
+    columns = [cast("Array", state[name]).tolist() for name in _COLUMNS]
+    values = state["values"] or [None] * len(columns[0])
+    return [Record(*row) for row in zip(*columns, values, strict=True)]
+
+
+_COLUMNS = ("epoch", "position", "index", "seed")
 
 
 # Reading records.
@@ -153,11 +192,19 @@ class _Batched(Reading[Any, Any]):
         self._collate = collate
         self.held: list[Any] = []
 
+    def state(self) -> Any:
+        """Return the values of the batch that is being made."""
+        return stored(self.held)
+
+    def restore(self, state: Any) -> None:
+        """Go on with a batch."""
+        self.held = unstored(state)
+
     async def __anext__(self) -> Any:
         held, size = self.held, self._size
         async for value in self._values:
             held.append(value)
-            if len(held) == size:
+            if len(held) >= size:
                 break
         else:
             if not held or self._drop_remainder:
@@ -227,6 +274,16 @@ class _Unbatched(Reading[Any, Any]):
         self._size = 0
         self.next = 0
 
+    def state(self) -> Any:
+        """Return the present batch, if there are values left of it."""
+        return None if self.next == self._size else {"batch": self.batch, "next": self.next}
+
+    def restore(self, state: Any) -> None:
+        """Go on with a batch."""
+        if state is not None:
+            self.batch, self.next = state["batch"], state["next"]
+            self._size = size_of(self.batch)
+
     async def __anext__(self) -> Any:
         while self.next == self._size:
             self.batch = await anext(self._values)
@@ -249,6 +306,14 @@ class _Rebatched(Reading[Any, Any]):
         self._drop_remainder = drop_remainder
         self.held: deque[Any] = deque()
         self.count = 0
+
+    def state(self) -> Any:
+        """Return the batches whose values have not been given on."""
+        return list(self.held)
+
+    def restore(self, state: Any) -> None:
+        """Go on with batches."""
+        self.held, self.count = deque(state), sum(map(size_of, state))
 
     async def __anext__(self) -> Any:
         while self.count < self._size:
@@ -327,6 +392,18 @@ class _Packing(Reading[Any, Packed]):
         self.rest: npt.NDArray[Any] | None = None
         self.dtype: np.dtype[Any] | None = None
         self._count = 0
+
+    def state(self) -> Any:
+        """Return the rows that wait, those that are done, and what is left of a sequence."""
+        rows = [list(row) for row in self.packer.rows]
+        done = list(self.done)
+        return {"rows": rows, "done": done, "rest": self.rest, "dtype": self.dtype, "count": self._count}
+
+    def restore(self, state: Any) -> None:
+        """Go on with rows."""
+        self.packer.rows = [(left, items) for left, items in state["rows"]]
+        self.done, self.rest = state["done"], state["rest"]
+        self.dtype, self._count = state["dtype"], state["count"]
 
     async def __anext__(self) -> Packed:
         done = self.done
@@ -426,6 +503,8 @@ def filtered(fn: Callable[[T], Any], /) -> Stage[AsyncIterator[T], AsyncIterator
 
 
 class _Prefetched(Reading[T, T]):
+    is_one_to_one = True
+
     async def __anext__(self) -> T:
         return await anext(self._values)
 
@@ -449,6 +528,14 @@ class _Shuffled(Reading[T, T]):
         self._seed = seed
         self.held: list[T] = []
         self.given = 0
+
+    def state(self) -> Any:
+        """Return the values to choose from."""
+        return {"held": stored(self.held), "given": self.given}
+
+    def restore(self, state: Any) -> None:
+        """Go on with values."""
+        self.held, self.given = unstored(state["held"]), state["given"]
 
     async def __anext__(self) -> T:
         held = self.held
@@ -534,8 +621,16 @@ def split(count: int, /, *, ahead: int = DEFAULT_CAPACITY) -> SplitStage:
 class _InTurns(AsyncIterator[T]):
     """Attributes: open: the streams that have not ended, the next one first."""
 
+    takes_turns = True
+
     def __init__(self, *streams: AsyncIterator[T]) -> None:
         self.open = deque(map(aiter, streams))
+
+    def state(self) -> None:
+        """Return nothing: where all streams have given as many values, it is the turn of the first."""
+
+    def restore(self, state: None) -> None:
+        """Do nothing."""
 
     def __aiter__(self) -> Self:
         return self
@@ -643,7 +738,17 @@ def merged(how: Literal["turns", "arrival"] = "turns", /) -> MergedStage:
 
 
 class _Mixed(AsyncIterator[T]):
-    """Attributes: open: the streams that have not ended, each with its weight; given: how many values were given."""
+    """What mixes streams.
+
+    Attributes:
+        open: the streams that have not ended, each with its weight and number.
+        given: how many values were given.
+        taken: how many of them were those of each stream.
+        mixes: that it is the source, for checkpoints: what it reads goes on by the number of values taken.
+        reads_another: that its state is not that of the streams.
+    """
+
+    mixes = reads_another = True
 
     def __init__(
         self, *streams: AsyncIterator[T], weights: tuple[float, ...], seed: int, until: str, count: int | None
@@ -651,8 +756,18 @@ class _Mixed(AsyncIterator[T]):
         self._seed = seed
         self._until = until
         self._count = count
-        self.open = list(zip(map(aiter, streams), weights, strict=True))
+        self.open = list(zip(map(aiter, streams), weights, range(len(streams)), strict=True))
         self.given = 0
+        self.taken = [0] * len(streams)
+
+    def state(self) -> Any:
+        """Return how many values were taken from each stream, and which streams have not ended."""
+        return {"given": self.given, "taken": list(self.taken), "open": [number for _, _, number in self.open]}
+
+    def restore(self, state: Any) -> None:
+        """Go on from so many values; those of each stream begin behind them."""
+        self.given, self.taken = state["given"], state["taken"]
+        self.open = [one for one in self.open if one[2] in state["open"]]
 
     def __aiter__(self) -> Self:
         return self
@@ -660,28 +775,30 @@ class _Mixed(AsyncIterator[T]):
     async def __anext__(self) -> T:
         while self.open and self.given != self._count:
             place = self._chosen()
+            stream, _, number = self.open[place]
             try:
-                value = await anext(self.open[place][0])
+                value = await anext(stream)
             except StopAsyncIteration:
                 if self._until == "first":
                     break
                 del self.open[place]
             else:
                 self.given += 1
+                self.taken[number] += 1
                 return value
         raise StopAsyncIteration
 
     def _chosen(self) -> int:
         """Return which stream is next: that depends on the seed, and on how many values were given."""
-        point = _chance(self._seed, self.given) / 2**64 * sum(weight for _, weight in self.open)
-        for place, (_, weight) in enumerate(self.open):
+        point = _chance(self._seed, self.given) / 2**64 * sum(weight for _, weight, _ in self.open)
+        for place, (_, weight, _) in enumerate(self.open):
             point -= weight
             if point < 0:
                 return place
         return len(self.open) - 1  # the sum was rounded
 
     async def aclose(self) -> None:
-        for stream, _ in self.open:
+        for stream, _, _ in self.open:
             await close_stream(stream)
 
 

@@ -34,6 +34,7 @@ def device_node(
     shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
+    stateless: bool = False,
     in_specs: Any = None,
     out_specs: Any = None,
     replicas: int = 1,
@@ -56,6 +57,7 @@ def device_node(
     shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
+    stateless: bool = False,
     in_specs: Any = None,
     out_specs: Any = None,
     replicas: int = 1,
@@ -90,6 +92,8 @@ def device_node(
             stacked arrays are new.
         pure: states that the function has no effects. Then equal calls are merged, a batch that failed is tried again
             in parts, and adjacent nodes become one program.
+        stateless: states that results up to rounding will do, where a call with `checkpoint=` has state behind this
+            node, and `batch=` makes batches of what is there.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
             dictionary by parameter, or one spec for all; None is a copy on every device. A spec may be a prefix of the
             argument's pytree, or a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the
@@ -135,6 +139,7 @@ def device_node(
         policy = Policy(
             concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure,
             failover=failover,
+            stateless=stateless,
         )  # fmt: skip
         options = DeviceOptions(
             device, on_device(batch), _names(label, "static", static), _names(label, "shared", shared), donate, pure,
@@ -165,6 +170,34 @@ class DeviceNode(Node[P, R]):
     def batch_statistics(self) -> BatchStatistics:
         """Return how many calls the batches held, and how many rows were padding; all 0 without `batch=`."""
         return self._device_executor.batch_log.statistics()
+
+    def vmap(self, in_axes: Any = 0, out_axes: Any = 0, batch_size: int | None = None) -> "DeviceNode[..., Any]":
+        """Return a node that takes whole arrays, and maps the function of this node over their rows, as `jax.vmap`.
+
+        Without `batch_size`, all rows run at once, in a program for that many. With it, they run in chunks of so many
+        rows, all with one program, however many rows there are: the last chunk is padded, and the results of its
+        padding are left out. On a mesh, the rows of each chunk are split over all of its devices; the others arguments
+        are, if at all, as `in_specs=` says. With `batch_size`, and on a mesh, the result is on the host, as NumPy
+        arrays.
+
+        Args:
+            in_axes: the axis of the rows in each argument: one number for all, or a tuple with a number, None or a
+                pytree of them for each. An argument with None is passed once, for all rows.
+            out_axes: the axis of the rows in the result: a number, or a pytree of them. None for a result that is the
+                same for all rows.
+            batch_size: how many rows run at a time; None for all.
+
+        Returns:
+            The node. It has the policy of this one, and calls of it are not stacked: `batch=` does not apply.
+
+        Raises:
+            OptionsError: `batch_size` is no whole number.
+            TypeError: `in_axes` has more entries than there are parameters.
+        """
+        from .whole_arrays import vmapped
+
+        executor = vmapped(self.name, self._device_executor, in_axes, out_axes, batch_size)
+        return DeviceNode(executor.fn, self.policy, name=executor.name, executor=executor)
 
     async def warmup(
         self, *sample: Any, resources: Mapping[str, Any] | None = None, constants: Mapping[str, Any] | None = None

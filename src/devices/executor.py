@@ -194,8 +194,25 @@ class DeviceExecutor:
 
     @property
     def takes_unready(self) -> bool:
-        """Whether arguments may still be computed: yes, unless they are stacked, which takes their values."""
-        return self.options.batch is None
+        """Whether arguments may still be computed: yes, unless they are stacked or cut, which takes their values."""
+        return self.options.batch is None and not self.is_apart
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether a call is more than one call of its program, so that it neither joins others nor gives parts."""
+        return False
+
+    def spec_of(self, name: str) -> Any:
+        """Return how the argument for a parameter is split over the mesh."""
+        return self._specs.of(name)
+
+    def variants(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return the arguments of the programs that calls without a batch need, given those of an item."""
+        return [values]
+
+    def single_queue(self, *args: Any) -> SingleCallQueue:
+        """Return the queue of its calls without a batch, for a device."""
+        return SingleCallQueue(*args)
 
     def check_reload(self, old: Any, new: Any) -> None:
         """Refuse parameters that would need another program.
@@ -359,6 +376,7 @@ class PlacedNode:
     ) -> None:
         self._loop = devices[0].loop
         self._devices = devices
+        self._executor = executor
         self._jitted = [executor.jitted(device.placement, arguments, donated) for device in devices]
         self._arguments = arguments
         self._parameters = [(position, SameParameters()) for position in arguments.parameters]
@@ -376,7 +394,7 @@ class PlacedNode:
         Raises:
             Exception: what the function raised while it was traced.
         """
-        variants = [values]
+        variants = self._executor.variants(values)
         arguments = self._arguments
         if arguments.stacker is not None:
             item = on_host(arguments.item(values)[0])
@@ -429,7 +447,7 @@ class PlacedNode:
         if executor.batch is None:
             # What a device holds ahead, no other one can take when it is free.
             limit = max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
-            return SingleCallQueue(jitted.name, device, jitted, arguments.parameters, limit)
+            return executor.single_queue(jitted.name, device, jitted, arguments.parameters, limit)
         return BatchCallQueue(
             arguments, device, jitted, executor.batch, self._sizes, options.prefetch, executor.batch_log,
             repeats=options.pure,

@@ -266,7 +266,8 @@ def _make(
     region = DeviceExecutor(name, fn, options, executors[0].passes, _samples(members, inputs), names)
     for one in executors:
         one.add_region(region)
-    return Node(fn, Policy(pure=True), name=name, executor=region)
+    stateless = all(is_node(step.callee) and step.callee.policy.stateless for step in steps)
+    return Node(fn, Policy(pure=True, stateless=stateless), name=name, executor=region)
 
 
 def _samples(members: Sequence[RegionCall], inputs: Inputs) -> Samples:
@@ -487,7 +488,7 @@ def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> 
         return "it is declared pure=False"
     if options.donate:
         return "it may overwrite its arguments, by donate=True"
-    if node.policy != _PLAIN:
+    if dataclasses.replace(node.policy, stateless=False) != _PLAIN:
         return "it has a concurrency, timeout, retry or fallback of its own"
     if options.in_specs is not None or options.out_specs is not None:
         return "it says by in_specs or out_specs how its values are split"
@@ -495,4 +496,6 @@ def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> 
         return "it has pad_axes, and its masks belong to its own arguments"
     if node.bound_to is not None:
         return "it is a method"
+    if executor.is_apart:
+        return "it runs in chunks"
     return None

@@ -171,7 +171,7 @@ def _find_items(draft: Draft) -> dict[int, _Items]:
         if is_node(callee) and callee.policy.failover is not None:
             continue  # the failover gives the whole result
         options = executor.options
-        if options.batch is not None:
+        if options.batch is not None or executor.is_apart:
             continue  # its results are rows of NumPy, whose items are views
         with_whole = options.donate or options.out_specs is not None  # both options describe the whole result
         one = _Items(callee._result_annotation(), found[source], with_whole=with_whole)

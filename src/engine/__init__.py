@@ -1,6 +1,6 @@
 """Running graphs: `run` for one call, `stream` for many, `deploy` for servers, `plan` to look at what will happen."""
 
-from collections.abc import AsyncIterable, AsyncIterator, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Hashable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
 
 from .._public import LateModule as _LateModule
@@ -9,10 +9,12 @@ from ..actors.policy import RunsOn
 from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorState, ActorStatistics, CacheStatistics, ChannelStatistics, ProgramMemory
-from .admission import AdmissionStatistics
+from .admission import AdmissionStatistics, KeyStatistics
+from .checkpoint import Checkpoint
 from .control import Outcome
 from .engine import Engine, EngineStatistics
 from .engine import default_engine as _default_engine
+from .events import Event, Value
 from .graph import Call, Graph, GraphStatistics
 from .graph import as_graph as _as_graph
 from .options import CallOptions, Scheduler
@@ -20,13 +22,14 @@ from .options import resolve as _resolve
 from .program import Plan
 from .statistics import Bottleneck, StreamStatistics
 from .streaming import Stream
+from .values import EventStream
 
 __all__ = [
     "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CacheStatistics", "CallOptions",
-    "ChannelStatistics", "Engine", "EngineStatistics", "GraphStatistics", "MemoryReport", "NodeMemory", "Outcome",
-    "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState",
-    "ServiceStatistics", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "deploy", "memory", "plan",
-    "run", "stream", "tuned_for_serving",
+    "ChannelStatistics", "Engine", "EngineStatistics", "Event", "EventStream", "GraphStatistics", "KeyStatistics",
+    "MemoryReport", "NodeMemory", "Outcome", "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn",
+    "Scheduler", "Service", "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics",
+    "ThreadPoolStatistics", "Value", "deploy", "memory", "plan", "run", "stream", "tuned_for_serving",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -40,6 +43,7 @@ else:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+E = TypeVar("E")
 
 
 async def run(
@@ -48,6 +52,7 @@ async def run(
     *,
     key: str | None = None,
     answer: object = ...,
+    checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> R:
     """Run one call of a graph and return its result.
@@ -58,6 +63,7 @@ async def run(
             call that did not give its result, since its process died, or with an error, goes on when the key is run
             again, with the same arguments. After its result, the key begins a new loop.
         answer: the answer to the question that the key waits with, after `Interrupted`; by default there is none.
+        checkpoint: where the state of its `ps.fold` is saved, from which the next run goes on.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy` and others; see
             `ExecutionOptions`.
 
@@ -75,9 +81,34 @@ async def run(
         KeyInUse: the key is under way elsewhere.
         NotStorable: an argument, the answer, a question or a state of the loop cannot be stored.
     """
-    return await _default_engine().run(call, key=key, answer=answer, **options)
+    return await _default_engine().run(call, key=key, answer=answer, checkpoint=checkpoint, **options)
 
 
+@overload
+def stream(  # type: ignore[overload-overlap]
+    call: Call[AsyncIterator[R]],
+    /,
+    *,
+    events: type[E],
+    capacity: int | None = None,
+    progress: bool = False,
+    key: str | None = ...,
+    answer: object = ...,
+    checkpoint: Checkpoint | None = None,
+    **options: Unpack[CallOptions],
+) -> Stream[Event[E] | Value[R]]: ...
+@overload
+def stream(
+    call: Call[R],
+    /,
+    *,
+    events: type[E],
+    capacity: int | None = None,
+    progress: bool = False,
+    key: str | None = ...,
+    answer: object = ...,
+    **options: Unpack[CallOptions],
+) -> EventStream[E, R]: ...
 @overload
 def stream(
     call: Call[AsyncIterator[R]],
@@ -86,6 +117,7 @@ def stream(
     progress: bool = False,
     key: str | None = ...,
     answer: object = ...,
+    checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[R]: ...
 @overload
@@ -100,9 +132,12 @@ def stream(
     calls: Any,
     /,
     *,
+    events: type[Any] | None = None,
+    capacity: int | None = None,
     progress: bool = False,
     key: str | None = None,
     answer: object = ...,
+    checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[Any]:
     """Run many calls as a pipeline and yield their results in input order; or yield the values of one streaming call.
@@ -112,10 +147,15 @@ def stream(
             for one. Or a single call of a graph that returns an `AsyncIterator`. The code of a plain iterable sees the
             context variables of the caller, but may run outside of any task, where `asyncio.current_task()` is None;
             an async iterable is iterated in a task of its own.
+        events: for a single call, also of a graph that returns one value: the class of the events to read, which nodes
+            hand out with `penstock.emit`; `object` for all. The stream is an `EventStream` then, of `Event` objects,
+            and for a graph that returns an `AsyncIterator` a stream of `Event` and `Value` objects.
+        capacity: the most events that wait for their reader; a node that emits one more waits for room. 16 by default.
         progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls` has
             a length as a list has, the time that is left. Nothing is shown if standard error is no terminal.
         key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
         answer: the answer to the question that the key waits with.
+        checkpoint: of a single call: where it is saved as it goes, and goes on from.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; for many calls
             also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
 
@@ -124,14 +164,51 @@ def stream(
 
     Raises:
         TypeError: the argument is neither a call nor an iterable of calls.
-        PlanError: the single call is one of a graph that returns one value: use `engine.run`.
+        PlanError: the single call is one of a graph that returns one value: use `engine.run`. Or something in the
+            graph cannot be saved with `checkpoint=`.
         OptionsError: an option is unknown or does not apply.
         EngineLoopError: no event loop is running.
         MissingExtraError: there is progress to show, and rich is not installed.
     """
-    return _default_engine().stream(calls, progress=progress, key=key, answer=answer, **options)
+    made: Any = _default_engine()  # as Any, because checkers do not pass on several overloads at once
+    result: Stream[Any] = made.stream(
+        calls, events=events, capacity=capacity, progress=progress, key=key, answer=answer, checkpoint=checkpoint,
+        **options,
+    )  # fmt: skip
+    return result
 
 
+@overload
+def deploy(
+    graph: Graph[P, R],
+    /,
+    *,
+    strategy: Strategy = ...,
+    max_restarts: int = ...,
+    within_seconds: float = ...,
+    warmup: bool = ...,
+    key: Callable[P, Hashable] | None = ...,
+    weights: Mapping[Any, float] | None = ...,
+    max_in_flight_per_key: int | None = ...,
+    max_queue_per_key: int | None = ...,
+    **options: Unpack[CallOptions],
+) -> "_engine.Service[P, R]": ...
+@overload
+def deploy(
+    graph: Graph[P, R],
+    second: Graph[..., object],
+    /,
+    *more: Graph[..., object],
+    strategy: Strategy = ...,
+    max_restarts: int = ...,
+    within_seconds: float = ...,
+    warmup: bool = ...,
+    key: Callable[[Call[Any]], Hashable] | None = ...,
+    weights: Mapping[Any, float] | None = ...,
+    max_in_flight_per_key: int | None = ...,
+    max_queue_per_key: int | None = ...,
+    **options: Unpack[CallOptions],
+) -> "_engine.Service[P, R]": ...
 def deploy(
     graph: Graph[P, R],
     /,
@@ -140,6 +217,10 @@ def deploy(
     max_restarts: int = 3,
     within_seconds: float = 5.0,
     warmup: bool = False,
+    key: Callable[..., Hashable] | None = None,
+    weights: Mapping[Any, float] | None = None,
+    max_in_flight_per_key: int | None = None,
+    max_queue_per_key: int | None = None,
     **options: Unpack[CallOptions],
 ) -> "_engine.Service[P, R]":
     """Make graphs resident, so that many callers share their actors, limits and stateful nodes.
@@ -154,6 +235,14 @@ def deploy(
         within_seconds: the length of the window in which restarts are counted, in seconds.
         warmup: whether the deployment compiles the programs of its device nodes before it is ready, for the
             `sample_input=` of each.
+        key: returns whose call it is, such as the tenant; it has the parameters of the graph, and with several graphs
+            it is given the `Call`. The places are then shared fairly between the keys that want them: by the time for
+            which their calls hold them, so a stream counts for as long as it is open. Within a key, calls of higher
+            priority come first. When the queue is full, a call of the key that is furthest over its share gives way:
+            the newest that waits there is refused in the place of the one that comes. Actors see the key in `Work.key`.
+        weights: the weights of keys; a key with weight 2 has twice the share of one without, whose weight is 1.
+        max_in_flight_per_key: how many places one key may hold at a time; None for all.
+        max_queue_per_key: how many calls of one key may wait; further ones are refused. None without a limit.
         **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`, `enable_caching`,
             `device_strategy`.
 
@@ -167,6 +256,7 @@ def deploy(
     """
     return _default_engine().deploy(
         graph, *more, strategy=strategy, max_restarts=max_restarts, within_seconds=within_seconds, warmup=warmup,
+        key=key, weights=weights, max_in_flight_per_key=max_in_flight_per_key, max_queue_per_key=max_queue_per_key,
         **options,
     )  # fmt: skip
 

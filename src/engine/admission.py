@@ -1,10 +1,19 @@
-"""Admission: a place is reserved before anything expensive runs."""
+"""Admission: a place is reserved before anything expensive runs; and fair shares of the places, by key."""
 
 import asyncio
-from dataclasses import dataclass
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush, heapreplace
+from typing import Any, TypeAlias
 
-from .._errors import Overloaded
+from .._errors import OptionsError, Overloaded
+from ..actors.accepted import FUNCTION, POSITIVE, Accepted, check, optional, whole
 from ..actors.channel import PriorityFifo
+from ..telemetry.counters import less
+from .graph import Call, Graph
+from .tracing.annotations import signature_of
 
 # How many calls the measured rate looks back on: few enough to follow a change in load, many enough not to jump with a
 # single call. It is at least two rounds of all places, because calls that began together end together: each round is a
@@ -13,6 +22,46 @@ _MIN_CALLS = 10
 _ROUNDS = 2
 # Two calls count as ending together if less than this share of the mean time between two calls lies between their ends.
 _TOGETHER = 0.1
+
+
+# Of the keys without calls, this many are remembered, those that called last: for their statistics.
+_MAX_IDLE_KEYS = 1000
+KeyOf: TypeAlias = Callable[[Graph[..., Any], tuple[Any, ...]], Hashable]
+"""Returns the key of a call of a graph with these arguments."""
+
+
+@dataclass(frozen=True)
+class KeyStatistics:
+    """A snapshot of what the calls of one key have got, in a deployment with `key=`.
+
+    Attributes:
+        key: the key, such as the name of a tenant.
+        weight: its weight, 1 by default.
+        in_flight: how many of its calls hold a place.
+        queued: how many of its calls wait for a place.
+        admitted: how many of its calls have got a place so far.
+        refused: how many of its calls were refused with `Overloaded`.
+        held_seconds: for how long its calls have held places, in seconds, summed over all of them.
+    """
+
+    key: Hashable
+    weight: float
+    in_flight: int
+    queued: int
+    admitted: int
+    refused: int
+    held_seconds: float
+
+
+def keys_less(later: Iterable[KeyStatistics], earlier: Iterable[KeyStatistics]) -> tuple[KeyStatistics, ...]:
+    """Return the counters of each key less those of an earlier snapshot; a key forgotten meanwhile counts anew."""
+    before = {one.key: one for one in earlier}
+    return tuple(
+        less(now, before[now.key], "admitted", "refused", "held_seconds")
+        if now.key in before and before[now.key].held_seconds <= now.held_seconds
+        else now
+        for now in later
+    )
 
 
 @dataclass(frozen=True)
@@ -28,6 +77,8 @@ class AdmissionStatistics:
         refused: how many calls were refused with `Overloaded`.
         calls_per_second: the measured service rate while all places are taken: the number of places, divided by the
             time for which a call held its place. None before anything has been measured.
+        keys: the same by key, for a deployment with `key=`: the keys that have calls now, and up to 1,000 others, those
+            that called last.
     """
 
     in_flight: int
@@ -37,23 +88,28 @@ class AdmissionStatistics:
     admitted: int
     refused: int
     calls_per_second: float | None
+    keys: tuple[KeyStatistics, ...] = ()
 
 
 class Admission:
     """Bounds the calls in flight and the calls that wait; it also measures the service rate, for `retry_after_seconds`.
 
     Calls of higher priority get places first; calls of equal priority, in the order in which they came.
+
+    Attributes:
+        key_of: returns the key of a call of a graph with these arguments; None where places are shared by all calls.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, max_in_flight: int, max_queue: int | None) -> None:
+        self.key_of: KeyOf | None = None
         self._loop = loop
         self._time = loop.time
         self._max_in_flight = max_in_flight
         self._max_queue = max_queue
         self._in_flight = 0
         self._waiting: PriorityFifo[asyncio.Future[None]] = PriorityFifo()
-        self._admitted = 0
-        self._refused = 0
+        self._admitted: int = 0
+        self._refused: int = 0
         # The service rate is `_calls / _seconds`: how many calls have ended, and for how long they held their places,
         # divided by the number of places; old calls fade out. A call counts only if it was in flight when all places
         # were taken: other calls say little about a full service. It counts also when it ends together with the others,
@@ -69,7 +125,12 @@ class Admission:
         self._beginnings = 0.0
         self._held_seconds = 0.0  # that sum of times when the last call ended
 
-    def reserve_nowait(self) -> bool:
+    @property
+    def queued(self) -> int:
+        """How many calls wait for a place."""
+        return self._waiting.count
+
+    def reserve_nowait(self, key: Hashable = None) -> bool:
         """Take a place if one is free; return whether it was taken."""
         in_flight = self._in_flight + 1
         if in_flight > self._max_in_flight:  # this keeps the order, too: while a call waits, all places are taken
@@ -85,12 +146,13 @@ class Admission:
             self._full_left = in_flight
         return True
 
-    async def reserve(self, priority: int, graph: str, *, patient: bool = False) -> None:
+    async def reserve(self, priority: int, graph: str, key: Hashable = None, *, patient: bool = False) -> None:
         """Take a place; if none is free, wait for one.
 
         Args:
             priority: the priority of the call; higher first.
             graph: the name of the graph, for the error.
+            key: the key of the call; of no meaning without keys.
             patient: whether to wait although the queue is full. The items of a stream do: a stream is one producer with
                 a window of its own, not a crowd of callers.
 
@@ -117,8 +179,8 @@ class Admission:
                 self._waiting.discard(waiter, priority)
             raise
 
-    def release(self) -> None:
-        """Give a place back; the next call that waits gets it."""
+    def release(self, key: Hashable = None) -> None:
+        """Give the place of a call back; the next call that waits gets it."""
         if not self._full_left:  # then no call waits
             self._in_flight -= 1
             return
@@ -166,3 +228,404 @@ class Admission:
         """Return in how many seconds all calls that wait now will have got a place, at the measured rate."""
         seconds = self._seconds_per_call()
         return None if seconds is None else seconds * (self._waiting.count + 1)
+
+
+# Fair shares: the same places and the same queue, shared between keys.
+
+
+@dataclass(frozen=True)
+class FairShares:
+    """How the calls of a deployment are told apart, and what each key may have; see `penstock.engine.deploy`.
+
+    Attributes:
+        key_of: returns the key of a call of a graph with these arguments.
+        weights: the weights of keys; 1 for all others.
+        max_in_flight_per_key: how many places one key may hold.
+        max_queue_per_key: how many calls of one key may wait.
+    """
+
+    key_of: KeyOf
+    weights: Mapping[Any, float] = field(default_factory=dict[Any, float])
+    max_in_flight_per_key: int = sys.maxsize
+    max_queue_per_key: int = sys.maxsize
+
+
+def fair_shares(
+    graphs: tuple[Graph[..., Any], ...],
+    key: Callable[..., Hashable] | None,
+    weights: Mapping[Any, float] | None,
+    max_in_flight_per_key: int | None,
+    max_queue_per_key: int | None,
+) -> FairShares | None:
+    """Check the options of `deploy` that concern keys, and return them; None without `key=`.
+
+    Raises:
+        OptionsError: an option does not accept its value, or needs `key=`.
+    """
+    check("max_in_flight_per_key", max_in_flight_per_key, optional(whole(1)))
+    check("max_queue_per_key", max_queue_per_key, optional(whole(0)))
+    check("weights", weights, optional(_WEIGHTS))
+    if key is None:
+        given = {
+            "weights": weights, "max_in_flight_per_key": max_in_flight_per_key, "max_queue_per_key": max_queue_per_key,
+        }  # fmt: skip
+        for name, value in given.items():
+            if value is not None:
+                raise OptionsError(f"{name}={value!r}: this needs key=, a function that returns whose call it is")
+        return None
+    check("key", key, FUNCTION)
+    for one, weight in (weights or {}).items():
+        check(f"[{one!r}]", weight, POSITIVE, "weights")
+    return FairShares(
+        _reader_of(graphs, key),
+        dict(weights or {}),
+        sys.maxsize if max_in_flight_per_key is None else max_in_flight_per_key,
+        sys.maxsize if max_queue_per_key is None else max_queue_per_key,
+    )
+
+
+_WEIGHTS = Accepted("a mapping of keys to weights", lambda value: isinstance(value, Mapping))
+
+
+def _reader_of(graphs: tuple[Graph[..., Any], ...], key: Callable[..., Hashable]) -> KeyOf:
+    """Return a function that calls `key` for a graph and its arguments.
+
+    Raises:
+        OptionsError: `key` does not take the parameters of the graph, or a `Call` if there are several graphs.
+    """
+    graph, *more = graphs
+    wanted = list(graph._signature.parameters) if not more else ["call"]
+    positional = graph._positional if not more else 1
+    named = wanted[positional:]
+    try:
+        signature = signature_of(key)
+    except (TypeError, ValueError):  # of a function written in C
+        signature = None
+    if signature is not None:
+        takes = f"the parameters of graph {graph.name!r}" if not more else "the Call, because there are several graphs"
+        try:
+            signature.bind(*wanted[:positional], **dict.fromkeys(named))
+        except TypeError as error:
+            raise OptionsError(f"key={key!r}: it takes {takes} ({', '.join(wanted)}), but {error}") from None
+        known = [name for name in signature.parameters if name in wanted]
+        if known != [name for name in wanted if name in known]:
+            raise OptionsError(f"key={key!r}: it takes {takes} in their order ({', '.join(wanted)})")
+    if more:
+        return lambda graph, arguments: key(Call(graph, arguments))
+    if not named:
+        return lambda graph, arguments: key(*arguments)
+    return lambda graph, arguments: key(
+        *arguments[:positional], **dict(zip(named, arguments[positional:], strict=True))
+    )
+
+
+class _Share:
+    """The account of one key.
+
+    Attributes:
+        waiting: the calls that wait. The future of each is resolved with True when the call gets a place, and with
+            False when it has to make room in the queue.
+        in_flight: how many calls hold a place.
+        beginnings: the sum of the times at which its calls began, less the times at which they ended.
+        expected: the time that its calls in flight are expected to hold their places, summed over them.
+        start: added to its level: the level from which it began to compete.
+        period: the period of contention that `expected` and `start` belong to.
+        turn: the number of its valid entry in the line; 0 if it is not in the line.
+    """
+
+    __slots__ = (
+        "admitted", "beginnings", "expected", "in_flight", "key", "period", "refused", "start", "turn", "waiting",
+        "weight",
+    )  # fmt: skip
+
+    def __init__(self, key: Hashable, weight: float) -> None:
+        self.key = key
+        self.weight = weight
+        self.waiting: PriorityFifo[asyncio.Future[bool]] = PriorityFifo()
+        self.in_flight = self.admitted = self.refused = self.period = self.turn = 0
+        self.beginnings = self.expected = self.start = 0.0
+
+    def held_seconds(self, now: float) -> float:
+        """Return for how long its calls have held places, summed over them."""
+        return self.in_flight * now - self.beginnings
+
+    def level(self, now: float) -> float:
+        """Return what it has had of the places, for its weight; the key with the lowest level is the next."""
+        return (self.in_flight * now - self.beginnings + self.expected) / self.weight + self.start
+
+    def statistics(self, now: float) -> KeyStatistics:
+        """Return a snapshot of the counters."""
+        return KeyStatistics(
+            self.key, self.weight, self.in_flight, self.waiting.count, self.admitted, self.refused,
+            max(0.0, self.held_seconds(now)),
+        )  # fmt: skip
+
+
+class FairAdmission(Admission):
+    """Admission that is fair between keys; within a key, calls of higher priority come first.
+
+    This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) where costs are known only afterwards. The
+    cost of a call is the time for which it holds its place. The level of a key is the sum of these costs, divided by
+    its weight, and a call that is in flight counts with the mean cost in addition. A free place goes to the key with
+    the lowest level. A key that begins to compete does so at the level at which the last place was given away, if its
+    own is lower: nobody saves up. What a key holds while no call waits for its turn is held against nobody.
+    """
+
+    def __init__(
+        self, loop: asyncio.AbstractEventLoop, max_in_flight: int, max_queue: int | None, shares: FairShares
+    ) -> None:
+        super().__init__(loop, max_in_flight, max_queue)
+        self.key_of = shares.key_of
+        self._weights = shares.weights
+        self._max_in_flight_per_key = shares.max_in_flight_per_key
+        self._max_queue_per_key = shares.max_queue_per_key
+        self._active: dict[Hashable, _Share] = {}  # the keys that have calls
+        self._idle: OrderedDict[Hashable, _Share] = OrderedDict()
+        self._longest_queue = sys.maxsize if max_queue is None else max_queue
+        self._queued = 0
+        self._patient: set[asyncio.Future[bool]] = set()
+        # The keys whose calls wait for nothing but a place, each with the level that it had at least. Levels only grow
+        # between two changes of a key, and only those of keys with calls in flight, so the lowest level is found by
+        # looking again at the first entry. A key that has changed gets a new entry, and its `turn` says which is valid.
+        self._line: list[tuple[float, int, _Share]] = []
+        self._turns = 0
+        self._contending = 0  # how many keys are in the line
+        self._period = 0
+        self._period_began = 0.0
+        self._level = 0.0  # the level at which the last place was given away in this period
+
+    @property
+    def queued(self) -> int:
+        """How many calls wait for a place."""
+        return self._queued
+
+    def reserve_nowait(self, key: Hashable = None) -> bool:
+        """Take a place if one is free and the key may have it; return whether it was taken."""
+        if self._in_flight >= self._max_in_flight:
+            return False
+        share = self._active.get(key) or self._activated(key)
+        if share.in_flight >= self._max_in_flight_per_key:
+            return False
+        Admission.reserve_nowait(self)  # `super()` takes as long as what it would call
+        share.in_flight += 1
+        share.beginnings += self._time()
+        share.admitted += 1
+        return True
+
+    async def reserve(self, priority: int, graph: str, key: Hashable = None, *, patient: bool = False) -> None:
+        """Take a place; if none is free, or the key has as many as it may have, wait for one.
+
+        Raises:
+            Overloaded: the queue, or that of the key, is full; or it was, and a call of another key came that has had
+                less of its share.
+        """
+        if self.reserve_nowait(key):
+            return
+        share = self._active.get(key) or self._activated(key)
+        has_room = self._queued < self._longest_queue and share.waiting.count < self._max_queue_per_key
+        if not has_room and not patient and not self._has_made_room(share):
+            raise self._refusal(share, graph)
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        share.waiting.push(waiter, priority)
+        self._queued += 1
+        if patient:
+            self._patient.add(waiter)
+        if not share.turn:
+            self._changed(share, self._time())
+        try:
+            is_admitted = await waiter
+        except BaseException:  # a cancel, as a rule; raised again
+            now = self._time()
+            if not waiter.done() or waiter.cancelled():
+                self._withdraw(share, waiter, priority)
+            elif waiter.result():  # the call was admitted and cancelled in the same turn of the loop
+                self._ended(share, now)
+                self._pass_on(now)
+            raise
+        finally:
+            if patient:
+                self._patient.discard(waiter)
+        if not is_admitted:
+            raise self._refusal(share, graph)
+
+    def release(self, key: Hashable = None) -> None:
+        """Give the place of a call back; a call of the key with the lowest level gets it."""
+        now = self._time()
+        share = self._active[key]
+        if self._contending or share.in_flight == 1 or share.waiting.count:
+            self._ended(share, now)
+        else:  # the same, for the most frequent case
+            share.beginnings -= now
+            share.in_flight -= 1
+        if self._full_left:
+            Admission.release(self)
+        else:
+            self._pass_on(now)
+
+    def statistics(self) -> AdmissionStatistics:
+        """Return a snapshot of the counters."""
+        now, seconds = self._time(), self._seconds_per_call()
+        return AdmissionStatistics(
+            self._in_flight, self._max_in_flight, self._queued, self._max_queue, self._admitted, self._refused,
+            1 / seconds if seconds else None,
+            tuple(share.statistics(now) for share in (*self._active.values(), *reversed(self._idle.values()))),
+        )  # fmt: skip
+
+    def _activated(self, key: Hashable) -> _Share:
+        """Return the account of a key that has no calls."""
+        share = self._idle.pop(key) if key in self._idle else _Share(key, self._weights.get(key, 1.0))
+        self._active[key] = share
+        return share
+
+    def _pass_on(self, now: float) -> None:
+        line = self._line
+        while self._contending:
+            level, turn, share = line[0]
+            if turn != share.turn:
+                heappop(line)
+                continue
+            if (present := share.level(now)) > level:
+                heapreplace(line, (present, turn, share))
+                continue
+            waiter = share.waiting.pop()
+            self._queued -= 1
+            if waiter.done():  # cancelled a moment ago
+                if not share.waiting.count:
+                    self._changed(share, now)
+                continue
+            if level > self._level:
+                self._level = level
+            share.in_flight += 1
+            share.beginnings += now
+            share.admitted += 1
+            if self._calls:
+                share.expected += self._expected_seconds()
+            if share.waiting.count and share.in_flight < self._max_in_flight_per_key:
+                heapreplace(line, (share.level(now), turn, share))
+            else:
+                self._changed(share, now)
+            self._admitted += 1  # it takes over the place at once
+            if self._in_flight == self._max_in_flight:
+                self._full_left = self._max_in_flight
+            elif self._full_left:
+                self._full_left -= 1
+            waiter.set_result(True)
+            return
+        Admission._pass_on(self, now)
+
+    def _ended(self, share: _Share, now: float) -> None:
+        """Note that a call of a key has ended."""
+        if self._contending:
+            if share.period != self._period:
+                self._take_part(share)
+            share.expected -= share.expected / share.in_flight
+        share.beginnings -= now
+        share.in_flight -= 1
+        if share.waiting.count or not share.in_flight:
+            self._changed(share, now)
+
+    def _changed(self, share: _Share, now: float) -> None:
+        """Give a key the place in the line that it has after a change of its calls."""
+        waiting = share.waiting.count
+        if waiting and share.in_flight < self._max_in_flight_per_key:
+            if not share.turn:
+                if not self._contending:
+                    self._begin_period(now)
+                self._contending += 1
+                self._take_part(share)
+                share.start += max(0.0, self._level - share.level(now))
+            self._turns += 1
+            share.turn = self._turns
+            heappush(self._line, (share.level(now), share.turn, share))
+            if len(self._line) > 2 * self._contending + 64:
+                self._line = [entry for entry in self._line if entry[1] == entry[2].turn]
+                heapify(self._line)
+            return
+        if share.turn:
+            share.turn = 0
+            self._contending -= 1
+            if not self._contending:
+                self._line.clear()
+        if not waiting and not share.in_flight and self._active.pop(share.key, None) is not None:
+            self._idle[share.key] = share
+            if len(self._idle) > _MAX_IDLE_KEYS:
+                self._idle.popitem(last=False)
+
+    def _begin_period(self, now: float) -> None:
+        """Begin a period of contention, in which all keys begin at the same level."""
+        self._period += 1
+        self._period_began = now
+        self._level = 0.0
+
+    def _take_part(self, share: _Share) -> None:
+        """Have a key take part in the period, if it does not yet; no call of it has begun or ended in the period."""
+        if share.period != self._period:
+            share.period = self._period
+            share.expected = share.in_flight * self._expected_seconds()
+            share.start = -share.held_seconds(self._period_began) / share.weight
+
+    def _expected_seconds(self) -> float:
+        """Return for how long a call is expected to hold its place; 0 before anything was measured."""
+        return self._seconds / self._calls * self._max_in_flight if self._calls else 0.0
+
+    def _has_made_room(self, share: _Share) -> bool:
+        """Have a call of a key that is further over its share leave the full queue; return whether one did."""
+        if share.waiting.count >= self._max_queue_per_key:
+            return False
+        if not self._contending:
+            self._begin_period(self._time())
+        now, expected = self._time(), self._expected_seconds()
+        furthest, last = self._last_turn(share, now, expected, 1), None
+        for other in self._active.values():
+            if other is not share and other.waiting.count:
+                turn = self._last_turn(other, now, expected)
+                if turn > furthest and (newest := self._newest(other)) is not None:
+                    furthest, last = turn, (other, *newest)
+        if last is None:
+            return False
+        other, priority, waiter = last
+        self._withdraw(other, waiter, priority)
+        waiter.set_result(False)
+        return True
+
+    def _last_turn(self, share: _Share, now: float, expected: float, more: int = 0) -> tuple[float, float]:
+        """Return at which level the last call of a key will get a place; before anything was measured, in calls."""
+        self._take_part(share)
+        calls = (share.waiting.count + more) / share.weight
+        return share.level(now) + calls * expected, calls
+
+    def _newest(self, share: _Share) -> tuple[int, "asyncio.Future[bool]"] | None:
+        """Return the newest call that waits, of those of the lowest priority; None if all that wait are patient."""
+        for priority, waiter in share.waiting.last_first():
+            if not waiter.done() and waiter not in self._patient:
+                return priority, waiter
+        return None
+
+    def _withdraw(self, share: _Share, waiter: "asyncio.Future[bool]", priority: int) -> None:
+        if share.waiting.discard(waiter, priority):
+            self._queued -= 1
+            self._changed(share, self._time())
+
+    def _refusal(self, share: _Share, graph: str) -> Overloaded:
+        """Count a call as refused, and return its error."""
+        share.refused += 1
+        self._refused += 1
+        of_key = f"{share.in_flight} and {share.waiting.count} of them of key {share.key!r:.60}"
+        error = Overloaded(
+            f"graph {graph!r}: {self._in_flight} calls are in flight (max_in_flight) and {self._queued} wait for a "
+            f"place (max_queue), {of_key}, which has no more room or is the furthest over its share",
+            self._seconds_until_served(share),
+            share.key,
+        )
+        self._changed(share, self._time())
+        return error
+
+    def _seconds_until_served(self, share: _Share) -> float | None:
+        """Return in how many seconds all calls of a key that wait now will have got a place, at the measured rate."""
+        seconds = self._seconds_per_call()
+        if seconds is None:
+            return None
+        calls = share.waiting.count + 1
+        weights = sum(one.weight for one in {share, *self._active.values()})
+        by_share = seconds * min(self._queued + 1, calls * weights / share.weight)
+        return max(by_share, seconds * self._max_in_flight * calls / self._max_in_flight_per_key)

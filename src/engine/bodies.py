@@ -14,11 +14,12 @@ from ..actors.generators import open_split, open_stream
 from ..actors.invocation import call_in_thread, take_thread
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Body, Failover, Invoke, NodeActor
-from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader, StreamBuffer
-from ..actors.tasks import until
+from ..actors.stream_buffer import DEFAULT_CAPACITY, MarkedBuffer, Reader, StreamBuffer
+from ..actors.tasks import start_task, until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import logs, spans
+from .checkpoint import Place
 from .control import (
     Control,
     OnError,
@@ -40,16 +41,17 @@ from .source import ReorderWindow, Turns, go_on
 Args = tuple[Any, ...]
 
 
-def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], ThreadPool]) -> Body:
+def body_of(
+    control: Control, bodies: tuple[Wired, ...], threads: Callable[[], ThreadPool], place: Place | None = None
+) -> Body:
     """Return the function that runs a control-flow step: it chooses the body, and passes it its arguments.
 
     Args:
         control: the construct of the step.
         bodies: its bodies.
         threads: returns the threads of the Engine.
+        place: what a `fold` does when a mark comes; None where none does.
     """
-    if control.durable is not None:
-        return _durable_loop(control.limit, *bodies)
     counts = [len(wired.program.plan.captures) for wired in bodies]
 
     def captured(args: Args, index: int, own: int) -> Args:
@@ -96,10 +98,13 @@ def body_of(control: Control, bodies: tuple[Wired, ...], threads: Callable[[], T
     async def fold(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
         skips = control.on_error == "skip"
         outside = captured(args, 0, 2)
+        if place is not None:
+            fold = _MarkedFold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips)
+            return await fold.go_on_from(place, args[0], args[1])
         return await _Fold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips).run(args[1])
 
-    kinds = {"cond": cond, "switch": switch, "while_loop": while_loop, "map_each": map_each, "fold": fold}
-    return kinds[control.kind]
+    loop = while_loop if control.durable is None else _durable_loop(control.limit, *bodies)
+    return {"cond": cond, "switch": switch, "while_loop": loop, "map_each": map_each, "fold": fold}[control.kind]
 
 
 def _durable_loop(limit: int, predicate: Wired, body: Wired) -> Body:
@@ -161,6 +166,8 @@ class _Bodies:
         frame.priority = parent.priority
         if on_stream is not None:
             frame.on_result_stream = on_stream
+        if parent.key is not None:
+            frame.key = parent.key
         if self._span is not None:
             frame.span = spans.FrameSpan(self._span, wired.program.name)
         group.start(frame, wired.entries)
@@ -407,6 +414,49 @@ class _Fold(_Bodies):
             self._go_on()
 
 
+class _MarkedFold(_Fold):
+    """A fold of a call that is saved. Its state is stored when a mark comes, and is what it begins with."""
+
+    _passing: "asyncio.Task[None] | None" = None
+
+    async def go_on_from(self, place: Place, values: Reader[Any], initial: Any) -> Any:
+        """Fold the stream to its end, from the state of the newest cut, if there is one."""
+        place.pass_marks([values], ())
+        place.saving.begin(place.stop, self)
+        stored = place.saving.state_of(place.stop.name, {"value": initial, "count": 0})
+        if stored is not None:
+            initial, self._started = stored["value"], stored["count"]
+        try:
+            return await self.run(initial)
+        finally:
+            if self._passing is not None:
+                self._passing.cancel()
+                await asyncio.wait([self._passing])
+
+    def state(self) -> Any:
+        """Return the state that values are folded into, and how many were."""
+        return {"value": self._state, "count": self._started}
+
+    def restore(self, state: Any) -> None:
+        """Do nothing: what it begins with is passed to `run`."""
+
+    def _go_on(self) -> None:
+        super()._go_on()
+        values = self._values
+        assert isinstance(values, MarkedBuffer)
+        if values.mark is not None and values.waiter is not None and self._passing is None:
+            self._passing = start_task(self._group.loop, values.pass_mark(), name="penstock-saving")
+            self._passing.add_done_callback(self._passed)
+
+    def _passed(self, task: "asyncio.Task[None]") -> None:
+        self._passing = None
+        if not task.cancelled() and task.exception() is not None:
+            self._error = task.exception()
+        waiter = self._values.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)  # `_came` goes on
+
+
 # The steps that give streams: generators, and `map_each` over a stream.
 
 
@@ -425,6 +475,8 @@ class StreamMap(_Bodies):
         outside: tuple[Any, ...],
         control: Control,
         actor: NodeActor,
+        *,
+        is_marked: bool,
     ) -> None:
         super().__init__(wired, parent, outside)
         self._inputs = inputs
@@ -432,6 +484,7 @@ class StreamMap(_Bodies):
         self._actor = actor  # that counts the items that failed
         self._window = ReorderWindow(parent.group.loop, control.limit, parent.fail, None, ordered=True)
         self.frames = self._window.frames
+        self._wait = self._wait_or_pass if is_marked else self._window.wait
 
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn, unless it may go on."""
@@ -462,7 +515,7 @@ class StreamMap(_Bodies):
                 ended = next((one for one in inputs if one.ended and not one.held), None)
                 if window.frames or ended is None:
                     asked = [one for one in inputs if not one.held] if room and ended is None else ()
-                    await window.wait(asked)
+                    await self._wait(asked)
                 elif ended.error is not None:
                     await ended.get()  # raises it
                 else:
@@ -470,6 +523,14 @@ class StreamMap(_Bodies):
         finally:
             parent.body_ended(self.stop)
             await self._close()
+
+    async def _wait_or_pass(self, asked: Iterable[StreamBuffer[Any]]) -> None:
+        """Wait as ever; but pass a mark on once all values before it have left, of a call that is saved."""
+        first = self._inputs[0]
+        if not self._window.frames and isinstance(first, MarkedBuffer) and first.mark is not None and not first.held:
+            await first.pass_mark()
+        else:
+            await self._window.wait(asked)
 
     def _outcome(self, frame: Frame) -> list[Any]:
         """Return what is given for a value where its error does not end the whole."""
@@ -560,21 +621,34 @@ class _StreamOfBody(_Bodies):
         self.frames.pop(frame.item, None)
 
 
-def opening(capacity: int, streams: tuple[int, ...]) -> Invoke:
+def opening(capacity: int, streams: tuple[int, ...], place: Place | None = None) -> Invoke:
     """Return a function that opens the stream of a node.
 
     Args:
         capacity: how many values the stream holds for its reader.
         streams: the slots of the streams that the node itself reads.
+        place: what the node does when a mark comes; None where none does.
     """
 
     async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, kwargs = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
         failover = None if actor.failover is None else actor.failover(worker, frame)
-        return open_stream(actor, frame, capacity, lambda: actor.fn(*args, **kwargs), readers, failover=failover)
+        buffer, start = _buffer(place, capacity, lambda: actor.fn(*args, **kwargs), readers)
+        return open_stream(actor, frame, buffer, start, readers, failover=failover)
 
     return open_node
+
+
+def _buffer(
+    place: Place | None, capacity: int, start: Callable[[], Any], readers: Iterable[Reader[Any]]
+) -> tuple[StreamBuffer[Any], Callable[[], Any]]:
+    """Return what holds the values of a stream, and what makes its iterator; with marks, where those pass."""
+    if place is None:
+        return StreamBuffer(capacity), start
+    buffer: MarkedBuffer[Any] = MarkedBuffer(capacity)
+    place.pass_marks(readers, [buffer])
+    return buffer, place.begin(start, [buffer])
 
 
 def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> Invoke:
@@ -583,32 +657,38 @@ def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> 
     async def open_in_loop(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, _ = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
-        start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, capacity)
         failover = None if actor.failover is None else actor.failover(worker, frame)
-        return open_stream(actor, frame, capacity, start, readers, failover=failover)
+        start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, frame.key, capacity)
+        return open_stream(actor, frame, StreamBuffer(capacity), start, readers, failover=failover)
 
     return open_in_loop
 
 
-def mapping(control: Control, body: Wired) -> Invoke:
-    """Return a function that opens the stream of a `map_each`."""
+def mapping(control: Control, body: Wired, place: Place | None = None) -> Invoke:
+    """Return a function that opens the stream of a `map_each`; arguments as for `opening`."""
 
     async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         arguments, _ = actor.arguments(frame.values)
         readers: list[Reader[Any]] = list(arguments[: control.inputs])
         inputs = [reader.buffer for reader in readers]
-        stream_map = StreamMap(body, frame, inputs, tuple(arguments[control.inputs :]), control, actor)
-        return open_stream(actor, frame, control.ahead or DEFAULT_CAPACITY, stream_map.results, readers)
+        outside = tuple(arguments[control.inputs :])
+        stream_map = StreamMap(body, frame, inputs, outside, control, actor, is_marked=place is not None)
+        buffer, start = _buffer(place, control.ahead or DEFAULT_CAPACITY, stream_map.results, readers)
+        return open_stream(actor, frame, buffer, start, readers)
 
     return open_map
 
 
-def splitting(count: int, ahead: int) -> Invoke:
+def splitting(count: int, ahead: int, place: Place | None = None) -> Invoke:
     """Return what opens the branches of a split, each with at most `ahead` values."""
 
     async def open_branches(worker: Worker, actor: NodeActor, frame: Frame) -> list[Reader[Any]]:
         (values,), _ = actor.arguments(frame.values)
-        return open_split(actor, frame, count, ahead, values)
+        if place is None:
+            return open_split(actor, frame, [StreamBuffer(ahead) for _ in range(count)], values)
+        parts: list[MarkedBuffer[Any]] = [MarkedBuffer(ahead) for _ in range(count)]
+        place.pass_marks([values], parts)
+        return open_split(actor, frame, parts, values)
 
     return open_branches
 
@@ -624,7 +704,7 @@ def branch(number: int) -> Invoke:
     return take_branch
 
 
-def input_of(parameter: str) -> Invoke:
+def input_of(parameter: str, place: Place | None = None) -> Invoke:
     """Return a function that opens a stream that was passed as an argument."""
 
     async def open_input(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
@@ -633,7 +713,8 @@ def input_of(parameter: str) -> Invoke:
             raise TypeError(
                 f"parameter {parameter!r} of graph {actor.graph!r} is a stream: pass an async iterator, got {given!r}"
             )
-        return open_stream(actor, frame, DEFAULT_CAPACITY, lambda: given, given=given)
+        buffer, start = _buffer(place, DEFAULT_CAPACITY, lambda: given, ())
+        return open_stream(actor, frame, buffer, start, given=given)
 
     return open_input
 

@@ -13,7 +13,6 @@ from time import perf_counter
 from typing import (
     TYPE_CHECKING,
     Any,
-    Literal,
     ParamSpec,
     Protocol,
     TypeAlias,
@@ -82,8 +81,6 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
         raise TypeError(
             f"batched node {label!r} has hedge=: a second attempt would wait for a batch as well; leave it out"
         )
-    if policy.runs_on == "process":
-        raise TypeError(f'batched node {label!r} cannot run with runs_on="process"; use runs_on="thread"')
 
     def make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
         bound = fn if node.bound_to is None else types.MethodType(fn, node.bound_to)
@@ -94,7 +91,9 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
     # inbox holds a whole batch: else the last items of one would wait for room until the first have been taken.
     capacity = policy.capacity or max(DEFAULT_CAPACITY, batch.max_size)
     for_items = replace(policy, concurrency=None, runs_on="loop", capacity=capacity)
-    return Node(_of_one_item(fn, label), for_items, name=label, make_loop=make_loop)
+    one_item: Any = _of_one_item(fn, label)
+    one_item._penstock_of_list = fn  # what a worker process calls
+    return Node(one_item, for_items, name=label, make_loop=make_loop)
 
 
 def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "ThreadShare | None", name: str) -> _Call:
@@ -124,8 +123,15 @@ def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "T
             if threads is not None:
                 threads.give_back()
 
+    async def in_process(items: list[Any]) -> Any:
+        from ..actors.process_messages import process_target
+
+        receiver = () if bound_to is None else (bound_to,)
+        return await pools.processes().run(process_target(function), (*receiver, items), {}, {"node": name})
+
+    function, bound_to = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
     reported: list[float] = []
-    return in_thread if policy.runs_on == "thread" else inline
+    return {"thread": in_thread, "process": in_process, "loop": inline}[policy.runs_on]
 
 
 def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -240,6 +246,7 @@ def node(
     ordered: bool = False,
     hedge: Hedge | None = None,
     cache: Cache | None = None,
+    stateless: bool = False,
 ) -> _Decorator: ...
 @overload
 def node(
@@ -262,6 +269,7 @@ def node(
     ordered: bool = False,
     hedge: Hedge | None = None,
     cache: Cache | None = None,
+    stateless: bool = False,
 ) -> _FailoverDecorator[P, R]: ...
 @overload
 def node(
@@ -271,7 +279,7 @@ def node(
     concurrency: int | None = None,
     capacity: int | None = None,
     max_bytes: int | None = None,
-    runs_on: Literal["loop", "thread"] = "loop",
+    runs_on: RunsOn = "loop",
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
@@ -280,6 +288,7 @@ def node(
     effectful: bool = False,
     model: str | None = None,
     cache: Cache | None = None,
+    stateless: bool = False,
 ) -> _BatchDecorator: ...
 def node(
     fn: Any = None,
@@ -304,6 +313,7 @@ def node(
     failover: Callable[..., Any] | None = None,
     hedge: Hedge | None = None,
     cache: Cache | None = None,
+    stateless: bool = False,
     **unknown: Any,
 ) -> Any:
     """Make a node of a function, an async function, or a class whose instances are called.
@@ -318,7 +328,10 @@ def node(
         capacity: how many items the inbox of the node holds in a pipeline; 16 by default, or `concurrency`, or the
             size of a batch, if that is more.
         max_bytes: how many bytes the inbox holds, counted for values that know their size (`nbytes`, `bytes`, `str`).
-        runs_on: where a plain `def` runs: "loop", "thread" or "process".
+        runs_on: where a plain `def` runs: "loop", "thread" or "process". A class whose `__call__` is a plain `def` may
+            say "process" as well: each worker process makes an instance of its own for each run, stream or deployment,
+            enters it with `__enter__`, and leaves it with `__exit__`. It is for what is slow to make, and not for
+            state: a worker that dies or is killed takes its instance along.
         timeout_seconds: how long one attempt may take, in seconds.
         retry: which failures are worth another attempt.
         fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
@@ -346,6 +359,8 @@ def node(
         hedge: begins a second attempt beside one that takes long; see `penstock.Hedge`. Not for classes, batches,
             streams and effectful nodes.
         cache: keeps results for equal calls; see `penstock.Cache`. Not for classes, streams and effectful nodes.
+        stateless: states that it keeps nothing between two items or values that `checkpoint=` has to save; of a node
+            with `batch=`, that results up to rounding will do.
         **unknown: any other option is refused.
 
     Returns:
@@ -361,7 +376,8 @@ def node(
     policy = Policy(
         concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
-        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, failover=failover, hedge=hedge, cache=cache,
+        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, stateless=stateless, failover=failover,
+        hedge=hedge, cache=cache,
     )  # fmt: skip
 
     def decorate(target: Any) -> Any:

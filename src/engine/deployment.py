@@ -1,7 +1,7 @@
 """Deployment, the inside of a Service: its graphs, its calls in flight, and its life from start to stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,6 +14,7 @@ from .._errors import (
     Overloaded,
     PenstockError,
     PlanError,
+    add_note,
 )
 from ..actors import current
 from ..actors.frame import Frame
@@ -22,10 +23,10 @@ from ..actors.supervision import SupervisorFlags
 from ..actors.tasks import Condition, start_task, uninterrupted
 from ..telemetry import logs, metrics
 from ..telemetry.metrics import Reading
-from .admission import Admission
+from .admission import Admission, FairAdmission, FairShares
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
-from .graph import Graph, check_key, gives_one_value, gives_stream
+from .graph import Graph, check_key, gives_stream
 from .instances import stateful_nodes
 from .nesting import host_context, hosts, refuse_from_inside
 from .open_resources import Opening
@@ -50,12 +51,17 @@ class InFlight:
         live: the calls in flight, but not the items of streams of calls.
         items: how many calls were admitted, which is the number of the next call.
         counts: how many calls and items have ended, by their outcome.
+        by_key: whether the places are shared fairly between the keys of calls, which `key_of` returns.
     """
 
-    __slots__ = ("_changed", "_preparing", "_refusal", "_streams", "admission", "counts", "items", "live")
+    __slots__ = (
+        "_changed", "_key_of", "_preparing", "_refusal", "_streams", "admission", "by_key", "counts", "items", "live",
+    )  # fmt: skip
 
     def __init__(self, admission: Admission, changed: Condition) -> None:
         self.admission = admission
+        self._key_of = admission.key_of
+        self.by_key = self._key_of is not None
         self.live: set[Frame] = set()
         self.items = 0
         self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "interrupted": 0, "running": 0}
@@ -67,10 +73,26 @@ class InFlight:
     @property
     def is_busy(self) -> bool:
         """Whether accepted calls have not ended. An item of a stream has, also before it was read."""
-        waiting = self._preparing or self.admission.statistics().queued
+        waiting = self._preparing or self.admission.queued
         return bool(self.live or waiting or any(stream.window.running for stream in self._streams))
 
-    async def reserve(self, graph: str, priority: int, deadline: float | None) -> None:
+    def key_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> Hashable:
+        """Return the key of a call; count the call if it has none.
+
+        Raises:
+            Exception: the error of the function `key=`.
+        """
+        assert self._key_of is not None
+        try:
+            key = self._key_of(graph, arguments)
+            hash(key)
+        except Exception as error:
+            self.counts["failed"] += 1
+            add_note(error, f"while key= of the deployment was asked for the key of a call of graph {graph.name!r}")
+            raise
+        return key
+
+    async def reserve(self, graph: str, priority: int, deadline: float | None, key: Hashable) -> None:
         """Take a place for a call, waiting for one if need be; count the call if it gets none.
 
         Raises:
@@ -80,7 +102,7 @@ class InFlight:
         timer = asyncio.timeout_at(deadline)
         too_late = f"the call of graph {graph!r} got no place before its deadline"
         # Admission counts the calls that it refuses.
-        await self._wait(self.admission.reserve(priority, graph), timer, too_late, counted=(Overloaded,))
+        await self._wait(self.admission.reserve(priority, graph, key), timer, too_late, counted=(Overloaded,))
 
     async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
         """Wait until the resources of a call are open; count the call if they do not open.
@@ -125,9 +147,9 @@ class InFlight:
         self.counts["failed"] += 1
         return self._refusal() if is_over and self._refusal is not None else error
 
-    def turn_away(self) -> None:
+    def turn_away(self, key: Hashable) -> None:
         """Give back the place of a call that was admitted too late to be served, and count the call as failed."""
-        self.admission.release()
+        self.admission.release(key)
         self.counts["failed"] += 1
 
     def settled(self, frame: Frame) -> None:
@@ -137,7 +159,7 @@ class InFlight:
             self.counts["done"] += 1
         else:
             self._count(frame)
-        self.admission.release()
+        self.admission.release(frame.key if self.by_key else None)
         if not self.live:
             self._changed.notify_all()
 
@@ -242,21 +264,10 @@ class HostedGraphs:
             PlanError: the graph is not part of this deployment, or its calls give streams.
             OptionsError: the graph has a durable loop, and the call no key; or the other way round.
         """
-        wired = self._deployed(graph)
+        wired = self.deployed(graph)
         if wired.program.plan._gives_stream:
             raise gives_stream(graph, verb)
         check_key(wired.program.plan, verb, key, answer)
-        return wired
-
-    def values(self, graph: Graph[..., Any]) -> Wired:
-        """Return the actors of a graph whose calls give streams.
-
-        Raises:
-            PlanError: the graph is not part of this deployment, or its calls give one value.
-        """
-        wired = self._deployed(graph)
-        if not wired.program.plan._gives_stream:
-            raise gives_one_value(graph, "service")
         return wired
 
     def lost(self, programs: Collection[Program]) -> None:
@@ -298,7 +309,12 @@ class HostedGraphs:
         """Yield the actors of every graph."""
         return iter(self._wired.values())
 
-    def _deployed(self, graph: Graph[..., Any]) -> Wired:
+    def deployed(self, graph: Graph[..., Any]) -> Wired:
+        """Return the actors of a graph.
+
+        Raises:
+            PlanError: the graph is not part of this deployment.
+        """
         if graph not in self._wired:
             raise self._not_deployed(graph)
         return self._wired[graph]
@@ -333,10 +349,12 @@ class Deployment:
         flags: SupervisorFlags,
         *,
         warms_up: bool = False,
+        shares: FairShares | None = None,
     ) -> None:
         self.runtime = runtime
         self.graphs = HostedGraphs(graphs)
         self._options = options
+        self._shares = shares
         self._flags = flags
         self._warms_up = warms_up
         self._failure: Callable[[str], DeploymentFailed] | None = None
@@ -388,7 +406,8 @@ class Deployment:
         context = host_context(self)
         self.scope = context.run(partial(Scope, is_admitted=True), self.runtime, options, scheduler, self._flags)
         self.scope.on_failed = self._fail
-        admission = Admission(self.scope.loop, options.max_in_flight, options.max_queue)
+        places = self.scope.loop, options.max_in_flight, options.max_queue
+        admission = Admission(*places) if self._shares is None else FairAdmission(*places, self._shares)
         self.in_flight = InFlight(admission, self._changed)
         if options.collect_metrics:
             metrics.opened(self)
@@ -561,14 +580,14 @@ class Deployment:
         if self._is_stopped():
             raise self.stopped_error()
 
-    def check_admitted(self, in_flight: InFlight) -> None:
+    def check_admitted(self, in_flight: InFlight, key: Hashable) -> None:
         """Refuse a call that has just been admitted if the deployment was stopped while the call waited.
 
         Raises:
             EngineClosedError: the deployment was stopped; the place of the call is free again.
         """
         if self._is_stopped():
-            in_flight.turn_away()
+            in_flight.turn_away(key)
             raise self.stopped_error()
 
     def _is_stopped(self) -> bool:

@@ -1,12 +1,12 @@
 """Engine: owns threads, processes and the limits of nodes; `run`, `stream` and `deploy` are its verbs."""
 
 import asyncio
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import DeadlineExceeded, DeploymentFailed
+from .._errors import DeadlineExceeded, DeploymentFailed, OptionsError
 from .._public import LateModule
 from ..actors.accepted import check, optional, whole
 from ..actors.supervision import Strategy, SupervisorFlags
@@ -14,14 +14,28 @@ from ..actors.tasks import uninterrupted, until
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.rendered import Rendered
+from .admission import fair_shares
 from .call import RunningCall
-from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, one_value, refuse_key, time_left, values
+from .checkpoint import Checkpoint, Saving
+from .events import Event, EventBuffer, Value
+from .graph import (
+    Call,
+    Graph,
+    as_call,
+    as_graph,
+    check_key,
+    durable_call,
+    gives_one_value,
+    one_value,
+    refuse_key,
+    time_left,
+)
 from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop
 from .streaming import CallsStream, Stream
-from .values import OwnScope, StreamingCall, ValuesStream
+from .values import EventStream, OwnScope, SavedStream, StreamingCall, check_events, stream_of
 
 if TYPE_CHECKING:
     from .. import engine
@@ -31,6 +45,7 @@ else:
 
 
 P = ParamSpec("P")
+E = TypeVar("E")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -114,20 +129,49 @@ class Engine:
         *,
         key: str | None = None,
         answer: object = ...,
+        checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self._runtime.check_loop()
         one, merged = as_call(call, "engine.run"), resolve("run", options, self._options)
         plan = one_value(one.graph, merged, "engine.run", key, answer)
+        saving = None if checkpoint is None else _saving(checkpoint, one, plan, key)
         result: R
         if key is None:
-            result = await _run_call(self._runtime, one, merged, plan)
+            result = await _run_call(self._runtime, one, merged, plan, saving)
         else:
             async with durable_call(plan, one, key, answer, self._runtime.pools.threads, merged) as kept:
                 result = await _run_call(self._runtime, one, time_left(merged, kept), plan)
         return result
 
+    @overload
+    def stream(  # type: ignore[overload-overlap]
+        self,
+        call: Call[AsyncIterator[R]],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        checkpoint: Checkpoint | None = None,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Event[E] | Value[R]]: ...
+    @overload
+    def stream(
+        self,
+        call: Call[R],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
+    ) -> EventStream[E, R]: ...
     @overload
     def stream(
         self,
@@ -137,6 +181,7 @@ class Engine:
         progress: bool = False,
         key: str | None = ...,
         answer: object = ...,
+        checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
     @overload
@@ -153,25 +198,49 @@ class Engine:
         calls: Any,
         /,
         *,
+        events: type[Any] | None = None,
+        capacity: int | None = None,
         progress: bool = False,
         key: str | None = None,
         answer: object = ...,
+        checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
-        """Run many calls as a pipeline, or one call that gives a stream; see `penstock.engine.stream`."""
+        """Run many calls as a pipeline, or one call that gives a stream or events; see `penstock.engine.stream`."""
         shows_progress = is_shown(progress)
+        check_events(events, capacity, is_one_call=isinstance(calls, Call))
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
-            values(call.graph)
+            gives_stream = call.graph._present_trace().gives_stream
+            if not gives_stream and events is None:
+                raise gives_one_value(call.graph, "engine")
             merged = resolve("stream(call)", options, self._options)
-            start = partial(self._streaming_call, call, merged, key, answer)
-            return ValuesStream(start, shows_progress=shows_progress)
+            saving = None
+            if checkpoint is not None:
+                if not gives_stream:
+                    raise OptionsError("checkpoint= with events= is for a graph that returns a stream")
+                saving = _saving(checkpoint, call, call.graph._planned(is_cached=merged.enable_caching), key)
+            start = partial(self._streaming_call, call, merged, key, answer, saving)
+            if saving is not None and events is None:
+                return SavedStream(partial(start, None), shows_progress=shows_progress)
+            return stream_of(call, start, events, capacity, gives_stream=gives_stream, shows_progress=shows_progress)
+        if checkpoint is not None:
+            raise OptionsError(
+                "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "
+                "engine.stream(train(data.order(source)), checkpoint=...)"
+            )
         refuse_key(key, answer, "engine.stream")
         merged = resolve("stream", options, self._options)
         return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
     def _streaming_call(
-        self, call: Call[Any], options: ExecutionOptions, key: str | None, answer: object
+        self,
+        call: Call[Any],
+        options: ExecutionOptions,
+        key: str | None,
+        answer: object,
+        saving: Saving | None,
+        events: EventBuffer | None,
     ) -> StreamingCall:
         self._runtime.check_loop()
         kept = None
@@ -179,8 +248,41 @@ class Engine:
             plan = call.graph._planned(is_cached=options.enable_caching)
             check_key(plan, "engine.stream", key, answer)
             kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
-        return StreamingCall(OwnScope(self._runtime, options, key, answer), call, options, kept)
+        return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept, events)
 
+    @overload
+    def deploy(
+        self,
+        graph: Graph[P, R],
+        /,
+        *,
+        strategy: Strategy = ...,
+        max_restarts: int = ...,
+        within_seconds: float = ...,
+        warmup: bool = ...,
+        key: Callable[P, Hashable] | None = ...,
+        weights: Mapping[Any, float] | None = ...,
+        max_in_flight_per_key: int | None = ...,
+        max_queue_per_key: int | None = ...,
+        **options: Unpack[CallOptions],
+    ) -> "engine.Service[P, R]": ...
+    @overload
+    def deploy(
+        self,
+        graph: Graph[P, R],
+        second: Graph[..., Any],
+        /,
+        *more: Graph[..., Any],
+        strategy: Strategy = ...,
+        max_restarts: int = ...,
+        within_seconds: float = ...,
+        warmup: bool = ...,
+        key: Callable[[Call[Any]], Hashable] | None = ...,
+        weights: Mapping[Any, float] | None = ...,
+        max_in_flight_per_key: int | None = ...,
+        max_queue_per_key: int | None = ...,
+        **options: Unpack[CallOptions],
+    ) -> "engine.Service[P, R]": ...
     def deploy(
         self,
         graph: Graph[P, R],
@@ -190,14 +292,20 @@ class Engine:
         max_restarts: int = 3,
         within_seconds: float = 5.0,
         warmup: bool = False,
+        key: Callable[..., Hashable] | None = None,
+        weights: Mapping[Any, float] | None = None,
+        max_in_flight_per_key: int | None = None,
+        max_queue_per_key: int | None = None,
         **options: Unpack[CallOptions],
     ) -> "engine.Service[P, R]":
         """Make graphs resident, for servers; see `penstock.engine.deploy`."""
         from . import Service
 
         flags = SupervisorFlags(strategy, max_restarts, within_seconds)
-        graphs: tuple[Graph[..., Any], ...] = (graph, *more)
-        return Service(self._runtime, graphs, resolve("deploy", options, self._options), flags, warms_up=warmup)
+        graphs: tuple[Graph[..., Any], ...] = tuple(as_graph(each, "engine.deploy") for each in (graph, *more))
+        shares = fair_shares(graphs, key, weights, max_in_flight_per_key, max_queue_per_key)
+        merged = resolve("deploy", options, self._options)
+        return Service(self._runtime, graphs, merged, flags, warms_up=warmup, shares=shares)
 
     def plan(self, graph: Graph[..., Any], /) -> Plan:
         """Return what a graph will do; see `penstock.engine.plan`."""
@@ -259,9 +367,19 @@ def default_engine() -> Engine:
 # Running one call.
 
 
-async def _run_call(runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan) -> Any:
+def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, key: str | None) -> Saving:
+    if key is not None:
+        raise OptionsError("a call has key=, for a durable loop, or checkpoint=, for a stream or a fold, and not both")
+    return Saving(checkpoint, call, plan)
+
+
+async def _run_call(
+    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Saving | None = None
+) -> Any:
     """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
+    if saving is not None:
+        return await _run_in_own_scope(runtime, call, options, plan, scheduler, saving=saving)
     wired = runtime.shared_wiring(plan, scheduler, options)
     if wired is not None and wired.program.resources:
         return await _run_with_resources(runtime, call, options, wired)
@@ -284,15 +402,21 @@ async def _run_in_own_scope(
     plan: Plan,
     scheduler: ChosenScheduler,
     on_prepared: Callable[[Scope], None] | None = None,
+    saving: Saving | None = None,
 ) -> Any:
     run = _Run(runtime, call, options)
-    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads)
+    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads, saving=saving)
     try:
         wired = await run.started(scope.prepare(plan))
         if on_prepared is not None:
             on_prepared(scope)
         scope.on_failed = run.fail_with
-        return await run.run_to_end(wired)
+        if saving is None:
+            return await run.run_to_end(wired)
+        saving.on_failure = run.fail
+        result = await run.run_to_end(wired)
+        saving.is_done = True
+        return result
     finally:
         await scope.close()
 

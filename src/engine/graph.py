@@ -672,21 +672,12 @@ def check_key(plan: Plan, verb: str, key: str | None, answer: object = ...) -> N
     check("key", key, NAME, f"{verb}(")
 
 
-def values(graph: Graph[..., Any]) -> None:
-    """Check that the calls of a graph give streams.
-
-    Raises:
-        PlanError: its calls give one value.
-    """
-    if not graph._present_trace().gives_stream:
-        raise gives_one_value(graph, "engine")
-
-
 def gives_one_value(graph: Graph[..., Any], owner: str) -> PlanError:
     """Return the error for a call that gives one value where a stream of values is needed."""
     return PlanError(
         f"{owner}.stream takes an iterable of calls, or one call of a graph that returns an AsyncIterator; graph "
-        f"{graph.name!r} returns one value: for one call, use {owner}.run"
+        f"{graph.name!r} returns one value: for one call, use {owner}.run, or {owner}.stream(call, events=...) to read "
+        "what its nodes emit"
     )
 
 

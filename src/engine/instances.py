@@ -2,10 +2,12 @@
 
 import asyncio
 import functools
+import itertools
+import types
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note
 from ..actors import loop_host
@@ -19,7 +21,10 @@ from . import nesting
 from .node import MakeLoop, Node, is_node
 from .pools import Pools
 from .program import Plan
-from .stateful import fresh_instance
+from .stateful import fresh_instance, recipe_of
+
+if TYPE_CHECKING:
+    from ..actors.process_messages import WorkerInstance
 
 Handler = Callable[..., Any]
 
@@ -66,6 +71,12 @@ class Instance:
             return self._handler(*args, **kwargs)
 
         return handle
+
+    @property
+    def value(self) -> Any:
+        """The present instance itself."""
+        assert isinstance(self._handler, types.MethodType)
+        return self._handler.__self__
 
     @property
     def state(self) -> ActorState:
@@ -303,6 +314,10 @@ class LoopInstance:
         return error
 
 
+# Numbers of instances in worker processes, which serve all Engines of this process one after the other.
+_in_workers = itertools.count(1)
+
+
 class InstanceRegistry:
     """One instance of each stateful node that a scope uses, shared by all of its call sites.
 
@@ -318,6 +333,11 @@ class InstanceRegistry:
         self._supervisor = supervisor
         self._instances: dict[object, Instance] = {}
         self._loops: dict[object, LoopInstance] = {}
+        self._in_workers: dict[object, WorkerInstance] = {}
+
+    def in_workers(self, node: Node[..., Any]) -> "WorkerInstance":
+        """Return the instance that each worker process makes for this scope."""
+        return self._in_workers[instance_key(node)]
 
     def instance_of(self, node: Node[..., Any]) -> Instance:
         """Return the instance of a stateful node in this scope."""
@@ -337,7 +357,12 @@ class InstanceRegistry:
         opened: dict[object, Instance | LoopInstance] = {}
         try:
             for key, node in nodes.items():
-                if key not in self._instances and key not in self._loops:
+                if node._is_in_workers:
+                    from ..actors.process_messages import WorkerInstance  # few programs need it
+
+                    _, args, kwargs = recipe_of(node.template)
+                    self._in_workers.setdefault(key, WorkerInstance(next(_in_workers), args, kwargs))
+                elif key not in self._instances and key not in self._loops:
                     child = self._make(node)
                     await child.start()
                     opened[key] = child
@@ -361,7 +386,12 @@ class InstanceRegistry:
         Raises:
             Exception: the first error of an `__aexit__`.
         """
-        await self._supervisor.close()
+        try:
+            await self._supervisor.close()
+        finally:
+            in_workers, self._in_workers = self._in_workers, {}
+            if in_workers and self._pools.has_processes:
+                await self._pools.processes().close_instances([instance.key for instance in in_workers.values()])
         self._instances.clear()
         self._loops.clear()
 

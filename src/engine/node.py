@@ -248,8 +248,13 @@ class Node(Generic[P, Ret_co]):
 
         An instance of a class handles one item at a time, unless it owns its loop, which decides that by itself.
         """
-        one = 1 if self.template is not None and self.make_loop is None else None
+        one = 1 if self.template is not None and self.make_loop is None and not self._is_in_workers else None
         return one if self.policy.concurrency is None else self.policy.concurrency
+
+    @property
+    def _is_in_workers(self) -> bool:
+        """Whether each worker process has an instance of its own, in place of one in this process."""
+        return self.template is not None and self._runs_on == "process"
 
     @property
     def _runs_in(self) -> "Executor | None":
@@ -637,7 +642,22 @@ def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_statef
             f"stateful node {name!r} cannot have {option}: its state would see other {why}; call a function node inside"
         )
     if policy.runs_on == "process" and is_stateful:
-        raise TypeError(f'stateful node {name!r} cannot run with runs_on="process": its state would stay there')
+        _check_in_workers(name, policy)
+
+
+def _check_in_workers(name: str, policy: Policy) -> None:
+    """Refuse what supposes one instance, which sees all items."""
+    given = {
+        "restart=": policy.restart != "permanent",
+        "restart_on=": bool(policy.restart_on),
+        "ordered=True": policy.ordered,
+    }
+    for option, is_given in given.items():
+        if is_given:
+            raise TypeError(
+                f'stateful node {name!r} with runs_on="process" has an instance in each worker process, for what is '
+                f"slow to make, such as a model, and not for state: {option} does not apply"
+            )
 
 
 def _check_generator(name: str, policy: Policy) -> None:

@@ -212,5 +212,7 @@ def checked(options: Mapping[str, Any], verb: str) -> None:
     for name, value in options.items():
         if name not in applicable:
             why = f"does not apply to {verb}" if name in NAMES else "is no execution option"
+            if name == "checkpoint":
+                why = f"is for one call of engine.stream or engine.run, not for {verb}: a deployment goes on for ever"
             raise OptionsError(f"{name!r} {why}; {verb} takes {', '.join(sorted(applicable))}")
         check(name, value, _ACCEPTED[name])

@@ -23,7 +23,7 @@ from ..actors.tasks import Condition, start_task, uninterrupted
 from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
-from .admission import Admission
+from .admission import Admission, KeyOf
 from .call import RunningCall
 from .graph import Graph
 from .nesting import refuse_to_close_from_inside
@@ -177,6 +177,7 @@ class Pipeline:
             began with.
         owns_scope: whether the scope is closed with the pipeline.
         admission: for a stream of a deployment, its admission: each item needs a place there as well.
+        key_of: for a stream of a deployment with `key=`, returns the key of a call.
         context: the context of the handlers; by default a copy of the caller's.
 
     Attributes:
@@ -197,6 +198,7 @@ class Pipeline:
         prepare: Prepare,
         owns_scope: bool,
         admission: Admission | None = None,
+        key_of: KeyOf | None = None,
         context: Context | None = None,
     ) -> None:
         self.loop = scope.loop
@@ -210,6 +212,7 @@ class Pipeline:
         self._reader_wait = ReaderWait()
         self._owns_scope = owns_scope
         self._admission = admission
+        self._key_of = key_of
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
         self._caller = calling_actor()
@@ -390,8 +393,9 @@ class Pipeline:
         wired = self._wired.get(graph)
         if wired is None:
             wired = self._wired[graph] = await self._prepare(graph)
+        key = None if self._key_of is None else self._key_of(graph, call.arguments)
         if self._admission is not None:
-            await self._admission.reserve(self._options.priority, graph.name, patient=True)
+            await self._admission.reserve(self._options.priority, graph.name, key, patient=True)
         if self._group is not None:
             frame = self.window.new_frame(wired, call.arguments, self._group, self._parent)
             frame.priority = self._options.priority
@@ -406,6 +410,7 @@ class Pipeline:
         item.listener = self.window
         item.parent, item.caller = self._parent, self._caller
         item.ends_at = item.deadline = self._deadline
+        item.key = key
         self._items.add(item)
         item.join(self._scope)
         self.window.started(item)
@@ -421,7 +426,7 @@ class Pipeline:
             error = self._error if frame.expired and frame.error is None else frame.error
             spans.end_run(frame.span.parent, outcome_of(frame.state, error), error)
         if self._admission is not None:
-            self._admission.release()
+            self._admission.release(frame.key)
 
     def _failed(self, make_error: Callable[[str], DeploymentFailed]) -> None:
         self.abort(make_error("the stream"))

@@ -1,14 +1,26 @@
-"""Rate limits: a node that passes its input on, so many times per second."""
+"""Rate limits: a node that passes its input on, so many times per second; for all items, or for each key."""
 
 import asyncio
 import math
-from typing import TYPE_CHECKING, Any, TypeVar
+import sys
+from collections.abc import Callable, Hashable
+from heapq import heappop, heappush, heapreplace
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
+from weakref import WeakKeyDictionary
 
-from ..actors.accepted import POSITIVE, check, whole
+from .._errors import Overloaded
+from ..actors.accepted import FUNCTION, POSITIVE, check, one_of, optional, whole
 from ..actors.channel import PriorityFifo
 from ..actors.loop_host import Actor
 from ..actors.own_loops import Inbox, Work
 from .decorator import node
+from .nesting import pools_around
+from .pools import Pools
+
+OnLimit: TypeAlias = Literal["wait", "refuse"]
+"""The values of `on_limit=`: what becomes of an item that may not pass now."""
+LimitScope: TypeAlias = Literal["own", "engine"]
+"""The values of `scope=`: who shares a limit."""
 
 
 class TokenBucket:
@@ -22,50 +34,88 @@ class TokenBucket:
         per_second: how many tokens it gets per second.
         burst: how many tokens it holds at most, and at the beginning.
 
+    Attributes:
+        full_at: the time from which it is full, if no token is taken before.
+
     Raises:
         OptionsError: a number is out of its range.
     """
+
+    __slots__ = ("_seconds_per_token", "_slack", "full_at")
 
     def __init__(self, per_second: float, burst: int) -> None:
         check("per_second", per_second, POSITIVE)
         check("burst", burst, whole(1))
         self._seconds_per_token = 1 / per_second
         self._slack = (burst - 1) / per_second
-        self._full_at = -math.inf
+        self.full_at = -math.inf
 
     @property
     def ready_at(self) -> float:
         """The time from which there is a token."""
-        return self._full_at - self._slack
+        return self.full_at - self._slack
 
     def take(self, now: float) -> bool:
         """Take a token at the time `now`; return whether there was one."""
         if now < self.ready_at:
             return False
-        self._full_at = max(now, self._full_at) + self._seconds_per_token
+        self.full_at = max(now, self.full_at) + self._seconds_per_token
         return True
 
 
 T = TypeVar("T")
 
 
-@node
+@node(stateless=True)
 class RateLimit(Actor[Any, Any]):
     """A node that passes its input on, at a limited rate: `limited = ps.RateLimit(per_second=10, burst=5)`.
 
     Items of higher priority pass first. An item that is cancelled or expires while it waits does not count. All calls
-    of a deployment or of a stream share one limit; each `engine.run` has its own.
+    of a deployment or of a stream share one limit; each `engine.run` has its own, unless `scope="engine"`.
 
     Args:
         per_second: how many items may pass per second, in the long run.
         burst: how many items may pass at once after a pause.
+        key: returns the key of an item, such as `lambda request: request.tenant`; each key has a limit of its own. The
+            limit of a key that was not used for so long that it allows a whole burst again is forgotten.
+        on_limit: whether an item that may not pass now waits, or is refused with `Overloaded`, whose
+            `retry_after_seconds` says when it may.
+        scope: "own" for a limit of its own in each run, stream and deployment; "engine" for one that all of an Engine
+            share, so that it holds for `engine.run` as well.
+        max_keys: how many keys it remembers; an item of a further key is refused with `Overloaded`.
+        max_waiting_per_key: how many items of one key may wait; further ones are refused with `Overloaded`. None
+            without a limit.
 
     Raises:
-        OptionsError: a number is out of its range.
+        OptionsError: an option does not accept its value.
     """
 
-    def __init__(self, *, per_second: float, burst: int = 1) -> None:
-        self._bucket = TokenBucket(per_second, burst)
+    def __init__(
+        self,
+        *,
+        per_second: float,
+        burst: int = 1,
+        key: Callable[[Any], Hashable] | None = None,
+        on_limit: OnLimit = "wait",
+        scope: LimitScope = "own",
+        max_keys: int = 100_000,  # some 30 MB
+        max_waiting_per_key: int | None = None,
+    ) -> None:
+        TokenBucket(per_second, burst)  # checks both
+        check("key", key, optional(FUNCTION))
+        check("on_limit", on_limit, one_of(OnLimit))
+        check("scope", scope, one_of(LimitScope))
+        check("max_keys", max_keys, whole(1))
+        check("max_waiting_per_key", max_waiting_per_key, optional(whole(0)))
+        self._per_second = per_second
+        self._burst = burst
+        self._key = key
+        self._max_keys = max_keys
+        self._max_waiting = sys.maxsize if max_waiting_per_key is None else max_waiting_per_key
+        if on_limit == "refuse":
+            self._max_waiting = 0
+        self._penstock_is_shared = scope == "engine"
+        self._of_engines: WeakKeyDictionary[Pools, _Gate] = WeakKeyDictionary()
 
     if TYPE_CHECKING:
 
@@ -74,23 +124,156 @@ class RateLimit(Actor[Any, Any]):
             ...
 
     async def loop(self, inbox: Inbox[Work[Any, Any]], /) -> None:
-        """Take all work out of the inbox at once, and finish it at the limited rate."""
-        # The loop waits in `inbox.get` also while nothing may pass, so that it notices the end of its scope at once.
-        clock = asyncio.get_running_loop().time
-        bucket = self._bucket
-        waiting: PriorityFifo[Work[Any, Any]] = PriorityFifo()
-        while True:
-            ready_at = bucket.ready_at if waiting else None
-            now = 0.0
-            try:
-                async with asyncio.timeout_at(ready_at):
-                    work = await inbox.get()
-                    waiting.push(work, work.priority)
-            except TimeoutError:
-                now = bucket.ready_at  # not the clock: a timer may run up to one tick of the clock too early
-            now = max(now, clock())
+        """Take all work out of the inbox at once, and have it pass the gate."""
+        gate, key_of = self._gate(), self._key
+        gate.loops += 1
+        try:
+            while True:
+                work = await inbox.get()
+                try:
+                    key = None if key_of is None else key_of(work.value)
+                    gate.add(work, key)
+                except Exception as error:  # noqa: BLE001 - the function `key=`, or a key that cannot be hashed
+                    work.fail(error)
+        finally:
+            gate.loops -= 1
+            if not gate.loops:
+                gate.close()
+
+    def _gate(self) -> "_Gate":
+        pools = pools_around() if self._penstock_is_shared else None
+        gate = None if pools is None else self._of_engines.get(pools)
+        if gate is None:
+            gate = _Gate(self._per_second, self._burst, self._max_keys, self._max_waiting)
+            if pools is not None:
+                self._of_engines[pools] = gate
+        return gate
+
+
+# For each new key, forgetting looks at so many others, so that there is no pause.
+_LOOKS: Final = 4
+
+
+class _Gate:
+    """Lets work pass at the rate of its key, and has the rest wait for its turn.
+
+    Attributes:
+        loops: how many loops give it work.
+    """
+
+    def __init__(self, per_second: float, burst: int, max_keys: int, max_waiting: int) -> None:
+        self.loops = 0
+        self._clock = asyncio.get_running_loop()
+        self._rate = per_second, burst
+        self._max_keys = max_keys
+        self._max_waiting = max_waiting
+        self._buckets: dict[Hashable, TokenBucket] = {}
+        # One entry for each bucket, with a time before which it is not full. The time was exact when the entry was
+        # made, and later takes have only moved it; an entry that comes up too early is put back with the present time.
+        self._full: list[tuple[float, int, Hashable]] = []
+        self._waiting: dict[Hashable, PriorityFifo[Work[Any, Any]]] = {}  # of the keys that have work that waits
+        self._next: list[tuple[float, int, Hashable]] = []  # of these keys, when the next work of each may pass
+        self._entries = 0
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
+
+    def add(self, work: Work[Any, Any], key: Hashable) -> None:
+        """Let work pass, now or later; or refuse it."""
+        now = self._clock.time()
+        bucket = self._buckets.get(key)
+        if bucket is None:
+            bucket = self._new_bucket(key, now)
+            if bucket is None:
+                work.fail(Overloaded(
+                    f"RateLimit: key {key!r:.60} is one too many: {self._max_keys} others have used their limits "
+                    "lately (max_keys)",
+                    max(0.0, self._full[0][0] - now),
+                ))  # fmt: skip
+                return
+        waiting = self._waiting.get(key)
+        if waiting is None:
+            if bucket.take(now):
+                work.finish(work.value)
+                return
+            if not self._max_waiting:
+                work.fail(self._refusal(key, bucket, 0, now))
+                return
+            waiting = self._waiting[key] = PriorityFifo()
+            self._entries += 1
+            heappush(self._next, (bucket.ready_at, self._entries, key))
+            self._set_timer()
+        elif waiting.count >= self._max_waiting:
+            for other in [other for other in waiting if not _is_wanted(other, now)]:
+                waiting.discard(other, other.priority)
+            if waiting.count >= self._max_waiting:
+                work.fail(self._refusal(key, bucket, waiting.count, now))
+                return
+        waiting.push(work, work.priority)
+
+    def close(self) -> None:
+        """Forget the work that waits, since its scope has ended; keep the limits."""
+        self._waiting.clear()
+        self._next.clear()
+        self._set_timer()
+
+    def _pass(self, due: float) -> None:
+        """Let all work pass whose time has come."""
+        self._timer_at = None
+        now = max(self._clock.time(), due)  # a timer may run up to one tick of the clock too early
+        while self._next and self._next[0][0] <= now:
+            _, _, key = heappop(self._next)
+            waiting, bucket = self._waiting[key], self._buckets[key]
             while waiting and now >= bucket.ready_at:
                 work = waiting.pop()
-                if not work.cancelled and (work.deadline is None or now < work.deadline):
+                if _is_wanted(work, now):
                     bucket.take(now)
                     work.finish(work.value)
+            if waiting:
+                self._entries += 1
+                heappush(self._next, (bucket.ready_at, self._entries, key))
+            else:
+                del self._waiting[key]
+        self._set_timer()
+
+    def _set_timer(self) -> None:
+        due = self._next[0][0] if self._next else None
+        if due != self._timer_at:
+            if self._timer is not None:
+                self._timer.cancel()
+            self._timer = None if due is None else self._clock.call_at(due, self._pass, due)
+            self._timer_at = due
+
+    def _new_bucket(self, key: Hashable, now: float) -> TokenBucket | None:
+        """Make the bucket of a new key, and forget some that are full; return None if there are too many keys."""
+        full, looks, seconds_per_token = self._full, 0, 1 / self._rate[0]
+        while full and full[0][0] <= now and (looks < _LOOKS or len(self._buckets) >= self._max_keys):
+            _, entry, other = full[0]
+            full_at = self._buckets[other].full_at
+            if other in self._waiting:  # it will take more tokens
+                full_at = max(full_at, now + seconds_per_token)
+            if full_at > now:
+                heapreplace(full, (full_at, entry, other))
+            else:
+                heappop(full)
+                del self._buckets[other]
+            looks += 1
+        if len(self._buckets) >= self._max_keys:
+            return None
+        bucket = self._buckets[key] = TokenBucket(*self._rate)
+        self._entries += 1
+        heappush(full, (now + seconds_per_token, self._entries, key))
+        return bucket
+
+    def _refusal(self, key: Hashable, bucket: TokenBucket, waiting: int, now: float) -> Overloaded:
+        per_second, burst = self._rate
+        of_key = "" if key is None else f" of key {key!r:.60}"
+        what = f"{waiting} items{of_key} wait (max_waiting_per_key)" if waiting else f"the limit{of_key} is used up"
+        return Overloaded(
+            f"RateLimit(per_second={per_second:g}, burst={burst}): {what}",
+            max(0.0, bucket.ready_at - now) + waiting / per_second,
+            key,
+        )
+
+
+def _is_wanted(work: Work[Any, Any], now: float) -> bool:
+    return not work.cancelled and (work.deadline is None or now < work.deadline)

@@ -31,6 +31,7 @@ from .wiring import SharedWirings, Wiring
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import Reader, WindowLook
+    from .checkpoint import Saving
     from .counters import Room
 
 
@@ -282,6 +283,7 @@ class Scope:
         is_one_call: whether the scope is for a single call.
         is_admitted: whether admission bounds the calls in it, as in a deployment.
         threads: the share of threads that a run already has; by default the scope makes its own.
+        saving: the cuts of its one call; None if that is not saved.
 
     Attributes:
         options: the same.
@@ -302,6 +304,7 @@ class Scope:
         is_one_call: bool = False,
         is_admitted: bool = False,
         threads: ThreadShare | None = None,
+        saving: "Saving | None" = None,
     ) -> None:
         self.engine = engine
         self.options = options
@@ -317,8 +320,9 @@ class Scope:
         room: Room = (1, "call") if is_one_call else (options.max_in_flight, "max_in_flight")
         self.wiring = Wiring(
             engine.pools, self.instances, max_workers, room, device_strategy=options.device_strategy,
-            threads=self.threads,
+            threads=self.threads, saving=saving,
         )  # fmt: skip
+        self._saving = saving
         self.groups: set[WorkerGroup] = set()
         self.uptime = Uptime()
         self.is_open = True
@@ -333,6 +337,8 @@ class Scope:
         program = self.engine.program(plan, self.scheduler)
         await self.engine.resources.hold(program, self)
         await self.instances.open(plan)
+        if self._saving is not None:
+            await self._saving.open(plan, self.instances)
         return self.wiring.wire(program)
 
     def group(self, context: Context, *, ends_at: float | None = None) -> WorkerGroup:
@@ -350,7 +356,11 @@ class Scope:
         self.is_open = False
         try:
             await self._workers_ended()
-            await self.instances.close()
+            try:
+                if self._saving is not None:
+                    await self._saving.close()
+            finally:
+                await self.instances.close()
         finally:
             try:
                 await self.engine.resources.release(self)

@@ -20,10 +20,20 @@ from ..telemetry.tables import Table, count, of, rate
 from ..telemetry.tables import to_html as table_to_html
 from ..telemetry.tables import to_text as table_to_text
 from . import drawing
-from .admission import AdmissionStatistics
+from .admission import AdmissionStatistics, FairShares, keys_less
 from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
-from .graph import Call, Graph, as_call, as_graph, check_key, durable_call, refuse_key, time_left
+from .events import Event, EventBuffer, Value
+from .graph import (
+    Call,
+    Graph,
+    as_call,
+    check_key,
+    durable_call,
+    gives_one_value,
+    refuse_key,
+    time_left,
+)
 from .nesting import departed
 from .node import Node, is_node
 from .open_resources import Entry, Opening
@@ -39,7 +49,7 @@ from .streaming import CallsStream, Stream
 from .tables import mean_rate, or_unknown, table_of
 from .tracing.template import is_known, value_of
 from .tracing.tracer import Trace
-from .values import DeploymentScope, StreamingCall, ValuesStream
+from .values import DeploymentScope, EventStream, StreamingCall, check_events, stream_of
 from .wiring import Wiring
 
 
@@ -123,6 +133,7 @@ def _summary(statistics: "ServiceStatistics") -> Table:
     calls = [
         f"{count(statistics.completed)} completed", f"{count(statistics.failed)} failed",
         f"{count(statistics.cancelled)} cancelled", f"{count(statistics.expired)} expired",
+        *([f"{count(statistics.interrupted)} interrupted"] if statistics.interrupted else []),
         mean_rate(statistics.completed, statistics.elapsed_seconds),
     ]  # fmt: skip
     facts = (
@@ -145,6 +156,7 @@ def _admission(admission: AdmissionStatistics) -> str:
 
 
 P = ParamSpec("P")
+E = TypeVar("E")
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -202,9 +214,10 @@ class ServiceStatistics(Rendered):
         Raises:
             ValueError: `earlier` is no earlier snapshot of the same deployment.
         """
+        admission = since(self.admission, earlier.admission, "admitted", "refused")
         return replace(
             since(self, earlier, "completed", "failed", "cancelled", "expired", "interrupted", "elapsed_seconds"),
-            admission=since(self.admission, earlier.admission, "admitted", "refused"),
+            admission=replace(admission, keys=keys_less(self.admission.keys, earlier.admission.keys)),
             actors=actors_less(self.actors, earlier.actors),
         )
 
@@ -227,14 +240,13 @@ class Service(Generic[P, R]):
         flags: SupervisorFlags,
         *,
         warms_up: bool = False,
+        shares: FairShares | None = None,
     ) -> None:
-        for graph in graphs:
-            as_graph(graph, "engine.deploy")
         check("warmup", warms_up, SWITCH)
         self._runtime = runtime
         self._graphs = graphs
         self._options = options
-        self._deployment = Deployment(runtime, graphs, options, flags, warms_up=warms_up)
+        self._deployment = Deployment(runtime, graphs, options, flags, warms_up=warms_up, shares=shares)
 
     @property
     def state(self) -> ServiceState:
@@ -314,6 +326,32 @@ class Service(Generic[P, R]):
         return result
 
     @overload
+    def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self,
+        call: Call[AsyncIterator[T]],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
+    ) -> Stream[Event[E] | Value[T]]: ...
+    @overload
+    def stream(
+        self,
+        call: Call[T],
+        /,
+        *,
+        events: type[E],
+        capacity: int | None = None,
+        progress: bool = False,
+        key: str | None = ...,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
+    ) -> EventStream[E, T]: ...
+    @overload
     def stream(
         self,
         call: Call[AsyncIterator[T]],
@@ -338,6 +376,8 @@ class Service(Generic[P, R]):
         calls: Any,
         /,
         *,
+        events: type[Any] | None = None,
+        capacity: int | None = None,
         progress: bool = False,
         key: str | None = None,
         answer: object = ...,
@@ -349,7 +389,9 @@ class Service(Generic[P, R]):
 
         Args:
             calls: the calls, from any iterable or async iterable; or a single call of a graph that returns an
-                `AsyncIterator`.
+                `AsyncIterator`, or of any graph with `events=`.
+            events: the class of the events that are read; see `penstock.engine.stream`.
+            capacity: the most events that wait for their reader.
             progress: whether a bar shows the progress; see `penstock.engine.stream`.
             key: for a single call of a graph with a durable loop, the key that it is kept under; see
                 `penstock.engine.run`.
@@ -369,12 +411,14 @@ class Service(Generic[P, R]):
         """
         self._deployment.check_callable()
         shows_progress = is_shown(progress)
+        check_events(events, capacity, is_one_call=isinstance(calls, Call))
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
-            self._deployment.graphs.values(call.graph)
-            merged = self._merged("service.stream(call)", options)
-            start = partial(self._streaming_call, call, merged, key, answer)
-            return ValuesStream(start, shows_progress=shows_progress)
+            gives_stream = self._deployment.graphs.deployed(call.graph).program.plan._gives_stream
+            if not gives_stream and events is None:
+                raise gives_one_value(call.graph, "service")
+            start = partial(self._streaming_call, call, self._merged("service.stream(call)", options), key, answer)
+            return stream_of(call, start, events, capacity, gives_stream=gives_stream, shows_progress=shows_progress)
         refuse_key(key, answer, "service.stream")
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)
@@ -497,11 +541,14 @@ class Service(Generic[P, R]):
             if wired is None:
                 wired = deployment.graphs.one_value(graph, "service.run", key)
                 await deployment.restored(wired, graph, call.ends_at)
-            if not in_flight.admission.reserve_nowait():
+            tenant = None
+            if in_flight.by_key:
+                call.key = tenant = in_flight.key_of(graph, arguments)
+            if not in_flight.admission.reserve_nowait(tenant):
                 began = perf_counter()
-                await in_flight.reserve(graph.name, call.priority, call.ends_at)
+                await in_flight.reserve(graph.name, call.priority, call.ends_at, tenant)
                 spans.admitted(call.run_span, perf_counter() - began)
-                deployment.check_admitted(in_flight)
+                deployment.check_admitted(in_flight, tenant)
         except BaseException as error:
             call.report("running", error)
             raise
@@ -528,21 +575,27 @@ class Service(Generic[P, R]):
     def _pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scope, in_flight = self._deployment.check_callable()
         pipeline = Pipeline(
-            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=in_flight.admission
-        )
+            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=in_flight.admission,
+            key_of=in_flight.key_of if in_flight.by_key else None,
+        )  # fmt: skip
         pipeline.window.service = self._deployment
         in_flight.stream_opened(pipeline)
         return pipeline
 
     def _streaming_call(
-        self, call: Call[Any], options: ExecutionOptions, key: str | None, answer: object
+        self,
+        call: Call[Any],
+        options: ExecutionOptions,
+        key: str | None,
+        answer: object,
+        events: EventBuffer | None,
     ) -> StreamingCall:
         kept = None
         if key is not None:
-            plan = self._deployment.graphs.values(call.graph).program.plan
+            plan = self._deployment.graphs.deployed(call.graph).program.plan
             check_key(plan, "service.stream", key, answer)
             kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
-        return StreamingCall(DeploymentScope(self._deployment, key, answer), call, options, kept)
+        return StreamingCall(DeploymentScope(self._deployment, key, answer), call, options, kept, events)
 
     def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:
         """Return the options of one call: those of the deployment, if there are no others, as is nearly always so."""

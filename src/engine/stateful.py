@@ -66,6 +66,11 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
             )
         call = _alone(call)
     check_policy(name or cls.__name__, call, policy, is_stateful=True)
+    if policy.runs_on == "process" and (owns_loop(cls) or hasattr(cls, "__aenter__")):
+        raise TypeError(
+            f'@node(runs_on="process") on class {cls.__name__!r}: a worker process has no event loop; write a plain '
+            "`def __call__`, and `__enter__` and `__exit__` in place of `__aenter__` and `__aexit__`"
+        )
     init = cls.__init__
 
     @functools.wraps(init)
@@ -143,16 +148,22 @@ def node_of(instance: Any) -> Node[..., Any]:
 
 def fresh_instance(template: Any) -> tuple[Any, Callable[..., Any]]:
     """Make an instance like `template` for one scope; return the instance, and its method that handles an item."""
-    recipe: _Recipe = template.__dict__[_RECIPE]
-    assert recipe.cls is not None
-    instance = recipe.cls(*recipe.args, **recipe.kwargs)
+    cls, args, kwargs = recipe_of(template)
+    instance = cls(*args, **kwargs)
     wrapper: Any = type(instance).__call__
     return instance, types.MethodType(wrapper._penstock_call, instance)
 
 
+def recipe_of(template: Any) -> tuple[type[Any], tuple[Any, ...], dict[str, Any]]:
+    """Return the class and the arguments that `template` was made with."""
+    recipe: _Recipe = template.__dict__[_RECIPE]
+    assert recipe.cls is not None
+    return recipe.cls, recipe.args, recipe.kwargs
+
+
 def _make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> "OwnsLoop":
-    instance: OwnsLoop = fresh_instance(node.template)[0]
-    return instance
+    template = cast("OwnsLoop", node.template)
+    return template if template._penstock_is_shared else cast("OwnsLoop", fresh_instance(template)[0])
 
 
 def _alone(call: Callable[..., Any]) -> Callable[..., Any]:

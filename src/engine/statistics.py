@@ -144,6 +144,9 @@ class StreamStatistics(Rendered):
             failed ones.
         bottleneck: the node that limits, on average over `actors_elapsed_seconds`; None if no inbox was full.
         success_rate: the share of the items that have ended that did so with a result; None before any has.
+        cuts_saved: how many cuts were written, with `checkpoint=`.
+        cuts_skipped: how many were left out, because the one before was still on its way.
+        cuts_failed: how many could not be written.
     """
 
     submitted: int
@@ -157,6 +160,9 @@ class StreamStatistics(Rendered):
     actors_elapsed_seconds: float | None = None
     expired: int = 0
     interrupted: int = 0
+    cuts_saved: int = 0
+    cuts_skipped: int = 0
+    cuts_failed: int = 0
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -183,7 +189,7 @@ class StreamStatistics(Rendered):
         return replace(
             since(
                 self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "interrupted",
-                "elapsed_seconds", "actors_elapsed_seconds",
+                "elapsed_seconds", "actors_elapsed_seconds", "cuts_saved", "cuts_skipped", "cuts_failed",
             ),
             actors=actors_less(self.actors, earlier.actors),
         )  # fmt: skip
@@ -196,9 +202,14 @@ class StreamStatistics(Rendered):
         items = [f"{count(getattr(self, name))} {name}" for name in numbers]
         if self.expired:
             items[2] += f" ({count(self.expired)} expired)"
-        facts = (
+        if self.interrupted:
+            items.append(f"{count(self.interrupted)} interrupted")
+        facts = [
             ("stream", f"{count(self.in_flight)} in flight"),
             ("items", ", ".join([*items, mean_rate(self.completed, self.elapsed_seconds)])),
             ("bottleneck", or_unknown(self.bottleneck)),
-        )
-        return table_of(facts, self.actors)
+        ]
+        if any((self.cuts_saved, self.cuts_skipped, self.cuts_failed)):
+            cuts = (f"{count(getattr(self, f'cuts_{name}'))} {name}" for name in ("saved", "skipped", "failed"))
+            facts.append(("cuts", ", ".join(cuts)))
+        return table_of(tuple(facts), self.actors)

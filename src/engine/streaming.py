@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
-from .._errors import EngineClosedError
+from .._errors import EngineClosedError, OptionsError
 from ..actors.frame import Frame
 from .control import Outcome
 from .graph import one_value
@@ -66,10 +66,29 @@ class Stream(ABC, Generic[T_co]):
     async def aclose(self) -> None:
         """End the stream: cancel what is in flight, close the source, wait until nothing is left. Idempotent."""
 
+    async def checkpoint(self) -> None:
+        """Make a cut now, and wait until it is written, in a stream with `checkpoint=`; on SIGTERM, for instance.
+
+        In the `async for` of the stream, what its reader has not taken yet is stored as well, and comes first after a
+        restart. Another task waits until the reader has taken it.
+
+        Raises:
+            OptionsError: the stream has no `checkpoint=`.
+            CheckpointError: the cut could not be written.
+            EngineClosedError: the stream has ended before.
+        """
+        await self._checkpoint(is_reader=True)
+
+    async def _checkpoint(self, *, is_reader: bool) -> None:
+        """Make a cut now; `is_reader` says whether the reader waits for it."""
+        raise OptionsError(
+            "this stream is not saved: engine.stream(call, checkpoint=ps.Checkpoint(folder)) makes one that is"
+        )
+
     @property
     @abstractmethod
     def position(self) -> int:
-        """How many items the reader has taken, including skipped ones.
+        """How many items the reader has taken, including skipped ones; those before a restart, with `checkpoint=`.
 
         With `ordered=True` this is the index of the next item: the place in the input to go on from after a restart.
         With `ordered=False` it is only a count: `outcomes()` says which items they were.

@@ -1,18 +1,28 @@
-"""Streams of values: `StreamingCall`, a call whose graph gives a stream, and `ValuesStream`, which its reader holds."""
+"""Streams of one call: `StreamingCall`, and what its reader holds: `ValuesStream`, or `EventStream` with events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
-from .._errors import DeadlineExceeded, EngineClosedError, Interrupted, NodeCancelledError
+from .._errors import (
+    DeadlineExceeded,
+    EngineClosedError,
+    Interrupted,
+    NodeCancelledError,
+    OptionsError,
+    PlanError,
+)
+from ..actors.accepted import Accepted, check, whole
 from ..actors.frame import AnyDeployment, Frame
 from ..actors.node_actor import NodeActor
-from ..actors.stream_buffer import Reader, StreamBuffer
+from ..actors.stream_buffer import DEFAULT_CAPACITY, MarkedBuffer, Reader, StreamBuffer
 from ..actors.tasks import start_task, uninterrupted, until
 from .call import RunningCall
+from .checkpoint import Saving
 from .control import Outcome
-from .graph import Call, Graph, check_key
+from .events import Event, EventBuffer, Value
+from .graph import Call, check_key
 from .nesting import refuse_to_close_from_inside
 from .options import ChosenScheduler, ExecutionOptions
 from .pipeline import ReaderWait, StreamProgress
@@ -35,12 +45,17 @@ class CallScope(Protocol):
         ...
 
     @property
+    def saving(self) -> Saving | None:
+        """The cuts of the call; None if it is not saved."""
+        ...
+
+    @property
     def service(self) -> AnyDeployment | None:
         """The deployment that is called; None for a call with a scope of its own."""
         ...
 
-    def admit_nowait(self, graph: Graph[..., Any]) -> tuple[Scope, Wired, int] | None:
-        """Return what `admit` returns if a call of the graph may begin at once; else None."""
+    def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
+        """Return what `admit` returns if the call may begin at once; else None."""
         ...
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
@@ -78,21 +93,27 @@ class OwnScope:
     service = None
 
     def __init__(
-        self, runtime: Runtime, options: ExecutionOptions, key: str | None = None, answer: object = ...
+        self,
+        runtime: Runtime,
+        options: ExecutionOptions,
+        key: str | None = None,
+        answer: object = ...,
+        saving: Saving | None = None,
     ) -> None:
         self.runtime = runtime
+        self.saving = saving
         self._options = options
         self._key = key
         self._answer = answer
         self._scope: Scope | None = None
 
-    def admit_nowait(self, graph: Graph[..., Any]) -> None:
+    def admit_nowait(self, call: Call[Any]) -> None:
         """Return None: the stateful nodes of the graph have to be started first."""
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Open the resources and start the stateful nodes of the graph."""
         scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
-        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True)
+        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True, saving=self.saving)
         timer = asyncio.timeout_at(deadline)
         try:
             async with timer:
@@ -114,11 +135,15 @@ class OwnScope:
         """Have the call fail if its stateful nodes crash too often."""
         assert self._scope is not None
         self._scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
+        if self.saving is not None:
+            self.saving.on_failure = frame.fail
 
     def settled(self, frame: Frame) -> None:
         """Forget the call."""
         assert self._scope is not None
         self._scope.on_failed = None
+        if self.saving is not None:
+            self.saving.is_done = frame.state == "done"
 
     def abort_soon(self) -> None:
         """Do nothing: the scope has only this call, which has ended."""
@@ -135,25 +160,29 @@ class DeploymentScope:
     Attributes:
         service: the deployment.
         runtime: the inside of its Engine.
+        saving: None: calls of a deployment are not saved.
     """
+
+    saving = None
 
     def __init__(self, deployment: "Deployment", key: str | None, answer: object) -> None:
         self.service = deployment
         self._key = key
         self._answer = answer
         self.runtime = deployment.runtime
+        self._tenant: Hashable = None  # the key for its share of the places, which is no durable key
         self._scope, self._in_flight = deployment.check_callable()
 
-    def admit_nowait(self, graph: Graph[..., Any]) -> tuple[Scope, Wired, int] | None:
+    def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
         """Take a place, if there is one and the resources of the graph are open."""
         graphs, in_flight = self.service.graphs, self._in_flight
-        wired = graphs.find(graph)
+        wired = graphs.find(call.graph)
         if (
-            wired is None
-            or not wired.program.plan._gives_stream
+            in_flight.by_key  # `admit` asks for the key, which is code of the user's and may fail
+            or wired is None
             or wired.program.plan._durable is not None
             or self._answer is not ...
-            or not graphs.is_complete(graph)
+            or not graphs.is_complete(call.graph)
             or not in_flight.admission.reserve_nowait()
         ):
             return None
@@ -163,11 +192,13 @@ class DeploymentScope:
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
         scope, in_flight = self.service.check_callable()
-        wired = self.service.graphs.values(call.graph)
+        wired = self.service.graphs.deployed(call.graph)
         check_key(wired.program.plan, "service.stream", self._key, self._answer)
         await self.service.restored(wired, call.graph, deadline)
-        await in_flight.reserve(call.graph.name, priority, deadline)
-        self.service.check_admitted(in_flight)
+        if in_flight.by_key:
+            self._tenant = in_flight.key_of(call.graph, call.arguments)
+        await in_flight.reserve(call.graph.name, priority, deadline, self._tenant)
+        self.service.check_admitted(in_flight, self._tenant)
         in_flight.items += 1
         return scope, wired, in_flight.items - 1
 
@@ -177,6 +208,7 @@ class DeploymentScope:
 
     def begun(self, frame: Frame) -> None:
         """Add the call to those in flight, so that the end of the deployment ends it."""
+        frame.key = self._tenant
         self._in_flight.live.add(frame)
 
     def settled(self, frame: Frame) -> None:
@@ -192,13 +224,15 @@ class DeploymentScope:
 
 
 class StreamingCall:
-    """A call that gives a stream. It listens to the frame of the call.
+    """A call that gives a stream: of values, of events, or of both. It listens to the frame of the call.
 
     It does not refer to the `Stream` object. So that object is collected when the reader drops it, and ends the call.
 
     Attributes:
         loop: its event loop.
+        events: the events of the call; None if they are not read.
         reader: the reader of the stream; None until the stream is opened.
+        saving: the cuts of the call; None if it is not saved.
         uptime: how long the stream has been open.
         reader_wait: how long the reader has waited for values.
         progress: the progress bar; None without one.
@@ -207,11 +241,18 @@ class StreamingCall:
     """
 
     def __init__(
-        self, where: CallScope, call: Call[Any], options: ExecutionOptions, kept: "DurableCall | None" = None
+        self,
+        where: CallScope,
+        call: Call[Any],
+        options: ExecutionOptions,
+        kept: "DurableCall | None" = None,
+        events: EventBuffer | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._kept = kept
+        self.events = events
         self.reader: Reader[Any] | None = None
+        self.saving = where.saving
         self._where = where
         self._call = call
         self._options = options
@@ -221,6 +262,8 @@ class StreamingCall:
         )
         frame.listener = self
         frame.on_result_stream = self._open
+        if events is not None:
+            frame.events = events
         if options.collect_metrics:  # admission counts the calls in flight of a deployment
             frame.count(where.runtime.counted_runs if where.service is None else None)
         self.uptime = Uptime()
@@ -240,7 +283,7 @@ class StreamingCall:
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
         self._task: asyncio.Task[None] | None = None  # of a call that has to wait before it begins, or when it ends
-        begins = None if kept is not None else where.admit_nowait(call.graph)
+        begins = None if kept is not None else where.admit_nowait(call)
         if begins is None:
             self._start_task(self._run())
         else:
@@ -306,6 +349,16 @@ class StreamingCall:
         elif frame.state == "running":  # if not, the call has ended with this error already
             frame.fail(error)
 
+    def result(self) -> Any:
+        """Return the result of the call, which has ended.
+
+        Raises:
+            EngineClosedError: it has ended without one; its error was raised before.
+        """
+        if self._frame.state != "done":
+            raise EngineClosedError("this call has ended without a result; its error was raised at the reader before")
+        return self._frame.result
+
     async def ended(self) -> None:
         """Wait until the call has ended and none of its tasks is left.
 
@@ -370,6 +423,8 @@ class StreamingCall:
             error = frame.error or self._error or NodeCancelledError("the call was cancelled")
             self.reader.buffer.fail(error)
         self._opened.set()
+        if self.events is not None:
+            self.events.end()
         if frame.error is not None and not isinstance(frame.error, Exception):
             self._where.abort_soon()
         if frame.settled:
@@ -425,6 +480,8 @@ class StreamingCall:
         if self._scope is None:
             self._frame.report("cancelled" if self._was_left else "running", self._error)
         self._opened.set()
+        if self.events is not None:
+            self.events.end()
         self._where.runtime.stream_closed(self)
         self._over.set()
 
@@ -459,8 +516,12 @@ class StreamingCall:
         frame.launch(wired, self._call.arguments, item)
 
     def _open(self, reader: Reader[Any]) -> None:
+        if self.saving is not None:
+            self.saving.opened(reader.buffer)
         self.reader = reader
         self._opened.set()
+        if self.events is not None:
+            self.events.values_opened(reader.buffer)
 
 
 T_co = TypeVar("T_co", covariant=True)
@@ -603,9 +664,229 @@ class ValuesStream(Stream[T_co]):
             call.loop.call_soon_threadsafe(call.abort)
 
 
+class SavedStream(ValuesStream[T_co]):
+    """The values of one call that is saved."""
+
+    _reader: "asyncio.Task[Any] | None" = None
+
+    async def __aenter__(self) -> Self:
+        """Start the call, and wait until it goes on from its newest cut, so that `position` says where.
+
+        Raises:
+            CheckpointError: the folder cannot be used, or its cuts are those of another run.
+            Exception: the error of the call before its stream was open.
+        """
+        await super().__aenter__()
+        if self._buffer is None:
+            await self._open()
+        return self
+
+    async def __anext__(self) -> T_co:
+        """Return the next value. To ask for the one behind a mark completes the cut.
+
+        Raises:
+            Exception: the error of the call; the stream is closed then.
+        """
+        self._reader = asyncio.current_task()
+        buffer = self._buffer or await self._open()
+        if isinstance(buffer, MarkedBuffer) and buffer.mark is not None and not buffer.held and not self._closed:
+            await buffer.pass_mark()
+        return await super().__anext__()
+
+    async def checkpoint(self) -> None:
+        """Make a cut now, and wait until it is written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        await self._checkpoint(is_reader=self._reader in (None, asyncio.current_task()))
+
+    async def _checkpoint(self, *, is_reader: bool) -> None:
+        if self._buffer is None:
+            await self._open()
+        saving = self._start().saving
+        assert saving is not None
+        await saving.checkpoint(is_reader=is_reader)
+
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+
+class EventStream(ValuesStream[Event[E]], Generic[E, R]):
+    """The events of one call, and its result; made by `engine.stream(call, events=...)`.
+
+    A `Stream` of events, and of the values of the call if its graph gives a stream: then what one node gives and emits
+    comes in its order. The stream ends with the call. An error of the call comes after the events before it.
+    """
+
+    # Made with more than the reader sees: the buffer of its events, and whether its graph gives a stream.
+    def __init__(
+        self,
+        start: Callable[[], StreamingCall],
+        events: EventBuffer,
+        gives_stream: str | None,
+        *,
+        shows_progress: bool = False,
+    ) -> None:
+        super().__init__(start, shows_progress=shows_progress)
+        self._events = events
+        self._gives_stream = gives_stream
+
+    @property
+    def gives_values(self) -> bool:
+        """Whether the graph gives a stream, whose values are read here as well."""
+        return self._gives_stream is not None
+
+    async def __anext__(self) -> Event[E]:
+        """Return the next event, or the next value.
+
+        Raises:
+            Exception: the error of the call; the stream is closed then.
+        """
+        events = self._events
+        if events.held and events.values is None and not self._closed:
+            return events.take()
+        call = self._call or self._start()
+        while not (self._closed or events.abandoned):
+            held, values = events.held, events.values
+            if held and (values is None or not values.held or held[0]._after <= values.position):
+                return events.take()
+            if values is not None and values.held:
+                return cast("Event[E]", Value(values.take()))
+            if not await self._more(call):
+                break
+        raise StopAsyncIteration
+
+    async def result(self) -> R:
+        """Wait for the result of the call; events that were not read, and those to come, are dropped.
+
+        Returns:
+            The result of the graph.
+
+        Raises:
+            Exception: the error of the call.
+            EngineClosedError: the stream was closed, or its error was raised before.
+            PlanError: the graph gives a stream, whose values are read here as well.
+        """
+        if self._gives_stream is not None:
+            raise PlanError(f"graph {self._gives_stream!r} gives a stream, which has no result but its values")
+        call = self._start()
+        self._events.abandon()
+        with call.reader_wait:
+            await call.ended()
+        return cast("R", call.result())
+
+    async def wait_started(self) -> None:
+        """Wait for the first event or value without taking it; for a server, before it sends its headers.
+
+        Raises:
+            Exception: the error of the call before that, such as `Overloaded`.
+        """
+        call, events = self._start(), self._events
+        while not (events.held or (events.values is not None and events.values.held)) and await self._more(call):
+            pass
+
+    async def _more(self, call: StreamingCall) -> bool:
+        """Wait for something to read, when nothing is held; return False at the end.
+
+        Raises:
+            BaseException: the error of the call.
+        """
+        events, values = self._events, self._events.values
+        if values is not None and values.ended and not values.abandoned:
+            error: BaseException | None = None
+            try:
+                await values.get()  # it raises, and does not wait
+            except StopAsyncIteration:
+                pass
+            except BaseException as failure:  # noqa: BLE001 - the outcome of the call, which is raised below
+                error = failure
+            call.was_read(error)
+            error = None  # breaks a cycle: its traceback refers to this stack frame
+            return True
+        if events.ended:
+            with call.reader_wait:
+                await call.ended()
+            return False
+        if isinstance(values, MarkedBuffer) and values.mark is not None:
+            await values.pass_mark()
+            return True
+        if events.waiter is not None:
+            raise RuntimeError("this stream is being read by another task; a stream has one reader")
+        with call.reader_wait:
+            events.waiter = call.loop.create_future()
+            if values is not None:
+                values.waiter = events.waiter
+            try:
+                await events.waiter
+            finally:
+                events.waiter = None
+                if values is not None:
+                    values.waiter = None
+        return True
+
+    @property
+    def position(self) -> int:
+        """How many events and values the reader has taken."""
+        values = self._events.values
+        return self._events.position + (0 if values is None else values.position)
+
+
+def stream_of(
+    call: Call[Any],
+    start: Callable[[EventBuffer | None], StreamingCall],
+    events: type[Any] | None,
+    capacity: int | None,
+    *,
+    gives_stream: bool,
+    shows_progress: bool,
+) -> Stream[Any]:
+    """Return the stream of one call, with or without events.
+
+    Args:
+        call: the call.
+        start: starts it, with the buffer of its events.
+        events: the class of the events that are read; None for none.
+        capacity: the most events that wait for the reader; None for the default.
+        gives_stream: whether its graph gives a stream.
+        shows_progress: whether a bar shows the progress.
+    """
+    if events is None:
+        return ValuesStream[Any](partial(start, None), shows_progress=shows_progress)
+    buffer = EventBuffer(events, DEFAULT_CAPACITY if capacity is None else capacity)
+    name = call.graph.name if gives_stream else None
+    return EventStream[Any, Any](partial(start, buffer), buffer, name, shows_progress=shows_progress)
+
+
+def check_events(events: object, capacity: object, *, is_one_call: bool) -> None:
+    """Check the options `events=` and `capacity=` of `stream`.
+
+    Raises:
+        OptionsError: they do not accept their values, or do not apply.
+    """
+    if events is None:
+        if capacity is not None:
+            raise OptionsError("capacity= bounds the events of a call, which events= reads")
+        return
+    if not is_one_call:
+        raise OptionsError("events= reads the events of one call, stream(call, events=...), and not of many")
+    check("events", events, _CLASS)
+    if capacity is not None:
+        check("capacity", capacity, whole(1))
+
+
+_CLASS = Accepted(
+    "the class of the events to read: one that isinstance takes, such as a dataclass; a class that they have in "
+    "common; or `object` for all",
+    lambda value: isinstance(value, type) and not hasattr(value, "__args__"),
+)
+
+
 def _statistics_of(call: StreamingCall) -> StreamStatistics:
-    buffer = None if call.reader is None else call.reader.buffer
-    position, held = (0, 0) if buffer is None else (buffer.position, len(buffer.held))
+    buffers: list[StreamBuffer[Any]] = [] if call.reader is None else [call.reader.buffer]
+    buffers += [] if call.events is None else [call.events]
+    position, held = sum(one.position for one in buffers), sum(len(one.held) for one in buffers)
     given = position + held
     actors = tuple(actor.statistics() for actor in call.actors())
     counting = call.actors_uptime
@@ -613,4 +894,5 @@ def _statistics_of(call: StreamingCall) -> StreamStatistics:
         given, given, int(call.has_failed), 0, position, held, actors,
         call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
         int(call.interruption is not None),
+        *((0, 0, 0) if call.saving is None else (call.saving.saved, call.saving.skipped, call.saving.failed)),
     )  # fmt: skip

@@ -43,6 +43,7 @@ from .tracing.template import Read, Template, arguments_builder, is_known, reads
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import NodeReading
+    from .checkpoint import Place, Saving
     from .counters import Room
 
 
@@ -68,6 +69,7 @@ class Wiring:
         threads: the threads that the scope may use; None for all threads of the Engine.
         has_places_in_threads: whether a thread node has as many places as there are threads for it; if not, it has no
             limit of its own.
+        saving: the cuts of the one call of the scope; None if it is not saved.
     """
 
     def __init__(
@@ -80,6 +82,7 @@ class Wiring:
         device_strategy: str,
         threads: ThreadShare | None = None,
         has_places_in_threads: bool = True,
+        saving: "Saving | None" = None,
     ) -> None:
         self._pools = pools
         self._instances = instances
@@ -91,6 +94,7 @@ class Wiring:
         self._device_strategy = device_strategy
         self._threads = threads
         self._has_places_in_threads = has_places_in_threads
+        self._saving = saving
         self._measured = 0  # how many profiles have asked for the timing of handlers
 
     def wire(self, program: Program) -> Wired:
@@ -111,7 +115,7 @@ class Wiring:
         return self._wired[program.plan]
 
     async def returned(self) -> None:
-        """End what is computed for caches; wait until every thread that runs for an item that has ended has returned."""
+        """End what is computed for caches; wait until all threads have returned that run for an item that has ended."""
         for actor in self.actors():
             if actor.cache is not None:
                 await actor.cache.close()
@@ -159,14 +163,17 @@ class Wiring:
 
     def _actor(self, program: Program, unit: Unit) -> NodeActor:
         step = unit.step
+        place = None
+        if self._saving is not None and unit.source is not None:
+            place = self._saving.place(program.plan, unit.source)
         if step is None:
-            actor = _added_actor(program, unit)
+            actor = _added_actor(program, unit, place)
         elif is_node(step.head.callee):
             node = step.head.callee
             if node.policy.cache is not None:
                 actor = self._cached(program, unit, step, node, node.policy.cache)
             else:
-                actor = self._node_actor(program, unit, step, node)
+                actor = self._node_actor(program, unit, step, node, place)
                 if step.bodies:
                     body = self._body_wiring().wire(step.bodies[0]._program("parallel"))
                     captured = arguments_builder(step.head.captured, program.slots)
@@ -181,13 +188,13 @@ class Wiring:
             actor = actor_class(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
             if control.kind == "split":
-                actor.invoke = splitting(control.limit, control.ahead)
+                actor.invoke = splitting(control.limit, control.ahead, place)
             elif control.kind == "branch":
                 actor.invoke = branch(control.limit)
             elif control.over_stream:
-                actor.invoke = mapping(control, bodies[0])
+                actor.invoke = mapping(control, bodies[0], place)
             else:
-                actor.body = body_of(control, bodies, self._pools.threads)
+                actor.body = body_of(control, bodies, self._pools.threads, place)
                 if unit.streams:  # a `fold`
                     actor.invoke = reading(unit.streams)
                     actor.spans_others = True
@@ -201,7 +208,9 @@ class Wiring:
         actor.reads = unit.reads
         return actor
 
-    def _node_actor(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any]) -> NodeActor:
+    def _node_actor(
+        self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], place: "Place | None"
+    ) -> NodeActor:
         policy = node.policy
         fake = node.origin._replacement is not None
         inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
@@ -210,14 +219,15 @@ class Wiring:
         if node._runs_loop:
             self._own_loop(actor, unit, node)
             return actor
-        if node.template is None or fake:
+        if node.template is None or fake or node._is_in_workers:
             actor.fn = node._target
         else:
             assert self._instances is not None
             actor.instance = instance = self._instances.instance_of(node)
             actor.fn, actor.gate = instance.handler, instance.gate
+        actor.emits = policy.effectful and (node.is_async or node.gives_stream or node._runs_on == "thread")
         if node.gives_stream:
-            actor.invoke = opening(policy.capacity or DEFAULT_CAPACITY, unit.streams)
+            actor.invoke = opening(policy.capacity or DEFAULT_CAPACITY, unit.streams, place)
             return actor
         if not node.is_async:
             actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
@@ -285,7 +295,11 @@ class Wiring:
         if node._runs_on == "process":
             from ..actors.process_messages import process_target
 
-            return invocation.in_process(self._pools.processes, process_target(node.fn))
+            if not node._is_in_workers:
+                return invocation.in_process(self._pools.processes, process_target(node.fn))
+            assert self._instances is not None
+            target = process_target(type(node.template))
+            return invocation.in_process(self._pools.processes, target, self._instances.in_workers(node))
         if node._runs_on == "thread":
             return invocation.in_thread(self._pools.threads)
         if not node.is_async:
@@ -296,7 +310,7 @@ class Wiring:
         policy = node.policy
         if policy.ordered:  # an item that waits for its turn holds no place that the item before it needs
             return Limiter()
-        if node.template is not None or node._runs_loop:
+        if (node.template is not None and not node._is_in_workers) or node._runs_loop:
             key = instance_key(node)
             if key not in self._instance_limiters:
                 self._instance_limiters[key] = Limiter(node._shared_places or UNLIMITED, shared=True)
@@ -366,7 +380,7 @@ def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
         actor.measure(sampling)
 
 
-def _added_actor(program: Program, unit: Unit) -> NodeActor:
+def _added_actor(program: Program, unit: Unit, place: "Place | None") -> NodeActor:
     """Return the actor of a unit that Penstock has added to the user's steps.
 
     It needs no place of a limit, and is left out of metrics, profiles and pictures.
@@ -376,7 +390,7 @@ def _added_actor(program: Program, unit: Unit) -> NodeActor:
         names = dict(zip(program.plan.parameter_sources, program.plan.parameters, strict=True))
         assert unit.source is not None
         actor.name = names[unit.source]
-        actor.invoke = input_of(actor.name)
+        actor.invoke = input_of(actor.name, place)
     elif unit.role == "result":
         actor.invoke = hand_over
     else:

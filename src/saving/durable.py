@@ -104,6 +104,9 @@ _STORE: Final = Accepted(
     "a LoopStore, or the path of a file for SQLite", lambda value: isinstance(value, LoopStore | str | os.PathLike)
 )
 
+# How long a caller, which may be cancelled, waits for a store that does not answer; a lease ends by itself.
+_RECORDING_SECONDS: Final = 30
+
 # The call with a durable loop that the running handler belongs to.
 present: ContextVar["DurableCall | None"] = ContextVar("penstock_durable_call", default=None)
 
@@ -277,7 +280,7 @@ class DurableCall:
         return KeyInUse(f"the key {self._key!r} {what} {where}; a key is run by one call at a time")
 
     async def _release(self, status: Status) -> None:
-        timer = asyncio.timeout(self._lease_seconds)
+        timer = asyncio.timeout(_RECORDING_SECONDS)
         try:
             async with timer, self._writing:
                 if self._may_be_taken:
@@ -286,8 +289,8 @@ class DurableCall:
             if not timer.expired():
                 raise
             raise TimeoutError(
-                f"the outcome of key {self._key!r} was not recorded within lease_seconds={self._lease_seconds:g}: the "
-                "store did not answer"
+                f"the outcome of key {self._key!r} was not recorded within {_RECORDING_SECONDS} s: the store did not "
+                "answer"
             ) from error
         finally:
             if self._renewing is not None:

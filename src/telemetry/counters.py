@@ -6,7 +6,7 @@ counters of several nodes or scopes are the sum of their records (`total`).
 
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, replace
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 ActorState: TypeAlias = Literal["running", "restarting", "stopped"]
 """What the `state` of a stateful node may be, in its statistics."""
@@ -254,3 +254,31 @@ def _total_of_caches(caches: list[CacheStatistics]) -> CacheStatistics | None:
 def _limit(limits: list[int | None]) -> int | None:
     """Return the sum of limits; None if one of them is None, which means unlimited."""
     return None if None in limits else sum(limit or 0 for limit in limits)
+
+
+class SavedCuts(NamedTuple):
+    """What the cuts of a call with `checkpoint=` have cost.
+
+    Attributes:
+        saved: how many were written.
+        skipped: how many were left out, because the one before was still on its way.
+        failed: how many could not be written.
+        bytes: the size of those that were written.
+        write_seconds: how long that took, beside the pipeline.
+        copy_seconds: how long large states were copied, while their steps waited.
+    """
+
+    saved: int = 0
+    skipped: int = 0
+    failed: int = 0
+    bytes: int = 0
+    write_seconds: float = 0.0
+    copy_seconds: float = 0.0
+
+    def less(self, earlier: "SavedCuts") -> "SavedCuts":
+        """Return what came after an earlier moment."""
+        return SavedCuts._make(now - before for now, before in zip(self, earlier, strict=True))
+
+    def plus(self, other: "SavedCuts") -> "SavedCuts":
+        """Return both together."""
+        return SavedCuts._make(one + more for one, more in zip(self, other, strict=True))

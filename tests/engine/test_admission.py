@@ -1,9 +1,10 @@
 """Admission against plain lists: who holds a place, who waits, who is refused, and what the measured rate says."""
 
 import asyncio
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import cast
+import sys
+from collections.abc import AsyncIterator, Callable, Hashable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, cast
 
 import pytest
 import uvloop
@@ -20,7 +21,7 @@ from hypothesis.stateful import (
 
 import penstock as ps
 from penstock import Overloaded, engine
-from penstock.engine.admission import Admission
+from penstock.engine.admission import Admission, FairAdmission, FairShares
 from penstock.testing import SeededLoop, run_virtual, wait_quiescent
 
 
@@ -355,3 +356,562 @@ def test_a_deployment_whose_callers_come_back_by_themselves_shows_what_it_does(p
             assert service.statistics().admission.calls_per_second == pytest.approx(places / 0.2, rel=0.05)
 
     run_virtual(main)
+
+
+# Fair shares.
+
+WEIGHTS = {"a": 1.0, "b": 1.0, "c": 3.0, "d": 0.5}
+CLOSE = 1e-6
+
+
+@dataclass(eq=False)
+class FairCaller:
+    key: str
+    priority: int
+    patient: bool
+    state: str = "waiting"  # then holding, refused or gone
+    task: "asyncio.Task[None] | None" = None
+
+
+@dataclass(eq=False)
+class PlainKey:
+    """What one key has had, written down call by call."""
+
+    weight: float
+    waiting: list[FairCaller] = field(default_factory=list[FairCaller])
+    began: list[float] = field(default_factory=list[float])  # of the calls that hold a place; which is which is alike
+    held: list[tuple[float, float]] = field(default_factory=list[tuple[float, float]])
+    expected: float = 0.0
+    start: float = 0.0
+    period: int = 0
+    competes: bool = False
+    admitted: int = 0
+    refused: int = 0
+
+
+class FairAdmissionMachine(RuleBasedStateMachine):
+    """Callers of four keys come, hold a place, leave and give up; a model without heaps, laziness or forgetting looks.
+
+    Where keys are level, the model takes what the implementation has chosen.
+    """
+
+    new_loop: Callable[[int], asyncio.AbstractEventLoop]
+
+    @initialize(
+        seed=st.integers(0, 1000),
+        max_in_flight=st.integers(1, 4),
+        max_queue=st.sampled_from([None, 0, 1, 3, 5]),
+        of_key=st.sampled_from([(sys.maxsize, sys.maxsize), (1, sys.maxsize), (2, 2), (sys.maxsize, 1)]),
+    )
+    def open(self, seed: int, max_in_flight: int, max_queue: int | None, of_key: tuple[int, int]) -> None:
+        self.loop = self.new_loop(seed)
+        self.clock = HandClock(self.loop)
+        self.max_in_flight, self.max_queue, (self.most, self.longest) = max_in_flight, max_queue, of_key
+        shares = FairShares(lambda graph, arguments: None, WEIGHTS, *of_key)
+        self.admission = FairAdmission(cast(asyncio.AbstractEventLoop, self.clock), max_in_flight, max_queue, shares)
+        self.keys = {name: PlainKey(weight) for name, weight in WEIGHTS.items()}
+        self.callers: list[FairCaller] = []
+        self.period, self.period_began, self.level_of_last = 0, 0.0, 0.0
+
+    # The model.
+
+    @property
+    def free(self) -> int:
+        return self.max_in_flight - sum(len(key.began) for key in self.keys.values())
+
+    @property
+    def queued(self) -> int:
+        return sum(len(key.waiting) for key in self.keys.values())
+
+    def mean(self) -> float:
+        rate = self.admission.statistics().calls_per_second
+        return self.max_in_flight / rate if rate else 0.0
+
+    def level(self, key: PlainKey) -> float:
+        now, since = self.clock.now, self.period_began
+        past = sum(max(0.0, end - max(begin, since)) for begin, end in key.held)
+        present = sum(now - max(begin, since) for begin in key.began)
+        return (past + present + key.expected) / key.weight + key.start
+
+    def last_turn(self, key: PlainKey, more: int = 0) -> tuple[float, float]:
+        self.take_part(key)
+        calls = (len(key.waiting) + more) / key.weight
+        return self.level(key) + calls * self.mean(), calls
+
+    def begin_period(self) -> None:
+        self.period += 1
+        self.period_began, self.level_of_last = self.clock.now, 0.0
+
+    def take_part(self, key: PlainKey) -> None:
+        if key.period != self.period:
+            key.period, key.start, key.expected = self.period, 0.0, len(key.began) * self.mean()
+
+    def changed(self, key: PlainKey) -> None:
+        competes = bool(key.waiting) and len(key.began) < self.most
+        if competes and not key.competes:
+            if not any(other.competes for other in self.keys.values()):
+                self.begin_period()
+            self.take_part(key)
+            key.start += max(0.0, self.level_of_last - self.level(key))
+        key.competes = competes
+
+    def ended(self, key: PlainKey) -> None:
+        if any(other.competes for other in self.keys.values()):
+            self.take_part(key)
+            key.expected -= key.expected / len(key.began)
+        key.held.append((key.began.pop(), self.clock.now))
+        self.changed(key)
+
+    def next_key(self) -> PlainKey | None:
+        """Return the key that has got the place, after a look at whether it was a lowest one."""
+        competing = [key for key in self.keys.values() if key.competes]
+        taken = [self.keys[cast(str, one.key)] for one in self.admission.statistics().keys
+                 if one.in_flight > len(self.keys[cast(str, one.key)].began)]  # fmt: skip
+        if not competing:
+            assert not taken
+            return None
+        [key] = taken
+        assert key.competes
+        assert self.level(key) <= min(map(self.level, competing)) + CLOSE
+        return key
+
+    def admitted(self, key: PlainKey) -> FairCaller:
+        caller = max(key.waiting, key=lambda caller: caller.priority)  # the earliest of the highest priority
+        key.waiting.remove(caller)
+        self.level_of_last = max(self.level_of_last, self.level(key))
+        key.expected += self.mean()
+        key.began.append(self.clock.now)
+        key.admitted += 1
+        self.changed(key)
+        return caller
+
+    # What happens.
+
+    @rule(
+        name=st.sampled_from("aaabcd"),
+        priority=st.sampled_from([0, 0, 1]),
+        patient=st.sampled_from([False, False, False, True]),
+        number=st.integers(1, 4),
+    )
+    def callers_come(self, name: str, priority: int, patient: bool, number: int) -> None:
+        for _ in range(number):
+            caller, key = FairCaller(name, priority, patient), self.keys[name]
+            before = {one: one.state for one in self.callers}
+            self.callers.append(caller)
+            caller.task = self.loop.create_task(self.call(caller))
+            self.settle()
+            refused = [one for one in self.callers if one.state == "refused" and before.get(one) != "refused"]
+            if self.free and len(key.began) < self.most:
+                key.began.append(self.clock.now)
+                key.admitted += 1
+                assert caller.state == "holding"
+                assert not refused
+                continue
+            if patient:
+                assert not refused
+            elif len(key.waiting) >= self.longest:
+                assert refused == [caller]
+            elif self.max_queue is not None and self.queued >= self.max_queue:
+                self.check_who_makes_room(caller, refused)
+            for one in refused:
+                self.keys[one.key].refused += 1
+            if caller.state == "refused":
+                continue
+            key.waiting.append(caller)
+            if len(key.waiting) == 1:
+                self.changed(key)
+
+    def check_who_makes_room(self, caller: FairCaller, refused: list[FairCaller]) -> None:
+        if not any(key.competes for key in self.keys.values()):
+            self.begin_period()
+        own, [one] = self.last_turn(self.keys[caller.key], 1), refused
+        turns = {
+            name: self.last_turn(key)
+            for name, key in self.keys.items()
+            if name != caller.key and not all(waiting.patient for waiting in key.waiting)
+        }
+        if one is caller:
+            assert all(turn[0] < own[0] + CLOSE for turn in turns.values())
+            return
+        assert turns[one.key][0] > own[0] - CLOSE
+        assert turns[one.key][0] > max(turns.values())[0] - CLOSE
+        key = self.keys[one.key]
+        hasty = [waiting for waiting in key.waiting if not waiting.patient]
+        lowest = min(waiting.priority for waiting in hasty)
+        assert one is [waiting for waiting in hasty if waiting.priority == lowest][-1]
+        key.waiting.remove(one)
+        self.changed(key)
+
+    async def call(self, caller: FairCaller) -> None:
+        try:
+            await self.admission.reserve(caller.priority, "search", caller.key, patient=caller.patient)
+        except Overloaded:
+            caller.state = "refused"
+        except asyncio.CancelledError:
+            caller.state = "gone"
+            raise
+        else:
+            caller.state = "holding"
+
+    def of_state(self, state: str) -> list[FairCaller]:
+        return [caller for caller in self.callers if caller.state == state]
+
+    @rule(seconds=st.integers(1, 3))
+    def time_passes(self, seconds: int) -> None:
+        self.clock.now += seconds
+
+    @precondition(lambda self: self.of_state("holding"))
+    @rule(number=st.integers(0, 10), gives_up=st.sampled_from([False, False, True]))
+    def a_caller_leaves(self, number: int, gives_up: bool) -> None:
+        holding = self.of_state("holding")
+        caller = holding[number % len(holding)]
+        self.callers.remove(caller)
+        self.ended(self.keys[caller.key])
+        self.admission.release(caller.key)
+        key = self.next_key()
+        if key is not None:
+            following = self.admitted(key)
+            if gives_up:  # it is admitted and cancelled in the same turn of the loop
+                assert following.task is not None
+                following.task.cancel()
+                self.settle()
+                assert following.state == "gone"
+                self.ended(key)
+                key = self.next_key()
+                if key is not None:
+                    following = self.admitted(key)
+            self.settle()
+            assert key is None or following.state == "holding"
+
+    @precondition(lambda self: self.of_state("waiting"))
+    @rule(number=st.integers(0, 10))
+    def a_caller_gives_up(self, number: int) -> None:
+        waiting = self.of_state("waiting")
+        caller = waiting[number % len(waiting)]
+        assert caller.task is not None
+        caller.task.cancel()
+        self.settle()
+        assert caller.state == "gone"
+        key = self.keys[caller.key]
+        key.waiting.remove(caller)
+        self.changed(key)
+
+    def settle(self) -> None:
+        self.loop.run_until_complete(wait_quiescent())
+
+    @invariant()
+    def statistics_are_as_expected(self) -> None:
+        statistics = self.admission.statistics()
+        assert statistics.in_flight == self.max_in_flight - self.free
+        assert statistics.queued == self.admission.queued == self.queued
+        assert {one.key for one in statistics.keys} == {
+            name for name, key in self.keys.items() if key.admitted or key.refused or key.waiting
+        } | {one.key for one in statistics.keys if not (one.in_flight or one.queued or one.admitted or one.refused)}
+        for one in statistics.keys:
+            key = self.keys[cast(str, one.key)]
+            assert (one.weight, one.in_flight, one.queued) == (key.weight, len(key.began), len(key.waiting))
+            assert (one.admitted, one.refused) == (key.admitted, key.refused)
+            held = sum(end - begin for begin, end in key.held) + sum(self.clock.now - begin for begin in key.began)
+            assert one.held_seconds == pytest.approx(held)
+            assert one.in_flight <= self.most
+            assert not self.free or not key.waiting or one.in_flight == self.most  # nobody waits for nothing
+
+    def teardown(self) -> None:
+        try:
+            while self.of_state("holding"):
+                self.a_caller_leaves(0, gives_up=False)
+                self.statistics_are_as_expected()
+            assert not self.of_state("waiting")
+            assert self.admission.statistics().in_flight == 0
+        finally:
+            self.loop.close()
+
+
+@pytest.mark.parametrize("loop", ["asyncio", "seeded"])
+def test_fair_admission_gives_each_place_to_a_key_that_has_had_least_for_its_weight(loop: str) -> None:
+    class OnLoop(FairAdmissionMachine):
+        new_loop = staticmethod(LOOPS[loop])
+
+    usual = settings.default
+    assert usual is not None
+    run_state_machine_as_test(OnLoop, settings=settings(usual, max_examples=2 * usual.max_examples))
+
+
+@ps.node
+async def hold(seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@ps.graph
+async def held(tenant: str, seconds: float) -> float:
+    return await hold(seconds)
+
+
+def tenant_of(tenant: str, seconds: float) -> str:
+    return tenant
+
+
+def in_flight_of(service: "engine.Service[..., Any]") -> dict[Hashable, int]:
+    return {one.key: one.in_flight for one in service.statistics().admission.keys}
+
+
+def test_a_tenant_with_few_calls_waits_for_its_own_share_and_not_for_the_queue_of_another() -> None:
+    waits: list[float] = []
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+
+        async def call(tenant: str) -> None:
+            came = clock()
+            await service(tenant, 1.0)
+            if tenant == "b":
+                waits.append(round(clock() - came - 1.0, 6))
+
+        async with engine.deploy(held, key=tenant_of, max_in_flight=4) as service, asyncio.TaskGroup() as callers:
+            for _ in range(1000):
+                callers.create_task(call("a"))
+            await asyncio.sleep(10.25)
+            for _ in range(10):
+                callers.create_task(call("b"))
+
+    run_virtual(main, timeout_seconds=10_000)
+    # Its share is two places: its own queue over that, and what is under way when it comes.
+    assert waits == sorted(waits)
+    assert all(wait <= number / 2 + 0.75 for number, wait in enumerate(waits))
+    assert waits[-1] > 2  # it has to share
+
+
+@pytest.mark.parametrize("weight", [1, 3])
+def test_what_counts_is_for_how_long_places_are_held(weight: int) -> None:
+    async def main() -> None:
+        async def callers(tenant: str, seconds: float) -> None:
+            async with asyncio.TaskGroup() as calls:
+                for _ in range(4000):
+                    calls.create_task(service(tenant, seconds))
+
+        async with engine.deploy(held, key=tenant_of, weights={"streams": weight}, max_in_flight=8) as service:
+            tasks = [asyncio.create_task(callers("streams", 20.0)), asyncio.create_task(callers("short", 0.5))]
+            await asyncio.sleep(400)
+            held_seconds = {one.key: one.held_seconds for one in service.statistics().admission.keys}
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+            assert sum(held_seconds.values()) == pytest.approx(8 * 400)
+            assert held_seconds["streams"] / held_seconds["short"] == pytest.approx(weight, rel=0.1)
+
+    run_virtual(main, timeout_seconds=10_000)
+
+
+def test_what_a_key_held_while_nobody_waited_is_not_held_against_it() -> None:
+    async def main() -> None:
+        order: list[str] = []
+
+        async def call(tenant: str) -> None:
+            await service(tenant, 1.0)
+            order.append(tenant)
+
+        async with engine.deploy(held, key=tenant_of, max_in_flight=1) as service:
+            await service("a", 1000.0)
+            async with asyncio.TaskGroup() as callers:
+                for tenant in ("a", "a", "a", "b", "b", "b"):
+                    callers.create_task(call(tenant))
+                    await wait_quiescent()
+        assert order == ["a", "b", "a", "b", "a", "b"]
+
+    run_virtual(main, timeout_seconds=10_000)
+
+
+def test_a_key_that_was_away_has_saved_nothing_up() -> None:
+    async def main() -> None:
+        order: list[str] = []
+
+        async def call(tenant: str) -> None:
+            await service(tenant, 1.0)
+            order.append(tenant)
+
+        async with engine.deploy(held, key=tenant_of, max_in_flight=1) as service, asyncio.TaskGroup() as callers:
+            for _ in range(60):
+                callers.create_task(call("a"))
+            await asyncio.sleep(30.5)
+            for _ in range(20):
+                callers.create_task(call("b"))
+        assert order[:30].count("a") == 30
+        assert order[30:50].count("a") == pytest.approx(10, abs=1)
+
+    run_virtual(main, timeout_seconds=10_000)
+
+
+async def test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes_room() -> None:
+    async with engine.deploy(held, key=tenant_of, max_in_flight=1, max_queue=3) as service:
+        calls = {name: asyncio.create_task(service(name[0], 1000.0)) for name in ("a0", "a1", "a2", "a3", "b1")}
+        await wait_quiescent()
+        with pytest.raises(Overloaded, match=r"3 wait .* key 'a'"):
+            await calls.pop("a3")
+        assert {one.key: (one.queued, one.refused) for one in service.statistics().admission.keys} == {
+            "a": (2, 1),
+            "b": (1, 0),
+        }
+        with pytest.raises(Overloaded, match="key 'a'"):
+            await service("a", 0.0)
+        for call in calls.values():
+            call.cancel()
+        await asyncio.wait(calls.values())
+    seen = service.statistics()
+    assert (seen.cancelled, seen.admission.refused, seen.admission.queued) == (4, 2, 0)
+
+
+def test_a_key_has_no_more_places_and_no_longer_queue_than_it_may() -> None:
+    async def main() -> None:
+        options: dict[str, Any] = {"max_in_flight_per_key": 2, "max_queue_per_key": 1}
+        async with engine.deploy(held, key=tenant_of, max_in_flight=4, **options) as service:
+            first = [asyncio.create_task(service("a", 1.0)) for _ in range(3)]
+            await wait_quiescent()
+            assert in_flight_of(service) == {"a": 2}
+            with pytest.raises(Overloaded, match="1 of them of key 'a'"):
+                await service("a", 1.0)
+            assert await service("b", 0.5) == 0.5  # there are places for others
+            await first[0]
+            await wait_quiescent()
+            assert in_flight_of(service) == {"a": 1, "b": 0}
+            more = [asyncio.create_task(service("a", 5.0)) for _ in range(3)]
+            with pytest.raises(Overloaded) as refused:
+                await more.pop()
+            # Two calls stand before it, and a call takes a second.
+            assert refused.value.retry_after_seconds is None  # all places were never taken: nothing was measured
+            await asyncio.gather(*first, *more)
+
+    run_virtual(main)
+
+
+def test_a_deployment_drains_and_aborts_calls_that_wait_for_their_key() -> None:
+    async def main() -> None:
+        async with engine.deploy(held, key=tenant_of, max_in_flight_per_key=1) as service:
+            calls = [asyncio.create_task(service("a", 1.0)) for _ in range(3)]
+            await wait_quiescent()
+        assert [call.result() for call in calls] == [1.0] * 3
+        async with engine.deploy(held, key=tenant_of, max_in_flight_per_key=1) as service:
+            calls = [asyncio.create_task(service("a", 1.0)) for _ in range(3)]
+            await wait_quiescent()
+            await service.abort()
+        assert all(isinstance(call.exception(), ps.EngineClosedError) for call in calls)
+        assert service.statistics().failed == 3
+
+    run_virtual(main)
+
+
+@ps.node
+class Tenant(ps.Actor[float, object]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[float, object]], /) -> None:
+        while True:
+            work = await inbox.get()
+            work.finish(work.key)
+
+
+@ps.node
+class Tenants(ps.StreamActor[float, object]):
+    async def loop(self, inbox: ps.Inbox[ps.StreamWork[float, object]], /) -> None:
+        while True:
+            work = await inbox.get()
+            work.put_nowait(work.key)
+            work.finish()
+
+
+asked, streamed = Tenant(), Tenants()
+
+
+@ps.graph
+async def who(tenant: str, *, number: float) -> list[object]:
+    return [await asked(await hold(0.0)), await ps.map_each(asked, [number, number])]
+
+
+@ps.graph
+async def who_streams(tenant: str) -> AsyncIterator[object]:
+    return streamed(1.0)
+
+
+async def test_actors_see_the_key_at_any_depth_and_in_streams() -> None:
+    def name(tenant: str, *, number: float) -> tuple[str, float]:
+        return tenant, number
+
+    key = ("a", 2.0)
+    async with engine.deploy(who, key=name) as service:
+        assert await service("a", number=2.0) == [key, [key, key]]
+        assert await service.map([who("a", number=2.0)]) == [[key, [key, key]]]
+        assert [(one.key, one.admitted) for one in service.statistics().admission.keys] == [(key, 2)]
+    async with engine.deploy(who) as service:
+        assert await service("a", number=2.0) == [None, [None, None]]
+
+
+async def test_several_graphs_share_the_places_and_their_key_is_given_the_call() -> None:
+    async with engine.deploy(who, who_streams, key=lambda call: (call.graph.name, call.arguments[0])) as service:
+        assert (await service("a", number=2.0))[0] == ("who", "a")
+        async with service.stream(who_streams("b")) as keys:
+            assert [key async for key in keys] == [("who_streams", "b")]
+        assert {one.key: one.in_flight for one in service.statistics().admission.keys} == {
+            ("who", "a"): 0,
+            ("who_streams", "b"): 0,
+        }
+
+
+def unhashable(tenant: Any) -> Any:
+    return [tenant]
+
+
+def missing(tenant: Any) -> Any:
+    return tenant.missing
+
+
+def swapped(seconds: float, tenant: str) -> str:
+    return tenant
+
+
+@pytest.mark.parametrize("key", [unhashable, missing])
+async def test_a_call_without_a_key_fails_and_is_counted(key: Callable[[Any], Hashable]) -> None:
+    async with engine.deploy(held, who_streams, key=lambda call: key(call.arguments[0])) as service:
+        with pytest.raises((TypeError, AttributeError)) as failed:
+            async with service.stream(who_streams("a")) as keys:
+                await anext(keys)
+        assert "key= of the deployment" in failed.value.__notes__[0]
+        with pytest.raises((TypeError, AttributeError)):
+            await service("a", 0.0)
+        with pytest.raises((TypeError, AttributeError)):
+            await service.map([held("a", 0.0)])
+    assert service.statistics().failed == 3
+
+
+async def test_statistics_by_key_are_bounded_and_subtracted() -> None:
+    async with engine.deploy(held, key=tenant_of) as service:
+        await service("first", 0.0)
+        await service("a", 0.0)
+        earlier = service.statistics()
+        await service("a", 0.0)
+        await service("b", 0.0)
+        keys = {one.key: one.admitted for one in service.statistics().since(earlier).admission.keys}
+        assert keys == {"first": 0, "a": 1, "b": 1}
+        for number in range(1200):
+            await service(f"tenant {number}", 0.0)
+        await service("a", 0.0)
+        keys = {one.key: one.admitted for one in service.statistics().since(earlier).admission.keys}
+        assert len(keys) == 1000
+        assert "first" not in keys
+
+
+WRONG: Iterable[tuple[dict[str, Any], str]] = [
+    ({"weights": {"a": 2}}, "weights=.* needs key="),
+    ({"max_in_flight_per_key": 2}, "max_in_flight_per_key=2: this needs key="),
+    ({"max_queue_per_key": 0}, "max_queue_per_key=0: this needs key="),
+    ({"key": "tenant"}, "key='tenant': a function"),
+    ({"key": missing}, r"it takes the parameters of graph 'held' \(tenant, seconds\), but too many"),
+    ({"key": swapped}, "in their order"),
+    ({"key": tenant_of, "weights": {"a": 0}}, r"weights\['a'\]=0: a finite number above 0"),
+    ({"key": tenant_of, "weights": ["a"]}, "weights=.*: a mapping"),
+    ({"key": tenant_of, "max_in_flight_per_key": 0}, "max_in_flight_per_key=0: a whole number of at least 1"),
+    ({"key": tenant_of, "max_queue_per_key": -1}, "max_queue_per_key=-1: a whole number of at least 0"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), WRONG)
+async def test_wrong_options_of_fair_shares_are_refused_at_once(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ps.OptionsError, match=message):
+        engine.deploy(held, **options)

@@ -20,7 +20,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "devices": {"_errors", "_public", "telemetry", "actors", "engine"},
     "data": {"_errors", "_public", "telemetry", "actors", "engine", "devices"},
     "testing": {"_errors", "_public", "telemetry", "actors", "engine", "devices"},
-    "__init__": {"_errors", "_public", "telemetry", "actors", "saving", "engine", "devices", "data", "testing"},
+    "asgi": {"_errors", "_public", "telemetry", "actors", "engine"},
+    "__init__": {"_errors", "_public", "telemetry", "actors", "saving", "engine", "devices", "data", "testing", "asgi"},
     "_cli": {"__init__", "_errors", "telemetry", "actors", "engine", "devices", "saving", "testing"},
     "__main__": {"_cli"},
 }
@@ -28,6 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 # loaded by modules of telemetry that are for it alone, and that nobody loads who does not ask for it.
 DEPENDENCIES = {"anyio", "structlog", "opentelemetry"}
 EXTRAS: dict[str, set[str]] = {
+    "asgi": {"starlette"},
     "data": {"jax", "numpy"},
     "devices": {"jax", "jaxlib", "numpy", "opt_einsum"},
     "telemetry": {"rich"},

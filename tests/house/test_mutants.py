@@ -29,6 +29,21 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "what is behind a mark waits until it was passed",
+        "actors/stream_buffer.py", "            self._behind.append(value)\n", "            self.held.append(value)\n",
+        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
+    ),
+    Mutant(
+        "a mark waits until the values before it have left a map_each",
+        "engine/bodies.py", "not self._window.frames and isinstance(first, ", "isinstance(first, ",
+        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
+    ),
+    Mutant(
+        "a state is copied before its step goes on",
+        "engine/checkpoint.py", "partial(self._encode, state, name, copy=True)", "partial(self._encode, state, name)",
+        "tests/saving/test_checkpoints.py::test_a_state_that_changes_in_place_is_copied",
+    ),
+    Mutant(
         "one run writes into a folder of cuts",
         "saving/cuts.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
         "tests/saving/test_cuts.py::test_a_second_writer_is_refused_until_the_first_has_gone",
@@ -85,6 +100,26 @@ MUTANTS = [
         "tests/engine/test_options.py::test_max_queue_and_priority_decide_who_waits_for_a_place",
     ),
     Mutant(
+        "nobody saves up a share of the places",
+        "engine/admission.py", "share.start += max(0.0, self._level - share.level(now))", "pass",
+        "tests/engine/test_admission.py::test_a_key_that_was_away_has_saved_nothing_up",
+    ),
+    Mutant(
+        "the key that is furthest over its share makes room",
+        "engine/admission.py", "if turn > furthest and", "if turn < furthest and",
+        "tests/engine/test_admission.py::test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes_room",
+    ),
+    Mutant(
+        "what is forgotten of a limit is a full bucket",
+        "engine/rate_limit.py", "            if full_at > now:\n", "            if False:\n",
+        "tests/runtime/test_rate_limit.py::test_forgetting_lifts_no_limit",
+    ),
+    Mutant(
+        "the padding of a chunk leaves nothing in the result",
+        "devices/whole_arrays.py", "array if real == array.shape[axis] else array[(*before, slice(real))]", "array",
+        "tests/devices/test_whole_arrays.py::test_it_is_equal_to_vmap",
+    ),
+    Mutant(
         "a stream hands out its items in input order",
         "engine/source.py", "self._completion_order: deque[int] | None = None if ordered else deque()",
         "self._completion_order: deque[int] | None = deque()",
@@ -129,7 +164,7 @@ MUTANTS = [
     ),
     Mutant(
         "a token is taken once",
-        "engine/rate_limit.py", "self._full_at = max(now, self._full_at)", "self._full_at = self._full_at * 1",
+        "engine/rate_limit.py", "self.full_at = max(now, self.full_at)", "self.full_at = self.full_at * 1",
         "tests/actors/test_token_bucket.py",
     ),
     Mutant(
@@ -186,6 +221,26 @@ MUTANTS = [
         "telemetry/spans.py", "otel_context.attach(trace.set_span_in_context(self._span))",
         "otel_context.attach(parent.context)",
         "tests/telemetry/test_span_tree.py",
+    ),
+    Mutant(
+        "events that wait for room are let in in their order",
+        "engine/events.py", "event, frame, turn = line.popleft()", "event, frame, turn = line.pop()",
+        "tests/engine/test_events.py::test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they_came",
+    ),
+    Mutant(
+        "an item that has ended emits nothing",
+        "engine/events.py", 'or frame.state != "running" or', "or",
+        "tests/engine/test_events.py::test_an_item_that_was_cancelled_emits_nothing_more",
+    ),
+    Mutant(
+        "a node's values and events are read in its order",
+        "engine/values.py", "or held[0]._after <= values.position):", "or held[0]._after >= 0):",
+        "tests/engine/test_events.py::test_one_iterator_gives_events_and_values_in_the_order_of_the_node",
+    ),
+    Mutant(
+        "a client that takes nothing any more is given up",
+        "asgi.py", "asyncio.timeout(self._stall_timeout_seconds)", "asyncio.timeout(None)",
+        "tests/serving/test_asgi.py::test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does_not",
     ),
 ]  # fmt: skip
 

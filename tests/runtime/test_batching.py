@@ -355,13 +355,8 @@ def test_what_cannot_be_batched_is_refused() -> None:
     async def fine(items: list[int]) -> list[int]:
         return items
 
-    def plain(items: list[int]) -> list[int]:
-        return items
-
     with pytest.raises(TypeError, match="async def"):
         ps.node(batch=ps.Batch(2), runs_on="thread")(fine)
-    with pytest.raises(TypeError, match='use runs_on="thread"'):
-        ps.node(batch=ps.Batch(2), runs_on="process")(plain)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     with pytest.raises(TypeError, match="for functions and methods"):
         ps.node(batch=ps.Batch(2))(Recorder)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
 

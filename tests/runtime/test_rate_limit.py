@@ -1,8 +1,12 @@
-"""`RateLimit` passes its input on, so many times per second of a scope."""
+"""`RateLimit` passes its input on, so many times per second of a scope or an Engine, for all items or for each key."""
 
 import asyncio
+from collections.abc import Hashable
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
@@ -90,3 +94,191 @@ def test_numbers_out_of_range_are_refused() -> None:
         ps.RateLimit(per_second=0)
     with pytest.raises(ValueError, match="burst=0"):
         ps.RateLimit(per_second=1, burst=0)
+
+
+def tenant_of(request: tuple[str, int]) -> str:
+    return request[0]
+
+
+def service_of(limit: ps.RateLimit) -> "ps.Graph[[tuple[str, int]], tuple[str, int]]":
+    @ps.graph
+    async def graph(request: tuple[str, int]) -> tuple[str, int]:
+        return await limit(request)
+
+    return graph
+
+
+def test_each_key_has_a_limit_of_its_own() -> None:
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        passed: dict[str, list[float]] = {"a": [], "b": []}
+
+        async def call(tenant: str) -> None:
+            await service((tenant, 0))
+            passed[tenant].append(round(clock(), 6))
+
+        graph = service_of(ps.RateLimit(per_second=2, burst=2, key=tenant_of))
+        async with engine.deploy(graph) as service, asyncio.TaskGroup() as calls:
+            for tenant in "aaaaabb":
+                calls.create_task(call(tenant))
+            await asyncio.sleep(0.7)
+            calls.create_task(call("b"))
+        assert passed == {"a": [0, 0, 0.5, 1, 1.5], "b": [0, 0, 0.7]}
+
+    testing.run_virtual(main)
+
+
+@given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=25))
+def test_the_limit_of_a_key_is_as_if_there_were_no_others(requests: list[tuple[str, int]]) -> None:
+    async def main() -> dict[str, list[float]]:
+        clock = asyncio.get_running_loop().time
+        passed: dict[str, list[float]] = {"a": [], "b": [], "c": []}
+
+        async def call(tenant: str) -> None:
+            await service((tenant, 0))
+            passed[tenant].append(round(clock(), 6))
+
+        limit = ps.RateLimit(per_second=4, burst=2, key=tenant_of)
+        async with engine.deploy(service_of(limit)) as service, asyncio.TaskGroup() as calls:
+            for tenant, pause in requests:
+                await asyncio.sleep(pause / 8)
+                calls.create_task(call(tenant))
+        return passed
+
+    expected: dict[str, list[float]] = {"a": [], "b": [], "c": []}
+    now = 0.0
+    for tenant, pause in requests:
+        now += pause / 8
+        before = expected[tenant]
+        # At most two at once, and a quarter of a second for each after that: what a full bucket of two allows.
+        full_at = 0.0
+        for at in before:
+            full_at = max(full_at, at) + 0.25
+        before.append(round(max(now, full_at - 0.25), 6))
+    assert testing.run_virtual(main) == expected
+
+
+def test_what_is_over_the_limit_is_refused_and_told_when_to_come_again() -> None:
+    async def main() -> None:
+        limit = ps.RateLimit(per_second=0.5, key=tenant_of, on_limit="refuse")
+        async with engine.deploy(service_of(limit)) as service:
+            assert await service(("a", 1)) == ("a", 1)
+            assert await service(("b", 1)) == ("b", 1)
+            await asyncio.sleep(0.5)
+            with pytest.raises(ps.Overloaded, match="the limit of key 'a' is used up") as refused:
+                await service(("a", 2))
+            assert refused.value.retry_after_seconds == pytest.approx(1.5)
+            await asyncio.sleep(1.5)
+            assert await service(("a", 3)) == ("a", 3)
+
+    testing.run_virtual(main)
+
+
+@pytest.mark.parametrize("makes_engine", [True, False])
+def test_with_scope_engine_runs_streams_and_deployments_share_one_limit(makes_engine: bool) -> None:
+    limit = ps.RateLimit(per_second=2, scope="engine")
+    graph = service_of(limit)
+
+    async def main() -> None:
+        own: Any = engine.Engine() if makes_engine else engine
+        clock = asyncio.get_running_loop().time
+        passed: list[float] = []
+
+        async def run(number: int) -> None:
+            assert await own.run(graph(("a", number))) == ("a", number)
+            passed.append(round(clock(), 6))
+
+        async with asyncio.TaskGroup() as runs:
+            for number in range(4):
+                runs.create_task(run(number))
+        assert passed == [0, 0.5, 1, 1.5]
+        async with own.deploy(graph) as service, own.stream([graph(("b", 1))]) as results:
+            assert await service(("b", 0)) == ("b", 0)
+            assert [result async for result in results] == [("b", 1)]
+        assert round(clock(), 6) == 2.5
+        left = asyncio.create_task(own.run(graph(("a", 9))))
+        await testing.wait_quiescent()
+        left.cancel()  # nothing of the limit is left behind
+        await asyncio.wait([left])
+        async with engine.Engine() as other:
+            assert await other.run(graph(("a", 0))) == ("a", 0)
+        assert round(clock(), 6) == 2.5
+        if makes_engine:
+            await own.__aexit__(None, None, None)
+
+    testing.run_virtual(main)
+
+
+def test_keys_and_what_waits_for_each_are_bounded_and_full_limits_are_forgotten() -> None:
+    async def main() -> None:
+        limit = ps.RateLimit(per_second=1, key=tenant_of, max_keys=2, max_waiting_per_key=1)
+        async with engine.deploy(service_of(limit)) as service:
+            await service(("a", 0))
+            await asyncio.sleep(0.25)
+            await service(("b", 0))
+            with pytest.raises(ps.Overloaded, match="key 'c' is one too many") as refused:
+                await service(("c", 0))
+            assert refused.value.retry_after_seconds == pytest.approx(0.75)
+            gone = asyncio.create_task(service(("a", 1)))
+            await testing.wait_quiescent()
+            with pytest.raises(ps.Overloaded, match="1 items of key 'a' wait") as refused:
+                await service(("a", 2))
+            assert refused.value.retry_after_seconds == pytest.approx(1.75)
+            gone.cancel()
+            await asyncio.wait([gone])
+            assert await service(("a", 3)) == ("a", 3)  # who has left does not count
+            await asyncio.sleep(0.25)  # the limit of "b" is as good as new
+            assert await service(("c", 0)) == ("c", 0)
+            with pytest.raises(ps.Overloaded):
+                await service(("b", 0))
+
+    testing.run_virtual(main)
+
+
+def test_forgetting_lifts_no_limit() -> None:
+    async def main() -> None:
+        limit = ps.RateLimit(per_second=1, burst=2, key=tenant_of, on_limit="refuse")
+        async with engine.deploy(service_of(limit)) as service:
+            for _ in range(2):
+                await service(("a", 0))
+            await asyncio.sleep(1.5)  # one token of two
+            for number in range(20):  # each new key has some others looked at
+                await service((f"b{number}", 0))
+            await service(("a", 0))
+            with pytest.raises(ps.Overloaded):
+                await service(("a", 0))
+
+    testing.run_virtual(main)
+
+
+def unhashable(request: Any) -> Any:
+    return [request]
+
+
+def missing(request: Any) -> Any:
+    return request.tenant
+
+
+@pytest.mark.parametrize("key", [unhashable, missing])
+async def test_an_item_without_a_key_fails_alone(key: Any) -> None:
+    def of(request: tuple[str, int]) -> Hashable:
+        own: Hashable = key(request) if request[1] else request[0]
+        return own
+
+    async with engine.deploy(service_of(ps.RateLimit(per_second=100, key=of))) as service:
+        with pytest.raises((TypeError, AttributeError)):
+            await service(("a", 1))
+        assert await service(("a", 0)) == ("a", 0)
+
+
+def test_the_options_of_limits_by_key_are_checked() -> None:
+    wrong: dict[str, Any] = {
+        "key": "tenant",
+        "on_limit": "drop",
+        "scope": "call",
+        "max_keys": 0,
+        "max_waiting_per_key": -1,
+    }
+    for option, value in wrong.items():
+        with pytest.raises(ps.OptionsError, match=f"{option}="):
+            ps.RateLimit(per_second=1, **{option: value})

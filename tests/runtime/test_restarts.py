@@ -1283,7 +1283,7 @@ def test_a_function_has_nothing_to_restart() -> None:
 async def test_flags_out_of_range_are_refused_at_once() -> None:
     graph = calling(machine(Life("machine")))
     with pytest.raises(ValueError, match="strategy='all': one of 'one_for_one', 'one_for_all', 'rest_for_one'"):
-        engine.deploy(graph, strategy="all")  # type: ignore[arg-type]
+        engine.deploy(graph, strategy="all")  # type: ignore[call-overload]
     async with engine.Engine() as own:
         with pytest.raises(ValueError, match="max_restarts"):
             own.deploy(graph, max_restarts=-1)

@@ -358,6 +358,7 @@ async def test_an_interrupted_call_is_counted_as_that_and_leaves_its_place(store
             await service.run(graph(), key="k")
         statistics = service.statistics()
         assert (statistics.interrupted, statistics.failed, statistics.completed) == (1, 0, 0)
+        assert "0 expired, 1 interrupted" in str(statistics)
         assert statistics.admission.in_flight == 0
         assert sum(actor.failed for actor in statistics.actors) == 0
         assert service.state == "ready"
@@ -367,6 +368,7 @@ async def test_an_interrupted_call_is_counted_as_that_and_leaves_its_place(store
             with pytest.raises(ps.Interrupted, match="'s' waits for the answer to 'one\\?'"):
                 await anext(stream)
         assert (stream.statistics().interrupted, stream.statistics().failed) == (1, 0)
+        assert "1 interrupted" in " ".join(str(stream.statistics()).split())
         async with service.stream(tokens(), key="s", answer="yes") as values:
             assert [value async for value in values] == ["yes"]
         statistics = service.statistics()

@@ -1,6 +1,7 @@
 """The application of these tests in a process of its own, and its clients."""
 
 import asyncio
+import re
 import socket
 import subprocess
 import sys
@@ -19,17 +20,27 @@ PATIENCE_COLLECTIONS = 300  # each request for the state collects garbage
 
 
 @contextmanager
-def server(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Serve the application in a process of its own, on a socket that is ours: no port is guessed."""
-    with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
-        command = [sys.executable, "-m", "uvicorn", "tests.serving.streaming_app:app", "--fd", str(listener.fileno())]
+def server(
+    *arguments: str, application: str = "tests.serving.streaming_app", name: str = "uvicorn", expected: str = "INFO"
+) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """Serve the application in a process of its own, on a socket that is ours: no port is guessed.
+
+    Args:
+        *arguments: further arguments of the server.
+        application: the module of the application.
+        name: the server.
+        expected: a regular expression of the lines that it may write.
+    """
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        number = listener.fileno()
+        options = ["--fd", f"{number}", "--no-access-log"] if name == "uvicorn" else ["--bind", f"fd://{number}"]
         process = subprocess.Popen(
-            [*command, "--no-access-log", *arguments],
-            cwd=ROOT, pass_fds=[listener.fileno()], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            [sys.executable, "-m", name, f"{application}:app", *options, *arguments],
+            cwd=ROOT, pass_fds=[number], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
         assert process.stdout is not None
         said = ""
-        while "startup complete" not in said:
+        while "startup complete" not in said and "Running on" not in said:
             line = process.stdout.readline()
             assert line, said  # it has ended
             said += line
@@ -39,7 +50,7 @@ def server(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
             process.terminate()
             said += process.communicate(timeout=20)[0]
     # No traceback, and no "Failed to detach context".
-    assert all(line.startswith("INFO:") for line in said.splitlines()), said
+    assert all(re.search(expected, line) for line in said.splitlines()), said
 
 
 @asynccontextmanager
@@ -49,12 +60,12 @@ async def client(url: str) -> AsyncIterator[httpx.AsyncClient]:
         yield client
 
 
-async def settled(client: httpx.AsyncClient) -> dict[str, Any]:
+async def settled(client: httpx.AsyncClient, idle_tasks: int = IDLE_TASKS) -> dict[str, Any]:
     """Return the server's state, asked for until nothing is open or no hope is left."""
     state: dict[str, Any] = {}
     for _ in range(PATIENCE_COLLECTIONS):
         state = (await client.get("/state")).json()
-        if not (state["in_flight"] or state["queued"] or state["open_generators"]) and state["tasks"] <= IDLE_TASKS:
+        if not (state["in_flight"] or state["queued"] or state["open_generators"]) and state["tasks"] <= idle_tasks:
             break
     return state
 

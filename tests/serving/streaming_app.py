@@ -209,6 +209,11 @@ async def in_flight() -> int:
 @app.get("/state")
 async def state() -> dict[str, Any]:
     """What this process holds."""
+    return holdings(service)
+
+
+def holdings(service: engine.Service[..., Any]) -> dict[str, Any]:
+    """What this process holds, with a deployment."""
     gc.collect()
     statistics = service.statistics()
     admission = statistics.admission

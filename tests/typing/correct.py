@@ -5,8 +5,10 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self, assert_type
 
+from starlette.applications import Starlette
+
 import penstock as ps
-from penstock import devices, engine, testing
+from penstock import asgi, devices, engine, testing
 from penstock.testing import faults
 
 
@@ -444,3 +446,65 @@ async def functions_on_a_device() -> None:
     assert_type(step, devices.BoundFunction[dict[str, float], list[int], tuple[dict[str, float], float]])
     assert_type(await step({}, [1]), tuple[dict[str, float], float])
     assert_type(await device.run(train_step, {"a": 1.0}, [1]), tuple[dict[str, float], float])
+
+
+@ps.node(effectful=True)
+async def tell(hit: Hit) -> str:
+    await ps.emit(hit)
+    return hit.url
+
+
+@ps.graph
+async def telling(hit: Hit) -> str:
+    return await tell(hit)
+
+
+@ps.node(effectful=True)
+async def spelled(hit: Hit) -> AsyncIterator[str]:
+    for letter in hit.url:
+        await ps.emit(hit)
+        yield letter
+
+
+@ps.graph
+async def spelling(hit: Hit) -> AsyncIterator[str]:
+    return spelled(hit)
+
+
+async def events(hit: Hit) -> None:
+    async with engine.stream(telling(hit), events=Hit, capacity=4, timeout_seconds=1) as told:
+        assert_type(told, engine.EventStream[Hit, str])
+        async for event in told:
+            assert_type(event, engine.Event[Hit])
+            assert_type((event.value.score, event.node, event.item, event.attempt), tuple[float, str, int, int])
+        assert_type(await told.result(), str)
+    async with engine.deploy(telling, spelling) as service:
+        async with service.stream(telling(hit), events=Hit, priority=1) as told:
+            assert_type(await told.result(), str)
+        async with service.stream(spelling(hit), events=Hit) as both:
+            assert_type(both, engine.Stream[engine.Event[Hit] | engine.Value[str]])
+            async for item in both:
+                if item.kind == "event":
+                    assert_type(item.value, Hit)
+                else:
+                    assert_type(item.value, str)
+
+
+def responses(service: engine.Service[[Hit], str], own: engine.Engine, hit: Hit) -> None:
+    asgi.event_stream(service.stream(telling(hit), events=Hit), encode=repr, heartbeat_seconds=None)
+    asgi.ndjson(service.stream(spelling(hit)), stall_timeout_seconds=5, headers={"x": "y"})
+    asgi.lifespan(own, service, drain_timeout_seconds=5, tuned=True)
+    app = Starlette(lifespan=asgi.lifespan(service))
+    app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))
+
+
+@ps.graph
+async def asked(question: str, tenant: int) -> str:
+    return await limited(question)
+
+
+async def fair_shares() -> None:
+    async with engine.deploy(asked, key=lambda question, tenant: tenant, weights={1: 2.0}) as service:
+        assert_type(await service("q", 1), str)
+    async with engine.deploy(asked, own_loops, key=lambda call: call.graph.name) as service:
+        assert_type(await service("q", 1), str)

@@ -8,7 +8,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import asgi, engine, testing
 from penstock.testing import faults
 from tests.typing import resources
 from tests.typing.correct import (
@@ -28,6 +28,8 @@ from tests.typing.correct import (
     limited,
     rank,
     search,
+    spelling,
+    telling,
     tokenize,
     triple,
 )
@@ -128,11 +130,6 @@ async def no_list(text: str) -> str:
     return text
 
 
-@ps.node(batch=ps.Batch(4), runs_on="process")  # type: ignore[call-overload, untyped-decorator]  # pyright: ignore[reportArgumentType]
-def far_away(texts: list[str]) -> list[str]:
-    return texts
-
-
 async def own_loops() -> None:
     await embed(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await triple("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
@@ -154,8 +151,8 @@ async def options(urls: list[str]) -> None:
     engine.stream([search("a")], max_inflight=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     engine.stream([search("a")], progress="yes")  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
     await engine.run(search("a"), progress=True)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
-    engine.deploy(search, strategy="all")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    engine.deploy(search, max_queues=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    engine.deploy(search, strategy="all")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    engine.deploy(search, max_queues=3)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     engine.Engine(threads=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     ps.execution_options(on_error="ignore")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ps.ExecutionOptions(sheduler="wave")  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -166,7 +163,7 @@ async def verbs() -> None:
     await engine.run("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     engine.stream(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     engine.stream(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
-    engine.deploy(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    engine.deploy(search("a"))  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     async with engine.deploy(search) as service:
         await service(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
         await service("a", weight=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
@@ -233,3 +230,17 @@ def wrong_settings() -> None:
     Settings(strategy="one_for_none")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     Settings(restart="always")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ps.node(shutdown_seconds="5")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+
+
+async def wrong_events(hit: Hit) -> None:
+    engine.stream(telling(hit))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    engine.stream(telling(hit), events=hit)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    engine.stream([telling(hit)], events=Hit)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    async with engine.stream(telling(hit), events=Hit) as events:
+        number: int = await events.result()  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+        print(number)
+        async for event in events:
+            event.value.title()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    async with engine.stream(spelling(hit), events=Hit) as both:
+        await both.result()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+    asgi.event_stream(telling(hit))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

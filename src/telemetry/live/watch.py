@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Final, NamedTuple
 
-from ..counters import ActorStatistics, total
+from ..counters import ActorStatistics, SavedCuts, total
 from ..profiling import collectors
 from ..profiling.limits import Verdict
 from ..profiling.records import DeviceWork, Execution, Host, NodeReading, Reader, Scope
@@ -265,6 +265,9 @@ class Watch:
 
     def device_worked(self, work: DeviceWork) -> None:
         """Do nothing: a look needs no single pieces of work of a device."""
+
+    def cuts_saved(self, graph: str, cuts: SavedCuts) -> None:
+        """Do nothing: a look needs no cuts."""
 
     def _look_at_readers(self, hosts: Iterable[Host]) -> None:
         readers = [reader for host in hosts for reader in settled(host.open_readers)]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Protocol
 from weakref import WeakSet
 
 if TYPE_CHECKING:
+    from ..counters import SavedCuts
     from .records import DeviceWork, Execution, Host, Reader, Scope
 
 
@@ -44,6 +45,10 @@ class Collector(Protocol):
 
     def device_worked(self, work: "DeviceWork") -> None:
         """Take a piece of work of a device; on any thread."""
+        ...
+
+    def cuts_saved(self, graph: str, cuts: "SavedCuts") -> None:
+        """Take what cuts of a call have cost since the last report."""
         ...
 
 
@@ -113,3 +118,9 @@ def device_worked(work: "DeviceWork") -> None:
     """Report a piece of work of a device; callable from any thread."""
     for collector in tuple(running):
         collector.device_worked(work)
+
+
+def cuts_saved(graph: str, cuts: "SavedCuts") -> None:
+    """Report what cuts of a call have cost since the last report."""
+    for collector in tuple(running):
+        collector.cuts_saved(graph, cuts)

@@ -9,8 +9,10 @@ from dataclasses import replace
 from time import perf_counter, thread_time
 from typing import NamedTuple
 
+from ..counters import SavedCuts
 from ..rendered import Rendered
 from ..tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, seconds
+from ..text import printable
 from . import collectors
 from .limits import Verdict, is_held
 from .perfetto import trace
@@ -45,6 +47,7 @@ class _Recording:
 
     Attributes:
         timeline: which node worked on which item, and when.
+        cuts: what cuts have cost, by graph.
     """
 
     def __init__(self) -> None:
@@ -59,6 +62,7 @@ class _Recording:
         self._gil_watch = GilWatch(self._loop_threads)
         self._final: Evidence | None = None
         self.timeline = Timeline(self._began)
+        self.cuts: dict[str, SavedCuts] = {}
 
     def scope_opened(self, scope: Scope) -> None:
         """Count what a new scope does, from zero."""
@@ -102,6 +106,10 @@ class _Recording:
     def device_worked(self, work: DeviceWork) -> None:
         """Keep a piece of work of a device for the timeline; on any thread."""
         self.timeline.add_device_work(work)
+
+    def cuts_saved(self, graph: str, cuts: SavedCuts) -> None:
+        """Add what cuts have cost."""
+        self.cuts[graph] = self.cuts.get(graph, SavedCuts()).plus(cuts)
 
     def begin(self) -> None:
         """Begin to record: the engine reports to this object from now on."""
@@ -308,9 +316,10 @@ class Profile(Rendered):
 
     def _table(self) -> Table:
         nodes = self.nodes
-        facts = (("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict)))
+        facts = [("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict))]
+        facts += [("cuts", _cost(graph, cuts)) for graph, cuts in self._recording.cuts.items()]
         ordered = [nodes[at] for at in by_graph([node.graph for node in nodes])]
-        return Table(facts, _COLUMNS, tuple(map(_row, ordered)), headings=tuple(node.graph for node in ordered))
+        return Table(tuple(facts), _COLUMNS, tuple(map(_row, ordered)), headings=tuple(node.graph for node in ordered))
 
 
 @contextmanager
@@ -340,6 +349,17 @@ def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, look: _Rea
         open_seconds + perf_counter() - look.seconds,
         waited_seconds + reader.reader_wait_seconds - look.waited_seconds,
     )
+
+
+def _cost(graph: str, cuts: SavedCuts) -> str:
+    """Return a sentence about the cuts of a graph."""
+    told = f"{count(cuts.saved)} of {printable(graph)}"
+    if cuts.saved:
+        mean = cuts.bytes / cuts.saved / 1e6
+        told += f", {mean:.3g} MB and {milliseconds(cuts.write_seconds / cuts.saved)} beside the pipeline each"
+    told += f"; steps waited {duration(cuts.copy_seconds)} for copies"
+    told += f"; {count(cuts.skipped)} left out" if cuts.skipped else ""
+    return told + (f"; {count(cuts.failed)} failed" if cuts.failed else "")
 
 
 def _row(node: NodeProfile) -> tuple[str, ...]:

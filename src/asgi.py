@@ -1,0 +1,377 @@
+"""Responses and a lifespan for Starlette and FastAPI: streams over HTTP that end with their client, and refusals.
+
+Starlette is imported when the first response is made; importing this module needs neither.
+"""
+
+import asyncio
+import functools
+import json
+import math
+import re
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from dataclasses import fields, is_dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+
+from . import engine
+from ._errors import MissingExtraError, Overloaded
+from ._public import LateModule, public
+from .actors.accepted import POSITIVE, TIMEOUT, check, optional
+from .actors.tasks import until
+from .telemetry import logs
+
+if TYPE_CHECKING:
+    from starlette import responses
+else:
+    responses = LateModule("starlette.responses")
+
+__all__ = ["event_stream", "lifespan", "ndjson", "overloaded"]
+
+_Message: TypeAlias = MutableMapping[str, Any]
+_Receive: TypeAlias = Callable[[], Awaitable[_Message]]
+_Send: TypeAlias = Callable[[_Message], Awaitable[None]]
+
+# Proxies close a connection on which nothing comes for a minute: nginx and load balancers of the large clouds.
+_HEARTBEAT_SECONDS: Final = 15.0
+# A reader that is alive takes what was sent within a round trip, and a mobile one that has lost its network comes back
+# within seconds, or not at all.
+_STALL_SECONDS: Final = 30.0
+_COMMENT: Final = ":\n\n"
+_NEW_LINE: Final = re.compile("\r\n|\n|\r")
+
+
+def event_stream(
+    stream: engine.Stream[Any],
+    /,
+    *,
+    encode: Callable[[Any], str] | None = None,
+    heartbeat_seconds: float | None = _HEARTBEAT_SECONDS,
+    stall_timeout_seconds: float | None = _STALL_SECONDS,
+    status_code: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> "responses.Response":
+    """Return a response that sends a stream as server-sent events; the end of the response ends the call.
+
+    Each value is an event with `data:`, text as it is and everything else as JSON. What a node has emitted has the name
+    of its class in `event:` as well. The last event is `end`; its data is the result of the graph, if it has one value.
+
+    The call begins with the response. Its status waits for the first item, or for `heartbeat_seconds`: an error before
+    that, such as `Overloaded`, is raised, so that the application answers it. A later one is told to the client as an
+    event `failed`, with the name of its class, and raised then, which cuts the connection.
+
+    Args:
+        stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
+        encode: returns the text of a value.
+        heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
+        stall_timeout_seconds: how long a client may take no more of what is sent, in seconds, before its call is ended;
+            None for as long as it likes. What lies in buffers of server and network counts as taken.
+        status_code: the status of the response.
+        headers: further headers.
+
+    Returns:
+        A response of Starlette, which FastAPI returns as it is.
+
+    Raises:
+        OptionsError: an option does not accept its value.
+        MissingExtraError: Starlette is not installed.
+    """
+    check("heartbeat_seconds", heartbeat_seconds, optional(POSITIVE))
+    text = encode or _as_text
+
+    def chunk(item: Any) -> str:
+        is_event = isinstance(item, engine.Event)
+        value: Any = cast("Any", item).value if is_event or isinstance(item, engine.Value) else item
+        return _sse(text(value), type(value).__name__ if is_event else None)
+
+    body = _Body(
+        stream, chunk, stall_timeout_seconds,
+        end=lambda results: _sse("".join(map(text, results)), "end"),
+        failed=lambda error: _sse(type(error).__name__, "failed"),
+        heartbeat_seconds=heartbeat_seconds,
+    )  # fmt: skip
+    # `no-transform` and the header of nginx: no buffer on the way may hold events back.
+    ours = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
+    return _response(body, "text/event-stream", status_code, {**ours, **(headers or {})})
+
+
+def ndjson(
+    stream: engine.Stream[Any],
+    /,
+    *,
+    encode: Callable[[Any], str] | None = None,
+    stall_timeout_seconds: float | None = _STALL_SECONDS,
+    status_code: int = 200,
+    headers: Mapping[str, str] | None = None,
+) -> "responses.Response":
+    """Return a response that sends a stream as lines of JSON; the end of the response ends the call.
+
+    Each item is a line: a value as JSON; an `Event` or a `Value` as an object with its fields, of which `kind` tells
+    them apart. A graph of one value whose events are read ends with a line of the kind "result".
+
+    The call begins with the response, whose status waits for the first item: an error before that is raised, so that
+    the application answers it. A later one is raised, too, which cuts the connection before its end.
+
+    Args:
+        stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
+        encode: returns the line of an item, without its end.
+        stall_timeout_seconds: as for `event_stream`.
+        status_code: the status of the response.
+        headers: further headers.
+
+    Returns:
+        A response of Starlette, which FastAPI returns as it is.
+
+    Raises:
+        OptionsError: an option does not accept its value.
+        MissingExtraError: Starlette is not installed.
+    """
+    line = encode or _as_json
+    body = _Body(
+        stream, lambda item: f"{line(item)}\n", stall_timeout_seconds,
+        end=lambda results: "".join(f"{_as_json({'kind': 'result', 'value': value})}\n" for value in results),
+    )  # fmt: skip
+    return _response(body, "application/x-ndjson", status_code, {"cache-control": "no-store", **(headers or {})})
+
+
+def overloaded(error: Exception, /) -> "responses.Response":
+    """Return the response to a call that was refused: 503, or 429 if it was refused to one key, with `Retry-After`.
+
+    For an exception handler: `app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))`.
+
+    Args:
+        error: the refusal; any other error is raised, since checkers know only that a handler gets an exception.
+
+    Returns:
+        A response of Starlette, with the message as its text.
+
+    Raises:
+        MissingExtraError: Starlette is not installed.
+    """
+    if not isinstance(error, Overloaded):
+        raise error
+    seconds = max(1, math.ceil(error.retry_after_seconds or 1))
+    status_code = 503 if error.key is None else 429
+    response: responses.Response = _starlette().Response(
+        str(error), status_code, {"retry-after": str(seconds)}, media_type="text/plain"
+    )
+    return response
+
+
+def lifespan(
+    *parts: AbstractAsyncContextManager[Any], drain_timeout_seconds: float | None = None, tuned: bool = False
+) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """Return a lifespan for an application: it enters an Engine and its deployments, and drains these at the end.
+
+        own = engine.Engine()
+        service = own.deploy(answer, max_in_flight=64)
+        app = FastAPI(lifespan=asgi.lifespan(own, service))
+
+    Args:
+        *parts: an Engine, services, and any other async context managers, in the order in which they are entered.
+        drain_timeout_seconds: how long calls that still run may take when the application ends, in seconds; those that
+            are left then are aborted. None for as long as they take.
+        tuned: whether the process is tuned meanwhile, with `engine.tuned_for_serving`.
+
+    Returns:
+        The lifespan, a function of the application.
+
+    Raises:
+        OptionsError: `drain_timeout_seconds` is neither None nor a number of seconds.
+    """
+    check("drain_timeout_seconds", drain_timeout_seconds, TIMEOUT)
+
+    @asynccontextmanager
+    async def entered(app: Any) -> AsyncGenerator[None, None]:
+        async with AsyncExitStack() as stack:
+            for part in parts:
+                await stack.enter_async_context(part)
+                if isinstance(part, engine.Service):
+                    stack.push_async_callback(part.drain, timeout_seconds=drain_timeout_seconds)
+            with engine.tuned_for_serving() if tuned else nullcontext():
+                yield
+
+    return entered
+
+
+class _Body:
+    """The body of a response: what becomes of each item of a stream, and how its client is watched.
+
+    Args:
+        stream: the stream.
+        chunk: returns what is sent for an item.
+        stall_timeout_seconds: how long a chunk may wait for the client.
+        end: returns what is sent at the end, for the result of the call in a list, which is empty if it has none.
+        failed: returns what is sent for an error before the connection is cut; None for nothing.
+        heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
+    """
+
+    def __init__(
+        self,
+        stream: engine.Stream[Any],
+        chunk: Callable[[Any], str],
+        stall_timeout_seconds: float | None,
+        *,
+        end: Callable[[list[Any]], str],
+        failed: Callable[[Exception], str] | None = None,
+        heartbeat_seconds: float | None = None,
+    ) -> None:
+        check("stall_timeout_seconds", stall_timeout_seconds, optional(POSITIVE))
+        self._stream = stream
+        self._chunk = chunk
+        self._stall_timeout_seconds = stall_timeout_seconds
+        self._end = end
+        self._failed = failed
+        self._heartbeat_seconds = heartbeat_seconds
+        self._begin: _Message | None = None  # the beginning of the response; None once it was sent
+
+    async def serve(self, begin: _Message, receive: _Receive, send: _Send) -> None:
+        """Send the whole response, or as much as its client takes; when this returns, the call has ended."""
+        self._begin = begin
+        loop = asyncio.get_running_loop()
+        gone = asyncio.ensure_future(_gone(receive))
+        connected = asyncio.timeout(None)
+
+        def leave(_: object) -> None:
+            connected.reschedule(loop.time())
+
+        try:
+            async with self._stream, connected:
+                gone.add_done_callback(leave)
+                try:
+                    await self._send_all(send)
+                finally:
+                    gone.remove_done_callback(leave)
+        except _ClientGoneError:
+            pass
+        except TimeoutError:
+            if not connected.expired():
+                raise
+        finally:
+            gone.cancel()
+            await until(gone.done, lambda: asyncio.wait([gone]))
+
+    async def _send_all(self, send: _Send) -> None:
+        stream = self._stream
+        try:
+            while True:
+                silence = asyncio.timeout(self._heartbeat_seconds)
+                try:
+                    async with silence:
+                        item = await anext(stream)  # a read that is cancelled takes nothing
+                except StopAsyncIteration:
+                    break
+                except TimeoutError:
+                    if not silence.expired():
+                        raise
+                    await self._give(_COMMENT, send)
+                else:
+                    await self._give(self._chunk(item), send)
+            results: list[Any] = []
+            if isinstance(stream, engine.EventStream) and not stream.gives_values:
+                results.append(await stream.result())
+            last = self._end(results)
+        except Exception as error:
+            if self._begin is None and self._failed is not None and not isinstance(error, _ClientGoneError):
+                await self._give(self._failed(error), send)
+            raise
+        await self._give(last, send, more=False)
+
+    async def _give(self, chunk: str, send: _Send, *, more: bool = True) -> None:
+        """Send a chunk; the first one with the beginning of the response before it.
+
+        Raises:
+            _ClientGoneError: the client has gone, or takes nothing any more.
+        """
+        try:
+            async with asyncio.timeout(self._stall_timeout_seconds):
+                if self._begin is not None:
+                    begin, self._begin = self._begin, None
+                    await send(begin)
+                await send({"type": "http.response.body", "body": chunk.encode(), "more_body": more})
+        except TimeoutError as error:
+            logs.warning("asgi.client_stalled", stall_timeout_seconds=self._stall_timeout_seconds)
+            raise _ClientGoneError from error
+        except OSError as error:  # of servers that say so in this way
+            raise _ClientGoneError from error
+
+
+class _ClientGoneError(Exception):
+    """The client has gone, or takes nothing any more."""
+
+
+async def _gone(receive: _Receive) -> None:
+    """Wait until the client has gone."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _sse(data: str, name: str | None = None) -> str:
+    """Return a server-sent event, as the HTML standard defines it."""
+    lines = [] if name is None else [f"event: {name}"]
+    lines += [f"data: {line}" for line in _NEW_LINE.split(data)]
+    return "\n".join([*lines, "", ""])
+
+
+def _as_text(value: Any) -> str:
+    return value if isinstance(value, str) else _as_json(value)
+
+
+def _as_json(value: Any) -> str:
+    return json.dumps(value, default=_plain, ensure_ascii=False)
+
+
+def _plain(value: Any) -> Any:
+    """Return what JSON writes for an object that it does not know."""
+    if is_dataclass(value) and not isinstance(value, type):
+        known = {one.name: getattr(value, one.name) for one in fields(value) if not one.name.startswith("_")}
+        return {"kind": value.kind, **known} if isinstance(value, engine.Event | engine.Value) else known
+    dumped: Any = getattr(value, "model_dump", None)  # of pydantic
+    if dumped is not None:
+        return dumped(mode="json")
+    raise TypeError(f"JSON has nothing for {type(value).__name__!r}: pass encode=, which returns the text of a value")
+
+
+def _starlette() -> Any:
+    try:
+        return import_module("starlette.responses")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "starlette":
+            raise
+        raise MissingExtraError(
+            "the responses of penstock.asgi are those of Starlette: pip install starlette, or fastapi", name=error.name
+        ) from error
+
+
+def _response(body: _Body, media_type: str, status_code: int, headers: Mapping[str, str]) -> "responses.Response":
+    response: responses.Response = _response_class()(body, status_code, headers, media_type)
+    return response
+
+
+@functools.cache
+def _response_class() -> Any:
+    """Return the class of the responses, which is derived from one of Starlette, so that FastAPI knows it."""
+    base: Any = _starlette().Response
+
+    class StreamResponse(base):  # type: ignore[misc]
+        """A response that sends a stream, and ends its call."""
+
+        def __init__(self, content: _Body, status_code: int, headers: Mapping[str, str], media_type: str) -> None:
+            # As Starlette's own StreamingResponse: without a body, there is no length of it in the headers.
+            self.content = content
+            self.status_code = status_code
+            self.media_type = media_type
+            self.background: Any = None
+            self.init_headers(headers)
+
+        async def __call__(self, scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
+            begin = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            await self.content.serve(begin, receive, send)
+            if self.background is not None:
+                await self.background()
+
+    return StreamResponse
+
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__ = public(__name__)

@@ -1,0 +1,430 @@
+"""Whole arrays: `node.vmap(...)` maps a device node over the rows of arrays, at once or in chunks of one program."""
+
+import functools
+import math
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import dataclass, replace
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+from jax.sharding import PartitionSpec
+
+from ..actors.accepted import check, optional, whole
+from ..engine.tracing.annotations import signature_of
+from .arguments import Arguments, is_random_key
+from .dispatch import SingleJob
+from .engine_device import DeviceCall, SingleCallQueue
+from .executor import DeviceExecutor, DeviceOptions
+from .untyped_jax import jax
+
+if TYPE_CHECKING:
+    from ..engine.node import CallSite
+    from ..engine.pools import Pools
+    from .compiling import Executable
+
+# How many chunks are enqueued before the rows of the first are copied: one computes, one is copied, one is ready.
+_AHEAD: Final = 3
+
+
+class _Once:
+    """Stands for the axis None in a pytree, where JAX takes None for an empty one."""
+
+
+_ONCE: Final = _Once()
+
+
+def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, batch_size: int | None) -> DeviceExecutor:
+    """Return what maps the function of a node over the rows of whole arrays; see `DeviceNode.vmap`."""
+    where = f"{name}.vmap("
+    check("batch_size", batch_size, optional(whole(1)), where)
+    arguments = executor.arguments(frozenset())
+    rows = _RowAxes(executor.fn, arguments, in_axes, out_axes, where)
+    name, options = f"{name}.vmap", executor.options
+    axis_names = _mesh_axes(options.device)
+    plain = replace(
+        options, batch=None, shared=(), sample_input=(), in_specs=None, out_specs=None, donate=False
+    )  # fmt: skip
+    if batch_size is None and not axis_names:
+        return DeviceExecutor(name, rows.mapped, replace(plain, donate=options.donate), executor.passes)
+    specs = rows.specs(tuple(axis_names), executor) if axis_names else None
+    plain = replace(plain, in_specs=specs, sample_input=options.sample_input if batch_size else ())
+    return _ChunkedExecutor(name, rows, plain, batch_size, math.prod(axis_names.values()))
+
+
+def _mesh_axes(device: Any) -> dict[str, int]:
+    """Return the axes of a mesh with their sizes; empty for a single device."""
+    if hasattr(device, "axis_names") and hasattr(device, "shape"):
+        shape = device.shape
+        return dict(shape) if hasattr(shape, "items") else dict(zip(device.axis_names, shape, strict=True))
+    return {}
+
+
+class _RowAxes:
+    """Which axes of the arguments and of the result are those of the rows.
+
+    Args:
+        fn: the function for one row.
+        arguments: its parameters.
+        in_axes: as `jax.vmap` takes it.
+        out_axes: the same for the result.
+        where: the beginning of an error.
+
+    Attributes:
+        mapped: the function for whole arrays.
+
+    Raises:
+        TypeError: there are more axes than parameters, or none for any.
+    """
+
+    def __init__(self, fn: Callable[..., Any], arguments: Arguments, in_axes: Any, out_axes: Any, where: str) -> None:
+        names = arguments.names
+        given: list[Any]
+        self._is_one = not isinstance(in_axes, tuple | list)
+        if isinstance(in_axes, tuple | list):
+            given = [*in_axes]
+            if len(given) > len(names):
+                raise TypeError(
+                    f"{where}in_axes={in_axes!r}): the node has {len(names)} parameters: {', '.join(names)}"
+                )
+            given += [None] * (len(names) - len(given))
+        else:
+            given = [None if position in arguments.static else in_axes for position in range(len(names))]
+        self._in_axes = [_with_once(axes) for axes in given]
+        self._out_axes = out_axes
+        self._arguments = arguments
+        self._where = where
+        found = signature_of(fn).parameters
+        self._has_default = [found[name].default is not Parameter.empty for name in names]
+
+        @functools.wraps(fn, updated=())
+        def mapped(*args: Any, **kwargs: Any) -> Any:
+            values = arguments.bind(args, kwargs)
+            axes = self._axes_of(values)
+            static = dict.fromkeys(arguments.static)
+            others = [position for position in range(len(values)) if position not in static]
+
+            def one(*row: Any) -> Any:
+                merged = list(values)
+                for position, value in zip(others, row, strict=True):
+                    merged[position] = value
+                return arguments.call(fn, tuple(merged))
+
+            in_axes = tuple(_without_once(axes[position]) for position in others)
+            return jax.vmap(one, in_axes, out_axes)(*[values[position] for position in others])
+
+        self.mapped = mapped
+
+    def _axes_of(self, values: tuple[Any, ...]) -> list[Any]:
+        """Return the axes of each argument; one axis for all is not that of a default that is a number."""
+        if not self._is_one:
+            return self._in_axes
+        return [
+            _ONCE
+            if has_default and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(value))
+            else axes
+            for value, axes, has_default in zip(values, self._in_axes, self._has_default, strict=True)
+        ]  # fmt: skip
+
+    def specs(self, names: tuple[str, ...], executor: DeviceExecutor) -> tuple[Any, ...]:
+        """Return how the arguments are split over a mesh: rows over all of it, the others as the node has it."""
+
+        def spec(axis: Any) -> Any:
+            if axis is _ONCE or axis < 0:
+                return None
+            parts: Any = PartitionSpec
+            return parts(*[None] * axis, names)
+
+        return tuple(
+            executor.spec_of(self._arguments.names[position])
+            if axes is _ONCE or (self._is_one and self._has_default[position])
+            else jax.tree.map(spec, axes)
+            for position, axes in enumerate(self._in_axes)
+        )
+
+    def split(self, values: tuple[Any, ...], size: Callable[[int], int]) -> "_Chunks":
+        """Return the chunks of arguments.
+
+        Args:
+            values: one argument for each parameter.
+            size: returns the rows of a chunk, given those of the arguments.
+
+        Raises:
+            ValueError: the arguments have different numbers of rows.
+        """
+        axes = self._axes_of(values)
+        lengths: dict[str, int] = {}
+        columns: list[Any] = []
+        for position, value in enumerate(values):
+            if axes[position] is _ONCE:
+                columns.append(None)
+                continue
+            leaves, tree = jax.tree.flatten(value)
+            found: list[tuple[Any, int | None]] = []
+            for leaf, axis in zip(leaves, _broadcast(axes[position], value), strict=True):
+                if axis is _ONCE:
+                    found.append((leaf, None))
+                    continue
+                array = leaf if is_random_key(leaf) else np.asarray(leaf)
+                if not -array.ndim <= axis < array.ndim:
+                    raise ValueError(
+                        f"{self._where}in_axes=...): {self._arguments.names[position]!r} has no axis {axis}: its shape "
+                        f"is {array.shape}"
+                    )
+                lengths[f"{self._arguments.names[position]} {array.shape}"] = array.shape[axis]
+                found.append((array, axis % array.ndim))
+            columns.append((tree, found))
+        if len(set(lengths.values())) != 1:
+            raise ValueError(
+                f"{self._where}...): the arguments have different numbers of rows: {', '.join(lengths) or 'none'}"
+            )
+        count = next(iter(lengths.values()))
+        return _Chunks(values, columns, count, size(count))
+
+    def of_item(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Return arguments with one row, which are those of an item."""
+
+        def row(axis: Any, leaf: Any) -> Any:
+            return leaf if axis is _ONCE else np.expand_dims(leaf, axis)
+
+        found: list[Any] = []
+        for value, axes in zip(values, self._axes_of(values), strict=True):
+            leaves, tree = jax.tree.flatten(value)
+            found.append(
+                value if axes is _ONCE else tree.unflatten(map(row, _broadcast(axes, value), leaves))
+            )  # fmt: skip
+        return tuple(found)
+
+    def out_axes(self, result: Any) -> list[Any]:
+        """Return the axis of the rows for each array of a result."""
+        return _broadcast(_with_once(self._out_axes), result)
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _with_once(axes: Any) -> Any:
+    def marked(axis: int | None) -> Any:
+        return _ONCE if axis is None else axis
+
+    return jax.tree.map(marked, axes, is_leaf=_is_none)
+
+
+def _without_once(axes: Any) -> Any:
+    def unmarked(axis: Any) -> Any:
+        return None if axis is _ONCE else axis
+
+    return jax.tree.map(unmarked, axes)
+
+
+def _broadcast(axes: Any, value: Any) -> list[Any]:
+    """Return the axis of each leaf of a value, from a prefix of its structure."""
+    found: list[Any] = []
+
+    def repeat(axis: Any, part: Any) -> None:
+        leaves: list[Any] = jax.tree.leaves(part)
+        found.extend([axis] * len(leaves))
+
+    jax.tree.map(repeat, axes, value)
+    return found
+
+
+@dataclass(frozen=True)
+class _Chunks:
+    """Whole arrays, and how they are cut.
+
+    Attributes:
+        values: one argument for each parameter.
+        columns: for each parameter the structure of its argument, and its arrays with the axis of their rows; None for
+            one that has no rows.
+        count: how many rows there are.
+        size: how many rows a chunk has; the last one is padded to as many.
+    """
+
+    values: tuple[Any, ...]
+    columns: list[Any]
+    count: int
+    size: int
+
+    def __iter__(self) -> Generator[tuple[int, tuple[Any, ...]]]:
+        """Yield the number of real rows and the arguments of each chunk; there is at least one chunk."""
+        for start in range(0, max(1, self.count), self.size):
+            real = min(self.size, self.count - start)
+            yield real, self._chunk(start, real)
+
+    def _chunk(self, start: int, real: int) -> tuple[Any, ...]:
+        args = list(self.values)
+        for position, column in enumerate(self.columns):
+            if column is not None:
+                tree, leaves = column
+                args[position] = tree.unflatten([self._rows(leaf, axis, start, real) for leaf, axis in leaves])
+        return tuple(args)
+
+    def _rows(self, array: Any, axis: int | None, start: int, real: int) -> Any:
+        if axis is None:
+            return array
+        before = (slice(None),) * axis
+        if real == self.size:
+            return array[(*before, slice(start, start + real))]
+        if not real:
+            return np.zeros((*array.shape[:axis], self.size, *array.shape[axis + 1 :]), array.dtype)
+        # The last row once more: rows of zeros could give NaNs, which `jax_debug_nans` would report.
+        return array[(*before, np.minimum(np.arange(start, start + self.size), self.count - 1))]
+
+
+class _Whole:
+    """Gathers the results of chunks into whole arrays."""
+
+    def __init__(self, rows: _RowAxes, count: int) -> None:
+        self._rows = rows
+        self._count = count
+        self._filled = 0
+        self._tree: Any = None
+        self._axes: list[Any] = []
+        self._arrays: list[Any] = []
+
+    def add(self, given: Any, real: int) -> None:
+        """Add the rows of a chunk; blocks until they are computed."""
+        leaves, self._tree = jax.tree.flatten(given)
+        if not self._arrays:
+            self._axes = self._rows.out_axes(given)
+        for index, (leaf, axis) in enumerate(zip(leaves, self._axes, strict=True)):
+            if is_random_key(leaf):
+                part = leaf if axis is _ONCE else jax.lax.slice_in_dim(leaf, 0, real, axis=axis % leaf.ndim)
+                if index == len(self._arrays):
+                    self._arrays.append(part)
+                elif axis is not _ONCE:
+                    self._arrays[index] = jax.numpy.concatenate([self._arrays[index], part], axis=axis)
+                continue
+            array = np.asarray(leaf)
+            if axis is _ONCE:
+                if index == len(self._arrays):
+                    self._arrays.append(array)
+                continue
+            axis = axis % array.ndim
+            if index == len(self._arrays):
+                shape = (*array.shape[:axis], self._count, *array.shape[axis + 1 :])
+                self._arrays.append(np.empty(shape, array.dtype))
+            before = (slice(None),) * axis
+            target = (*before, slice(self._filled, self._filled + real))
+            self._arrays[index][target] = array if real == array.shape[axis] else array[(*before, slice(real))]
+        self._filled += real
+
+    def result(self) -> Any:
+        """Return the whole arrays, in the structure of the result."""
+        return self._tree.unflatten(self._arrays)
+
+
+class _ChunkedExecutor(DeviceExecutor):
+    """Runs the chunks of whole arrays, all with one program.
+
+    Args:
+        name: of the node.
+        rows: which axes are those of the rows.
+        options: how the program runs.
+        batch_size: how many rows a chunk has; None for all.
+        parts: over how many devices the rows are split.
+    """
+
+    def __init__(self, name: str, rows: _RowAxes, options: DeviceOptions, batch_size: int | None, parts: int) -> None:
+        super().__init__(name, rows.mapped, options, ())
+        self.rows = rows
+        self._batch_size = batch_size
+        self._parts = parts
+
+    def chunk_size(self, count: int) -> int:
+        """Return how many rows a chunk has: a multiple of the devices that they are split over."""
+        wanted = max(1, count) if self._batch_size is None else self._batch_size
+        return -(-wanted // self._parts) * self._parts
+
+    @property
+    def is_apart(self) -> bool:
+        """Whether its calls are no calls of one program: those of others neither join it, nor take parts of it."""
+        return True
+
+    @property
+    def label(self) -> str:
+        """The device and the size of a chunk, for drawings."""
+        size = "" if self._batch_size is None else f", {self._batch_size} rows at a time"
+        return f"{self.options.device}{size}"
+
+    async def warm_up(
+        self, site: "CallSite", pools: "Pools", device_strategy: str, resources: Mapping[str, Any]
+    ) -> None:
+        """Compile the program of a chunk, if it is known: the node has a sample of an item, and a size of chunks."""
+        if self.options.sample_input:
+            await super().warm_up(site, pools, device_strategy, resources)
+
+    def variants(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
+        """Return the arguments of the programs that calls need, given those of one item."""
+        return [next(iter(self.rows.split(self.rows.of_item(values), self.chunk_size)))[1]]
+
+    def single_queue(self, *args: Any) -> SingleCallQueue:
+        """Return the queue of its calls for a device."""
+        return _ChunkedQueue(self, *args)
+
+
+class _ChunkedQueue(SingleCallQueue):
+    """Has a device run whole arrays in chunks."""
+
+    def __init__(self, executor: _ChunkedExecutor, *args: Any) -> None:
+        super().__init__(*args)
+        self._executor = executor
+
+    def start(self, calls: list[DeviceCall]) -> None:
+        """Have the device run the one call."""
+        call = calls[0]
+        call.hands_on = False  # its result is an array of the host, which is there when all chunks are
+        _ChunkedJob(call.jitted, self.device, call, self, self._parameters, self._executor).submit()
+
+
+class _ChunkedJob(SingleJob):
+    """Runs the chunks of one call, one after the other."""
+
+    def __init__(self, *args: Any) -> None:
+        *others, self._executor = args
+        super().__init__(*others)
+        self._rest: Iterator[tuple[int, tuple[Any, ...]]] | None = None
+        self._real = 0
+        self._ahead: deque[tuple[Any, int]] = deque()
+        self._whole: _Whole | None = None
+
+    def arguments(self) -> tuple[Any, ...]:
+        """Return the arguments of the first chunk."""
+        chunks = self._executor.rows.split(super().arguments(), self._executor.chunk_size)
+        self._whole = _Whole(self._executor.rows, chunks.count)
+        self._rest = rest = iter(chunks)
+        first: tuple[Any, ...]
+        self._real, first = next(rest)
+        return first
+
+    def _enqueue(self, executable: "Executable", args: tuple[Any, ...]) -> Any:
+        given, rest, whole = super()._enqueue(executable, args), self._rest, self._whole
+        assert rest is not None
+        assert whole is not None
+        self._ahead.append((given, self._real))
+        for real, chunk in rest:
+            if not self._is_wanted():  # its caller has left, and nobody reads the result
+                break
+            given = executable(*chunk)
+            self._ahead.append((given, real))
+            if len(self._ahead) > _AHEAD:
+                whole.add(*self._ahead.popleft())
+        self._rest = None
+        return given
+
+    def ready(self) -> None:
+        """Give the caller the whole arrays."""
+        whole, self._whole = self._whole, None
+        assert whole is not None
+        try:
+            while self._ahead:
+                whole.add(*self._ahead.popleft())
+            self._given = whole.result()
+        except Exception as error:  # noqa: BLE001 - the result has not the expected form: the caller gets the error
+            self._ahead.clear()
+            self.failed(error)
+            return
+        super().ready()

@@ -1,0 +1,289 @@
+"""Events out of a graph: `emit`, which nodes call, and the buffer from which the reader of the call takes them."""
+
+import asyncio
+import concurrent.futures
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Generator
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar, cast
+
+from .._errors import GraphTraceError
+from ..actors.current import Handling, Position, position_outside, source
+from ..actors.stream_buffer import StreamBuffer
+from ..actors.tasks import no_item
+from .tracing.ref import call_location
+from .tracing.tracer import active, is_tracing
+
+if TYPE_CHECKING:
+    from ..actors.frame import Frame
+    from ..actors.node_actor import NodeActor
+
+E_co = TypeVar("E_co", covariant=True)
+T_co = TypeVar("T_co", covariant=True)
+
+
+# Not frozen, because that takes as long as all else that is done for an event.
+@dataclass(slots=True)
+class Event(Generic[E_co]):
+    """A value that a node has handed to the reader of its call, with `penstock.emit`.
+
+    Attributes:
+        value: the value.
+        node: the name of the node, as drawn.
+        item: the index of the item in its `map_each` or loop, from 0.
+        attempt: the number of the attempt, from 1. What an attempt has emitted before it failed is not taken back.
+        kind: "event"; the values of a stream that is read together with its events have "value".
+    """
+
+    value: E_co
+    node: str
+    item: int
+    attempt: int
+    _after: int = field(default=0, repr=False, compare=False)  # how many values the graph had given by then
+    kind: ClassVar[Literal["event"]] = "event"
+
+
+@dataclass(frozen=True, slots=True)
+class Value(Generic[T_co]):
+    """A value of the stream that a graph returns, where events are read together with it.
+
+    Attributes:
+        value: the value.
+        kind: "value"; events have "event".
+    """
+
+    value: T_co
+    kind: ClassVar[Literal["value"]] = "value"
+
+
+# What an emitter waits with while there is no room: of asyncio on the loop, of `concurrent.futures` in a thread.
+_Turn: TypeAlias = "asyncio.Future[None] | concurrent.futures.Future[None]"
+
+
+class EventBuffer(StreamBuffer[Event[Any]]):
+    """The events of one call: a stream buffer that several nodes fill. Those that find no room wait in line.
+
+    Args:
+        wanted: the class of the events that are read; others are dropped.
+        capacity: the most events that it holds.
+
+    Attributes:
+        values: the buffer of the stream that the graph returns; None before that is open, or if there is none.
+        thread: the thread of the loop, by its `get_ident`.
+    """
+
+    __slots__ = ("_line", "_wanted", "thread", "values")
+
+    def __init__(self, wanted: type[Any], capacity: int) -> None:
+        super().__init__(capacity)
+        self.values: StreamBuffer[Any] | None = None
+        self.thread = get_ident()
+        self._wanted = wanted
+        self._line: deque[tuple[Event[Any], Frame, _Turn]] = deque()
+
+    @property
+    def _given(self) -> int:
+        """How many values the graph has given so far."""
+        values = self.values
+        return 0 if values is None else values.position + len(values.held)
+
+    def add(self, value: object, frame: "Frame", actor: "NodeActor", attempt: int) -> Awaitable[None]:
+        """Add an event that a node emits for an item; to be awaited, since it may have to wait for room."""
+        if self.ended or self.abandoned or frame.state != "running" or not isinstance(value, self._wanted):
+            return _NOTHING
+        after = 0 if self.values is None else self._given
+        event = Event(value, actor.name, frame.item, attempt, after)
+        held = self.held
+        if len(held) >= self.capacity:  # so is it while others wait in line: `take` lets them in at once
+            return self._wait_in_line(event, frame)
+        held.append(event)  # `put_nowait` written out
+        waiter = self.waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+        return _NOTHING
+
+    def add_from_thread(
+        self, value: object, frame: "Frame", actor: "NodeActor", attempt: int, turn: "concurrent.futures.Future[None]"
+    ) -> None:
+        """Add an event for a thread, which waits for `turn`."""
+        if isinstance(value, self._wanted):
+            self._line.append((Event(value, actor.name, frame.item, attempt, self._given), frame, turn))
+            self._let_in()
+        else:
+            turn.set_result(None)
+
+    async def _wait_in_line(self, event: Event[Any], frame: "Frame") -> None:
+        turn = asyncio.get_running_loop().create_future()
+        self._line.append((event, frame, turn))
+        self._let_in()  # there may be room by now
+        await turn
+
+    def _let_in(self) -> None:
+        """Move events from the line into the buffer, as far as there is room and they are still wanted."""
+        line = self._line
+        is_over = self.ended or self.abandoned
+        while line and (is_over or len(self.held) < self.capacity):
+            event, frame, turn = line.popleft()
+            if not turn.done():  # else the emitter was cancelled
+                turn.set_result(None)
+                if not is_over and frame.state == "running":
+                    self.put_nowait(event)
+
+    def take(self) -> Event[Any]:
+        """Take the next event, and let the first in line in."""
+        self.position += 1
+        event = self.held.popleft()
+        if self._line:
+            self._let_in()
+        return event
+
+    def end(self, error: BaseException | None = None) -> None:
+        """End the stream, and drop what waits in line: the call has its outcome."""
+        super().end(error)
+        self._let_in()
+
+    def abandon(self) -> None:
+        """Drop all events, those to come as well."""
+        super().abandon()
+        self._let_in()
+
+    def values_opened(self, values: StreamBuffer[Any]) -> None:
+        """Note the stream that the graph returns, and tell a reader that waits."""
+        self.values = values
+        self._wake_reader()
+
+
+class _Nothing:
+    """What `emit` returns where there is nothing to wait for."""
+
+    __slots__ = ()
+
+    # Not a function in Python: that would take as long as the whole `await` does now.
+    __await__ = staticmethod(cast("Callable[[], Generator[Any, Any, None]]", ().__iter__))
+
+
+_NOTHING: Final = cast("Awaitable[None]", _Nothing())
+
+# `asyncio.current_task`, which is a function in Python before 3.12. The loop is passed along, since to find out which
+# one runs takes a system call.
+_task_on: Callable[[asyncio.AbstractEventLoop], "asyncio.Task[Any] | None"] = (
+    asyncio.current_task if sys.version_info >= (3, 12) else cast("Any", asyncio.tasks)._current_tasks.get
+)
+
+# How often a thread that waits for room looks whether its loop was closed without ending the call.
+_LOOK_SECONDS: Final = 1.0
+
+
+def emit(value: object, /) -> Awaitable[None]:
+    """Hand a value to the reader of the call: `await penstock.emit(value)`, inside of a node.
+
+    The node is an `async def`, with or without `yield`, that says `effectful=True`; or a `def` with `runs_on="thread"`,
+    which calls it without `await`. It waits while the reader is `capacity` events behind. If nobody reads the events of
+    the call, or those of this class, the value is dropped; so is one that comes after the outcome. In a thread, the
+    end of the item raises here.
+
+    Args:
+        value: the value, of any class; the reader says which class it reads.
+
+    Returns:
+        An awaitable. A node that is called directly, without an engine, may await it as well.
+
+    Raises:
+        TypeError: the node is not `effectful=True`, is a plain `def` on the event loop, runs in a worker process, gets
+            its items in batches, or owns its loop.
+        GraphTraceError: it was called in a graph instead of a node.
+        UnknownItemError: a task that a handler has started calls this, and its item is not known.
+        asyncio.CancelledError: in a thread, the item has ended.
+    """
+    where = source.get()
+    if where is None:
+        return _outside()
+    position = where if isinstance(where, Position) else where.position
+    frame, actor, task = position.frame, position.actor, position.task
+    if frame is None or actor is None or task is None or _task_on((group := frame.group).loop) is not task:
+        return _beside(where, value)
+    if not actor.emits or is_tracing() is not None:
+        _refuse(actor)
+    events: EventBuffer | None = group.events
+    if events is None:
+        return _NOTHING
+    if events.thread != get_ident():  # the task may run just now while a thread that it has started is here
+        return _beside(where, value)
+    return events.add(value, frame, actor, position.attempt)
+
+
+def _outside() -> Awaitable[None]:
+    """Drop a value where there is no item, as in a node that is called directly; refuse it where there never is one."""
+    _refuse_graph()
+    if (place := no_item.get()) is not None:
+        raise TypeError(f"penstock.emit was called {place}")
+    return _NOTHING
+
+
+def _beside(where: Position | Handling, value: object) -> Awaitable[None]:
+    """Emit a value in a thread, or in a task that a handler has started."""
+    loop = asyncio._get_running_loop()  # it returns None where no loop runs
+    frame = where.frame
+    events = None if frame is None else frame.group.events
+    if isinstance(where, Position):
+        if events is None:  # its item is not always known, but that its call has no reader
+            return _NOTHING
+        where = position_outside(where, "penstock.emit")
+    is_in_thread = loop is None or (frame is not None and loop is not frame.group.loop)
+    if is_in_thread and where.cancelled:
+        raise _ended()
+    if not where.actor.emits:
+        _refuse(where.actor)
+    if frame is None or events is None:
+        return _NOTHING
+    buffer: EventBuffer = events
+    if not is_in_thread:
+        return buffer.add(value, frame, where.actor, where.attempt)
+    turn: concurrent.futures.Future[None] = concurrent.futures.Future()
+    try:
+        frame.group.loop.call_soon_threadsafe(buffer.add_from_thread, value, frame, where.actor, where.attempt, turn)
+        _wait(turn, frame.group.loop)
+    except RuntimeError as error:  # the loop is closed
+        raise _ended() from error
+    if where.cancelled:
+        raise _ended()
+    return _NOTHING
+
+
+def _wait(turn: "concurrent.futures.Future[None]", loop: asyncio.AbstractEventLoop) -> None:
+    while True:
+        try:
+            return turn.result(_LOOK_SECONDS)
+        except TimeoutError:
+            if loop.is_closed():
+                raise RuntimeError("the event loop is closed") from None
+
+
+def _ended() -> asyncio.CancelledError:
+    return asyncio.CancelledError("the item is not wanted any more")
+
+
+def _refuse_graph() -> None:
+    if active() is not None:
+        raise GraphTraceError(
+            f"{call_location()}: penstock.emit is for nodes, which run for each item; a graph is traced once, so put "
+            "it into a node with effectful=True"
+        )
+
+
+def _refuse(actor: "NodeActor") -> None:
+    """Raise the reason why a node cannot emit; return if it can, and a graph was traced around here before."""
+    _refuse_graph()
+    if actor.emits:
+        return
+    if not actor.policy.effectful:
+        raise TypeError(
+            f"node {actor.label()!r} calls penstock.emit, and does not say that its calls have an effect: declare it "
+            "with @ps.node(effectful=True)"
+        )
+    raise TypeError(
+        f"node {actor.label()!r} is a plain `def` on the event loop, where penstock.emit cannot wait for its reader: "
+        'write `async def`, or use runs_on="thread"'
+    )

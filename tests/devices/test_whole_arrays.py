@@ -1,0 +1,150 @@
+"""`node.vmap(...)` gives what `jax.vmap` gives, at once, in chunks of one program, and over a mesh."""
+
+import asyncio
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import devices, engine
+from tests.conftest import EFFORT
+
+MESH = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
+RANDOM = np.random.default_rng(0)
+X = RANDOM.normal(size=(13, 5)).astype(np.float32)
+W = RANDOM.normal(size=(5, 3)).astype(np.float32)
+
+
+def score(x: Any, w: Any, scale: Any = 2.0) -> Any:
+    return {"norm": jnp.sqrt((x * x).sum()), "out": jnp.tanh(x @ w) * scale}
+
+
+@ps.device_node
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+@ps.device_node
+def squared(x: Any) -> Any:
+    return x @ x
+
+
+async def run(node: Any, *args: Any) -> Any:
+    @ps.graph
+    async def graph(*, given: Any) -> Any:
+        return node(*[given[index] for index in range(len(args))])
+
+    return await engine.run(graph(given=args))
+
+
+def same(found: Any, expected: Any) -> None:
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for one, other in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert one.shape == other.shape
+        assert one.dtype == other.dtype
+        np.testing.assert_allclose(np.asarray(one), np.asarray(other), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("device", ["cpu", MESH], ids=["one", "mesh"])
+@given(
+    rows=st.integers(0, 20),
+    batch_size=st.one_of(st.none(), st.integers(1, 24)),
+    axes=st.sampled_from([(0, 0), (1, 0), (0, {"norm": 0, "out": 1}), (-1, {"norm": 0, "out": -1})]),
+    on_device=st.booleans(),
+)
+@settings(max_examples=10 * EFFORT, deadline=None)
+def test_it_is_equal_to_vmap(
+    device: Any, rows: int, batch_size: int | None, axes: tuple[int, Any], on_device: bool
+) -> None:
+    in_axis, out_axes = axes
+    node = ps.device_node(device=device)(score).vmap((in_axis, None), out_axes, batch_size=batch_size)
+    x = np.moveaxis(RANDOM.normal(size=(rows, 5)).astype(np.float32), 0, in_axis)
+    expected = jax.vmap(score, (in_axis, None), out_axes)(x, W)
+    same(node(x, W), expected)  # outside of a graph, too
+    same(asyncio.run(run(node, jnp.asarray(x) if on_device else x, W)), expected)
+
+
+async def test_pytrees_keys_and_what_is_the_same_for_all_rows() -> None:
+    def sample(state: Any, key: Any) -> Any:
+        return {"drawn": jax.random.normal(key, (3,)) + state["x"], "key": key}, jnp.ones(2)
+
+    state = {"x": X[:, :3], "unused": np.arange(4.0)}
+    keys = jax.random.split(jax.random.key(0), 13)
+    in_axes = ({"x": 0, "unused": None}, 0)
+    expected = jax.vmap(sample, in_axes, (0, None))(state, keys)
+    found = await run(ps.device_node(sample).vmap(in_axes, (0, None), batch_size=4), state, keys)
+    same(found[0]["drawn"], expected[0]["drawn"])
+    same(found[1], expected[1])
+    assert (jax.random.key_data(found[0]["key"]) == jax.random.key_data(expected[0]["key"])).all()
+
+
+async def test_chunks_are_calls_of_one_program_however_many_rows_there_are() -> None:
+    node = ps.device_node(score).vmap((0, None), batch_size=4)
+    async with engine.Engine():
+        for rows in (13, 4, 3, 1, 12):
+            same(await run(node, X[:rows], W), jax.vmap(score, (0, None))(X[:rows], W))
+    assert node.compile_statistics().programs == 1
+
+
+async def test_rows_are_split_over_a_mesh_and_the_rest_of_a_chunk_is_padded() -> None:
+    seen: list[Any] = []
+
+    def look(x: Any) -> Any:
+        jax.debug.inspect_array_sharding(x, callback=seen.append)
+        return x * 2
+
+    node = ps.device_node(device=MESH, pure=False)(look).vmap(batch_size=5)
+    same(await run(node, X), X * 2)
+    assert node.compile_statistics().programs == 1
+    # 5 rows would not be split evenly: a chunk has 8, one for each device.
+    assert [sharding.shard_shape((8, 5)) for sharding in seen] == [(1, 5)]
+
+
+async def test_it_is_a_node_among_others_in_a_deployment() -> None:
+    encode = ps.device_node(score)
+    chunked, at_once = encode.vmap((0, None), batch_size=4), encode.vmap((0, None))
+
+    @ps.graph
+    async def graph(x: Any) -> Any:
+        first = chunked(doubled(x), W)
+        return doubled(first["out"]), at_once(x, W)["norm"], first["norm"]
+
+    async with engine.deploy(graph, warmup=False) as service:
+        results = await asyncio.gather(*(service(X[:rows]) for rows in (13, 7)))
+    for rows, (out, norm, doubled_norm) in zip((13, 7), results, strict=True):
+        same(out, jax.vmap(score, (0, None))(X[:rows] * 2, W)["out"] * 2)
+        same(norm, jax.vmap(score, (0, None))(X[:rows], W)["norm"])
+        same(doubled_norm, jax.vmap(score, (0, None))(X[:rows] * 2, W)["norm"])
+
+
+async def test_the_program_of_a_chunk_is_compiled_at_warmup() -> None:
+    encode = ps.device_node(sample_input=(X[0], W))(score)
+    chunked = encode.vmap((0, None), batch_size=4)
+
+    @ps.graph
+    async def graph(x: Any, w: Any) -> Any:
+        return chunked(x, w)
+
+    async with engine.deploy(graph, warmup=True) as service:
+        assert chunked.compile_statistics().programs == 1
+        same(await service(X, W), jax.vmap(score, (0, None))(X, W))
+    assert chunked.compile_statistics().programs == 1
+
+
+async def test_wrong_rows_and_options_are_refused() -> None:
+    encode = ps.device_node(score)
+    with pytest.raises(ps.OptionsError, match=r"score.vmap\(batch_size=0"):
+        encode.vmap(batch_size=0)
+    with pytest.raises(TypeError, match="has 3 parameters: x, w, scale"):
+        encode.vmap((0, 0, 0, 0))
+    with pytest.raises(ValueError, match=r"different numbers of rows: x \(13, 5\), w \(5, 3\)"):
+        await run(encode.vmap(batch_size=4), X, W)
+    with pytest.raises(ValueError, match=r"'x' has no axis 2"):
+        await run(encode.vmap((2, None), batch_size=4), X, W)
+    with pytest.raises(TypeError, match="dot"):
+        await run(squared.vmap(batch_size=4), np.ones((5, 2, 3), np.float32))

@@ -1,0 +1,858 @@
+"""Events out of a graph: who may emit, what the reader sees and when, and how both sides end."""
+
+import asyncio
+import contextlib
+import gc
+import threading
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+
+import penstock as ps
+from penstock import data, engine, testing
+
+Chosen = Literal["actors", "parallel", "wave", "sequential"]
+SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    done: int
+
+
+@ps.node(effectful=True)
+async def work(amount: int) -> int:
+    for done in range(amount):
+        await ps.emit(Progress(done))
+    return amount
+
+
+@ps.node(effectful=True, runs_on="thread")
+def work_in_thread(amount: int) -> int:
+    for done in range(amount):
+        ps.emit(Progress(done))
+    return amount
+
+
+@ps.node
+async def less(amount: int) -> int:
+    return amount - 1
+
+
+@ps.node
+def is_left(amount: int) -> bool:
+    return amount > 0
+
+
+@ps.graph
+async def one(amount: int) -> int:
+    return await work(amount)
+
+
+@ps.graph
+async def in_thread(amount: int) -> int:
+    return work_in_thread(amount)
+
+
+async def seen(stream: engine.EventStream[Progress, Any]) -> list[int]:
+    """Read events to the end of their call."""
+    return [event.value.done async for event in stream]
+
+
+# What a reader gets.
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("graph", [one, in_thread], ids=lambda graph: graph.name)
+async def test_a_reader_gets_each_event_in_order_and_then_the_result(
+    scheduler: Chosen, graph: ps.Graph[[int], int]
+) -> None:
+    async with engine.stream(graph(50), events=Progress, scheduler=scheduler) as events:
+        assert await seen(events) == list(range(50))
+        assert await events.result() == 50
+        assert await events.result() == 50
+
+
+async def test_a_deployment_has_readers_of_events() -> None:
+    async with engine.deploy(one, in_thread, max_in_flight=2) as service:
+
+        async def client(amount: int) -> int:
+            graph = one if amount % 2 else in_thread
+            async with service.stream(graph(amount), events=Progress, priority=amount) as events:
+                assert await seen(events) == list(range(amount))
+                return await events.result()
+
+        assert await asyncio.gather(*map(client, range(10))) == list(range(10))
+        assert await service.run(one(3)) == 3
+        statistics = service.statistics()
+        assert (statistics.completed, statistics.admission.in_flight) == (11, 0)
+
+
+async def branch(amount: int) -> int:
+    return await work(amount)
+
+
+async def down(amount: int) -> int:
+    await work(amount)
+    return await less(amount)
+
+
+DEPTHS: dict[str, Callable[[], Any]] = {
+    "cond": lambda: ps.cond(is_left(2), branch, branch, 2),
+    "switch": lambda: ps.switch(1, (less, branch), 2),
+    "while_loop": lambda: ps.while_loop(is_left, down, 2),
+    "map_each": lambda: ps.map_each(branch, [1, 2], concurrency=1),
+    "nested": lambda: ps.map_each(lambda n: ps.while_loop(is_left, down, n), [1, 1], concurrency=1),
+}
+EXPECTED = {
+    "cond": [(0, 0), (1, 0)],
+    "switch": [(0, 0), (1, 0)],
+    "while_loop": [(0, 0), (1, 0), (0, 1)],
+    "map_each": [(0, 0), (0, 1), (1, 1)],
+    "nested": [(0, 0), (0, 0)],
+}
+
+
+@pytest.mark.parametrize("depth", DEPTHS)
+async def test_a_node_emits_at_any_depth(depth: str) -> None:
+    @ps.graph
+    async def graph() -> object:
+        found: object = await DEPTHS[depth]()
+        return found
+
+    async with engine.stream(graph(), events=Progress) as events:
+        got = [(event.value.done, event.item) async for event in events]
+    assert got == EXPECTED[depth]
+
+
+async def test_a_node_emits_in_a_fold_and_in_a_map_of_a_stream() -> None:
+    @ps.node
+    async def numbers() -> AsyncIterator[int]:
+        for number in range(3):
+            yield number
+
+    @ps.node(effectful=True)
+    async def add(total: int, number: int) -> int:
+        await ps.emit(f"add {number}")
+        return total + number
+
+    @ps.node(effectful=True)
+    async def double(number: int) -> int:
+        await ps.emit(f"double {number}")
+        return 2 * number
+
+    @ps.graph
+    async def total() -> int:
+        return await ps.fold(add, ps.map_each(double, numbers(), concurrency=1), 0)
+
+    async with engine.stream(total(), events=str) as events:
+        got = [event.value async for event in events]
+        assert sorted(got) == ["add 0", "add 2", "add 4", "double 0", "double 1", "double 2"]
+        assert await events.result() == 6
+
+
+async def test_an_event_says_node_item_and_attempt_and_a_retry_takes_nothing_back() -> None:
+    tried: list[int] = []
+
+    @ps.node(effectful=True, retry=ps.Retry(3), name="third time")
+    async def third_time(number: int) -> int:
+        tried.append(number)
+        await ps.emit("begun")
+        if tried.count(number) < 3:
+            raise OSError("not yet")
+        return number
+
+    @ps.graph
+    async def graph() -> list[int]:
+        return await ps.map_each(third_time, [7, 8], concurrency=1)
+
+    async with engine.stream(graph(), events=str) as events:
+        got = [(event.kind, event.value, event.node, event.item, event.attempt) async for event in events]
+    assert got == [("event", "begun", "third time", item, attempt) for item in (0, 1) for attempt in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", ["task", "helper"])
+async def test_a_task_that_a_handler_has_started_emits(name: str) -> None:
+    async def tell() -> None:
+        await ps.emit(Progress(1))
+
+    def helper() -> "asyncio.Task[None]":
+        return asyncio.create_task(tell())
+
+    @ps.node(effectful=True)
+    async def starts_a_task() -> None:
+        await asyncio.create_task(tell())
+
+    @ps.node(effectful=True)
+    async def calls_a_helper() -> None:
+        await helper()
+
+    @ps.graph
+    async def graph() -> None:
+        await (starts_a_task() if name == "task" else calls_a_helper())
+
+    async with engine.stream(graph(), events=Progress) as events:
+        assert await seen(events) == [1]
+
+
+async def test_only_the_class_that_is_asked_for_is_read() -> None:
+    @ps.node(effectful=True)
+    async def both() -> None:
+        await ps.emit("text")
+        await ps.emit(Progress(1))
+        await ps.emit(2)
+
+    @ps.graph
+    async def graph() -> None:
+        await both()
+
+    async with engine.stream(graph(), events=Progress) as events:
+        assert [event.value async for event in events] == [Progress(1)]
+    async with engine.stream(graph(), events=object) as everything:
+        assert [event.value async for event in everything] == ["text", Progress(1), 2]
+
+
+# Together with a stream of values.
+
+
+@ps.node(effectful=True, capacity=2)
+async def tokens(count: int) -> AsyncIterator[str]:
+    for number in range(count):
+        await ps.emit(Progress(number))
+        yield f"token {number}"
+    await ps.emit(Progress(count))
+
+
+@ps.graph
+async def answer(count: int) -> AsyncIterator[str]:
+    return tokens(await work(count))
+
+
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+@pytest.mark.parametrize("is_slow", [False, True])
+async def test_one_iterator_gives_events_and_values_in_the_order_of_the_node(scheduler: Chosen, is_slow: bool) -> None:
+    got: list[object] = []
+    async with engine.stream(answer(20), events=Progress, capacity=2, scheduler=scheduler) as items:
+        async for item in items:
+            if is_slow:
+                await testing.wait_quiescent()
+            got.append(item.value.done if item.kind == "event" else item.value)
+    pairs: list[object] = [one for number in range(20) for one in (number, f"token {number}")]
+    assert got == [*range(20), *pairs, 20]
+
+
+async def test_events_of_a_step_beside_the_stream_are_read_after_its_values() -> None:
+    ended = asyncio.Event()
+
+    @ps.node(effectful=True)
+    async def beside() -> None:
+        await ended.wait()
+        for done in range(40):
+            await ps.emit(Progress(done))
+
+    @ps.node
+    async def two() -> AsyncIterator[int]:
+        yield 1
+        yield 2
+        ended.set()
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        await beside()
+        return two()
+
+    async with engine.stream(graph(), events=Progress, capacity=1) as items:
+        got = [item.value.done if item.kind == "event" else -item.value async for item in items]
+    assert [one for one in got if one < 0] == [-1, -2]
+    assert [one for one in got if one >= 0] == list(range(40))
+
+
+async def test_an_error_of_the_stream_is_raised_after_the_events_before_it() -> None:
+    @ps.node(effectful=True)
+    async def breaks() -> AsyncIterator[int]:
+        await ps.emit(Progress(1))
+        yield 1
+        await ps.emit(Progress(2))
+        raise OSError("the model is gone")
+
+    @ps.graph
+    async def graph() -> AsyncIterator[int]:
+        return breaks()
+
+    async with engine.stream(graph(), events=Progress) as items:
+        assert [(await anext(items)).value for _ in range(3)] == [Progress(1), 1, Progress(2)]
+        with pytest.raises(OSError, match="the model is gone"):
+            await anext(items)
+
+
+async def test_a_graph_that_gives_a_stream_has_no_result() -> None:
+    async with engine.stream(answer(1), events=Progress) as items:
+        with pytest.raises(ps.PlanError, match="'answer' gives a stream"):
+            await items.result()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+# Of calls that go on after a restart.
+
+
+@pytest.mark.parametrize("is_deployed", [False, True])
+async def test_a_durable_loop_emits_and_asks_and_goes_on(tmp_path: Path, is_deployed: bool) -> None:
+    @ps.node(effectful=True)
+    async def step(amount: int) -> int:
+        await ps.emit(Progress(amount))
+        if amount == 1:
+            await ps.interrupt("go on?")
+        return amount - 1
+
+    @ps.graph
+    async def graph(amount: int) -> int:
+        return await ps.while_loop(is_left, step, amount, durable=ps.Durable(ps.SQLiteStore(tmp_path / "loops.db")))
+
+    async def read(stream: engine.EventStream[Progress, int], got: list[int]) -> int:
+        async with stream as events:
+            async for event in events:
+                got.append(event.value.done)  # noqa: PERF401 - it keeps what came before the question
+            return await events.result()
+
+    async with engine.deploy(graph) as service:
+        owner: Any = service if is_deployed else engine
+        first: list[int] = []
+        with pytest.raises(ps.Interrupted, match="go on"):
+            await read(owner.stream(graph(3), events=Progress, key="a"), first)
+        second: list[int] = []
+        assert await read(owner.stream(graph(3), events=Progress, key="a", answer="yes"), second) == 0
+    assert (first, second) == ([3, 2, 1], [1])
+
+
+async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_path: Path) -> None:
+    @ps.node(effectful=True)
+    async def tell(record: data.Record[None]) -> int:
+        await ps.emit(Progress(record.index))
+        return record.index
+
+    @ps.graph
+    async def graph(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+        return ps.map_each(tell, records, concurrency=1)
+
+    async def read(limit: int) -> tuple[list[int], list[int]]:
+        got: tuple[list[int], list[int]] = [], []
+        checkpoint = ps.Checkpoint(tmp_path, every=5)
+        async with engine.stream(graph(data.order(range(20))), events=Progress, checkpoint=checkpoint) as items:
+            async for item in items:
+                if item.kind == "event":
+                    got[0].append(item.value.done)
+                else:
+                    got[1].append(item.value)
+                if len(got[1]) == limit:
+                    break
+        return got
+
+    told, values = await read(8)
+    assert values == list(range(8))
+    assert told == list(range(max(told) + 1))
+    again, rest = await read(100)
+    assert rest[-1] == 19
+    assert again == rest == list(range(rest[0], 20))
+    assert rest[0] in (0, 5)
+    with pytest.raises(ps.OptionsError, match="for a graph that returns a stream"):
+        engine.stream(one(1), events=Progress, checkpoint=ps.Checkpoint(tmp_path))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+# Bounds, and order.
+
+
+@pytest.mark.parametrize("capacity", [None, 1, 5])
+async def test_a_slow_reader_holds_back_the_node_that_emits(capacity: int | None) -> None:
+    emitted = 0
+
+    @ps.node(effectful=True)
+    async def endless() -> None:
+        nonlocal emitted
+        while True:
+            await ps.emit(Progress(emitted))
+            emitted += 1
+
+    @ps.graph
+    async def graph() -> None:
+        await endless()
+
+    bound = capacity or 16
+    async with engine.stream(graph(), events=Progress, capacity=capacity) as events:
+        for number in range(30):
+            assert (await anext(events)).value == Progress(number)
+            await testing.wait_quiescent()
+            assert emitted == number + 1 + bound
+            assert events.statistics().in_flight == bound
+
+
+async def test_a_slow_reader_holds_back_a_thread() -> None:
+    emitted = 0
+    told = threading.Event()
+
+    @ps.node(effectful=True, runs_on="thread")
+    def endless() -> None:
+        nonlocal emitted
+        while True:
+            if emitted == 3:
+                told.set()
+            ps.emit(Progress(emitted))
+            emitted += 1
+
+    @ps.graph
+    async def graph() -> None:
+        endless()
+
+    async with engine.stream(graph(), events=Progress, capacity=2) as events:
+        assert (await anext(events)).value == Progress(0)
+        await asyncio.to_thread(told.wait, 60)
+        await testing.wait_quiescent()
+        assert emitted == 3
+        assert [(await anext(events)).value.done for _ in range(20)] == list(range(1, 21))
+
+
+@pytest.mark.parametrize("capacity", [1, 3, 100])
+def test_events_are_in_order_for_each_node_and_nothing_is_lost(capacity: int) -> None:
+    @ps.node(effectful=True)
+    async def chatter(number: int) -> int:
+        for said in range(20):
+            await ps.emit((number, said))
+            if said % (number + 2) == 0:
+                await asyncio.sleep(0)
+        return number
+
+    @ps.graph
+    async def graph() -> list[int]:
+        return await ps.map_each(chatter, [0, 1, 2, 3, 4], concurrency=5)
+
+    async def main() -> None:
+        async with engine.stream(graph(), events=object, capacity=capacity) as events:
+            got: list[Any] = [event.value async for event in events]
+        assert [[said for who, said in got if who == number] for number in range(5)] == [list(range(20))] * 5
+
+    testing.interleavings(main, count=20)
+
+
+async def test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they_came() -> None:
+    @ps.node(effectful=True)
+    async def say(number: int) -> int:
+        await ps.emit(number)
+        return number
+
+    @ps.graph
+    async def graph() -> list[int]:
+        return await ps.map_each(say, list(range(20)), concurrency=20)
+
+    async with engine.stream(graph(), events=int, capacity=2) as events:
+        await events.wait_started()
+        await testing.wait_quiescent()
+        assert [event.value async for event in events] == list(range(20))
+
+
+# Who may emit.
+
+
+async def test_a_node_that_does_not_say_so_may_not_emit() -> None:
+    @ps.node
+    async def silent() -> int:
+        await ps.emit(1)
+        return 1
+
+    @ps.graph
+    async def graph() -> int:
+        return await silent()
+
+    for run in (_run, _result):
+        with pytest.raises(TypeError, match=r"node 'silent' .*@ps.node\(effectful=True\)"):
+            await run(graph)
+
+
+async def _run(graph: ps.Graph[[], int]) -> int:
+    return await engine.run(graph())
+
+
+async def _result(graph: ps.Graph[[], int]) -> int:
+    async with engine.stream(graph(), events=object) as events:
+        return await events.result()
+
+
+async def test_a_plain_def_on_the_loop_may_not_emit() -> None:
+    @ps.node(effectful=True)
+    def plain() -> int:
+        ps.emit(1)
+        return 1
+
+    @ps.graph
+    async def graph() -> int:
+        return plain()
+
+    for run in (_run, _result):
+        with pytest.raises(TypeError, match=r"node 'plain' is a plain `def` .*runs_on=.thread."):
+            await run(graph)
+
+
+@ps.node(effectful=True, runs_on="process")
+def emits_in_a_process() -> int:
+    ps.emit(1)
+    return 1
+
+
+async def test_a_process_may_not_emit() -> None:
+    @ps.graph
+    async def graph() -> int:
+        return emits_in_a_process()
+
+    with pytest.raises(TypeError, match=r'in a worker process.*use runs_on="thread"'):
+        await _result(graph)
+
+
+async def test_a_batch_and_a_loop_may_not_emit() -> None:
+    @ps.node(batch=ps.Batch(4), effectful=True)
+    async def batched(numbers: list[int]) -> list[int]:
+        await ps.emit(1)
+        return numbers
+
+    @ps.node(effectful=True)
+    class Own(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]]) -> None:
+            while True:
+                one = await inbox.get()
+                try:
+                    await ps.emit(1)
+                except TypeError as error:
+                    one.fail(error)
+
+    own = Own()
+
+    @ps.graph
+    async def of_batch() -> int:
+        return await batched(1)
+
+    @ps.graph
+    async def of_loop() -> int:
+        return await own(1)
+
+    for graph in (of_batch, of_loop):
+        with pytest.raises(TypeError, match=r"in the loop of an actor or in a batch.*use a node of one item"):
+            await _result(graph)
+
+
+async def test_a_graph_may_not_emit() -> None:
+    @ps.graph
+    async def graph() -> int:
+        await ps.emit(1)
+        return await work(1)
+
+    with pytest.raises(ps.GraphTraceError, match="a graph is traced once, so put it into a node"):
+        await engine.run(graph())
+
+
+async def test_a_node_without_an_engine_is_just_its_function() -> None:
+    assert await work(3) == 3
+    assert await asyncio.to_thread(work_in_thread, 3) == 3
+    assert await one(3) == 3
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"events": 3}, "events=3: the class of the events"),
+        ({"events": list[int]}, "the class of the events"),
+        ({"events": int, "capacity": 0}, "capacity=0"),
+        ({"capacity": 3}, "capacity= bounds the events of a call"),
+    ],
+)
+async def test_options_that_are_refused(options: Any, message: str) -> None:
+    with pytest.raises(ps.OptionsError, match=message):
+        engine.stream(one(1), **options)
+    with pytest.raises(ps.OptionsError, match="events= reads the events of one call"):
+        engine.stream([one(1)], events=int)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
+
+
+async def test_a_call_of_one_value_without_events_is_refused_and_says_how_to_read_them() -> None:
+    with pytest.raises(ps.PlanError, match=r"engine.stream\(call, events="):
+        engine.stream(one(1))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+    async with engine.deploy(one) as service:
+        with pytest.raises(ps.PlanError, match=r"service.stream\(call, events="):
+            service.stream(one(1))  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
+        with pytest.raises(ps.PlanError, match="not part of this deployment"):
+            service.stream(in_thread(1), events=Progress)
+
+
+# Nobody reads, and after the outcome.
+
+
+@pytest.mark.parametrize("graph", [one, in_thread], ids=lambda graph: graph.name)
+async def test_events_that_nobody_reads_are_dropped(graph: ps.Graph[[int], int]) -> None:
+    assert await engine.run(graph(100)) == 100
+    async with engine.stream(graph(n) for n in (100, 101)) as results:
+        assert [result async for result in results] == [100, 101]
+    async with engine.deploy(graph) as service:
+        assert await service(100) == 100
+    async with engine.stream(answer(30)) as values:
+        assert len([value async for value in values]) == 30
+
+
+async def test_result_discards_what_was_not_read_and_what_is_to_come() -> None:
+    for graph in (one, in_thread):
+        async with engine.stream(graph(100), events=Progress, capacity=2) as events:
+            assert (await anext(events)).value == Progress(0)
+            assert await events.result() == 100
+            assert await seen(events) == []
+
+
+async def test_what_is_emitted_after_the_outcome_is_dropped() -> None:
+    late: list[asyncio.Task[None]] = []
+    ended = asyncio.Event()
+
+    async def tell_late() -> None:
+        await ended.wait()
+        for _ in range(100):
+            await ps.emit(Progress(1))
+
+    @ps.node(effectful=True)
+    async def starts_a_task() -> None:
+        ps.current()
+        late.append(asyncio.create_task(tell_late()))
+
+    @ps.graph
+    async def graph() -> None:
+        await starts_a_task()
+
+    async with engine.stream(graph(), events=Progress, capacity=1) as events:
+        await events.result()
+        ended.set()
+        await late[0]
+        assert await seen(events) == []
+
+
+async def test_events_from_before_the_outcome_can_be_read_after_it() -> None:
+    async with engine.stream(one(10), events=Progress) as events:
+        await testing.wait_quiescent()
+        assert await seen(events) == list(range(10))
+
+
+async def test_an_item_that_was_cancelled_emits_nothing_more() -> None:
+    begun = asyncio.Event()
+
+    @ps.node(effectful=True)
+    async def says_farewell(number: int) -> int:
+        if number == 0:
+            await begun.wait()
+            raise OSError("broken")
+        try:
+            begun.set()
+            await asyncio.Event().wait()
+        finally:
+            await ps.emit("farewell")
+        return number
+
+    @ps.graph
+    async def graph() -> list[int]:
+        return await ps.map_each(says_farewell, [0, 1])
+
+    async with engine.stream(graph(), events=str) as events:
+        with pytest.raises(OSError, match="broken"):
+            await anext(events)
+
+
+# How it ends.
+
+
+async def test_the_error_of_the_call_comes_after_the_events_before_it() -> None:
+    @ps.node(effectful=True)
+    async def breaks() -> int:
+        await ps.emit(Progress(1))
+        raise OSError("broken")
+
+    @ps.graph
+    async def graph() -> int:
+        return await breaks()
+
+    async with engine.stream(graph(), events=Progress) as events:
+        assert (await anext(events)).value == Progress(1)
+        with pytest.raises(OSError, match="broken") as caught:
+            await anext(events)
+        assert caught.value.__notes__ == ["in node 'breaks' of graph 'graph', item 0, attempt 1"]
+        assert await seen(events) == []
+        with pytest.raises(ps.EngineClosedError, match="without a result"):
+            await events.result()
+    with pytest.raises(OSError, match="broken"):
+        await _result(graph)
+
+
+async def test_a_refusal_and_a_deadline_are_errors_of_the_call() -> None:
+    held = asyncio.Event()
+
+    @ps.node(effectful=True)
+    async def waits() -> int:
+        await ps.emit(Progress(1))
+        await held.wait()
+        return 1
+
+    @ps.graph
+    async def graph() -> int:
+        return await waits()
+
+    async with engine.deploy(graph, max_in_flight=1, max_queue=0) as service:
+        async with service.stream(graph(), events=Progress) as events:
+            await events.wait_started()
+            refused = service.stream(graph(), events=Progress)
+            with pytest.raises(ps.Overloaded):
+                await refused.wait_started()
+            held.set()
+            assert await seen(events) == [1]
+        held.clear()
+        async with service.stream(graph(), events=Progress, timeout_seconds=0.01) as events:
+            with pytest.raises(ps.DeadlineExceeded):
+                await events.result()
+    async with engine.stream(one(0), events=Progress) as none:
+        await none.wait_started()
+        assert await seen(none) == []
+
+
+class Endless:
+    """A graph whose node emits without end, and notes how it ends."""
+
+    def __init__(self) -> None:
+        self.ended: list[str] = []
+
+        @ps.node(effectful=True)
+        async def endless() -> None:
+            try:
+                while True:
+                    await ps.emit(Progress(1))
+            except asyncio.CancelledError:
+                self.ended.append("cancelled")
+                raise
+
+        @ps.graph
+        async def graph() -> None:
+            await endless()
+
+        self.graph = graph
+
+
+@pytest.mark.parametrize("how", ["leaves", "drops", "drops while it waits", "closes"])
+async def test_a_reader_that_leaves_cancels_the_call(how: str) -> None:
+    endless = Endless()
+    gc.collect()
+    gc.disable()
+    try:
+        events = engine.stream(endless.graph(), events=Progress)
+        if how == "leaves":
+            async with events:
+                await anext(events)
+        else:
+            await anext(events)
+            if how == "drops while it waits":
+                for _ in range(16):
+                    await anext(events)
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(0):
+                        await anext(events)
+            if how == "closes":
+                await events.aclose()
+        del events
+        await testing.wait_quiescent()
+        assert endless.ended == ["cancelled"]
+    finally:
+        gc.enable()
+
+
+async def test_a_read_that_is_cancelled_leaves_the_stream_open() -> None:
+    told, asked = asyncio.Event(), asyncio.Event()
+
+    @ps.node(effectful=True)
+    async def tells() -> int:
+        await told.wait()
+        await ps.emit(Progress(1))
+        await asked.wait()
+        return 3
+
+    @ps.graph
+    async def graph() -> int:
+        return await tells()
+
+    async def cancelled(read: "asyncio.Future[Any]") -> None:
+        await testing.wait_quiescent()
+        read.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await read
+
+    async with engine.stream(graph(), events=Progress) as events:
+        await cancelled(asyncio.ensure_future(anext(events)))
+        told.set()
+        assert (await anext(events)).value == Progress(1)
+        await cancelled(asyncio.ensure_future(anext(events)))
+        await cancelled(asyncio.ensure_future(events.result()))
+        asked.set()
+        assert await events.result() == 3
+
+
+async def test_one_reader() -> None:
+    async with engine.stream(Endless().graph(), events=Progress, capacity=1) as events:
+        first, second = (asyncio.ensure_future(anext(events)) for _ in range(2))
+        done = await asyncio.gather(first, second, return_exceptions=True)
+        assert [type(one) for one in done].count(RuntimeError) == 1
+
+
+async def test_the_end_of_a_call_raises_in_a_thread_that_waits() -> None:
+    ended: list[str] = []
+
+    @ps.node(effectful=True, runs_on="thread")
+    def endless() -> None:
+        try:
+            while True:
+                ps.emit(Progress(1))
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+            raise
+
+    @ps.graph
+    async def graph() -> None:
+        endless()
+
+    async with engine.Engine() as own:
+        async with own.stream(graph(), events=Progress, capacity=1) as events:
+            await anext(events)
+        async with own.stream(graph(), events=Progress, timeout_seconds=0.01) as events:
+            with pytest.raises(ps.DeadlineExceeded):
+                await events.result()
+    assert ended == ["cancelled", "cancelled"]
+
+
+async def test_a_drained_deployment_waits_for_the_reader_and_an_aborted_one_ends_it() -> None:
+    async with engine.deploy(one) as service:
+        events = service.stream(one(40), events=Progress)
+        await anext(events)
+        draining = asyncio.ensure_future(service.drain())
+        await testing.wait_quiescent()
+        assert not draining.done()
+        assert len(await seen(events)) == 39
+        await draining
+    endless = Endless()
+    async with engine.deploy(endless.graph) as service:
+        events_of_endless = service.stream(endless.graph(), events=Progress)
+        await anext(events_of_endless)
+        await service.abort()
+        with pytest.raises(ps.EngineClosedError):
+            await seen(events_of_endless)
+    assert endless.ended == ["cancelled"]
+
+
+def test_a_cancel_at_every_step_leaves_nothing() -> None:
+    async def main() -> list[object]:
+        async with engine.stream(answer(3), events=Progress, capacity=1) as items:
+            got: list[object] = [item.value async for item in items]
+        async with engine.stream(one(3), events=Progress, capacity=1) as events:
+            await anext(events)
+            return [*got, await events.result()]
+
+    for outcome in testing.cancel_at_every_step(main):
+        assert outcome.tasks_left == ()
+        assert outcome.loop_errors == ()
+        if not outcome.cancelled:
+            assert outcome.result is not None
+            assert len(outcome.result) == 3 + 3 + 3 + 1 + 1

@@ -1,0 +1,59 @@
+"""Process nodes of tests; a module of its own, so that a worker imports little."""
+
+import os
+import time
+from pathlib import Path
+
+import penstock as ps
+
+
+@ps.node(batch=ps.Batch(4), runs_on="process")
+def squares(numbers: list[int]) -> list[int | Exception]:
+    """Gives the square of each number with the size of the batch and the process, or an error."""
+    if 13 in numbers:
+        os.kill(os.getpid(), 9)
+    if 99 in numbers:
+        Path(os.environ["PENSTOCK_TEST_FILE"]).write_text("begun")
+        time.sleep(60)
+    return [ValueError(f"no {number}") if number < 0 else number**2 for number in numbers]
+
+
+class Offset:
+    """Has a batched method."""
+
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
+
+    @ps.node(batch=ps.Batch(4), runs_on="process")
+    def added(self, numbers: list[int]) -> list[int]:
+        """Adds the offset in a worker."""
+        return [number + self.offset for number in numbers]
+
+
+@ps.node(runs_on="process")
+class Model:
+    """Is slow to make, and writes to a file what becomes of it."""
+
+    def __init__(self, path: str, factor: int = 1) -> None:
+        self.path = path
+        self.factor = factor
+        self.calls = 0
+
+    def _tell(self, what: str) -> None:
+        with Path(self.path).open("a") as file:
+            file.write(f"{what} {os.getpid()}\n")
+
+    def __enter__(self) -> None:
+        if self.factor < 0:
+            raise ValueError("no such model")
+        self._tell("entered")
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._tell("left")
+
+    def __call__(self, number: int) -> tuple[int, int, int]:
+        """Gives the product, the process and how many calls this instance has had; dies with the number 13."""
+        if number == 13:
+            os.kill(os.getpid(), 9)
+        self.calls += 1
+        return number * self.factor, os.getpid(), self.calls

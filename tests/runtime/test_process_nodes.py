@@ -1,0 +1,144 @@
+"""Process nodes that take lists, and classes of which each worker process has an instance."""
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from tests.runtime.process_nodes import Model, Offset, squares
+
+
+@ps.graph
+async def squared(number: int) -> int:
+    return await squares(number)
+
+
+async def test_a_process_node_takes_a_list_of_many_callers() -> None:
+    async with engine.Engine(max_processes=1) as own, own.deploy(squared) as service:
+        assert await asyncio.gather(*map(service, range(10))) == [number**2 for number in range(10)]
+        results = await asyncio.gather(*map(service, (2, -1)), return_exceptions=True)
+        assert results[0] == 4
+        assert isinstance(results[1], ValueError)
+        processes = own.statistics().processes
+        assert processes is not None
+        assert processes.completed < 12
+        assert await squares(3) == 9  # outside of a graph, a batch of one
+
+
+async def test_a_batch_dies_with_its_worker_and_the_next_one_gets_another() -> None:
+    async with engine.Engine(max_processes=1) as own, own.deploy(squared) as service:
+        assert await service(2) == 4
+        results = await asyncio.gather(*map(service, (1, 13)), return_exceptions=True)
+        assert all(isinstance(result, ps.WorkerDied) for result in results)
+        assert await service(3) == 9
+
+
+async def test_a_batch_whose_callers_have_left_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = tmp_path / "begun"
+    monkeypatch.setenv("PENSTOCK_TEST_FILE", str(begun))
+    async with engine.Engine(max_processes=1) as own, own.deploy(squared) as service:
+        call = asyncio.create_task(service(99))
+        while not begun.exists():
+            await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.wait([call])
+        assert await service(3) == 9
+        processes = own.statistics().processes
+        assert processes is not None
+        assert processes.killed == 1
+
+
+async def test_a_method_takes_a_list_in_a_process() -> None:
+    offset = Offset(100)
+
+    @ps.graph
+    async def graph(number: int) -> int:
+        return await offset.added(number)
+
+    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
+        assert await asyncio.gather(*map(service, range(3))) == [100, 101, 102]
+
+
+def told(path: Path) -> Counter[str]:
+    return Counter(line.split()[0] for line in path.read_text().splitlines())
+
+
+def product_of(model: Model) -> "ps.Graph[[int], tuple[int, int, int]]":
+    @ps.graph
+    async def product(number: int) -> tuple[int, int, int]:
+        return model(number)
+
+    return product
+
+
+async def test_each_worker_has_one_instance_which_is_entered_once_and_left_with_its_scope(tmp_path: Path) -> None:
+    path = tmp_path / "told"
+    graph = product_of(Model(str(path), factor=3))
+    async with engine.Engine(max_processes=2) as own:
+        async with own.deploy(graph) as service:
+            results = await asyncio.gather(*map(service, range(100, 140)))
+            assert [result[0] for result in results] == [3 * number for number in range(100, 140)]
+            workers = Counter(process for _, process, _ in results)
+            for process, calls in workers.items():
+                assert sorted(count for _, at, count in results if at == process) == list(range(1, calls + 1))
+            assert told(path) == {"entered": len(workers)}
+            async with own.deploy(graph) as other:  # another scope has instances of its own
+                assert (await other(1))[2] == 1
+            assert told(path) == {"entered": len(workers) + 1, "left": 1}
+        assert told(path) == {"entered": len(workers) + 1, "left": len(workers) + 1}
+        assert (await own.run(graph(2)))[0] == 6
+    assert told(path)["left"] == told(path)["entered"]
+
+
+async def test_an_instance_is_made_again_when_its_worker_has_died(tmp_path: Path) -> None:
+    path = tmp_path / "told"
+    async with engine.Engine(max_processes=1) as own, own.deploy(product_of(Model(str(path)))) as service:
+        first = await service(1)
+        with pytest.raises(ps.WorkerDied):
+            await service(13)
+        second = await service(2)
+        assert (first[2], second[2]) == (1, 1)
+        assert first[1] != second[1]
+    assert told(path) == {"entered": 2, "left": 1}
+
+
+async def test_an_instance_that_cannot_be_entered_fails_its_item(tmp_path: Path) -> None:
+    async with engine.Engine(max_processes=1) as own, own.deploy(product_of(Model("", factor=-1))) as service:
+        for _ in range(2):
+            with pytest.raises(ValueError, match="no such model"):
+                await service(1)
+
+
+async def test_a_fake_of_a_class_in_processes_runs_here() -> None:
+    model = Model("")
+    with testing.replace(model, lambda number: (number, 0, 0)):
+        assert await engine.run(product_of(model)(7)) == (7, 0, 0)
+
+
+def in_process(**options: Any) -> Callable[[type[Any]], type[Any]]:
+    return ps.node(runs_on="process", **options)
+
+
+def test_what_supposes_one_instance_is_refused() -> None:
+    class Plain:
+        def __call__(self, number: int) -> int:
+            return number
+
+    class Entered(Plain):
+        async def __aenter__(self) -> None: ...
+
+    class Loop(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None: ...
+
+    for options in ({"restart": "temporary"}, {"restart_on": (ValueError,)}, {"ordered": True}):
+        with pytest.raises(TypeError, match="has an instance in each worker process"):
+            in_process(**options)(Plain)
+    with pytest.raises(TypeError, match="__enter__"):
+        in_process()(Entered)
+    with pytest.raises(TypeError, match="event loop"):
+        in_process()(Loop)

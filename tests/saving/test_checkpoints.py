@@ -1,0 +1,772 @@
+"""Calls with checkpoint=: what is stored, when, what goes on after a restart, and what is refused."""
+
+import asyncio
+import errno
+import math
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import data, engine, telemetry
+from penstock.saving import cuts
+
+SOURCE = np.arange(40)
+
+
+class Counted:
+    """What counts and sums, for readers."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def state(self) -> Any:
+        return {"values": self.values}
+
+    def restore(self, state: Any) -> None:
+        self.values = state["values"]
+
+
+@ps.node
+class Summed(Counted):
+    def __call__(self, value: float) -> float:
+        self.values.append(value)
+        return sum(self.values)
+
+
+@ps.node
+class WithoutState:
+    def __call__(self, value: float) -> float:
+        return value
+
+
+@ps.node
+def number(record: data.Record[Any]) -> float:
+    return float(record.index)
+
+
+@ps.node
+async def overtaking(value: float) -> float:
+    await asyncio.sleep(0)
+    return value
+
+
+summed = Summed()
+
+
+@ps.graph
+async def sums(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+    return records >> number >> summed
+
+
+def ordered(**options: Any) -> Any:
+    return data.order(SOURCE, **{"shuffle_seed": 3, **options})
+
+
+async def taken(call: Any, checkpoint: ps.Checkpoint, limit: int | None = None) -> list[tuple[int, Any]]:
+    """Returns values with their positions: up to so many, after which the reader leaves."""
+    got: list[tuple[int, Any]] = []
+    async with engine.stream(call, checkpoint=checkpoint) as stream:
+        async for value in stream:
+            got.append((stream.position, value))
+            if len(got) == limit:
+                break
+    return got
+
+
+async def plain(call: Any) -> list[tuple[int, Any]]:
+    async with engine.stream(call) as stream:
+        return [(stream.position, value) async for value in stream]
+
+
+def records_of(folder: Path) -> list[tuple[int | None, bool | None]]:
+    return [(one.record, one.ended) for one in cuts.stored_cuts(folder, verify=True)]
+
+
+async def test_a_stream_goes_on_where_its_newest_cut_is(tmp_path: Path) -> None:
+    whole = await plain(sums(ordered()))
+    checkpoint = ps.Checkpoint(tmp_path, every=10)
+    assert await taken(sums(ordered()), checkpoint, 25) == whole[:25]
+    (first, _), *_ = rest = await taken(sums(ordered()), checkpoint)
+    assert first in (11, 21)
+    assert rest == whole[first - 1 :]
+    assert records_of(tmp_path)[-1] == (40, True)
+
+
+async def test_the_position_is_that_of_the_cut_before_the_first_value(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path, every=1000)
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        assert stream.position == 0
+        for _ in range(3):
+            await anext(stream)
+        await stream.checkpoint()
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        assert stream.position == 3
+
+
+async def test_a_start_after_the_end_ends_at_once(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path, every=10)
+    await taken(sums(ordered()), checkpoint)
+    before = records_of(tmp_path)
+    for _ in range(2):
+        assert await taken(sums(ordered()), checkpoint) == []
+    assert records_of(tmp_path) == before
+
+
+async def test_more_epochs_go_on_after_the_end(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path, every=10)
+    await taken(sums(ordered(epochs=2)), checkpoint)
+    whole = await plain(sums(ordered(epochs=3)))
+    assert await taken(sums(ordered(epochs=3)), checkpoint) == whole[80:]
+    with pytest.raises(ps.CheckpointError, match="epochs was 3, and is 2"):
+        await taken(sums(ordered(epochs=2)), checkpoint)
+
+
+async def test_the_state_of_the_reader_is_that_at_the_cut(tmp_path: Path) -> None:
+    async def train(limit: int | None) -> tuple[list[float], list[float]]:
+        model = Counted()
+        async with engine.stream(
+            numbers(ordered()), checkpoint=ps.Checkpoint(tmp_path, every=7, reader=model)
+        ) as stream:
+            begun = list(model.values)
+            async for value in stream:
+                if not begun:
+                    begun = list(model.values)
+                model.values.append(value)
+                if len(model.values) == limit:
+                    break
+        return begun, model.values
+
+    @ps.graph
+    async def numbers(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+        return records >> number
+
+    expected = [value for _, value in await plain(numbers(ordered()))]
+    _, first = await train(20)
+    assert first == expected[:20]
+    begun, values = await train(None)
+    assert len(begun) in (7, 14)
+    assert values == expected
+
+
+async def test_a_fold_goes_on_with_its_state(tmp_path: Path) -> None:
+    fails_at = [30]
+
+    @ps.node
+    def added(state: dict[str, Any], record: data.Record[None]) -> dict[str, Any]:
+        if state["count"] == fails_at[0]:
+            raise ValueError("crashed")
+        seen.append(record.index)
+        return {"count": state["count"] + 1, "total": state["total"] * 0.5 + record.index}
+
+    @ps.graph
+    async def total(records: AsyncIterator[data.Record[None]]) -> Any:
+        return await ps.fold(added, records, {"count": 0, "total": np.zeros(2)})
+
+    seen: list[int] = []
+    checkpoint = ps.Checkpoint(tmp_path, every=8)
+    with pytest.raises(ValueError, match="crashed"):
+        await engine.run(total(ordered()), checkpoint=checkpoint)
+    fails_at[0] = -1
+    seen.clear()
+    got = await engine.run(total(ordered()), checkpoint=checkpoint)
+    assert 40 - len(seen) in (8, 16, 24)
+    again = await engine.run(total(ordered()), checkpoint=checkpoint)  # from the end
+    expected = await engine.run(total(ordered()))
+    assert got["count"] == again["count"] == expected["count"] == 40
+    assert got["total"].tobytes() == again["total"].tobytes() == expected["total"].tobytes()
+
+
+# Cuts that are asked for.
+
+
+async def test_a_cut_now_stores_what_the_reader_has_not_taken(tmp_path: Path) -> None:
+    whole = await plain(sums(ordered()))
+    checkpoint = ps.Checkpoint(tmp_path, every=1000)
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        got = [(stream.position, await anext(stream)) for _ in range(3)]
+        await stream.checkpoint()
+        assert stream.position == 3
+        got.append((stream.position, await anext(stream)))  # the stream goes on all the same
+        await stream.checkpoint()
+    assert [value for _, value in got] == [value for _, value in whole[:4]]
+    assert await taken(sums(ordered()), checkpoint) == whole[4:]
+
+
+async def test_a_cut_now_of_another_task_waits_for_the_reader(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path, every=1000)
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        await anext(stream)
+        asked = asyncio.create_task(stream.checkpoint())
+        async for _ in stream:
+            if asked.done():
+                break
+        await asked
+        position = stream.position
+    rest = await taken(sums(ordered()), checkpoint)
+    assert 1 < rest[0][0] <= position + 1 if rest else position == 40
+
+
+async def test_a_cut_now_at_the_end_of_the_source(tmp_path: Path) -> None:
+    whole = await plain(sums(ordered()))
+    checkpoint = ps.Checkpoint(tmp_path, every=1000)
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        for _ in range(38):
+            await anext(stream)
+        await stream.checkpoint()
+    assert await taken(sums(ordered()), checkpoint) == whole[38:]
+    assert await taken(sums(ordered()), checkpoint) == []
+
+
+async def test_a_stream_without_checkpoint_makes_no_cuts(tmp_path: Path) -> None:
+    async with engine.stream(sums(ordered())) as stream:
+        with pytest.raises(ps.OptionsError, match="not saved"):
+            await stream.checkpoint()
+
+
+def test_iterate_goes_on(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path, every=1000)
+    whole = asyncio.run(plain(sums(ordered())))
+    with data.iterate(sums(ordered()), checkpoint=checkpoint) as values:
+        for _ in values:
+            if values.position == 11:
+                values.checkpoint()
+                break
+    with data.iterate(sums(ordered()), checkpoint=checkpoint) as values:
+        assert [(values.position, value) for value in values] == whole[11:]
+
+
+# Sources.
+
+
+async def test_a_class_is_a_source(tmp_path: Path) -> None:
+    @ps.graph
+    async def from_class() -> AsyncIterator[float]:
+        return counting() >> summed
+
+    whole = await plain(from_class())
+    checkpoint = ps.Checkpoint(tmp_path, every=4)
+    assert await taken(from_class(), checkpoint, 11) == whole[:11]
+    rest = await taken(from_class(), checkpoint)
+    assert rest[0][0] in (5, 9)
+    assert rest == whole[rest[0][0] - 1 :]
+
+
+@ps.node
+class Counting:
+    def __init__(self) -> None:
+        self.next = 0
+
+    def state(self) -> Any:
+        return self.next
+
+    def restore(self, state: Any) -> None:
+        self.next = state
+
+    async def __call__(self) -> AsyncIterator[float]:
+        while self.next < 20:
+            self.next += 1
+            yield float(self.next)
+
+
+counting = Counting()
+
+
+class Lines:
+    """What can only be iterated, and knows where it is."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> "Lines":
+        return self
+
+    def __next__(self) -> float:
+        if self.next == 20:
+            raise StopIteration
+        self.next += 1
+        return float(self.next)
+
+    def state(self) -> Any:
+        return self.next
+
+    def restore(self, state: Any) -> None:
+        self.next = state
+
+
+@pytest.mark.parametrize("source", [Lines, lambda: Lines], ids=["iterator", "function"])
+async def test_what_has_no_index_goes_on_by_its_state(tmp_path: Path, source: Callable[[], Any]) -> None:
+    @ps.graph
+    async def lines(records: AsyncIterator[data.Record[Any]]) -> AsyncIterator[float]:
+        return records >> value_of >> summed
+
+    whole = await plain(lines(data.order(source())))
+    checkpoint = ps.Checkpoint(tmp_path, every=4)
+    assert await taken(lines(data.order(source())), checkpoint, 11) == whole[:11]
+    rest = await taken(lines(data.order(source())), checkpoint)
+    assert rest[0][0] in (5, 9)
+    assert rest == whole[rest[0][0] - 1 :]
+
+
+@ps.node
+def value_of(record: data.Record[Any]) -> float:
+    return float(record.value)
+
+
+async def test_a_mix_is_one_source(tmp_path: Path) -> None:
+    def mixed(width: int) -> ps.Call[AsyncIterator[float]]:
+        @ps.graph
+        async def from_two() -> AsyncIterator[float]:
+            first = data.order(SOURCE, shuffle_seed=1, epochs=2) >> data.prefetched(width)
+            second = data.order(range(15), shuffle_seed=2, epochs=None) >> data.read(range(15), concurrency=width)
+            return data.mix([(first, 0.7), (second, 0.3)], seed=5, until="first") >> number >> summed
+
+        return from_two()
+
+    whole = await plain(mixed(1))
+    checkpoint = ps.Checkpoint(tmp_path, every=6)
+    got = dict(await taken(mixed(3), checkpoint, 40))
+    rest = await taken(mixed(1), checkpoint, 30)
+    assert rest[0][0] > 1
+    got |= dict(rest)
+    got |= dict(await taken(mixed(7), checkpoint))
+    assert sorted(got.items()) == whole
+
+
+async def test_resuming_far_behind_replays_nothing(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    class Large:
+        def __len__(self) -> int:
+            return 20_000_000
+
+        def __getitem__(self, index: int) -> int:
+            asked.append(index)
+            return index
+
+    large = Large()
+
+    @ps.graph
+    async def read(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[data.Record[int]]:
+        return records >> data.read(large, runs_on="loop")
+
+    checkpoint = ps.Checkpoint(tmp_path, every=5)
+    await taken(read(data.order(large, shuffle_seed=1)), checkpoint, 12)
+    with cuts.CutFolder(tmp_path) as folder:
+        cut = folder.newest()
+        assert cut is not None
+        states = {**cut.states, "records": {"epoch": 0, "step": 10_000_000}}
+        folder.save(cuts.Cut(10_000_000, states, cut.fingerprint, False))
+    asked.clear()
+    [(_, record)] = await taken(read(data.order(large, shuffle_seed=1)), checkpoint, 1)
+    assert record.position == 10_000_000
+    assert len(asked) < 100
+
+
+# What is refused.
+
+
+@ps.node
+async def generated() -> AsyncIterator[float]:
+    yield 1.0
+
+
+@ps.node
+async def doubled(values: AsyncIterator[float]) -> AsyncIterator[float]:
+    async for value in values:
+        yield value * 2
+
+
+@ps.node(stateless=True)
+async def doubled_without_state(values: AsyncIterator[float]) -> AsyncIterator[float]:
+    async for value in values:
+        yield value * 2
+
+
+@ps.node
+class Looping(ps.Actor[float, float]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[float, float]]) -> None:
+        while True:
+            work = await inbox.get()
+            work.finish(work.value)
+
+
+@ps.node(restart_on=(ValueError,))
+class Restarting(Summed):
+    def __call__(self, value: float) -> float:
+        return value
+
+
+@ps.node(batch=ps.Batch(4))
+async def batched_up(values: list[float]) -> list[float]:
+    return values
+
+
+@ps.node(batch=ps.Batch(4), stateless=True)
+async def batched_up_to_rounding(values: list[float]) -> list[float]:
+    return values
+
+
+def behind(records: Any) -> Any:
+    async def body(record: Any) -> Any:
+        return summed(await overtaking(number(record)))
+
+    return ps.map_each(body, records)
+
+
+async def left_alone(records: Any) -> Any:
+    left, right = records >> data.split(2)
+    await logged(right)
+    return left >> number
+
+
+@ps.node(effectful=True)
+async def logged(values: AsyncIterator[Any]) -> None:
+    async for _ in values:
+        pass
+
+
+def filtered_branch(records: Any) -> Any:
+    left, right = records >> data.split(2)
+    return ps.map_each(summed_pair, left >> number, right >> data.filtered(bool) >> number)
+
+
+@ps.node
+def summed_pair(left: float, right: float) -> float:
+    return left + right
+
+
+def two_sources(records: Any) -> Any:
+    return ps.map_each(summed_pair, records >> number, data.order(SOURCE) >> number)
+
+
+def mixed_late(records: Any) -> Any:
+    return data.mix([(records >> data.batched(2), 1.0), (data.order(SOURCE) >> data.batched(2), 1.0)], seed=1)
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "told"),
+    [
+        (lambda records: generated(), "'generated' .* source of the stream.* take data.order"),
+        (lambda records: records >> number >> WithoutState(), "class WithoutState keeps state .*stateless=True"),
+        (lambda records: records >> number >> doubled, "'doubled' .* generator function .* stateless=True"),
+        (lambda records: records >> number >> summed >> summed, "one instance is called at several places"),
+        (lambda records: records >> number >> Looping(), "'Looping' .* owns its loop"),
+        (lambda records: records >> number >> Restarting(), "leave out restart_on="),
+        (behind, "'Summed' .*ordered=True"),
+        (lambda records: records >> number >> batched_up >> summed, "'batched_up' .* rounding"),
+        (left_alone, "branch of this split does not lead to the result"),
+        (filtered_branch, "several streams.* one data.split"),
+        (two_sources, "several streams.* data.mix"),
+        (mixed_late, "'batched' .* before data.mix"),
+        (
+            lambda records: (records >> data.split(2)) >> data.merged("arrival"),
+            "'merged' .* in which they arrive.* data.merged\\('turns'\\)",
+        ),
+    ],
+)
+async def test_a_graph_that_could_not_go_on_is_refused(tmp_path: Path, pipeline: Any, told: str) -> None:
+    @ps.graph
+    async def refused(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+        stream = pipeline(records)
+        return await stream if asyncio.iscoroutine(stream) else stream  # type: ignore[no-any-return]
+
+    with pytest.raises(ps.PlanError, match=told) as raised:
+        engine.stream(refused(ordered()), checkpoint=ps.Checkpoint(tmp_path))
+    assert __file__ in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        lambda records: records >> number >> doubled_without_state,
+        lambda records: records >> number >> batched_up_to_rounding >> summed,
+        lambda records: records >> number >> batched_up,
+        lambda records: records >> number >> ps.RateLimit(per_second=1e6),
+    ],
+)
+async def test_what_says_that_it_keeps_nothing_is_taken(tmp_path: Path, pipeline: Any) -> None:
+    @ps.graph
+    async def accepted(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+        return pipeline(records)  # type: ignore[no-any-return]
+
+    whole = await plain(accepted(ordered()))
+    checkpoint = ps.Checkpoint(tmp_path, every=6)
+    await taken(accepted(ordered()), checkpoint, 25)
+    rest = await taken(accepted(ordered()), checkpoint)
+    assert rest == whole[rest[0][0] - 1 :]
+
+
+async def generator() -> AsyncIterator[data.Record[None]]:
+    yield data.Record(0, 0, 0, 0, None)
+
+
+@pytest.mark.parametrize(
+    "argument",
+    [generator, lambda: data.order(iter([1, 2])), lambda: ordered() >> data.shuffled(3, seed=1)],
+    ids=["generator", "order of an iterator", "stage"],
+)
+async def test_an_argument_that_would_begin_again_is_refused(tmp_path: Path, argument: Callable[[], Any]) -> None:
+    with pytest.raises(ps.PlanError, match=r"state\(\)"):
+        engine.stream(sums(argument()), checkpoint=ps.Checkpoint(tmp_path))
+
+
+async def test_an_iterator_in_the_graph_that_would_begin_again_is_refused(tmp_path: Path) -> None:
+    @ps.graph
+    async def from_iterator() -> AsyncIterator[float]:
+        return data.order(iter([1, 2])) >> value_of
+
+    with pytest.raises(ps.PlanError, match=r"list_iterator .*state\(\)"):
+        await taken(from_iterator(), ps.Checkpoint(tmp_path))
+
+
+async def test_checkpoint_is_for_one_call_that_is_no_services(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path)
+    options: dict[str, Any] = {"checkpoint": checkpoint}
+    with pytest.raises(ps.OptionsError, match="for one call of a graph"):
+        engine.stream([sums(ordered())], **options)
+    async with engine.deploy(sums) as service:
+        with pytest.raises(ps.OptionsError, match=r"not for service\.stream"):
+            service.stream(sums(ordered()), **options)
+
+    @ps.graph
+    async def one(x: float) -> float:
+        return summed(x)
+
+    with pytest.raises(ps.PlanError, match=r"0 ps\.fold"):
+        await engine.run(one(1.0), checkpoint=checkpoint)
+
+
+@pytest.mark.parametrize(
+    ("changed", "told"),
+    [
+        (lambda: ordered(shuffle_seed=4), "records.seed was 3, and is 4"),
+        (lambda: ordered(shard=(0, 2)), r"records.shard was \[0, 1\], and is \[0, 2\]"),
+        (lambda: data.order(range(41), shuffle_seed=3), "records.length was 40, and is 41"),
+    ],
+)
+async def test_cuts_of_another_run_are_refused(tmp_path: Path, changed: Callable[[], Any], told: str) -> None:
+    checkpoint = ps.Checkpoint(tmp_path, every=5)
+    await taken(sums(ordered()), checkpoint, 20)
+    with pytest.raises(ps.CheckpointError, match=told):
+        await taken(sums(changed()), checkpoint)
+    goes_on = ps.Checkpoint(tmp_path, every=5, on_mismatch="continue")
+    rest = await taken(sums(changed()), goes_on)
+    assert rest[0][0] > 1
+
+
+async def test_cuts_of_another_graph_are_refused(tmp_path: Path) -> None:
+    @ps.graph
+    async def batches(records: AsyncIterator[data.Record[None]], size: int = 2) -> AsyncIterator[Any]:
+        return records >> data.batched(2)
+
+    checkpoint = ps.Checkpoint(tmp_path, every=5)
+    await taken(sums(ordered()), checkpoint, 20)
+    with pytest.raises(ps.CheckpointError, match=r"graph was 'sums', and is 'batches'.*nodes\.batched was not there"):
+        await taken(batches(ordered()), checkpoint)
+
+
+async def test_a_second_run_is_refused(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path)
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        await anext(stream)
+        with pytest.raises(ps.CheckpointError, match="another run"):
+            await taken(sums(ordered()), checkpoint)
+    await taken(sums(ordered()), checkpoint)
+
+
+async def test_a_folder_that_is_none_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ps.CheckpointError, match="nothing can be written"):
+        await taken(sums(ordered()), ps.Checkpoint(tmp_path / "file"))
+
+
+# What goes wrong.
+
+
+def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(step: str, path: Path) -> None:
+        if step == "write":
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(cuts, "before_step", fail)
+
+
+async def test_a_full_disk_lets_the_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = await plain(sums(ordered()))
+    checkpoint = ps.Checkpoint(tmp_path, every=5)
+    await taken(sums(ordered()), checkpoint, 20)
+    before = records_of(tmp_path)
+    with monkeypatch.context() as patched:
+        full_disk(patched)
+        rest = await taken(sums(ordered()), checkpoint)
+        assert rest == whole[rest[0][0] - 1 :]
+    assert records_of(tmp_path) == before
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        await anext(stream)
+        full_disk(monkeypatch)
+        with pytest.raises(ps.CheckpointError, match="No space left"):
+            await stream.checkpoint()
+
+
+async def test_a_full_disk_ends_the_run_that_asks_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    full_disk(monkeypatch)
+    with pytest.raises(ps.CheckpointError, match="No space left"):
+        await taken(sums(ordered()), ps.Checkpoint(tmp_path, every=5, on_save_error="raise"))
+    with pytest.raises(ps.CheckpointError, match="No space left"):  # at the end
+        await taken(sums(ordered()), ps.Checkpoint(tmp_path, every=500, on_save_error="raise"))
+
+
+class Odd:
+    """What nothing can store."""
+
+
+async def test_a_value_that_cannot_be_stored_names_stage_and_type(tmp_path: Path) -> None:
+    @ps.node
+    def odd(record: data.Record[None]) -> Any:
+        return Odd()
+
+    @ps.graph
+    async def shuffles(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+        return records >> odd >> data.shuffled(8, seed=1)
+
+    with pytest.raises(ps.NotStorable, match=r"shuffled.*Odd"):
+        await taken(shuffles(ordered()), ps.Checkpoint(tmp_path, every=5))
+
+
+async def test_a_state_that_fails_is_the_error_of_the_stream(tmp_path: Path) -> None:
+    class Failing(Counted):
+        def state(self) -> Any:
+            if self.values:
+                raise ValueError("no state now")
+            return super().state()
+
+    reader = Failing()
+    async with engine.stream(sums(ordered()), checkpoint=ps.Checkpoint(tmp_path, every=5, reader=reader)) as stream:
+        reader.values = [await anext(stream) for _ in range(5)]
+        with pytest.raises(ValueError, match="no state now"):
+            await stream._collect()
+
+
+@dataclass(frozen=True)
+class Loss:
+    value: float
+
+
+async def test_marks_are_hidden_from_steps_that_wait(tmp_path: Path) -> None:
+    """Each step sees numbers alone, also where marks are as frequent as records."""
+
+    @ps.node
+    def checked(value: Any) -> Loss:
+        assert isinstance(value, float)
+        return Loss(value)
+
+    @ps.graph
+    async def many(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Loss]:
+        left, right = records >> number >> data.prefetched(1) >> data.split(2, ahead=1)
+        joined = ps.map_each(summed_pair, left >> overtaking, right)
+        return joined >> data.shuffled(4, seed=1) >> checked
+
+    whole = await plain(many(ordered()))
+    assert await taken(many(ordered()), ps.Checkpoint(tmp_path, every=1)) == whole
+
+
+async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path) -> None:
+    @ps.node
+    class Large:
+        def __init__(self) -> None:
+            self.weights = np.zeros(100_000)
+
+        def state(self) -> Any:
+            return self.weights
+
+        def restore(self, state: Any) -> None:
+            self.weights = state
+
+        def __call__(self, value: float) -> float:
+            self.weights += 1
+            return float(self.weights[-1])
+
+    large = Large()
+
+    @ps.graph
+    async def counted(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+        return ps.map_each(large, records >> number)
+
+    checkpoint = ps.Checkpoint(tmp_path, every=10)
+    await taken(counted(ordered()), checkpoint, 30)
+    with cuts.CutFolder(tmp_path) as folder:
+        cut = folder.newest()
+        assert cut is not None
+        assert set(cut.states["map_each#2/Large"]) == {float(cut.record)}
+
+
+async def test_a_mark_waits_for_what_runs_before_it(tmp_path: Path) -> None:
+    @ps.node
+    async def slow(value: float) -> float:
+        for _ in range(int(value) % 5 * 3):
+            await asyncio.sleep(0)
+        return value
+
+    @ps.graph
+    async def slowly(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+        return ps.map_each(summed, ps.map_each(slow, records >> number, concurrency=8))
+
+    whole = await plain(slowly(ordered()))
+    checkpoint = ps.Checkpoint(tmp_path, every=3)
+    got = dict(await taken(slowly(ordered()), checkpoint, 15))
+    got |= dict(await taken(slowly(ordered()), checkpoint, 15))
+    got |= dict(await taken(slowly(ordered()), checkpoint))
+    assert sorted(got.items()) == whole
+
+
+async def test_restore_comes_after_the_instance_was_entered(tmp_path: Path) -> None:
+    happened: list[str] = []
+
+    @ps.node
+    class Entered(Counted):
+        async def __aenter__(self) -> "Entered":
+            happened.append("entered")
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            happened.append("left")
+
+        def restore(self, state: Any) -> None:
+            happened.append("restored")
+            super().restore(state)
+
+        def __call__(self, value: float) -> float:
+            if happened[-1] != "called":
+                happened.append("called")
+            self.values.append(value)
+            return math.fsum(self.values)
+
+    entered = Entered()
+
+    @ps.graph
+    async def through(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+        return records >> number >> entered
+
+    checkpoint = ps.Checkpoint(tmp_path, every=5)
+    await taken(through(ordered()), checkpoint, 20)
+    await taken(through(ordered()), checkpoint)
+    assert happened == ["entered", "called", "left", "entered", "restored", "called", "left"]
+
+
+async def test_profiles_and_statistics_show_what_cuts_cost(tmp_path: Path) -> None:
+    with telemetry.profile() as profile:
+        async with engine.stream(sums(ordered()), checkpoint=ps.Checkpoint(tmp_path, every=1000)) as stream:
+            for _ in range(3):
+                await anext(stream)
+                await stream.checkpoint()
+            assert stream.statistics().cuts_saved == 3
+            assert "3 saved, 0 skipped, 0 failed" in str(stream.statistics())
+            await stream._collect()
+    shown = " ".join(str(profile).split())
+    assert "cuts 4 of sums," in shown
+    assert "beside the pipeline each; steps waited 0 s for copies" in shown

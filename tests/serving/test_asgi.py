@@ -1,0 +1,427 @@
+"""`penstock.asgi`: what it sends, and that a client who goes or stalls ends its call, over real sockets as well."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+import penstock as ps
+from penstock import asgi, engine, testing
+from tests.serving.servers import client, connect, server, settled
+from tests.serving.test_disconnects import in_flight_after_a_while, leave
+
+APPLICATION = "tests.serving.asgi_app"
+# Each server on the loop that most people run it on, and on the other one.
+SERVERS = [
+    ("uvicorn", "uvloop"),
+    ("hypercorn", "asyncio"),
+    pytest.param("uvicorn", "asyncio", marks=pytest.mark.long),
+    pytest.param("hypercorn", "uvloop", marks=pytest.mark.long),
+]
+CONNECTIONS = 1_000
+HELD = ("in_flight", "queued", "open_generators", "tasks")  # of tasks, those that the server has not started
+
+
+@dataclass(frozen=True)
+class Progress:
+    done: int
+
+
+@ps.node(effectful=True)
+async def work(count: int) -> dict[str, int]:
+    for done in range(count):
+        await ps.emit(Progress(done))
+    return {"done": count}
+
+
+@ps.node(effectful=True)
+async def say(text: str) -> AsyncIterator[str]:
+    for word in text.split(" "):
+        await ps.emit(Progress(len(word)))
+        yield word
+
+
+@ps.node
+async def breaks(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+    raise LookupError("a secret")
+
+
+@ps.graph
+async def told(count: int) -> dict[str, int]:
+    return await work(count)
+
+
+@ps.graph
+async def said(text: str) -> AsyncIterator[str]:
+    return say(text)
+
+
+@ps.graph
+async def broken(count: int) -> AsyncIterator[int]:
+    return breaks(count)
+
+
+class Client:
+    """The server's side of one request, without a server: it keeps what is sent, and goes or stalls when it is told."""
+
+    def __init__(self) -> None:
+        self.sent: list[MutableMapping[str, Any]] = []
+        self.gone = asyncio.Event()
+        self.takes = asyncio.Event()
+        self.takes.set()
+
+    async def receive(self) -> MutableMapping[str, Any]:
+        await self.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(self, message: MutableMapping[str, Any]) -> None:
+        await self.takes.wait()
+        self.sent.append(message)
+
+    async def asks_for(self, response: Response) -> str:
+        """Take a response; return its body."""
+        scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}}
+        await response(scope, self.receive, self.send)
+        return self.body
+
+    @property
+    def body(self) -> str:
+        return b"".join(message.get("body", b"") for message in self.sent).decode()
+
+
+async def test_events_values_and_the_result_as_server_sent_events() -> None:
+    response = asgi.event_stream(engine.stream(told(2), events=Progress))
+    assert response.headers["content-type"] == "text/event-stream; charset=utf-8"
+    assert response.headers["cache-control"] == "no-store, no-transform"
+    assert "content-length" not in response.headers
+    assert await Client().asks_for(response) == (
+        'event: Progress\ndata: {"done": 0}\n\nevent: Progress\ndata: {"done": 1}\n\nevent: end\ndata: {"done": 2}\n\n'
+    )
+    assert await Client().asks_for(asgi.event_stream(engine.stream(said("ä\nb c")))) == (
+        "data: ä\ndata: b\n\ndata: c\n\nevent: end\ndata: \n\n"
+    )
+    both = asgi.event_stream(engine.stream(said("ab c"), events=Progress), encode=lambda value: repr(value)[:4])
+    assert await Client().asks_for(both) == (
+        "event: Progress\ndata: Prog\n\ndata: 'ab'\n\nevent: Progress\ndata: Prog\n\ndata: 'c'\n\n"
+        "event: end\ndata: \n\n"
+    )
+
+
+async def test_the_same_as_lines_of_json() -> None:
+    body = await Client().asks_for(asgi.ndjson(engine.stream(told(1), events=Progress)))
+    assert list(map(json.loads, body.splitlines())) == [
+        {"value": {"done": 0}, "node": "work", "item": 0, "attempt": 1, "kind": "event"},
+        {"kind": "result", "value": {"done": 1}},
+    ]
+    response = asgi.ndjson(engine.stream(said("ä b")), status_code=203, headers={"x-mine": "1"})
+    assert (response.headers["content-type"], response.headers["x-mine"]) == ("application/x-ndjson", "1")
+    client = Client()
+    assert await client.asks_for(response) == '"ä"\n"b"\n'
+    assert [message.get("status") for message in client.sent] == [203, None, None, None]
+    body = await Client().asks_for(asgi.ndjson(engine.stream(said("a b"), events=Progress)))
+    assert [json.loads(line)["kind"] for line in body.splitlines()] == ["event", "value"] * 2
+    nothing: list[ps.Call[AsyncIterator[str]]] = []
+    assert await Client().asks_for(asgi.ndjson(engine.stream(nothing))) == ""
+    with pytest.raises(TypeError, match="pass encode="):
+        await Client().asks_for(asgi.ndjson(engine.stream(one_object())))
+
+
+@ps.node
+async def objects() -> AsyncIterator[object]:
+    yield object()
+
+
+@ps.graph
+async def one_object() -> AsyncIterator[object]:
+    return objects()
+
+
+async def test_an_error_before_the_first_item_comes_before_the_status() -> None:
+    client = Client()
+    with pytest.raises(LookupError):
+        await client.asks_for(asgi.event_stream(engine.stream(broken(0))))
+    assert client.sent == []
+
+
+async def test_a_later_error_is_told_without_its_text_and_raised() -> None:
+    client = Client()
+    with pytest.raises(LookupError):
+        await client.asks_for(asgi.event_stream(engine.stream(broken(1))))
+    assert client.body == "data: 0\n\nevent: failed\ndata: LookupError\n\n"
+    client = Client()
+    with pytest.raises(LookupError):
+        await client.asks_for(asgi.ndjson(engine.stream(broken(1))))
+    assert client.body == "0\n"
+    assert all(message.get("more_body", True) for message in client.sent)
+
+
+class Held:
+    """A graph that gives a value, and then nothing until it is told."""
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+        self.closed = False
+
+        @ps.node
+        async def held(count: int) -> AsyncIterator[str]:
+            try:
+                for _ in range(count):
+                    yield "x"
+                await self.goes_on.wait()
+                yield "y"
+            finally:
+                self.closed = True
+
+        @ps.graph
+        async def graph(count: int) -> AsyncIterator[str]:
+            return held(count)
+
+        self.graph = graph
+
+
+@pytest.mark.parametrize("count", [0, 1], ids=["before the status", "between two values"])
+async def test_a_client_that_goes_ends_its_call(count: int) -> None:
+    held, client = Held(), Client()
+    async with engine.deploy(held.graph) as service:
+        answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(service.stream(held.graph(count)))))
+        await testing.wait_quiescent()
+        client.gone.set()
+        await answering
+        assert held.closed
+        assert service.statistics().admission.in_flight == 0
+
+
+async def test_a_request_that_is_cancelled_ends_its_call() -> None:
+    held, client = Held(), Client()
+    async with engine.deploy(held.graph) as service:
+        answering = asyncio.ensure_future(client.asks_for(asgi.ndjson(service.stream(held.graph(1)))))
+        await testing.wait_quiescent()
+        answering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await answering
+        assert held.closed
+        assert service.statistics().admission.in_flight == 0
+
+
+async def test_a_server_that_raises_for_a_client_that_has_gone() -> None:
+    held, client = Held(), Client()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        raise OSError("gone")
+
+    client.send = send  # type: ignore[method-assign]
+    assert await client.asks_for(asgi.event_stream(engine.stream(held.graph(1)))) == ""
+    assert held.closed
+
+
+def test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does_not() -> None:
+    async def main() -> None:
+        held, client = Held(), Client()
+        client.takes.clear()
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        await client.asks_for(asgi.event_stream(engine.stream(held.graph(1))))
+        assert loop.time() - began == 30
+        assert held.closed
+        assert client.sent == []
+
+        async def slowly(message: MutableMapping[str, Any]) -> None:
+            await asyncio.sleep(29)
+            client.sent.append(message)
+
+        client.send = slowly  # type: ignore[method-assign]
+        stream = engine.stream(said("a b c"))
+        await client.asks_for(asgi.event_stream(stream, stall_timeout_seconds=60))
+        assert client.body == "data: a\n\ndata: b\n\ndata: c\n\nevent: end\ndata: \n\n"
+
+    testing.run_virtual(main)
+
+
+def test_a_comment_is_sent_while_there_is_nothing() -> None:
+    async def main() -> None:
+        held, client = Held(), Client()
+        answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(0)))))
+        await asyncio.sleep(40)
+        assert client.body == ":\n\n" * 2
+        assert client.sent[0]["status"] == 200
+        held.goes_on.set()
+        assert await answering == ":\n\n:\n\ndata: y\n\nevent: end\ndata: \n\n"
+
+    testing.run_virtual(main)
+
+
+@pytest.mark.parametrize("make", [FastAPI, Starlette])
+async def test_both_frameworks_take_the_responses_and_the_lifespan(make: Callable[..., Any]) -> None:
+    own = engine.Engine()
+    service = own.deploy(told, max_in_flight=1, max_queue=0)
+    app = make(lifespan=asgi.lifespan(own, service, drain_timeout_seconds=5, tuned=True))
+    held: list[Any] = []
+
+    async def stream(request: Request) -> Response:
+        return asgi.ndjson(service.stream(told(1), events=Progress))
+
+    app.router.routes.append(Route("/", stream))
+    app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))
+    states: list[engine.ServiceState] = [service.state]
+    async with app.router.lifespan_context(app):
+        states.append(service.state)
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as http:
+            assert len((await http.get("/")).text.splitlines()) == 2
+            async with service.stream(told(20), events=Progress) as events:
+                held.append(await anext(events))
+                refused = await http.get("/")
+            assert refused.status_code == 503
+            assert int(refused.headers["retry-after"]) >= 1
+            assert "told" in refused.text
+    assert [*states, service.state] == ["starting", "ready", "stopped"]
+
+
+def test_a_lifespan_ends_calls_that_take_too_long() -> None:
+    async def main() -> None:
+        held = Held()
+        service = engine.deploy(held.graph)
+        lifespan = asgi.lifespan(service, drain_timeout_seconds=5)
+        async with lifespan(None):
+            stream = service.stream(held.graph(1))
+            await anext(stream)
+        assert held.closed
+        with pytest.raises(ps.EngineClosedError):
+            await anext(stream)
+
+    testing.run_virtual(main)
+
+
+async def test_a_refusal_says_when_to_come_back() -> None:
+    response = asgi.overloaded(ps.Overloaded("full", 3.2))
+    assert (response.status_code, response.headers["retry-after"], response.body) == (503, "4", b"full")
+    assert asgi.overloaded(ps.Overloaded("full")).headers["retry-after"] == "1"
+    assert asgi.overloaded(ps.Overloaded("too much from one tenant", key="a")).status_code == 429
+    with pytest.raises(LookupError):
+        asgi.overloaded(LookupError())
+
+
+@pytest.mark.parametrize("option", ["heartbeat_seconds", "stall_timeout_seconds"])
+async def test_options_that_are_refused(option: str) -> None:
+    options: dict[str, Any] = {option: 0}
+    with pytest.raises(ps.OptionsError, match=f"{option}=0"):
+        asgi.event_stream(engine.stream(said("a")), **options)
+    with pytest.raises(ps.OptionsError, match="drain_timeout_seconds"):
+        asgi.lifespan(drain_timeout_seconds=-1)
+
+
+def test_the_import_needs_neither_framework_and_a_response_says_what_it_needs() -> None:
+    program = """
+import sys
+sys.modules["starlette"] = sys.modules["fastapi"] = None
+import penstock as ps
+from penstock import asgi
+try:
+    asgi.overloaded(ps.Overloaded("full"))
+except ps.MissingExtraError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "the responses of penstock.asgi are those of Starlette: pip install starlette, or fastapi\n"
+
+
+# Over real sockets.
+
+
+def arguments(name: str, loop: str) -> list[str]:
+    return ["--loop", loop] if name == "uvicorn" else ["--worker-class", loop, "--workers", "0"]
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
+@pytest.mark.parametrize(("name", "loop"), SERVERS)
+async def test_a_client_who_goes_in_whatever_way_frees_its_place(name: str, loop: str) -> None:
+    kept: dict[tuple[str, str], int] = {}
+    with server(*arguments(name, loop), application=APPLICATION, name=name) as (url, _):
+        async with client(url) as http:
+            await http.post("/disable-collector")
+            for path in (
+                "stream/values",
+                "stream/events",
+                "stream/thread",
+                "stream/both",
+                "lines/values",
+                "lines/events",
+            ):
+                for how in ("close", "reset", "half-close"):
+                    writers = [await connect(url, f"/{path}") for _ in range(3)]
+                    assert (await http.get("/in-flight")).json() == 3 + sum(kept.values())
+                    for writer in writers:
+                        leave(writer, how)
+                    still = await in_flight_after_a_while(http) - sum(kept.values())
+                    if still:
+                        kept[path, how] = still
+                    for writer in writers:
+                        writer.close()
+            state = await settled(http, idle_tasks=0)
+    assert kept == {}
+    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
+@pytest.mark.parametrize(("name", "loop"), SERVERS)
+async def test_a_client_who_stalls_frees_its_place_while_it_stays(name: str, loop: str) -> None:
+    # The server says that the response is not complete.
+    expected = "INFO|asgi.client_stalled|without completing response"
+    with server(*arguments(name, loop), application=APPLICATION, name=name, expected=expected) as (url, _):
+        async with client(url) as http:
+            writer = await connect(url, "/stream/blocks?stall_timeout_seconds=0.5")
+            writer.transport.pause_reading()  # type: ignore[attr-defined]
+            held = (await http.get("/in-flight")).json()
+            left = await in_flight_after_a_while(http)
+            state = await settled(http, idle_tasks=0)
+            writer.close()
+            await writer.wait_closed()  # the end of the server blocks this loop
+    assert (held, left) == (1, 0)
+    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
+@pytest.mark.parametrize(("name", "loop"), SERVERS[:2])
+async def test_a_slow_client_gets_everything(name: str, loop: str) -> None:
+    received, last = 0, b""
+    with server(*arguments(name, loop), application=APPLICATION, name=name) as (url, _):
+        async with client(url) as http, http.stream("GET", "/stream/blocks", params={"count": 200}) as response:
+            async for part in response.aiter_raw(4096):
+                await asyncio.sleep(0)
+                received += len(part)
+                last = part
+    assert received > 200 * 2**16
+    assert last.endswith(b"event: end\ndata: \n\n")
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
+@pytest.mark.parametrize(("name", "loop"), SERVERS[:2])
+async def test_a_thousand_connections_leave_nothing(name: str, loop: str) -> None:
+    async def one(url: str, number: int) -> asyncio.StreamWriter:
+        path = ("stream/values", "stream/events", "lines/values", "lines/events")[number % 4]
+        return await connect(url, f"/{path}")
+
+    with server(*arguments(name, loop), application=APPLICATION, name=name) as (url, _):
+        async with client(url) as http:
+            writers = await asyncio.gather(*[one(url, number) for number in range(CONNECTIONS)])
+            assert (await http.get("/in-flight")).json() == CONNECTIONS
+            refused = await http.get("/stream/values")
+            assert (refused.status_code, int(refused.headers["retry-after"]) >= 1) == (503, True)
+            for number, writer in enumerate(writers):
+                leave(writer, ("close", "reset", "half-close")[number % 3])
+            state = await settled(http, idle_tasks=0)
+            for writer in writers:
+                writer.close()
+    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
