@@ -77,10 +77,6 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
     if batch.max_size == "auto":
         raise TypeError(f'node {label!r} has Batch("auto"), which is for device nodes alone: pass a number of items')
     check_policy(label, fn, policy, is_stateful=False)
-    if policy.hedge is not None:
-        raise TypeError(
-            f"batched node {label!r} has hedge=: a second attempt would wait for a batch as well; leave it out"
-        )
 
     def make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
         bound = fn if node.bound_to is None else types.MethodType(fn, node.bound_to)

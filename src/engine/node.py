@@ -175,6 +175,11 @@ class Node(Generic[P, Ret_co]):
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
         if executor is None:  # the maker of a node with an executor has checked the policy against that executor
             check_policy(self.name, fn, policy, is_stateful=template is not None)
+            if make_loop is not None and policy.hedge is not None:
+                raise TypeError(
+                    f"batched node {self.name!r} has hedge=: a second attempt would wait for a batch as well; leave it "
+                    "out"
+                )
         elif policy.hedge is not None or policy.cache is not None:
             option = "hedge=" if policy.hedge is not None else "cache="
             raise TypeError(f"device node {self.name!r} cannot have {option}; put what it serves into a @node with it")

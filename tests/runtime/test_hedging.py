@@ -346,6 +346,13 @@ def test_where_a_second_attempt_would_do_harm_it_is_refused() -> None:
         async def batch(values: list[int]) -> list[int]:
             return values
 
+    @ps.node(batch=ps.Batch(2))
+    async def later(values: list[int]) -> list[int]:
+        return values
+
+    with pytest.raises(TypeError, match="batched node 'later' has hedge="):
+        later.with_policy(hedge=SOON)
+
     with pytest.raises(TypeError, match="async generator, to which hedge= does not apply"):
 
         @ps.node(hedge=SOON)
