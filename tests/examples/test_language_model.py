@@ -307,7 +307,7 @@ def test_the_program_trains_on_four_devices_saves_and_writes_on(tmp_path: Path) 
     assert written == language_model.complete(load(model), b"x = ", 5)
 
 
-@pytest.mark.parametrize("key", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("key", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_what_it_has_learned_is_saved_when_it_is_stopped(tmp_path: Path, key: signal.Signals) -> None:
     for number in range(40):
         (tmp_path / f"m{number}.py").write_text(f"x = {number}\n" * 200)
