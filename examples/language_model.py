@@ -432,7 +432,7 @@ async def judge(model: Model, texts: Sequence[bytes], mesh: devices.DeviceMesh) 
     return sum(nats for nats, _ in found) / sum(count for _, count in found)
 
 
-def complete(model: Model, prompt: bytes, count: int, temperature: float = 0.7) -> bytes:
+def complete(model: Model, prompt: bytes, count: int, temperature: float = 0.5) -> bytes:
     """Return a prompt with so many tokens after it, as the model would write on."""
     length = model.config.max_position_embeddings
     scores: Callable[..., jax.Array] = jax.jit(predict)

@@ -4,6 +4,7 @@ import json
 import math
 import re
 import signal
+import sysconfig
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -253,6 +254,24 @@ def test_the_tokenizer_that_is_saved_begins_with_start_and_gives_the_text_back(t
     assert tokenizer.encode(words).ids == [START, *text(words)]
     assert tokenizer.decode(tokenizer.encode(words).ids) == words
     np.testing.assert_array_equal(load(tmp_path).vocabulary.encode(words.encode()), text(words))
+
+
+# --- The model in the repository ---
+
+TRAINED = Path(language_model.__file__).parent / "models" / "stdlib-llama"
+
+
+async def test_the_trained_model_knows_more_than_trigrams() -> None:
+    corpus = read_sources(Path(sysconfig.get_path("stdlib")))
+    some = [text[:6000] for text in corpus.held_out[::10]]
+    assert await judge(load(TRAINED), some, MESH) < 0.9 * trigram_loss(corpus.learned, some)
+
+
+def test_the_trained_model_writes_on_in_the_same_way_each_time() -> None:
+    written = language_model.complete(load(TRAINED), b"def main(", 20)
+    assert written.startswith(b"def main(")
+    assert written == language_model.complete(load(TRAINED), b"def main(", 20)
+    assert sum(path.stat().st_size for path in TRAINED.iterdir()) < 5_000_000
 
 
 # --- What it is compared with ---
