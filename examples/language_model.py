@@ -1,4 +1,4 @@
-"""Train a language model of the Llama kind on the standard library's sources, byte by byte; and let it write on.
+"""Train a language model of the Llama kind on the standard library's sources, and let it write on.
 
     python examples/language_model.py                                 four minutes, then its loss beside a trigram model
     python examples/language_model.py --devices 4 --profile           on a mesh of simulated devices; says what limits
@@ -6,8 +6,10 @@
     python examples/language_model.py --load model --complete "def main("
 
 The feed is shuffled over all files, packed into rows, batched, and on the mesh before it is needed. The model is a
-Llama as in transformers, with bytes for tokens: its parameters have the names and shapes that they have in the file.
+Llama as in transformers: its parameters have the names and shapes that they have in the file. A token stands for one
+byte or several; losses are those of a byte, so that they can be compared with those of a model of bytes.
 
+- Sennrich et al., 2016, byte pair encoding: https://arxiv.org/abs/1508.07909
 - Touvron et al., 2023, LLaMA: https://arxiv.org/abs/2302.13971
 - Zhang and Sennrich, 2019, RMSNorm: https://arxiv.org/abs/1910.07467
 - Su et al., 2021, RoPE: https://arxiv.org/abs/2104.09864
@@ -23,10 +25,12 @@ import argparse
 import asyncio
 import json
 import math
+import re
+import signal
 import sys
 import sysconfig
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -40,19 +44,19 @@ import numpy.typing as npt
 import optax
 from jax.tree_util import register_static
 from safetensors.numpy import load_file, save_file
-from tokenizers import Tokenizer, decoders, models, processors
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import penstock as ps
 from penstock import data, devices, engine, telemetry
 from penstock.devices import Array
 
-START = 0  # comes before every piece of text; no source of Python has this byte
+START = 0  # the token that comes before every piece of text, and stands for no byte
 BYTES = 256
 ROWS = 8  # of a batch; in a few minutes, many small steps learn more than few large ones
 QUERIES = 64  # that attend at a time
 SEED = 0
 
-Text = npt.NDArray[np.uint8]
+Tokens = npt.NDArray[np.uint16]
 Numbers = npt.NDArray[Any]
 Parameters = dict[str, Array]
 
@@ -63,8 +67,8 @@ Parameters = dict[str, Array]
 class Corpus(NamedTuple):
     """Files to learn from, and files to be judged by."""
 
-    learned: list[Text]
-    held_out: list[Text]
+    learned: list[bytes]
+    held_out: list[bytes]
 
 
 def read_sources(folder: Path) -> Corpus:
@@ -72,16 +76,62 @@ def read_sources(folder: Path) -> Corpus:
     corpus = Corpus([], [])
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
-        text = np.frombuffer(path.read_bytes(), np.uint8)
-        if "site-packages" not in name and text.size:
+        text = path.read_bytes()
+        if "site-packages" not in name and text:
             (corpus.held_out if zlib.crc32(name.encode()) % 20 == 0 else corpus.learned).append(text)
     return corpus
 
 
-class Pieces:
-    """Texts, cut into pieces that fill a row at most. START begins each, so that every byte of a text is predicted."""
+class Vocabulary:
+    """Tokens of one byte or more. All bytes are among them, so that any text can be written in them."""
 
-    def __init__(self, texts: Sequence[Text], length: int) -> None:
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        tokenizer.encode_special_tokens = True  # a text that has START's name in it has only its characters
+        self.tokenizer = tokenizer
+        # A tokenizer shows a byte as a character: itself if it can be printed, else one from 256 on, in order.
+        shown = sorted(pre_tokenizers.ByteLevel.alphabet(), key=ord)
+        printed = [ord(character) for character in shown if ord(character) < BYTES]
+        byte_of = dict(zip(shown, printed + sorted(set(range(BYTES)) - set(printed)), strict=True))
+        tokens = tokenizer.get_vocab()
+        self._of_byte = {byte: tokens[character] for character, byte in byte_of.items()}
+        names = sorted(tokens, key=tokens.__getitem__)
+        self._bytes = [b"", *(bytes(byte_of[each] for each in name) for name in names[START + 1 :])]
+        self.sizes: Numbers = np.array([len(each) for each in self._bytes], np.int32)  # in bytes
+
+    @classmethod
+    def learn(cls, texts: Iterable[bytes], size: int) -> Self:
+        """Join what often comes together in texts, until there are so many tokens, or nothing is left to join."""
+        tokenizer = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        trainer = trainers.BpeTrainer(
+            vocab_size=size, special_tokens=["<s>"], initial_alphabet=alphabet, show_progress=False
+        )
+        tokenizer.train_from_iterator((text.decode(errors="replace") for text in texts), trainer)
+        tokenizer.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", START)])
+        return cls(tokenizer)
+
+    def encode(self, text: bytes) -> Tokens:
+        """Return the tokens of a text, without START."""
+        tokens: list[int] = []
+        # The tokenizer reads characters: bytes that are none become their own tokens.
+        for part in re.split("([\udc80-\udcff])", text.decode(errors="surrogateescape")):
+            if "\udc80" <= part <= "\udcff":
+                tokens.append(self._of_byte[ord(part) - 0xDC00])
+            else:
+                tokens += self.tokenizer.encode(part, add_special_tokens=False).ids
+        return np.array(tokens, np.uint16)
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        """Return the bytes that tokens stand for."""
+        return b"".join(self._bytes[token] for token in tokens)
+
+
+class Pieces:
+    """Tokens of texts, cut to fill a row at most. START begins each piece, so that every token is predicted."""
+
+    def __init__(self, texts: Sequence[Tokens], length: int) -> None:
         self._length = length - 1
         self._texts = texts
         self._places = [(which, at) for which, text in enumerate(texts) for at in range(0, len(text), self._length)]
@@ -89,7 +139,7 @@ class Pieces:
     def __len__(self) -> int:
         return len(self._places)
 
-    def __getitem__(self, index: int) -> Text:
+    def __getitem__(self, index: int) -> Tokens:
         which, at = self._places[index]
         return np.insert(self._texts[which][at : at + self._length], 0, START)
 
@@ -115,10 +165,11 @@ def feed(
 @register_static  # it may be an argument of what is compiled, and is no array
 @dataclass(frozen=True)
 class Config:
-    """The shapes of a model, under the names that transformers give them; by default, 2.2 million parameters."""
+    """The shapes of a model, under the names that transformers give them; by default, 2.4 million parameters."""
 
+    vocab_size: int = 2048
     hidden_size: int = 192
-    intermediate_size: int = 448
+    intermediate_size: int = 416
     num_hidden_layers: int = 6
     num_attention_heads: int = 6
     num_key_value_heads: int = 2
@@ -135,7 +186,7 @@ class Config:
         """Give the name and the shape of each parameter; those of matrices are [outputs, inputs]."""
         width, hidden = self.hidden_size, self.intermediate_size
         narrow = self.num_key_value_heads * self.head_size
-        yield "model.embed_tokens.weight", (BYTES, width)
+        yield "model.embed_tokens.weight", (self.vocab_size, width)
         for number in range(self.num_hidden_layers):
             layer = f"model.layers.{number}"
             yield f"{layer}.input_layernorm.weight", (width,)
@@ -152,13 +203,14 @@ class Config:
 
 @dataclass
 class Model:
-    """Its shapes, and parameters of float32, which each step of training replaces."""
+    """Its shapes, its tokens, and parameters of float32, which each step of training replaces."""
 
     config: Config
+    vocabulary: Vocabulary
     parameters: Parameters
 
 
-def create_model(config: Config) -> Model:
+def create_model(config: Config, vocabulary: Vocabulary) -> Model:
     """Return a model before any training."""
     random = np.random.default_rng(SEED)
     parameters: Parameters = {}
@@ -170,11 +222,11 @@ def create_model(config: Config) -> Model:
         if "o_proj" in name or "down_proj" in name:  # what is added to the sum of all layers
             scale /= (2 * config.num_hidden_layers) ** 0.5
         parameters[name] = random.normal(0, scale, shape).astype(np.float32)
-    return Model(config, parameters)
+    return Model(config, vocabulary, parameters)
 
 
 def predict(config: Config, parameters: Parameters, batch: data.Packed) -> jax.Array:
-    """Return a score for each byte to come next: float32 [rows, length, 256]. Sequences do not see each other."""
+    """Return a score for each token to come next: float32 [rows, length, tokens]. Sequences do not see each other."""
     tokens, segment_ids, positions = (jnp.asarray(each) for each in batch)
     rows, length = tokens.shape
     rates = config.rope_theta ** (-jnp.arange(0, config.head_size, 2) / config.head_size)
@@ -214,25 +266,24 @@ def predict(config: Config, parameters: Parameters, batch: data.Packed) -> jax.A
             mixed.append(taken.reshape(rows, -1, end - begin, config.head_size))
         return mapped(jnp.concatenate(mixed, axis=2).swapaxes(1, 2).reshape(values.shape), f"{name}.o_proj")
 
-    # A product, and not a look-up, whose gradient XLA adds up row by row on a CPU.
     embedding = jnp.asarray(parameters["model.embed_tokens.weight"])
-    hidden = jax.nn.one_hot(tokens.reshape(-1), BYTES) @ embedding  # [rows * length, width]
+    hidden = embedding[tokens.reshape(-1)]  # [rows * length, width]
     for number in range(config.num_hidden_layers):
         layer = f"model.layers.{number}"
         hidden += attended(normalised(hidden, f"{layer}.input_layernorm"), f"{layer}.self_attn")
         inputs = normalised(hidden, f"{layer}.post_attention_layernorm")
         gate = jax.nn.silu(mapped(inputs, f"{layer}.mlp.gate_proj"))
         hidden += mapped(gate * mapped(inputs, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
-    return (normalised(hidden, "model.norm") @ embedding.T).reshape(rows, length, BYTES)
+    return (normalised(hidden, "model.norm") @ embedding.T).reshape(rows, length, -1)
 
 
-def measure(config: Config, parameters: Parameters, batch: data.Packed) -> tuple[jax.Array, jax.Array]:
-    """Return the nats that a batch costs, and how many bytes it has: all but START and padding."""
-    likelihoods = jax.nn.log_softmax(predict(config, parameters, batch)[:, :-1])
-    tokens, segment_ids = jnp.asarray(batch.tokens), jnp.asarray(batch.segment_ids)
+def measure(config: Config, parameters: Parameters, sizes: Array, batch: data.Packed) -> tuple[jax.Array, jax.Array]:
+    """Return the nats that a batch costs, and how many bytes its tokens stand for: all but START and padding."""
+    scores, segment_ids = predict(config, parameters, batch)[:, :-1], jnp.asarray(batch.segment_ids)
+    following = jnp.asarray(batch.tokens)[:, 1:]
     counts = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
-    found = (likelihoods * jax.nn.one_hot(tokens[:, 1:], BYTES)).sum(axis=-1)
-    return -(found * counts).sum(), counts.sum()
+    nats = optax.losses.softmax_cross_entropy_with_integer_labels(scores, following)
+    return (nats * counts).sum(), (jnp.asarray(sizes)[following] * counts).sum()
 
 
 # --- Training ---
@@ -256,12 +307,12 @@ def _kinds(parameters: Any) -> Any:
 
 
 def train_step(
-    config: Config, parameters: Parameters, optimizer_state: Any, batch: data.Packed, rate: float
+    config: Config, parameters: Parameters, optimizer_state: Any, sizes: Array, batch: data.Packed, rate: float
 ) -> tuple[Parameters, Any, jax.Array]:
     """Return parameters and state after a step at this rate of learning, and the loss before it, in nats a byte."""
 
     def mean_loss(parameters: Parameters) -> jax.Array:
-        nats, count = measure(config, parameters, batch)
+        nats, count = measure(config, parameters, sizes, batch)
         return nats / jnp.maximum(count, 1)
 
     loss, gradients = jax.value_and_grad(mean_loss)(parameters)
@@ -290,11 +341,10 @@ class Trainer:
 
     async def __aenter__(self) -> Self:
         device = devices.actor(self._mesh)
-        # A step takes about half a second on two cores, so that waiting for it costs nothing, and the clock is right.
-        self._step = device.bind(train_step, donate_argnums=(1, 2))
+        # Nothing is donated: parameters are those of the last whole step, also when the next one is cancelled.
+        self._step = device.bind(train_step)
         self._model.parameters, self._state = await device.run(with_state, self._model.parameters)
-        self._number = 0
-        self._began = perf_counter()
+        self._number, self._began, self._before = 0, math.inf, 0.0
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
@@ -303,20 +353,24 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Return what a checkpoint keeps."""
         leaves = jax.tree.leaves(self._state)
-        seconds = perf_counter() - self._began
+        seconds = max(self._before, perf_counter() - self._began)
         return {"parameters": self._model.parameters, "optimizer": leaves, "number": self._number, "seconds": seconds}
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from there."""
         self._model.parameters, self._number = state["parameters"], state["number"]
         self._state = jax.tree.unflatten(jax.tree.structure(self._state), state["optimizer"])
-        self._began = perf_counter() - state["seconds"]
+        self._before = state["seconds"]
 
     async def __call__(self, batch: data.Packed) -> Step:
         number, model = self._number, self._model
+        self._began = min(self._began, perf_counter() - self._before)  # at the first batch: texts are tokens now
         done = min(number / self._steps if self._steps else (perf_counter() - self._began) / self._seconds, 1)
         rate = RATE * min(1, (number + 1) / WARM_UP_STEPS) * (1 + math.cos(math.pi * done)) / 2
-        model.parameters, self._state, loss = await self._step(model.config, model.parameters, self._state, batch, rate)
+        # A step takes about half a second on two cores, so that waiting for it costs nothing, and the clock is right.
+        model.parameters, self._state, loss = await self._step(
+            model.config, model.parameters, self._state, model.vocabulary.sizes, batch, rate
+        )
         self._number += 1
         return Step(number, float(loss), done)
 
@@ -328,7 +382,7 @@ def with_state(parameters: Parameters) -> tuple[Parameters, Any]:
 
 async def train(
     model: Model,
-    texts: Sequence[Text],
+    texts: Sequence[bytes],
     mesh: devices.DeviceMesh,
     report: Callable[[Step], None],
     *,
@@ -340,60 +394,69 @@ async def train(
     trainer, length = Trainer(model, mesh, seconds, steps), model.config.max_position_embeddings
 
     @ps.graph
-    async def learn(pieces: Pieces) -> AsyncIterator[Step]:
+    async def learn() -> AsyncIterator[Step]:
         """Learn from all pieces, in another order in each epoch, without an end."""
+        pieces = cut(model.vocabulary, texts, length)
         return ps.map_each(trainer, feed(pieces, length, mesh, shuffle_seed=SEED, epochs=None))
 
-    async with engine.stream(learn(Pieces(texts, length)), checkpoint=checkpoint) as done:
+    async with engine.stream(learn(), checkpoint=checkpoint) as done:
         async for step in done:
             if step.done == 1:
                 return
             report(step)
 
 
-async def judge(model: Model, texts: Sequence[Text], mesh: devices.DeviceMesh) -> float:
+@ps.node(runs_on="thread")
+def cut(vocabulary: Vocabulary, texts: Sequence[bytes], length: int) -> Pieces:
+    """Write texts as tokens, before any is learned: 30 MB take some seconds."""
+    return Pieces([vocabulary.encode(text) for text in texts], length)
+
+
+async def judge(model: Model, texts: Sequence[bytes], mesh: devices.DeviceMesh) -> float:
     """Return what a byte of texts costs, in nats; no byte sees more of a text than its piece."""
     bound = devices.actor(mesh).bind(measure)
     length = model.config.max_position_embeddings
 
     @ps.node
     async def measured(batch: data.Packed) -> tuple[float, int]:
-        nats, count = await bound(model.config, model.parameters, batch)
+        nats, count = await bound(model.config, model.parameters, model.vocabulary.sizes, batch)
         return float(nats), int(count)
 
     @ps.graph
-    async def losses(pieces: Pieces) -> AsyncIterator[tuple[float, int]]:
+    async def losses() -> AsyncIterator[tuple[float, int]]:
+        pieces = cut(model.vocabulary, texts, length)
         return feed(pieces, length, mesh, shuffle_seed=None, epochs=1) >> measured
 
-    async with engine.stream(losses(Pieces(texts, length))) as batches:
+    async with engine.stream(losses()) as batches:
         found = [batch async for batch in batches]
     return sum(nats for nats, _ in found) / sum(count for _, count in found)
 
 
-def complete(model: Model, prompt: bytes, count: int, temperature: float = 0.7) -> bytes:
-    """Return a prompt with so many bytes after it, as the model would write on."""
+def complete(model: Model, prompt: bytes, count: int, temperature: float = 0.5) -> bytes:
+    """Return a prompt with so many tokens after it, as the model would write on."""
     length = model.config.max_position_embeddings
     scores: Callable[..., jax.Array] = jax.jit(predict)
     random = np.random.default_rng(SEED)
-    tokens = [START, *prompt]
+    tokens = [START, *model.vocabulary.encode(prompt).tolist()]
     for _ in range(count):
-        # Rows of one length, so that one program is enough: what comes after the last byte changes nothing before it.
+        # Rows of one length, so that one program is enough: what comes after the last token changes nothing before it.
         seen = tokens[-length:]
         row = np.zeros((1, length), np.int32)
         row[0, : len(seen)] = seen
         places = np.arange(length, dtype=np.int32)[None]
         batch = data.Packed(row, np.ones_like(row), places)
         found: Numbers = np.asarray(scores(model.config, model.parameters, batch)[0, len(seen) - 1])
+        found = found[: len(model.vocabulary.sizes)]
         likely = np.exp((found - found.max()).astype(np.float64) / temperature)
         likely[START] = 0
-        tokens.append(int(random.choice(BYTES, p=likely / likely.sum())))
-    return bytes(tokens[1:])
+        tokens.append(int(random.choice(len(likely), p=likely / likely.sum())))
+    return model.vocabulary.decode(tokens)
 
 
 # --- What it is compared with ---
 
 
-def trigram_loss(learned: Sequence[Text], held_out: Sequence[Text]) -> float:
+def trigram_loss(learned: Sequence[bytes], held_out: Sequence[bytes]) -> float:
     """Return what a byte of held out texts costs a model of the two bytes before it, in nats.
 
     How often a byte followed two others is mixed with how often it followed one, that with how often it came at all,
@@ -412,7 +475,7 @@ def trigram_loss(learned: Sequence[Text], held_out: Sequence[Text]) -> float:
     return float(-np.log(likelihoods).mean())
 
 
-def _count(texts: Sequence[Text], order: int) -> Numbers:
+def _count(texts: Sequence[bytes], order: int) -> Numbers:
     """Return how often each byte followed each `order` bytes: [256 ** order, 256]."""
     counts: Numbers = np.zeros(BYTES ** (order + 1), np.int64)
     for some in range(0, len(texts), 100):  # a few at a time: the codes take 32 bytes for each byte of text
@@ -421,9 +484,9 @@ def _count(texts: Sequence[Text], order: int) -> Numbers:
     return counts.reshape(-1, BYTES)
 
 
-def _with_context(text: Text) -> Numbers:
-    """Return the bytes of a text in the last of three rows, above each the two before it; START before the first."""
-    padded = np.concatenate([np.full(2, START), text])
+def _with_context(text: bytes) -> Numbers:
+    """Return the bytes of a text in the last of three rows, above each the two before it; zeros before the first."""
+    padded = np.frombuffer(bytes(2) + text, np.uint8)
     return np.stack([padded[:-2], padded[1:-1], padded[2:]])
 
 
@@ -444,7 +507,6 @@ def save(model: Model, folder: Path) -> None:
     config = {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
-        "vocab_size": BYTES,
         "bos_token_id": START,
         "eos_token_id": None,
         "hidden_act": "silu",
@@ -457,14 +519,7 @@ def save(model: Model, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     tensors = {name: np.asarray(value).astype(np.float16) for name, value in model.parameters.items()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    # No character is in the vocabulary, so each falls back to its bytes, whose numbers are themselves.
-    names = [f"<0x{byte:02X}>" for byte in range(BYTES)]
-    tokenizer = Tokenizer(models.BPE({name: byte for byte, name in enumerate(names)}, [], byte_fallback=True))
-    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{names[START]} $A", special_tokens=[(names[START], START)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
+    model.vocabulary.tokenizer.save(str(folder / "tokenizer.json"))
 
 
 def load(folder: Path) -> Model:
@@ -478,7 +533,8 @@ def load(folder: Path) -> Model:
     tensors: dict[str, Numbers] = load_file(folder / "model.safetensors")
     if {name: tensor.shape for name, tensor in tensors.items()} != dict(config.shapes()):
         raise ValueError(f"{folder}: model.safetensors has other tensors than config.json says")
-    return Model(config, {name: tensor.astype(np.float32) for name, tensor in tensors.items()})
+    vocabulary = Vocabulary(Tokenizer.from_file(str(folder / "tokenizer.json")))
+    return Model(config, vocabulary, {name: tensor.astype(np.float32) for name, tensor in tensors.items()})
 
 
 # --- The program ---
@@ -523,26 +579,40 @@ def main() -> int:
     mesh = devices.DeviceMesh(shape=(options.devices,), axis_names=("data",), device=platform)
     seconds = options.seconds if options.seconds is not None else 0 if options.load else 240
 
-    model = load(options.load) if options.load else create_model(Config(num_hidden_layers=options.layers))
+    trains = seconds > 0 or options.steps
+    corpus = read_sources(options.folder) if trains or not options.load else Corpus([], [])
+    if trains and not (corpus.learned and corpus.held_out):
+        parser.error(f"{options.folder} has too few sources of Python")
+    if options.load:
+        model = load(options.load)
+    else:
+        config = Config(num_hidden_layers=options.layers)
+        model = create_model(config, Vocabulary.learn(corpus.learned[::8], config.vocab_size))
     print(f"{sum(math.prod(shape) for _, shape in model.config.shapes()):,} parameters")
-    if seconds > 0 or options.steps:
-        corpus = read_sources(options.folder)
-        if not corpus.learned or not corpus.held_out:
-            parser.error(f"{options.folder} has too few sources of Python")
+    if trains:
         sizes = [sum(map(len, texts)) for texts in corpus]
-        print(f"{sizes[0]:,} bytes of {len(corpus.learned):,} files to learn from, {sizes[1]:,} held out")
+        print(f"{sizes[0]:,} bytes of {len(corpus.learned):,} files to learn from, {sizes[1]:,} held out", flush=True)
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
+        signal.signal(signal.SIGTERM, lambda _signal, _frame: signal.raise_signal(signal.SIGINT))
+        stopped = False
         with telemetry.profile() if options.profile else nullcontext() as profile:
             # About 200 records, which are pieces of files, are in 60 steps, or half a minute.
             checkpoint = None if options.checkpoint is None else ps.Checkpoint(options.checkpoint, every=200)
             work = train(
                 model, corpus.learned, mesh, Report(10), seconds=seconds, steps=options.steps, checkpoint=checkpoint
             )
-            asyncio.run(work)
+            try:
+                asyncio.run(work)
+            except KeyboardInterrupt:
+                stopped = True
         if profile is not None:
             print(f"\n{profile}\n")
         if options.save:
             save(model, options.save)
-        print("now the files that were held out, for a minute or two", flush=True)
+            print(f"saved in {options.save}", flush=True)
+        if stopped:
+            return 130
+        print("now the files that were held out, for a minute or so", flush=True)
         loss = asyncio.run(judge(model, corpus.held_out, mesh))
         print(f"held out: {loss:.3f} nats a byte; a trigram model: {trigram_loss(*corpus):.3f}", flush=True)
     if options.complete is not None:

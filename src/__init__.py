@@ -54,7 +54,7 @@ from .actors.batching import Batch
 from .actors.current import ItemInfo, current
 from .actors.loop_host import Actor, StreamActor
 from .actors.own_loops import Inbox, StreamWork, Work
-from .actors.policy import Retry
+from .actors.policy import Cache, Hedge, Retry, retry_after
 from .engine.checkpoint import Checkpoint
 from .engine.control import cond, fold, map_each, switch, while_loop
 from .engine.decorator import apply, node
@@ -67,15 +67,16 @@ from .engine.resource import Resource, resource
 from .engine.tracing.ref import Ref
 
 __all__ = [
-    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Call", "ChannelClosed", "Checkpoint", "CheckpointError",
-    "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable", "EngineClosedError",
-    "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Inbox", "InboxClosed", "Interrupted",
-    "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore", "MissingExtraError", "Node",
-    "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError", "Overloaded",
-    "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry",
-    "SQLiteStore", "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied", "apply",
-    "asgi", "cond", "current", "data", "device_node", "devices", "emit", "engine", "execution_options", "fold",
-    "graph", "interrupt", "map_each", "node", "resource", "set_execution_options", "switch", "telemetry", "testing",
+    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Cache", "Call", "ChannelClosed", "Checkpoint",
+    "CheckpointError", "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable",
+    "EngineClosedError", "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox",
+    "InboxClosed", "Interrupted", "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore",
+    "MissingExtraError", "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError",
+    "Overloaded", "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError",
+    "Retry", "SQLiteStore", "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied",
+    "apply", "asgi", "cond", "current", "data", "device_node", "devices", "emit", "engine", "execution_options", "fold",
+    "graph", "interrupt", "map_each", "node", "resource", "retry_after", "set_execution_options", "switch", "telemetry",
+    "testing",
     "while_loop",
 ]  # fmt: skip
 

@@ -86,6 +86,7 @@ class Frame:
         further_queues: the other actors at which it waits.
         sinks_left: how many steps without readers have not finished; 0 means that all steps have.
         expired: whether its own deadline, or that of its stream, has ended it.
+        is_substitute: whether a fallback or a failover has given a value of it.
         unwinding: how many handlers still run for it after it has ended.
         on_result_stream: called with the stream that the graph returns, if it returns one.
         timer: ends the frame at its deadline.
@@ -110,6 +111,7 @@ class Frame:
     span: FrameSpan | None = None
     deadline: float | None = None
     expired = False
+    is_substitute = False
     key: Hashable = None
     _was_told = False
     unwinding: int

@@ -17,7 +17,7 @@ from .tasks import start_task
 if TYPE_CHECKING:
     from .frame import Frame
     from .invocation import OutsideCall
-    from .node_actor import Invoke, NodeActor
+    from .node_actor import Failover, Invoke, NodeActor
     from .worker import Worker, WorkerGroup
 
 
@@ -39,6 +39,7 @@ def open_stream(
     start: Start,
     readers: Iterable[Reader[Any]] = (),
     given: Any = None,
+    failover: Start | None = None,
 ) -> Reader[Any]:
     """Open a stream; return its reader.
 
@@ -49,8 +50,9 @@ def open_stream(
         start: makes the iterator of one attempt.
         readers: the streams that the generator itself reads; they are left when it ends.
         given: an iterator that was passed as an argument; it has to be closed even if no value is ever asked for.
+        failover: makes the iterator that takes over after the last attempt; None for none.
     """
-    reader: Reader[Any] = GeneratorTask(actor, frame, buffer, start, tuple(readers), given).open()
+    reader: Reader[Any] = GeneratorTask(actor, frame, buffer, start, tuple(readers), given, failover).open()
     return reader
 
 
@@ -128,6 +130,7 @@ class GeneratorTask:
         outside_call: always None; it has the attribute because a worker has it.
         readers: the streams that it reads itself.
         inside: for a node that may be restarted: the context managers to leave when the stream has ended.
+        failover: makes the iterator that takes over after the last attempt; None for none.
     """
 
     __slots__ = (
@@ -139,6 +142,7 @@ class GeneratorTask:
         "_start",
         "buffer",
         "cancels",
+        "failover",
         "group",
         "inside",
         "outside_call",
@@ -155,7 +159,9 @@ class GeneratorTask:
         start: Start,
         readers: tuple[Reader[Any], ...],
         given: Any,
+        failover: Start | None = None,
     ) -> None:
+        self.failover = failover
         self.group: WorkerGroup = frame.group
         self.task: asyncio.Task[None] | None = None
         self.position = current.Position()
@@ -303,7 +309,7 @@ class GeneratorTask:
         for reader in self.readers:
             reader.buffer.read_by = None
             reader.leave()
-        self.readers, self._start, self._given = (), _nothing, None
+        self.readers, self._start, self._given, self.failover = (), _nothing, None, None
         self._actor.limiter.release()
         if frame.state == "running":
             frame.let_go()
@@ -338,16 +344,20 @@ class _FirstItem(Invocation):
     async def _attempt(self) -> Any:
         gate = self.actor.gate
         if gate is None:
-            return await self._timed_attempt()
+            return await self.timed_attempt()
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(gate.admit(self._owner))
-            first = await self._timed_attempt()
+            first = await self.timed_attempt()
             self._owner.inside = stack.pop_all()  # stay inside: the rest of the stream comes from this instance, too
             return first
 
     def _run_body(self) -> Awaitable[Any]:
         self._attempt_number = self._owner.position.attempt
         return _begin(aiter(self._owner.begin()))
+
+    async def _fail_over(self, failover: "Failover") -> Any:
+        assert self._owner.failover is not None
+        return await _begin(aiter(self._owner.failover()))
 
     async def _fall_back(self, error: Exception) -> Any:
         return await _begin(_iterated(await super()._fall_back(error), self.actor.name))

@@ -3,25 +3,27 @@
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
-from types import CodeType, CoroutineType, FrameType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+from types import CodeType, CoroutineType, FrameType, TracebackType, coroutine
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Protocol, cast
 
 from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NodeTimeoutError, Overloaded
 from ..telemetry import spans
 from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution
-from .current import source
+from .current import Position, source
 from .frame import Frame, Interruption, foreign_cancel
 from .loop_host import LoopHost
 from .own_loops import Request
+from .policy import Hedge
+from .tasks import start_task, until
 from .threads import ThreadPool
 
 if TYPE_CHECKING:
-    from .node_actor import Body, NodeActor
+    from .node_actor import Body, Failover, NodeActor
     from .process_messages import WorkerInstance
     from .processes import ProcessPool
     from .sampler import ExecutionSampler
@@ -312,7 +314,7 @@ async def invoke_once(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any
     try:
         return await actor.body(worker, actor, frame, args, kwargs)
     finally:
-        _abandon_thread(worker, actor)
+        leave_outside_call(worker, actor)
         executed(actor, began, frame)
 
 
@@ -322,6 +324,63 @@ def executed(actor: "NodeActor", began: float, frame: Frame) -> None:
     actor.busy_seconds += ended - began
     if actor.sampler is not None:
         actor.sampler.add(began, ended, frame, frame.group.loop)
+
+
+async def invoke_begun(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+    """Run an `async def` node with a policy; what only a wait needs is made when its handler first waits.
+
+    A timer and the record of the attempts cost ten times what a hop costs, and a handler that ends at once needs
+    neither. So its first step is made here, and what is left of the attempt is handed over.
+    """
+    task, policy = worker.task, actor.policy
+    assert task is not None
+    if frame.span is not None:
+        return await invoke(worker, actor, frame)
+    args, kwargs = actor.arguments(frame.values)
+    undisturbed, began = task.cancelling(), perf_counter()
+    if policy.timeout_seconds is not None:
+        worker.attempt_deadline = worker.group.loop.time() + policy.timeout_seconds
+    if actor.hedge is not None:
+        actor.hedge.budget.called()
+    if actor.body is run_task_starter:
+        worker.remember()
+    rest: Awaitable[Any]
+    try:
+        work = actor.fn(*args, **kwargs)
+        # What is no coroutine comes from a function that is only marked as an `async def`.
+        rest = _rest_of(work, work.send(None)) if work.__class__ is CoroutineType else work
+    except StopIteration as stop:
+        worker.attempt_deadline = None
+        executed(actor, began, frame)
+        return stop.value
+    except BaseException as error:  # noqa: BLE001 - the attempts decide what becomes of it, as if they had made the step
+        rest = _failed(error)
+    return await Invocation(worker, actor, frame, begun=Begun(args, kwargs, undisturbed, began, rest)).run()
+
+
+@coroutine
+def _rest_of(work: "CoroutineType[Any, Any, Any]", waits_for: Any) -> Generator[Any, Any, Any]:
+    """Await a coroutine whose first step was made, and which waits for an object since."""
+    while True:
+        try:
+            yield waits_for
+            break
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed on
+            try:
+                waits_for = work.throw(error)
+            except StopIteration as stop:
+                return stop.value
+    return (yield from work.__await__())
+
+
+async def _failed(error: BaseException) -> NoReturn:
+    try:
+        raise error
+    finally:
+        del error  # breaks a cycle: the traceback of the error refers to this frame
 
 
 async def invoke_plain(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
@@ -360,30 +419,75 @@ async def invoke_with(invocation: "Invocation") -> Any:
         return value
 
 
-class Invocation:
-    """The attempts of one node for one frame."""
+class Begun(NamedTuple):
+    """A first attempt that has made its first step already.
 
-    __slots__ = ("_args", "_cancelling", "_kwargs", "_readers", "_waited_seconds", "_worker", "actor", "frame")
+    Attributes:
+        args, kwargs: the arguments of the node.
+        undisturbed: the value of `cancelling()` of the task before.
+        began: the time before, by `perf_counter`.
+        rest: what is left of the attempt, to be awaited.
+    """
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    undisturbed: int
+    began: float
+    rest: Awaitable[Any]
+
+
+class Invocation:
+    """The attempts of one node for one frame.
+
+    Attributes:
+        actor: the node.
+        frame: the frame.
+        worker: the worker, or the task of a generator or of a second attempt.
+        cancelling: the value of `cancelling()` of its task before the first attempt.
+    """
+
+    __slots__ = (
+        "_args",
+        "_begun",
+        "_kwargs",
+        "_readers",
+        "_waited_seconds",
+        "actor",
+        "cancelling",
+        "frame",
+        "worker",
+    )  # fmt: skip
 
     def __init__(
-        self, worker: "Member", actor: "NodeActor", frame: Frame, readers: "Iterable[Reader[Any]]" = ()
+        self,
+        worker: "Member",
+        actor: "NodeActor",
+        frame: Frame,
+        readers: "Iterable[Reader[Any]]" = (),
+        begun: Begun | None = None,
     ) -> None:
-        self._worker = worker
+        self.worker = worker
         self.actor = actor
         self.frame = frame
         self._readers = readers
         self._waited_seconds = 0.0  # for a thread
-        self._args, self._kwargs = self._arguments()
-        assert worker.task is not None
-        self._cancelling = worker.task.cancelling()
+        self._begun = begun
+        if begun is None:
+            assert worker.task is not None
+            self._args, self._kwargs = self._arguments()
+            self.cancelling = worker.task.cancelling()
+        else:
+            self._args, self._kwargs, self.cancelling = begun.args, begun.kwargs, begun.undisturbed
         worker.position.attempt = 1
 
     async def run(self) -> Any:
         """Return the result of the node, or of its fallback."""
         actor = self.actor
         policy = actor.policy
-        began = perf_counter()
-        worker = self._worker
+        began = perf_counter() if self._begun is None else self._begun.began
+        if self._begun is None and actor.hedge is not None:
+            actor.hedge.budget.called()
+        worker = self.worker
         value: Any
         try:
             while True:
@@ -391,13 +495,13 @@ class Invocation:
                     value = await self._attempt()
                     break
                 except Exception as error:  # the policy decides which errors are worth another attempt
+                    if isinstance(error, Interrupted):  # a question is no failure
+                        raise
                     pause = self._pause_seconds(error)
                     if pause is None:
-                        if policy.fallback is None:
+                        if policy.fallback is None and actor.failover is None:
                             raise
-                        if self.frame.span is not None:
-                            spans.fell_back(actor.name, error)
-                        value = await self._fall_back(error)
+                        value = await self._substitute(error)
                         break
                     if self.frame.span is not None:
                         spans.retried(actor.name, error, worker.position.attempt + 1)
@@ -410,25 +514,31 @@ class Invocation:
             return value
         finally:
             worker.position.attempt_deadline = None
-            _abandon_thread(worker, actor)
+            leave_outside_call(worker, actor)
             executed(actor, began + self._waited_seconds, self.frame)
 
     async def _attempt(self) -> Any:
-        gate = self.actor.gate
+        gate, hedge = self.actor.gate, self.actor.hedge
+        if hedge is not None:
+            elapsed = 0.0 if self._begun is None else perf_counter() - self._begun.began
+            return await hedge.attempt(self, elapsed)
         if gate is None:
-            return await self._timed_attempt()
-        async with gate.admit(self._worker):  # a wait for a restart does not count in the timeout of the attempt
-            return await self._timed_attempt()
+            return await self.timed_attempt()
+        async with gate.admit(self.worker):  # a wait for a restart does not count in the timeout of the attempt
+            return await self.timed_attempt()
 
-    async def _timed_attempt(self) -> Any:
+    async def timed_attempt(self) -> Any:
+        """Return the result of one call of the node, which ends with `NodeTimeoutError` if it takes too long."""
         seconds = self.actor.policy.timeout_seconds
         try:
             if self.actor.needs_thread:  # a wait for a thread does not count in the timeout of the attempt
                 await self._take_thread()
             if seconds is None:
                 return await self._run_body()
-            self._worker.position.attempt_deadline = self._worker.group.loop.time() + seconds
-            timer = asyncio.timeout(seconds)
+            position = self.worker.position
+            if self._begun is None:
+                position.attempt_deadline = self.worker.group.loop.time() + seconds
+            timer = asyncio.timeout_at(position.attempt_deadline)
             try:
                 async with timer:
                     return await self._run_body()
@@ -437,9 +547,9 @@ class Invocation:
                     raise
                 raise NodeTimeoutError(f"node {self.actor.name!r} took longer than {seconds:g} s") from error
         except asyncio.CancelledError as error:
-            task = self._worker.task
+            task = self.worker.task
             assert task is not None
-            if task.cancelling() > self._cancelling:
+            if task.cancelling() > self.cancelling:
                 raise
             raise NodeCancelledError(
                 f"something that node {self.actor.name!r} awaited was cancelled, but not the node itself"
@@ -448,7 +558,7 @@ class Invocation:
     async def _take_thread(self) -> None:
         began = perf_counter()
         try:
-            await take_thread(self._worker)
+            await take_thread(self.worker)
         finally:
             self._waited_seconds += perf_counter() - began
 
@@ -456,23 +566,61 @@ class Invocation:
         return self.actor.arguments(self.frame.values)
 
     def _run_body(self) -> Awaitable[Any]:
-        return self.actor.body(cast("Worker", self._worker), self.actor, self.frame, self._args, self._kwargs)
+        if self._begun is not None:
+            rest, self._begun = self._begun.rest, None
+            return rest
+        return self.actor.body(cast("Worker", self.worker), self.actor, self.frame, self._args, self._kwargs)
 
     def _pause_seconds(self, error: Exception) -> float | None:
         """Return the pause before another attempt, in seconds; None if there is no further attempt."""
         retry = self.actor.policy.retry
-        attempt = self._worker.position.attempt
+        attempt = self.worker.position.attempt
         if retry is None or attempt >= retry.attempts or not isinstance(error, retry.retry_on):
             return None
         if self.actor.is_stopped:
             return None
         if any(reader.buffer.position for reader in self._readers):
             return None  # the values that it has read from a stream are gone: another attempt would miss them
-        pause = retry._pause_seconds(attempt)
+        pause = retry._pause_seconds(error, attempt)
+        if pause is None:
+            return None
         deadline = self.frame.deadline
-        if deadline is not None and self._worker.group.loop.time() + pause >= deadline:
+        if deadline is not None and self.worker.group.loop.time() + pause >= deadline:
             return None  # the deadline would pass before: this error says more than a timeout later
         return pause
+
+    async def _substitute(self, error: Exception) -> Any:
+        """Return the result of the failover, or of the fallback where there is none or it has failed, too."""
+        actor, frame = self.actor, self.frame
+        frame.is_substitute = True
+        if actor.failover is not None:
+            if frame.state != "running":
+                raise error
+            actor.failed_over += 1
+            if frame.span is not None:
+                spans.failed_over(actor.name, error)
+            self.worker.position.attempt_deadline = None
+            leave_outside_call(self.worker, actor)
+            began = perf_counter()
+            try:
+                return await self._fail_over(actor.failover)
+            except Exception as of_failover:
+                if actor.policy.fallback is None:
+                    raise
+                error = of_failover
+            finally:
+                self._waited_seconds += perf_counter() - began
+        if frame.span is not None:
+            spans.fell_back(actor.name, error)
+        return await self._fall_back(error)
+
+    async def _fail_over(self, failover: "Failover") -> Any:
+        # The place is free meanwhile: the failover has places of its own, and may be long.
+        self.actor.limiter.release()
+        try:
+            return await failover(self.worker, self.frame)
+        finally:
+            self.actor.limiter.owe()
 
     async def _fall_back(self, error: Exception) -> Any:
         fallback = self.actor.policy.fallback
@@ -557,6 +705,39 @@ class ThreadCall:
         self._then.append(callback)
 
 
+class ProcessCall:
+    """A job of a hedged node in a worker process.
+
+    Attributes:
+        is_left: whether the other attempt has a result. Then the job goes on when its attempt is cancelled; else it is
+            cancelled, too, which ends the worker process.
+    """
+
+    __slots__ = ("_task", "is_left")
+
+    def __init__(self, task: "asyncio.Task[Any]") -> None:
+        self._task = task
+        self.is_left = False
+
+    async def result(self) -> Any:
+        """Wait for the result."""
+        try:
+            return await asyncio.shield(self._task)
+        except asyncio.CancelledError:
+            if not self.is_left and not self._task.done():
+                self._task.cancel()
+                await until(self._task.done, lambda: asyncio.wait([self._task]))
+            raise
+
+    def abandon(self) -> bool:
+        """Return whether the job still runs."""
+        return not self._task.done()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the job has ended."""
+        self._task.add_done_callback(lambda _: callback())
+
+
 async def take_thread(worker: "Member") -> None:
     """Wait until the run, stream or deployment of a worker may keep one more thread busy, for `call_in_thread`."""
     call = ThreadCall()
@@ -608,7 +789,11 @@ def in_process(pool_of: "Callable[[], ProcessPool]", target: str, instance: "Wor
         worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": worker.position.attempt}
-        return await pool_of().run(target, args, kwargs, item, instance)
+        work = pool_of().run(target, args, kwargs, item, instance)
+        if actor.hedge is None:
+            return await work
+        worker.outside_call = call = ProcessCall(start_task(worker.group.loop, work))
+        return await call.result()
 
     return run_in_process
 
@@ -658,8 +843,8 @@ async def _returned(worker: "Member") -> None:
         await waiter
 
 
-def _abandon_thread(worker: "Member", actor: "NodeActor") -> None:
-    """Abandon a thread that still runs; see `abandon`."""
+def leave_outside_call(worker: "Member", actor: "NodeActor") -> None:
+    """Abandon a thread, or a process, that still runs; see `abandon`."""
     call, worker.outside_call = worker.outside_call, None
     if call is not None:
         abandon(call, actor)
@@ -671,6 +856,244 @@ def abandon(call: OutsideCall, actor: "NodeActor") -> None:
         actor.limiter.owe()
         actor.abandoned += 1
         call.then(actor.thread_returned)
+
+
+# Hedging: a second attempt begins beside one that takes long, and the first result of the two counts.
+
+_LOST = "penstock: the other attempt has a result"
+
+
+class HedgeBudget:
+    """How many second attempts a node may still make, over all of its call sites in an Engine."""
+
+    __slots__ = ("_share", "_tokens")
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._tokens = 1.0
+
+    def called(self) -> None:
+        """Count a call, which adds its share."""
+        self._tokens = min(10.0, self._tokens + self._share)
+
+    def take(self) -> bool:
+        """Take what one second attempt needs; return whether there was enough."""
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+class Hedging:
+    """How a call site hedges: after which time, and from which budget."""
+
+    __slots__ = ("_after_seconds", "budget")
+
+    def __init__(self, hedge: Hedge, budget: HedgeBudget) -> None:
+        self._after_seconds = hedge.after_seconds
+        self.budget = budget
+
+    async def attempt(self, first: Invocation, elapsed_seconds: float) -> Any:
+        """Run one attempt of an item, and perhaps another beside it; return the first result.
+
+        Args:
+            first: runs the attempt, in the present task.
+            elapsed_seconds: how long ago it has begun.
+
+        Raises:
+            Exception: the error of the attempt, if neither has a result.
+        """
+        race = _Race(first, self.budget)
+        timer = race.group.loop.call_later(max(0.0, self._after_seconds - elapsed_seconds), race.begin_second)
+        try:
+            value = await first.timed_attempt()
+        except asyncio.CancelledError:
+            if race.was_cancelled():
+                race.stop()
+                raise
+        except Exception as error:
+            timer.cancel()
+            if not race.has_lost:
+                if race.second is None:
+                    raise
+                if isinstance(error, Interrupted):  # a question is no failure
+                    race.stop()
+                    raise
+                await race.second.over()
+                if not race.second.has_result:
+                    raise
+                race.won()
+            elif race.was_cancelled():
+                raise asyncio.CancelledError from None
+        except BaseException:  # a question, or what ends more than the item
+            race.stop()
+            raise
+        else:
+            if not race.has_lost:
+                race.stop()
+                return value
+            if race.was_cancelled():
+                raise asyncio.CancelledError
+        finally:
+            timer.cancel()
+            race.is_over = True
+        assert race.second is not None
+        return race.second.value
+
+
+class _Race:
+    """Two attempts of one item.
+
+    Attributes:
+        second: the second attempt; None before it has begun.
+        has_lost: whether the second had its result while the first was running, which was cancelled then.
+        is_over: whether it is decided which result counts.
+    """
+
+    __slots__ = ("_budget", "_first", "group", "has_lost", "is_over", "second")
+
+    def __init__(self, first: Invocation, budget: HedgeBudget) -> None:
+        self._first = first
+        self._budget = budget
+        self.group: WorkerGroup = first.worker.group
+        self.second: _Second | None = None
+        self.has_lost = False
+        self.is_over = False
+
+    def begin_second(self) -> None:
+        """Begin the second attempt, if there is a place for it, and the budget allows it."""
+        first = self._first
+        actor, frame = first.actor, first.frame
+        if frame.state != "running" or actor.is_stopped or actor.limiter.free <= 0 or not self._budget.take():
+            return
+        actor.hedged += 1
+        if frame.span is not None:
+            spans.hedged(actor.name)
+        self.second = _Second(self, actor, frame, first.worker.position.attempt)
+
+    def second_ended(self) -> None:
+        """Cancel the first attempt, if the second has a result and the first is still running."""
+        second, first = self.second, self._first
+        assert second is not None
+        if second.waiter is not None:
+            if not second.waiter.done():
+                second.waiter.set_result(None)
+        elif second.has_result and not self.is_over and first.frame.state == "running":
+            task = first.worker.task
+            assert task is not None
+            self.has_lost = True
+            _leave(first.worker.outside_call)
+            self.won()
+            task.cancel(_LOST)
+
+    def was_cancelled(self) -> bool:
+        """Take back the cancellation of the first attempt; return whether its task was cancelled for another reason."""
+        task = self._first.worker.task
+        assert task is not None
+        return not self.has_lost or task.uncancel() > self._first.cancelling
+
+    def won(self) -> None:
+        """Count a result of the second attempt."""
+        first = self._first
+        first.actor.hedges_won += 1
+        if first.frame.span is not None:
+            spans.hedge_won(first.actor.name)
+
+    def stop(self) -> None:
+        """Cancel the second attempt, whose result is not needed."""
+        if self.second is not None:
+            self.second.leave()
+
+
+def _leave(call: OutsideCall | None) -> None:
+    if isinstance(call, ProcessCall):
+        call.is_left = True
+
+
+class _Second:
+    """The second attempt, in a task of its own that is a member of the group of workers of its frame.
+
+    Attributes:
+        value: its result, once `has_result`.
+        has_result: whether it has ended with a result.
+        waiter: set once it has ended, after the first has failed; None before.
+    """
+
+    def __init__(self, race: _Race, actor: "NodeActor", frame: Frame, attempt: int) -> None:
+        self.group = race.group
+        self.position = Position()
+        self.position.frame, self.position.actor = frame, actor
+        self.cancels = 0
+        self.outside_call: OutsideCall | None = None
+        self.value: Any = None
+        self.has_result = False
+        self.waiter: asyncio.Future[None] | None = None
+        self._race: _Race | None = race
+        self._actor = actor
+        self._frame = frame
+        self._attempt = attempt
+        actor.limiter.free -= 1
+        self.group.joined(self)
+        context = copy_context()  # that of the first attempt: the timer has it
+        context.run(source.set, self.position)
+        name = f"penstock-hedge {actor.name}"
+        self.task: asyncio.Task[None] | None = start_task(self.group.loop, self._run(), name=name, context=context)
+        # A callback, because a task that is cancelled before its first step does not run a `finally` of its own.
+        self.task.add_done_callback(self._ended)
+
+    def is_in(self, frame: Frame, actor: "NodeActor") -> bool:
+        """Whether it runs the handler of `actor` for `frame`."""
+        return self.position.frame is frame and self.position.actor is actor
+
+    def cancel_if_in(self, frame: Frame) -> None:
+        """Cancel the attempt of a frame that has ended."""
+        if self.position.frame is frame and not self.cancels and self.task is not None:
+            self.cancels += 1
+            self.task.cancel(_LOST)
+
+    def leave(self) -> None:
+        """Cancel the attempt, because the first has ended; a process goes on, and keeps its place."""
+        _leave(self.outside_call)
+        self.cancel_if_in(self._frame)
+
+    async def over(self) -> None:
+        """Wait until it has ended, because the first attempt has failed."""
+        if self.task is None or self.task.done():
+            return
+        self.waiter = self.group.loop.create_future()
+        try:
+            await self.waiter
+        except asyncio.CancelledError:
+            self.leave()
+            raise
+
+    async def _run(self) -> None:
+        self.position.task = self.task
+        member: Member = self
+        try:
+            invocation = Invocation(member, self._actor, self._frame)
+            self.position.attempt = self._attempt
+            self.value = await invocation.timed_attempt()
+            self.has_result = True
+        except asyncio.CancelledError:
+            pass  # by the engine, or with the loop: the first attempt decides what becomes of the item
+        except Exception:  # noqa: BLE001 - the first attempt decides
+            pass
+        except BaseException as error:  # noqa: BLE001 - as in a worker: it ends more than the item
+            self._frame.fail(error, self._actor, self._attempt)
+        finally:
+            self.position.attempt_deadline = None
+            leave_outside_call(member, self._actor)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        frame, race = self._frame, self._race
+        self.position.frame = self.task = self._race = None
+        assert race is not None
+        race.second_ended()
+        self._actor.limiter.release()
+        if frame.state in ("failed", "cancelled"):
+            frame.leave()
+        self.group.left(self)
 
 
 # DetachedStep: the first step of a call, if it runs outside of the loop, such as on a device; it needs no worker.

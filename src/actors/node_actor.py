@@ -2,12 +2,12 @@
 
 from collections.abc import Awaitable, Callable
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import ref
 
 from .._errors import ReentrantCallError
 from ..telemetry import logs
-from ..telemetry.counters import ActorStatistics
+from ..telemetry.counters import ActorStatistics, CacheStatistics
 from .channel import Channel
 from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, invoke_plain, running_link
 from .loop_host import RestartGate
@@ -18,7 +18,7 @@ from .tasks import Condition
 if TYPE_CHECKING:
     from ..telemetry.spans import Value
     from .frame import Frame
-    from .invocation import AsyncLine, Carrier
+    from .invocation import AsyncLine, Carrier, Hedging
     from .sampler import ExecutionSampler, Sampling
     from .supervision import Child
     from .worker import Member, Worker
@@ -78,6 +78,18 @@ class Limiter:
     def owe(self) -> None:
         """Take one more place, for a thread that runs on after its worker has left; `release` gives it back."""
         self.free -= 1
+
+
+class KeepsResults(Protocol):
+    """A call site of a node that keeps its results."""
+
+    def statistics(self) -> CacheStatistics:
+        """Return a snapshot of its counters."""
+        ...
+
+    async def close(self) -> None:
+        """End the computations that its calls have begun."""
+        ...
 
 
 def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
@@ -150,6 +162,8 @@ Values = list[Any]
 Body = Callable[["Worker", "NodeActor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
 # In mode GENERAL: the function that a worker calls for a frame.
 Invoke = Callable[["Worker", "NodeActor", "Frame"], Awaitable[Any]]
+# Runs the failover of a node; of one that gives a stream, it returns a function that begins it.
+Failover = Callable[["Member", "Frame"], Any]
 
 
 class NodeActor:
@@ -164,15 +178,21 @@ class NodeActor:
         "args_of",
         "body",
         "busy_seconds",
+        "cache",
         "carrier",
         "completed",
         "consumers",
         "emits",
         "ends_line",
         "failed",
+        "failed_over",
+        "failover",
         "fn",
         "gate",
         "graph",
+        "hedge",
+        "hedged",
+        "hedges_won",
         "inbox",
         "index",
         "instance",
@@ -231,6 +251,12 @@ class NodeActor:
         self.completed = 0
         self.failed = 0
         self.retried = 0
+        self.failed_over = 0
+        self.hedged = 0
+        self.hedges_won = 0
+        self.hedge: Hedging | None = None
+        self.cache: KeepsResults | None = None
+        self.failover: Failover | None = None
         self.busy_seconds = 0.0
         self.warned = False
         self.was_slow = False
@@ -397,6 +423,10 @@ class NodeActor:
             inbox=self.intake.statistics(),
             state=None if self.instance is None else self.instance.state,
             places=id(self.limiter),
+            failed_over=self.failed_over,
+            hedged=self.hedged,
+            hedges_won=self.hedges_won,
+            cache=None if self.cache is None else self.cache.statistics(),
         )
 
 

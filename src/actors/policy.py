@@ -1,8 +1,9 @@
-"""The policy of a node: its limits, timeout, retries, fallback, and where its function runs."""
+"""The policy of a node: limits, timeout, retries, hedging, what follows a failure, and where its function runs."""
 
+import math
 from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, TypeAlias
 
 from .._errors import OptionsError
 from .accepted import (
@@ -14,8 +15,10 @@ from .accepted import (
     SWITCH,
     Accepted,
     are_exceptions,
+    check,
     check_fields,
     instance,
+    number,
     one_of,
     optional,
     whole,
@@ -36,6 +39,9 @@ class Retry:
         max_backoff_seconds: the longest pause, in seconds.
         jitter: the share of a pause that is random, from 0 to 1, so that many callers do not come back at once.
         retry_on: the exception class, or a tuple of classes, after which another attempt is made.
+        wait: a function of the error and the number of the attempt that failed. It returns the pause in seconds, such
+            as `ps.retry_after(error)`, or None for the pause that the other arguments give. Where it is longer than
+            `max_backoff_seconds`, there is no further attempt: it would come too early.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -47,17 +53,122 @@ class Retry:
     max_backoff_seconds: float = 30.0
     jitter: float = 0.1
     retry_on: type[Exception] | tuple[type[Exception], ...] = Exception
+    wait: Callable[[Exception, int], float | None] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, _RETRY, "Retry(")
 
-    def _pause_seconds(self, failed_attempt: int) -> float:
-        """Return how long to wait after attempt number `failed_attempt`, counted from 1."""
+    def _pause_seconds(self, error: Exception, failed_attempt: int) -> float | None:
+        """Return how long to wait after attempt number `failed_attempt`, counted from 1; None if that is too long."""
+        asked = None if self.wait is None else self.wait(error, failed_attempt)
+        if asked is not None:
+            check("wait(error, attempt)", asked, _WAIT, "the result of Retry.")
+            return None if asked > self.max_backoff_seconds else float(asked)
         import random  # here, because the import takes a while and most programs have no retries
 
         # The exponent is bounded because a float overflows at 2**1024, long after any sensible pause.
         pause = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(failed_attempt - 1, 60))
         return pause * (1 - self.jitter * random.random())
+
+
+@dataclass(frozen=True)
+class Hedge:
+    """When a second attempt begins beside the first, for nodes whose slowest calls are far slower than most.
+
+    Args:
+        after_seconds: how long the first attempt may take before the second begins.
+        max_share: the largest share of the calls that get a second attempt. Each call adds this share to a budget,
+            which begins with 1 and holds at most 10; a second attempt takes 1.
+
+    Raises:
+        OptionsError: an argument has a value that it does not accept.
+    """
+
+    _: KW_ONLY
+    after_seconds: float
+    max_share: float = 0.05
+
+    def __post_init__(self) -> None:
+        check_fields(self, {"after_seconds": POSITIVE, "max_share": SHARE}, "Hedge(")
+
+
+# With numbers of parameters, so that type checkers know those of a lambda.
+KeyFunction: TypeAlias = (
+    Callable[[Any], Any]
+    | Callable[[Any, Any], Any]
+    | Callable[[Any, Any, Any], Any]
+    | Callable[[Any, Any, Any, Any], Any]
+)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """Keeps the results of a node, for calls with equal arguments in the same Engine.
+
+    Args:
+        max_bytes: how many bytes of results are kept; those that were not used for longest go first.
+        ttl_seconds: for how long a result is kept, in seconds; None for as long as there is room.
+        key: a function with the parameters of the node, whose hashable result stands for the arguments. Needed unless
+            all arguments are numbers, strings, bytes, None, or tuples of these.
+        size: a function of a result that returns its size in bytes. Needed for results whose size is not known: known
+            are arrays, texts, bytes, numbers, None, and lists, tuples and dicts of these.
+
+    Raises:
+        OptionsError: an argument has a value that it does not accept.
+    """
+
+    _: KW_ONLY
+    max_bytes: int
+    ttl_seconds: float | None = None
+    key: KeyFunction | None = None
+    size: Callable[[Any], int] | None = None
+
+    def __post_init__(self) -> None:
+        accepted = {
+            "max_bytes": whole(1),
+            "ttl_seconds": optional(POSITIVE),
+            "key": optional(Accepted("a function with the parameters of the node", FUNCTION.fits)),
+            "size": optional(Accepted("a function of the result", FUNCTION.fits)),
+        }
+        check_fields(self, accepted, "Cache(")
+
+
+def retry_after(error: BaseException, /) -> float | None:
+    """Return how many seconds a server asks to wait, in the header Retry-After of its response.
+
+    `Retry(4, wait=lambda error, attempt: ps.retry_after(error))` waits as long as the server asks.
+
+    Args:
+        error: an error of httpx, aiohttp or requests that has a response or its headers. None of these is imported.
+
+    Returns:
+        The seconds, from a number or a date, and 0 for a date that has passed; None if the error has no response, or
+        the response no such header.
+    """
+    response: Any = getattr(error, "response", None)
+    headers: Any = getattr(error if response is None else response, "headers", None)
+    try:
+        text = str(headers.get("Retry-After") or headers.get("retry-after") or "").strip()
+    except AttributeError:
+        return None
+    try:
+        seconds = float(text)
+    except ValueError:
+        return _seconds_until(text)
+    return seconds if 0 <= seconds < math.inf else None
+
+
+def _seconds_until(date: str) -> float | None:
+    import time  # these three here, because few programs need them
+    from datetime import UTC
+    from email.utils import parsedate_to_datetime
+
+    try:
+        then = parsedate_to_datetime(date)
+    except ValueError:
+        return None
+    then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
+    return max(0.0, then.timestamp() - time.time())
 
 
 @dataclass(frozen=True)
@@ -78,10 +189,16 @@ class Policy:
     shutdown_seconds: float | None = None
     model: str | None = None
     ordered: bool = False
+    failover: Callable[..., Any] | None = None
+    hedge: Hedge | None = None
+    cache: Cache | None = None
     stateless: bool = False
 
     def __post_init__(self) -> None:
         check_fields(self, _POLICY)
+        if self.effectful and (self.hedge is not None or self.cache is not None):
+            option, why = ("hedge", "a second attempt") if self.hedge is not None else ("cache", "a kept result")
+            raise OptionsError(f"{option}=, effectful=True: {why} would change how often the effect comes about")
         if self.pure and self.effectful:
             raise OptionsError("pure=True, effectful=True: a node is either pure or effectful, not both")
         if self.ordered and (self.concurrency, self.capacity, self.max_bytes) != (None, None, None):
@@ -97,8 +214,19 @@ class Policy:
 
     @property
     def is_once(self) -> bool:
-        """Whether there is a single attempt, without timeout or fallback."""
-        return self.timeout_seconds is None and self.retry is None and self.fallback is None
+        """Whether there is a single attempt, with nothing around it."""
+        return (
+            self.timeout_seconds is None
+            and self.retry is None
+            and self.fallback is None
+            and self.hedge is None
+            and not self.has_bodies
+        )
+
+    @property
+    def has_bodies(self) -> bool:
+        """Whether other steps may run in the place of the function: its failover, or its computation for a cache."""
+        return self.failover is not None or self.cache is not None
 
 
 _RETRY: Final = {
@@ -109,13 +237,18 @@ _RETRY: Final = {
     "retry_on": Accepted(
         "an exception class, or a tuple of them", lambda value: are_exceptions((value,)) or are_exceptions(value)
     ),
+    "wait": optional(Accepted("a function of the error and the number of the attempt", FUNCTION.fits)),
 }
+_WAIT: Final = number("a number of seconds that is not negative, or None", lambda value: value >= 0)
 _POLICY: Final = {
     **dict.fromkeys(("concurrency", "capacity", "max_bytes"), optional(whole(1))),
     "runs_on": one_of(RunsOn),
     "timeout_seconds": optional(POSITIVE),
     "retry": optional(instance(Retry, "a Retry, such as penstock.Retry(3)")),
     "fallback": optional(Accepted("a function of the exception", FUNCTION.fits)),
+    "failover": optional(Accepted("another node, with the same parameters and result", FUNCTION.fits)),
+    "hedge": optional(instance(Hedge, "a Hedge, such as penstock.Hedge(after_seconds=0.2)")),
+    "cache": optional(instance(Cache, "a Cache, such as penstock.Cache(max_bytes=64_000_000)")),
     "pure": SWITCH,
     "effectful": SWITCH,
     "ordered": SWITCH,

@@ -44,6 +44,7 @@ def device_node(
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
+    failover: Callable[..., Any] | None = None,
 ) -> "Callable[[Callable[P, R]], DeviceNode[P, R]]": ...
 def device_node(
     fn: Callable[..., Any] | None = None,
@@ -66,6 +67,7 @@ def device_node(
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
+    failover: Callable[..., Any] | None = None,
     **unknown: Any,
 ) -> Any:
     """Make a node of a JAX function: it is compiled off the event loop, and runs on a device.
@@ -108,6 +110,8 @@ def device_node(
         retry: which failures are worth another attempt.
         fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
             result of the node.
+        failover: another node, with the same parameters and result, which takes over after the last attempt has
+            failed; see `penstock.node`. Not with `donate=True`.
         **unknown: any other option is refused.
 
     Returns:
@@ -134,6 +138,7 @@ def device_node(
         _check_numbers(label, device, replicas, prefetch)
         policy = Policy(
             concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure,
+            failover=failover,
             stateless=stateless,
         )  # fmt: skip
         options = DeviceOptions(

@@ -188,6 +188,11 @@ class DeviceExecutor:
         return str(options.device) if self.batch is None else f"{options.device}, up to {self.batch.max_size}"
 
     @property
+    def donates(self) -> bool:
+        """Whether a result may take over the memory of arguments."""
+        return self.options.donate
+
+    @property
     def takes_unready(self) -> bool:
         """Whether arguments may still be computed: yes, unless they are stacked or cut, which takes their values."""
         return self.options.batch is None and not self.is_apart

@@ -168,6 +168,8 @@ def _find_items(draft: Draft) -> dict[int, _Items]:
         executor = callee._runs_in if is_node(callee) else None
         if not isinstance(executor, DeviceExecutor) or not any(read.path for read in found[source]):
             continue
+        if is_node(callee) and callee.policy.failover is not None:
+            continue  # the failover gives the whole result
         options = executor.options
         if options.batch is not None or executor.is_apart:
             continue  # its results are rows of NumPy, whose items are views

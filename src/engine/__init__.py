@@ -8,7 +8,7 @@ from .._public import public as _public
 from ..actors.policy import RunsOn
 from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
-from ..telemetry.counters import ActorState, ActorStatistics, ChannelStatistics, ProgramMemory
+from ..telemetry.counters import ActorState, ActorStatistics, CacheStatistics, ChannelStatistics, ProgramMemory
 from .admission import AdmissionStatistics, KeyStatistics
 from .checkpoint import Checkpoint
 from .control import Outcome
@@ -25,11 +25,11 @@ from .streaming import Stream
 from .values import EventStream
 
 __all__ = [
-    "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CallOptions", "ChannelStatistics", "Engine",
-    "EngineStatistics", "Event", "EventStream", "GraphStatistics", "KeyStatistics", "MemoryReport", "NodeMemory",
-    "Outcome", "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service",
-    "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "Value",
-    "deploy", "memory", "plan", "run", "stream", "tuned_for_serving",
+    "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CacheStatistics", "CallOptions",
+    "ChannelStatistics", "Engine", "EngineStatistics", "Event", "EventStream", "GraphStatistics", "KeyStatistics",
+    "MemoryReport", "NodeMemory", "Outcome", "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn",
+    "Scheduler", "Service", "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics",
+    "ThreadPoolStatistics", "Value", "deploy", "memory", "plan", "run", "stream", "tuned_for_serving",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

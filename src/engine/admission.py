@@ -4,9 +4,10 @@ import asyncio
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
-from typing import Any, TypeAlias
+from types import MappingProxyType
+from typing import Any, NamedTuple, TypeAlias
 
 from .._errors import OptionsError, Overloaded
 from ..actors.accepted import FUNCTION, POSITIVE, Accepted, check, optional, whole
@@ -233,8 +234,7 @@ class Admission:
 # Fair shares: the same places and the same queue, shared between keys.
 
 
-@dataclass(frozen=True)
-class FairShares:
+class FairShares(NamedTuple):
     """How the calls of a deployment are told apart, and what each key may have; see `penstock.engine.deploy`.
 
     Attributes:
@@ -245,7 +245,7 @@ class FairShares:
     """
 
     key_of: KeyOf
-    weights: Mapping[Any, float] = field(default_factory=dict[Any, float])
+    weights: Mapping[Any, float] = MappingProxyType({})
     max_in_flight_per_key: int = sys.maxsize
     max_queue_per_key: int = sys.maxsize
 

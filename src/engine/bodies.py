@@ -13,7 +13,7 @@ from ..actors.frame import Frame, Listener
 from ..actors.generators import open_split, open_stream
 from ..actors.invocation import call_in_thread, take_thread
 from ..actors.loop_host import LoopHost, LoopStream
-from ..actors.node_actor import Body, Invoke, NodeActor
+from ..actors.node_actor import Body, Failover, Invoke, NodeActor
 from ..actors.stream_buffer import DEFAULT_CAPACITY, MarkedBuffer, Reader, StreamBuffer
 from ..actors.tasks import start_task, until
 from ..actors.threads import ThreadPool
@@ -129,7 +129,7 @@ def _durable_loop(limit: int, predicate: Wired, body: Wired) -> Body:
 
 async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int) -> Any:
     """Run a body once, for one value; return its result."""
-    return (await _BodyRuns(worker, wired, parent, inputs[1:]).run(inputs[:1], 1, item))[0]
+    return (await _BodyRuns(worker, wired, parent, inputs).run([()], 1, item))[0]
 
 
 def runs_beside_others(frame: Frame) -> bool:
@@ -158,10 +158,14 @@ class _Bodies:
         self._empty = asyncio.Event()
         self._group = parent.group.for_bodies(self._ended)
 
-    def _start(self, values: Args, item: int, listener: Listener) -> None:
+    def _start(
+        self, values: Args, item: int, listener: Listener, on_stream: "Callable[[Reader[Any]], None] | None" = None
+    ) -> None:
         wired, parent, group = self._wired, self._parent, self._group
         frame = self.frames[item] = Frame(wired.program, values + self._outside, group, listener, item, parent)
         frame.priority = parent.priority
+        if on_stream is not None:
+            frame.on_result_stream = on_stream
         if parent.key is not None:
             frame.key = parent.key
         if self._span is not None:
@@ -229,7 +233,7 @@ class _BodyRuns(_Bodies):
         super().__init__(wired, parent, outside)
         self._worker = worker
         self.turns: dict[NodeActor, Turns] = {}
-        self._is_zipped = control is not None and control.inputs > 1
+        self._is_zipped = control is None or control.inputs > 1  # whether each item is a tuple of values
         self._on_error: OnError = "raise" if control is None else control.on_error
         self._actor = actor  # that counts the items that failed
         self._failed: dict[int, Exception] = {}  # those that do not end the whole
@@ -548,6 +552,75 @@ class StreamMap(_Bodies):
         await self._unwound()
 
 
+def failing_over(wired: Wired, captured: Callable[[list[Any]], Args], *, gives_stream: bool) -> Failover:
+    """Return a function that runs the failover of a node.
+
+    Args:
+        wired: the failover, as a body.
+        captured: builds its arguments from the values of the frame.
+        gives_stream: whether it gives a stream. Then the function is called when the stream of the node is opened,
+            after which its arguments are gone, and returns a function that begins the failover.
+    """
+
+    def run(worker: Any, frame: Frame) -> Any:
+        return run_body(worker, wired, frame, captured(frame.values), frame.item)
+
+    def stream(worker: Any, frame: Frame) -> Any:
+        inputs = captured(frame.values)
+        return lambda: _StreamOfBody(wired, frame, inputs).values()
+
+    return stream if gives_stream else run
+
+
+def computing(wired: Wired, captured: Callable[[list[Any]], Args]) -> Invoke:
+    """Return a function that runs a body in the place of a step; arguments as for `failing_over`."""
+
+    async def run(worker: Worker, actor: NodeActor, frame: Frame) -> Any:
+        return await run_body(worker, wired, frame, captured(frame.values), frame.item)
+
+    return run
+
+
+class _StreamOfBody(_Bodies):
+    """The run of a body that gives a stream. It listens to its frame."""
+
+    def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
+        super().__init__(wired, parent, outside)
+        self._span = None if parent.span is None else spans.present()
+        self._group.is_exclusive = True
+        self.frames = {}
+        self._opened: asyncio.Future[Reader[Any]] = self._group.loop.create_future()
+
+    async def values(self) -> AsyncGenerator[Any, None]:
+        """Yield the values of the stream."""
+        parent = self._parent
+        parent.body_begun(self.stop)
+        try:
+            self._start((), parent.item, self, self._opened.set_result)
+            async for value in await self._opened:
+                yield value
+                del value
+        finally:
+            parent.body_ended(self.stop)
+            self.stop()
+            await self._unwound()
+
+    @property
+    def service(self) -> None:
+        """None: a body belongs to the frame around it, which knows its deployment."""
+
+    def frame_done(self, frame: Frame) -> None:
+        """Raise the error of a body whose stream was not opened."""
+        if not self._opened.done():
+            self._opened.set_exception(frame.error or asyncio.CancelledError())
+        if frame.settled:
+            self.frame_settled(frame)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Forget the frame."""
+        self.frames.pop(frame.item, None)
+
+
 def opening(capacity: int, streams: tuple[int, ...], place: Place | None = None) -> Invoke:
     """Return a function that opens the stream of a node.
 
@@ -560,8 +633,9 @@ def opening(capacity: int, streams: tuple[int, ...], place: Place | None = None)
     async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, kwargs = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
+        failover = None if actor.failover is None else actor.failover(worker, frame)
         buffer, start = _buffer(place, capacity, lambda: actor.fn(*args, **kwargs), readers)
-        return open_stream(actor, frame, buffer, start, readers)
+        return open_stream(actor, frame, buffer, start, readers, failover=failover)
 
     return open_node
 
@@ -583,8 +657,9 @@ def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> 
     async def open_in_loop(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, _ = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
+        failover = None if actor.failover is None else actor.failover(worker, frame)
         start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, frame.key, capacity)
-        return open_stream(actor, frame, StreamBuffer(capacity), start, readers)
+        return open_stream(actor, frame, StreamBuffer(capacity), start, readers, failover=failover)
 
     return open_in_loop
 

@@ -43,6 +43,16 @@ def node_counters(wired: Iterable[Wired]) -> Iterator[Reading]:
             yield _of_node(names.METRIC_NODE_BUSY_TIME, *of), busy_seconds, None
         if actor.policy.retry is not None:
             yield _of_node(names.METRIC_NODE_RETRIES, *of), actor.retried, None
+        if actor.failover is not None:
+            yield _of_node(names.METRIC_NODE_FAILOVERS, *of), actor.failed_over, None
+        if actor.hedge is not None:
+            yield _of_node(names.METRIC_NODE_HEDGES, *of), actor.hedged, None
+            yield _of_node(names.METRIC_NODE_HEDGES_WON, *of), actor.hedges_won, None
+        if actor.cache is not None:
+            kept = actor.cache.statistics()
+            for outcome in ("hits", "misses", "joined"):
+                yield _of_node(names.METRIC_NODE_CACHE_CALLS, *of, outcome), getattr(kept, outcome), None
+            yield _of_node(names.METRIC_NODE_CACHE_EVICTIONS, *of), kept.evicted, kept.store
         if actor.instance is not None:
             yield _of_node(names.METRIC_NODE_RESTARTS, *of), actor.instance.restarts, id(actor.instance)
         # Call sites of one node that owns its loop put their items into the same inbox.
@@ -61,6 +71,8 @@ def node_levels(wired: Iterable[Wired]) -> Iterator[Reading]:
         yield _of_node(names.METRIC_QUEUE_DEPTH, *of), now.inbox.depth, actor.work
         if now.inbox.capacity is not None:
             yield _of_node(names.METRIC_QUEUE_CAPACITY, *of), now.inbox.capacity, actor.work
+        if now.cache is not None:
+            yield _of_node(names.METRIC_NODE_CACHE_SIZE, *of), now.cache.bytes_held, now.cache.store
         if actor.policy.max_bytes is not None:
             yield _of_node(names.METRIC_QUEUE_SIZE, *of), now.inbox.bytes_held, actor.work
 

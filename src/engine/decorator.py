@@ -31,7 +31,7 @@ from ..actors.accepted import NAME, check, optional, refuse_unknown
 from ..actors.batching import BATCH, Batch, Batcher, results_of
 from ..actors.loop_host import OwnsLoop, owns_loop
 from ..actors.node_actor import BLOCKING_SECONDS, log_blocking
-from ..actors.policy import Policy, Retry, RunsOn
+from ..actors.policy import Cache, Hedge, Policy, Retry, RunsOn
 from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.supervision import RestartMode
 from ..actors.tasks import uninterrupted
@@ -190,6 +190,13 @@ class _Decorator(Protocol):
     def __call__(self, fn: Callable[P, R], /) -> Node[P, R]: ...
 
 
+class _FailoverDecorator(Protocol[P, R]):
+    @overload
+    def __call__(self, cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]
+    @overload
+    def __call__(self, fn: Callable[P, R], /) -> Node[P, R]: ...
+
+
 class _BatchDecorator(Protocol):
     # The function takes a list and returns a list; a caller of the node passes one item and gets one result. With Any
     # in place of `object`, mypy would call the overloads that take a node ambiguous.
@@ -233,8 +240,33 @@ def node(
     shutdown_seconds: float | None = None,
     model: str | None = None,
     ordered: bool = False,
+    hedge: Hedge | None = None,
+    cache: Cache | None = None,
     stateless: bool = False,
 ) -> _Decorator: ...
+@overload
+def node(
+    *,
+    failover: Callable[P, R],
+    name: str | None = None,
+    concurrency: int | None = None,
+    capacity: int | None = None,
+    max_bytes: int | None = None,
+    runs_on: RunsOn = "loop",
+    timeout_seconds: float | None = None,
+    retry: Retry | None = None,
+    fallback: Callable[[Exception], Any] | None = None,
+    pure: bool = False,
+    effectful: bool = False,
+    restart: RestartMode = "permanent",
+    restart_on: tuple[type[Exception], ...] = (),
+    shutdown_seconds: float | None = None,
+    model: str | None = None,
+    ordered: bool = False,
+    hedge: Hedge | None = None,
+    cache: Cache | None = None,
+    stateless: bool = False,
+) -> _FailoverDecorator[P, R]: ...
 @overload
 def node(
     *,
@@ -247,9 +279,11 @@ def node(
     timeout_seconds: float | None = None,
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
+    failover: Callable[..., Any] | None = None,
     pure: bool = False,
     effectful: bool = False,
     model: str | None = None,
+    cache: Cache | None = None,
     stateless: bool = False,
 ) -> _BatchDecorator: ...
 def node(
@@ -272,6 +306,9 @@ def node(
     shutdown_seconds: float | None = None,
     model: str | None = None,
     ordered: bool = False,
+    failover: Callable[..., Any] | None = None,
+    hedge: Hedge | None = None,
+    cache: Cache | None = None,
     stateless: bool = False,
     **unknown: Any,
 ) -> Any:
@@ -312,6 +349,12 @@ def node(
         ordered: for a class: its instance takes the items of `engine.stream(calls)`, or of a `map_each`, in input
             order, even after nodes where items overtake each other. An item that ends before it reaches the node gives
             up its turn.
+        failover: another node, with the same parameters and result, which takes over after the last attempt has failed.
+            It is a branch of the graph, with a policy and places of its own. With `fallback` as well, that gets the
+            failover's error. A node that gives a stream is taken over only before its first value.
+        hedge: begins a second attempt beside one that takes long; see `penstock.Hedge`. Not for classes, batches,
+            streams and effectful nodes.
+        cache: keeps results for equal calls; see `penstock.Cache`. Not for classes, streams and effectful nodes.
         stateless: states that it keeps nothing between two items or values that `checkpoint=` has to save; of a node
             with `batch=`, that results up to rounding will do.
         **unknown: any other option is refused.
@@ -329,7 +372,8 @@ def node(
     policy = Policy(
         concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
-        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, stateless=stateless,
+        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, stateless=stateless, failover=failover,
+        hedge=hedge, cache=cache,
     )  # fmt: skip
 
     def decorate(target: Any) -> Any:

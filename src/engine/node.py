@@ -25,13 +25,13 @@ from typing import (
     overload,
 )
 
-from .._errors import GraphTraceError
+from .._errors import GraphTraceError, PlanError
 from ..actors.accepted import NAME, check, refuse_unknown
-from ..actors.policy import Policy, Retry, RunsOn
+from ..actors.policy import Cache, Hedge, Policy, Retry, RunsOn
 from ..telemetry.text import printable
 from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
-from .tracing.tracer import active
+from .tracing.tracer import Trace, Tracer, active
 
 if TYPE_CHECKING:
     from ..actors.invocation import Carrier
@@ -57,6 +57,11 @@ class Executor(Protocol):
     @property
     def passes(self) -> "tuple[Pass, ...]":
         """Planning passes over graphs with nodes of this kind; all executors of a kind return the same objects."""
+        ...
+
+    @property
+    def donates(self) -> bool:
+        """Whether a result may take over the memory of arguments."""
         ...
 
     @property
@@ -170,6 +175,14 @@ class Node(Generic[P, Ret_co]):
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
         if executor is None:  # the maker of a node with an executor has checked the policy against that executor
             check_policy(self.name, fn, policy, is_stateful=template is not None)
+            if make_loop is not None and policy.hedge is not None:
+                raise TypeError(
+                    f"batched node {self.name!r} has hedge=: a second attempt would wait for a batch as well; leave it "
+                    "out"
+                )
+        elif policy.hedge is not None or policy.cache is not None:
+            option = "hedge=" if policy.hedge is not None else "cache="
+            raise TypeError(f"device node {self.name!r} cannot have {option}; put what it serves into a @node with it")
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Ret_co:
         """Call the function; while a graph is traced, record the call instead."""
@@ -185,7 +198,14 @@ class Node(Generic[P, Ret_co]):
         if self._takes_along:
             tracer.check_callee(self.fn, self.name)
             self._check_receiver()
-        return cast(Ret_co, tracer.record(self, args, kwargs))
+        if tracer.parent is not None and tracer.stands_in_for(self._identity):
+            raise PlanError(
+                f"{call_location()}: node {self.name!r} comes back to itself by failover=; for another attempt of the "
+                "same node there is retry=, and for a last resort fallback="
+            )
+        if self.policy.has_bodies:
+            return cast(Ret_co, tracer.record(self, args, kwargs, (self._body(tracer, args, kwargs),), is_node=True))
+        return cast(Ret_co, tracer.record(self, args, kwargs, is_node=True))
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...
@@ -251,6 +271,11 @@ class Node(Generic[P, Ret_co]):
         """A key of the instance that a method is bound to; None for a plain function."""
         return None if self.bound_to is None else id(self.bound_to)
 
+    @property
+    def _identity(self) -> tuple[object, ...]:
+        """A key that copies with another policy share."""
+        return id(self.origin), self._binding, id(self.template)
+
     @functools.cached_property
     def _signature(self) -> inspect.Signature | None:
         """The signature of the function; None for some builtins, which have none."""
@@ -277,6 +302,9 @@ class Node(Generic[P, Ret_co]):
         timeout_seconds: float | None = ...,
         retry: Retry | None = ...,
         fallback: Callable[[Exception], R] = ...,
+        failover: Callable[P, Coroutine[Any, Any, R]] | None = ...,
+        hedge: Hedge | None = ...,
+        cache: Cache | None = ...,
     ) -> "Node[P, Coroutine[Any, Any, R]]": ...
     @overload
     def with_policy(
@@ -286,6 +314,9 @@ class Node(Generic[P, Ret_co]):
         timeout_seconds: float | None = ...,
         retry: Retry | None = ...,
         fallback: Callable[[Exception], R] = ...,
+        failover: Callable[P, R] | None = ...,
+        hedge: Hedge | None = ...,
+        cache: Cache | None = ...,
     ) -> "Node[P, R]": ...
     def with_policy(
         self,
@@ -294,6 +325,9 @@ class Node(Generic[P, Ret_co]):
         timeout_seconds: float | None = _UNCHANGED,
         retry: Retry | None = _UNCHANGED,
         fallback: Any = _UNCHANGED,
+        failover: Any = _UNCHANGED,
+        hedge: Hedge | None = _UNCHANGED,
+        cache: Cache | None = _UNCHANGED,
         **unknown: Any,
     ) -> "Node[P, Any]":
         """Return a copy of this node with another policy, to be called in its place somewhere.
@@ -307,6 +341,10 @@ class Node(Generic[P, Ret_co]):
             retry: which failures are worth another attempt; None for no retries.
             fallback: a function of the exception, called once after the last attempt has failed; its result becomes
                 the result of the node.
+            failover: another node, with the same parameters and result, which takes over after the last attempt has
+                failed; None for none.
+            hedge: when a second attempt begins beside the first; None for never.
+            cache: how results are kept for equal calls; None to keep none.
             **unknown: any other option is refused.
 
         Returns:
@@ -318,7 +356,10 @@ class Node(Generic[P, Ret_co]):
         refuse_unknown(unknown, cast("Any", self).with_policy, f"{self.name}.with_policy")
         if name is not _UNCHANGED:
             check("name", name, NAME)
-        changes = {"timeout_seconds": timeout_seconds, "retry": retry, "fallback": fallback}
+        changes = {
+            "timeout_seconds": timeout_seconds, "retry": retry, "fallback": fallback, "failover": failover,
+            "hedge": hedge, "cache": cache,
+        }  # fmt: skip
         given = {key: value for key, value in changes.items() if value is not _UNCHANGED}
         return type(self)(
             self.fn,
@@ -438,7 +479,10 @@ class Node(Generic[P, Ret_co]):
             f"{policy.concurrency} at once" if policy.concurrency else "",
             f"{policy.retry.attempts} attempts" if policy.retry else "",
             f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
+            f"failover to {_name_of(policy.failover)}" if policy.failover else "",
             "fallback" if policy.fallback else "",
+            f"hedged after {policy.hedge.after_seconds:g} s" if policy.hedge else "",
+            "cached" if policy.cache else "",
             "pure" if policy.pure else "",
             "effectful" if policy.effectful else "",
             "replaced" if self.origin._replacement is not None else "",
@@ -465,6 +509,37 @@ class Node(Generic[P, Ret_co]):
                 "to do"
             )
 
+    def _body(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
+        """Trace what may run in the place of the function: its computation for the cache, or its failover.
+
+        Raises:
+            PlanError: the failover does not fit this node.
+        """
+        where, other = f"{call_location()}: node {self.name!r}", self.policy.failover
+        option = "cache=" if other is None else "failover="
+        if any(tracer.is_stream(arg) for arg in (*args, *kwargs.values())):
+            raise PlanError(
+                f"{where} has {option} and reads a stream, whose values are gone once they were read; read the stream "
+                "in a node before, and pass its result on"
+            )
+        if self.policy.cache is not None:
+            computed = self.with_policy(cache=None)
+            return tracer.instead("computed", computed, lambda: computed(*args, **kwargs))
+        assert other is not None
+        name = _name_of(other)
+        if self.executor is not None and self.executor.donates:
+            raise PlanError(
+                f"{where} has failover= and donate=True: it may have overwritten the arguments that {name!r} needs; "
+                "leave out one of both"
+            )
+        trace = tracer.instead("failover", other, lambda: other(*args, **kwargs), self._identity)
+        if trace.gives_stream != self.gives_stream:
+            raise PlanError(
+                f"{where} gives {'a stream' if self.gives_stream else 'one value'}, and its failover {name!r} does "
+                "not; a failover has the parameters and the result of its node"
+            )
+        return trace
+
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle the node by module and name, as a function, and a method by its instance and name."""
         if self.bound_to is not None and self.template is None:
@@ -482,6 +557,10 @@ class Node(Generic[P, Ret_co]):
 
     def __repr__(self) -> str:
         return f"<Node {printable(self.name)}>"
+
+
+def _name_of(called: Callable[..., Any]) -> str:
+    return str(getattr(called, "name", None) or type(cast("object", called)).__name__)
 
 
 def is_node(value: object) -> TypeGuard[Node[..., Any]]:
@@ -552,10 +631,20 @@ def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_statef
             f"node {name!r} is a plain `def` that runs on the event loop, where nothing can time it out; "
             'use runs_on="thread" or runs_on="process", or an `async def`'
         )
+    if policy.hedge is not None and policy.runs_on == "loop" and not is_async(fn):
+        raise TypeError(
+            f"node {name!r} is a plain `def` that runs on the event loop, where no second attempt begins beside it; "
+            'use runs_on="thread" or runs_on="process", or an `async def`'
+        )
     if (policy.restart_on or policy.restart != "permanent") and not is_stateful:
         raise TypeError(
             f"node {name!r} is a function, which has nothing to restart; restart= and restart_on= are for "
             "classes, whose instances can be replaced"
+        )
+    if is_stateful and (policy.hedge is not None or policy.cache is not None):
+        option, why = ("hedge=", "attempts") if policy.hedge is not None else ("cache=", "calls that are left out")
+        raise TypeError(
+            f"stateful node {name!r} cannot have {option}: its state would see other {why}; call a function node inside"
         )
     if policy.runs_on == "process" and is_stateful:
         _check_in_workers(name, policy)
@@ -580,6 +669,8 @@ def _check_generator(name: str, policy: Policy) -> None:
     reasons = {
         f'runs_on="{policy.runs_on}"': policy.runs_on != "loop" and "its body runs on the event loop, step by step",
         "pure=True": policy.pure and "equal calls would be merged, and a stream has one reader",
+        "hedge=": policy.hedge is not None and "a stream that has begun cannot be exchanged",
+        "cache=": policy.cache is not None and "a stream is read once, and not kept",
         "max_bytes=": policy.max_bytes is not None and "its stream is bounded by capacity=, in values",
     }
     for option, reason in reasons.items():

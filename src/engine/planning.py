@@ -216,6 +216,7 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
             if node not in classes:
                 classes[node] = _annotated_classes(node)
             checked += _check_arguments(draft.name, step, node, classes[node], types)
+            _check_failover(draft.name, step, node, classes[node])
         types[step.source] = step.callee._result_annotation()
         if isinstance(step.callee, Control) and step.callee.durable is not None:
             _check_state(draft.name, step, (_type_of(step.args[0], types), types[step.source]))
@@ -418,8 +419,8 @@ def _renumbered(read: Read, sources: Mapping[int, int]) -> Read:
 
 
 def _has_effect(step: Step) -> bool:
-    if is_node(step.callee):
-        return step.callee.policy.effectful or step.callee.template is not None
+    if is_node(step.callee) and (step.callee.policy.effectful or step.callee.template is not None):
+        return True
     if isinstance(step.callee, Control) and step.callee.durable is not None:
         return True  # what it keeps
     return any(_has_effect(inner) for body in step.bodies for inner in body.steps)
@@ -476,6 +477,32 @@ def _check_arguments(
                 f"{wanted.__name__}, but gets {given.__name__} from {_origin(template)}"
             )
     return checked
+
+
+def _check_failover(graph: str, step: Step, node: Node[..., Any], classes: Mapping[str, type]) -> None:
+    """Refuse a failover whose annotated parameters or result differ from those of its node."""
+    if node.policy.failover is None or node.policy.cache is not None or not step.bodies:
+        return
+    other = step.bodies[0].steps[-1].callee if step.bodies[0].steps else None
+    if not is_node(other) or other.executor is not None:
+        return
+    theirs = _annotated_classes(other)
+    pairs = [*zip(node._positional, other._positional, strict=False), ("return", "return")]
+    for mine, yours in pairs:
+        one, another = classes.get(mine), theirs.get(yours)
+        if mine == "return":
+            one, another = _result_class(node), _result_class(other)
+        if one is not None and another is not None and not _may_be(another, one):
+            what = "returns" if mine == "return" else f"takes {mine!r} as"
+            raise PlanError(
+                f"{step.location}: in graph {graph!r}, node {node.name!r} {what} {one.__name__}, but its failover "
+                f"{other.name!r} has {another.__name__} there; a failover has the parameters and the result of its node"
+            )
+
+
+def _result_class(node: Node[..., Any]) -> type | None:
+    hint = node._result_annotation()
+    return hint if _is_plain_class(hint) else None
 
 
 def _origin(template: Template) -> str:
@@ -573,6 +600,7 @@ def make_plan(
         shared,
         tuple(reports),
         trace,
+        merge_equal_calls not in without,
     )
 
 

@@ -6,8 +6,11 @@ from typing import TYPE_CHECKING, Protocol, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 from .._errors import EngineClosedError
+from ..actors.invocation import HedgeBudget
 from ..actors.node_actor import Limiter
+from ..actors.policy import Cache
 from ..actors.threads import ProcessPoolStatistics, ThreadPool, ThreadPoolStatistics, ThreadShare, end_with_loop
+from .caching import ResultCache
 
 if TYPE_CHECKING:
     from ..actors.processes import ProcessPool
@@ -46,6 +49,8 @@ class Pools:
         self._guards: list[AsyncGenerator[None, None]] = []
         # By the origin of a node. Weak, so that nodes that a factory has made for a single request leave nothing here.
         self._limiters: WeakKeyDictionary[object, Limiter] = WeakKeyDictionary()
+        self._hedges: WeakKeyDictionary[object, HedgeBudget] = WeakKeyDictionary()
+        self._results: WeakKeyDictionary[object, dict[Cache, ResultCache]] = WeakKeyDictionary()
 
     def threads(self) -> ThreadPool:
         """Return the thread pool."""
@@ -92,6 +97,14 @@ class Pools:
         """
         return self._limiters.setdefault(origin, Limiter(places, shared=True))
 
+    def hedge_budget(self, origin: object, share: float) -> HedgeBudget:
+        """Return the budget for second attempts of a node; arguments as of `limiter`, and `max_share`."""
+        return self._hedges.setdefault(origin, HedgeBudget(share))
+
+    def results(self, origin: object, cache: Cache) -> ResultCache:
+        """Return the results that a node keeps with these options; `origin` as of `limiter`."""
+        return self._results.setdefault(origin, {}).setdefault(cache, ResultCache(cache))
+
     @property
     def has_processes(self) -> bool:
         """Whether worker processes were started and not ended."""
@@ -113,6 +126,9 @@ class Pools:
     async def close(self) -> None:
         """End the pools of other floors, the worker processes and the threads; wait until their handlers return."""
         self._closed = True
+        for caches in self._results.values():
+            for cache in caches.values():
+                cache.clear()
         others, self._others = self._others, {}
         for other in others.values():
             await other.aclose()

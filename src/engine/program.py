@@ -112,6 +112,7 @@ class Plan:
             the enclosing graph.
         reports: what each pass changed.
         trace: the recorded steps, before the passes.
+        keeps_results: whether nodes with `cache=` keep their results; not with `enable_caching=False`.
     """
 
     name: str
@@ -123,6 +124,7 @@ class Plan:
     resource_sources: frozenset[int]
     reports: tuple[PassReport, ...]
     trace: Trace
+    keeps_results: bool = True
 
     @cached_property
     def _kept_by_engines(self) -> WeakKeyDictionary[object, object]:

@@ -1,6 +1,7 @@
 """The table of nodes in the statistics of streams, services and Engines: its columns, and how numbers are written."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Final
 
 from ..telemetry.counters import ActorStatistics
 from ..telemetry.tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, of, rate, seconds
@@ -21,6 +22,16 @@ _COLUMNS = (
     Column("retried"),
     Column("high water"),
 )
+# Columns of what few nodes have, shown where one has it.
+_RARE: Final[tuple[tuple[Column, Callable[[ActorStatistics], int | None]], ...]] = (
+    (Column("failed over"), lambda actor: actor.failed_over),
+    (Column("hedged"), lambda actor: actor.hedged),
+    (Column("hedges won"), lambda actor: actor.hedges_won),
+    (Column("cache hits"), lambda actor: None if actor.cache is None else actor.cache.hits),
+    (Column("joined"), lambda actor: None if actor.cache is None else actor.cache.joined),
+    (Column("evicted"), lambda actor: None if actor.cache is None else actor.cache.evicted),
+    (Column("kept bytes"), lambda actor: None if actor.cache is None else actor.cache.bytes_held),
+)
 
 
 def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
@@ -28,7 +39,14 @@ def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
     shown = actors if len(actors) <= MAX_ROWS else _most_telling(actors)
     ordered = [shown[at] for at in by_graph([actor.graph for actor in shown])]
     headings = tuple(actor.graph for actor in ordered)
-    return Table(facts, _COLUMNS, tuple(map(_row, ordered)), _rest(actors, shown), headings)
+    rare = [(column, of_actor) for column, of_actor in _RARE if any(of_actor(actor) for actor in ordered)]
+    columns = (*_COLUMNS, *[column for column, _ in rare])
+    rows = tuple((*_row(one), *[_if_any(of_actor(one)) for _, of_actor in rare]) for one in ordered)
+    return Table(facts, columns, rows, _rest(actors, shown), headings)
+
+
+def _if_any(number: int | None) -> str:
+    return UNKNOWN if number is None else count(number)
 
 
 def _state(actor: ActorStatistics) -> str:

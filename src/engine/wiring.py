@@ -9,16 +9,28 @@ from ..actors.channel import Channel
 from ..actors.current import starts_tasks
 from ..actors.frame import Frame
 from ..actors.generators import reading
-from ..actors.invocation import LONGEST_LINE, Link, compose, compose_line
+from ..actors.invocation import LONGEST_LINE, Hedging, Link, compose, compose_line
 from ..actors.node_actor import ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
 from ..actors.own_loops import bytes_of
-from ..actors.policy import Policy
+from ..actors.policy import Cache, Policy
 from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.threads import ThreadShare
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
-from .bodies import body_of, branch, hand_over, input_of, mapping, opening, opening_in_loop, splitting
+from .bodies import (
+    body_of,
+    branch,
+    computing,
+    failing_over,
+    hand_over,
+    input_of,
+    mapping,
+    opening,
+    opening_in_loop,
+    splitting,
+)
+from .caching import CacheSite, Identity
 from .control import Control
 from .counters import node_counters, node_levels, node_readings
 from .instances import InstanceRegistry, instance_key
@@ -27,7 +39,7 @@ from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
 from .program import Plan, PlannedStep, Program, Unit, Wired
 from .source import in_turn
-from .tracing.template import Read, Template, is_known, reads, value_of
+from .tracing.template import Read, Template, arguments_builder, is_known, reads, value_of
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import NodeReading
@@ -103,8 +115,10 @@ class Wiring:
         return self._wired[program.plan]
 
     async def returned(self) -> None:
-        """Wait until every thread that still runs for an item that has ended has returned."""
+        """End what is computed for caches; wait until all threads have returned that run for an item that has ended."""
         for actor in self.actors():
+            if actor.cache is not None:
+                await actor.cache.close()
             await actor.all_returned()
 
     def wired(self, plan: Plan) -> Wired | None:
@@ -155,9 +169,17 @@ class Wiring:
         if step is None:
             actor = _added_actor(program, unit, place)
         elif is_node(step.head.callee):
-            actor = self._node_actor(program, unit, step, step.head.callee, place)
-            if fault_at_wiring is not None:
-                fault_at_wiring(actor, step.head.callee)
+            node = step.head.callee
+            if node.policy.cache is not None:
+                actor = self._cached(program, unit, step, node, node.policy.cache)
+            else:
+                actor = self._node_actor(program, unit, step, node, place)
+                if step.bodies:
+                    body = self._body_wiring().wire(step.bodies[0]._program("parallel"))
+                    captured = arguments_builder(step.head.captured, program.slots)
+                    actor.failover = failing_over(body, captured, gives_stream=node.gives_stream)
+                if fault_at_wiring is not None:
+                    fault_at_wiring(actor, node)
         else:
             control = step.head.callee
             assert isinstance(control, Control)
@@ -209,6 +231,8 @@ class Wiring:
             return actor
         if not node.is_async:
             actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
+        if policy.hedge is not None:
+            actor.hedge = Hedging(policy.hedge, self._pools.hedge_budget(node.origin, policy.hedge.max_share))
         if unit.streams:
             actor.invoke = reading(unit.streams)
         carrier = None
@@ -218,14 +242,37 @@ class Wiring:
         actor.needs_thread = node._runs_on == "thread"
         if policy.ordered and not fake:
             actor.invoke = in_turn(actor.invoke)
-        elif actor.gate is None and not unit.streams and policy.is_once:
-            if policy.runs_on != "loop" or carrier is not None:
+        elif actor.gate is None and not unit.streams:
+            is_on_loop = carrier is None and policy.runs_on == "loop"
+            if policy.is_once and not is_on_loop:
                 actor.invoke = invocation.invoke_once
                 actor.carrier = carrier
-            elif actor.body is not invocation.run_task_starter:
+            elif policy.is_once and actor.body is not invocation.run_task_starter:
                 actor.mode = ASYNC if node.is_async else INLINE
                 if node.is_async:
                     actor.invoke = invocation.invoke_plain
+            elif node.is_async and is_on_loop:
+                actor.invoke = invocation.invoke_begun
+        return actor
+
+    def _cached(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], cache: Cache) -> NodeActor:
+        """Return the actor of a node that keeps its results. It takes no place: a body has those of the node."""
+        actor = actor_class(
+            step.label, program.name, unit.index, Policy(model=node.policy.model), Limiter(), self._inbox()
+        )  # fmt: skip
+        actor.fn = node._target  # only its name is used
+        actor.spans_others = True
+        body = self._body_wiring().wire(step.bodies[0]._program("parallel"))
+        captured = arguments_builder(step.head.captured, program.slots)
+        if not program.plan.keeps_results:
+            actor.invoke = computing(body, captured)
+            return actor
+        named = dict(zip(node._positional, range(len(step.head.args)), strict=False))
+        shared = frozenset([named.get(name, name) for name in _call_site(program, unit).resources])
+        instance = None if node.bound_to is None else Identity(node.bound_to)
+        store, identity = self._pools.results(node.origin, cache), (node.origin._replacement, instance)
+        actor.cache = site = CacheSite(store, cache, node.name, identity, shared, body, captured)
+        actor.invoke = site.invoke
         return actor
 
     def _own_loop(self, actor: NodeActor, unit: Unit, node: Node[..., Any]) -> None:
@@ -497,7 +544,7 @@ def _arguments(step: PlannedStep, node: Node[..., Any]) -> Iterator[tuple[str, T
 def _is_handed_on(program: Program, unit: Unit, node: Node[..., Any]) -> bool:
     assert unit.step is not None
     policy = node.policy
-    if policy.retry is not None or policy.fallback is not None or policy.timeout_seconds is not None:
+    if not policy.is_once:
         return False  # only with the result is it known whether an attempt succeeded, and in time
     readers = [executor_of(program.units[index].step) for index in unit.consumers]
     is_result = unit.step.source in {read.source for read in reads(program.plan.result)}

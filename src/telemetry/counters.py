@@ -43,6 +43,27 @@ class ChannelStatistics:
 
 
 @dataclass(frozen=True)
+class CacheStatistics:
+    """A snapshot of the results that a node keeps, with `cache=`.
+
+    Attributes:
+        hits: how many calls got a result that was kept.
+        misses: how many calls have begun a computation.
+        joined: how many calls have waited for the computation of another call.
+        evicted: how many results had to go for others, over all call sites in the Engine.
+        bytes_held: how many bytes the results take that are kept now, over all call sites in the Engine.
+        store: a number that identifies the results: records with the same number share them.
+    """
+
+    hits: int
+    misses: int
+    joined: int
+    evicted: int
+    bytes_held: int
+    store: int = field(default=0, repr=False, compare=False)
+
+
+@dataclass(frozen=True)
 class ActorStatistics:
     """A snapshot of an actor.
 
@@ -63,6 +84,10 @@ class ActorStatistics:
         state: for a stateful node, or one that owns its loop: "running"; "restarting" after a crash until it runs
             again; "stopped" if it is not restarted, or if its scope has ended. None for other nodes.
         places: a number that identifies its places: records with the same number share `in_flight` and `concurrency`.
+        hedged: how many items have got a second attempt beside the first.
+        hedges_won: how many of these had their result from the second attempt.
+        cache: the results that it keeps; None for a node without `cache=`.
+        failed_over: how many items its failover took over, after the last attempt.
         success_rate: the share of the items that ended with a result, from 0 to 1; None before one has ended.
     """
 
@@ -78,6 +103,10 @@ class ActorStatistics:
     inbox: ChannelStatistics
     state: ActorState | None = None
     places: int | None = field(default=None, repr=False, compare=False)
+    failed_over: int = 0
+    hedged: int = 0
+    hedges_won: int = 0
+    cache: CacheStatistics | None = None
 
     @property
     def success_rate(self) -> float | None:
@@ -138,7 +167,8 @@ class _Dataclass(Protocol):
 
 Record = TypeVar("Record", bound=_Dataclass)
 
-_COUNTERS = "completed", "failed", "retried", "restarts", "busy_seconds"
+_COUNTERS = "completed", "failed", "retried", "restarts", "busy_seconds", "failed_over", "hedged", "hedges_won"
+_CACHE_COUNTERS = "hits", "misses", "joined", "evicted"
 _INBOX_COUNTERS = "puts", "put_wait_seconds", "get_wait_seconds"
 
 
@@ -161,7 +191,10 @@ def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable
     if before is None:
         return now
     changed: ActorStatistics = less(now, before, *_COUNTERS)
-    return replace(changed, inbox=less(now.inbox, before.inbox, *_INBOX_COUNTERS))
+    cache = None
+    if now.cache is not None and before.cache is not None:
+        cache = less(now.cache, before.cache, *_CACHE_COUNTERS)
+    return replace(changed, inbox=less(now.inbox, before.inbox, *_INBOX_COUNTERS), cache=cache)
 
 
 def total(records: Iterable[ActorStatistics]) -> ActorStatistics:
@@ -195,6 +228,26 @@ def total(records: Iterable[ActorStatistics]) -> ActorStatistics:
             get_wait_seconds=sum(inbox.get_wait_seconds for inbox in inboxes),
         ),
         stopped[0] if stopped else first.state,
+        failed_over=sum(one.failed_over for one in every),
+        hedged=sum(one.hedged for one in every),
+        hedges_won=sum(one.hedges_won for one in every),
+        cache=_total_of_caches([one.cache for one in every if one.cache is not None]),
+    )
+
+
+def _total_of_caches(caches: list[CacheStatistics]) -> CacheStatistics | None:
+    stores = {one.store: one for one in caches}.values()
+    return (
+        CacheStatistics(
+            sum(one.hits for one in caches),
+            sum(one.misses for one in caches),
+            sum(one.joined for one in caches),
+            sum(one.evicted for one in stores),
+            sum(one.bytes_held for one in stores),
+            caches[0].store,
+        )
+        if caches
+        else None
     )
 
 

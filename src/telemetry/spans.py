@@ -460,6 +460,26 @@ def fell_back(node: str, error: BaseException) -> None:
     present().add_event(names.FALLBACK, _failed(node, error))
 
 
+def failed_over(node: str, error: BaseException) -> None:
+    """Note on the span of the present node execution that it failed, and that its failover follows."""
+    present().add_event(names.FAILOVER, _failed(node, error))
+
+
+def hedged(node: str) -> None:
+    """Note on the span of the present node execution that a second attempt begins beside the first."""
+    present().add_event(names.HEDGE, {names.NODE: node})
+
+
+def hedge_won(node: str) -> None:
+    """Note on the span of the present node execution that its result is that of the second attempt."""
+    present().add_event(names.HEDGE_WON, {names.NODE: node})
+
+
+def cached(how: str) -> None:
+    """Note on the span of the present node execution where its result comes from: "hit", "joined" or "miss"."""
+    present().set_attribute(names.CACHE, how)
+
+
 def consists_of(nodes: tuple[str, ...]) -> None:
     """Note on the span of the present node execution that its node was fused from these nodes."""
     present().set_attribute(names.NODES, nodes)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock import Retry
+from penstock import Cache, Hedge, Retry
 from penstock.actors.policy import Policy
 
 
@@ -55,7 +55,7 @@ def test_a_policy_out_of_range_is_refused_by_name(arguments: dict[str, Any]) -> 
 
 def test_pauses_double_up_to_the_longest() -> None:
     retry = Retry(attempts=9, backoff_seconds=0.5, max_backoff_seconds=3, jitter=0)
-    assert [retry._pause_seconds(attempt) for attempt in range(1, 6)] == [0.5, 1, 2, 3, 3]
+    assert [retry._pause_seconds(OSError(), attempt) for attempt in range(1, 6)] == [0.5, 1, 2, 3, 3]
 
 
 @given(
@@ -68,14 +68,26 @@ def test_a_pause_is_never_longer_than_said_nor_shorter_than_its_jitter(
     attempt: int, backoff: float, longest: float, jitter: float
 ) -> None:
     retry = Retry(attempts=2, backoff_seconds=backoff, max_backoff_seconds=longest, jitter=jitter)
-    full = Retry(attempts=2, backoff_seconds=backoff, max_backoff_seconds=longest, jitter=0)._pause_seconds(attempt)
+    whole = Retry(attempts=2, backoff_seconds=backoff, max_backoff_seconds=longest, jitter=0)
+    full, pause = whole._pause_seconds(OSError(), attempt), retry._pause_seconds(OSError(), attempt)
+    assert full is not None
+    assert pause is not None
     assert full <= longest
-    assert full * (1 - jitter) <= retry._pause_seconds(attempt) <= full
+    assert full * (1 - jitter) <= pause <= full
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [{"timeout_seconds": 1.0}, {"retry": Retry(2)}, {"fallback": str}, {"runs_on": "thread"}, {"runs_on": "process"}],
+    [
+        {"timeout_seconds": 1.0},
+        {"retry": Retry(2)},
+        {"fallback": str},
+        {"failover": str},
+        {"hedge": Hedge(after_seconds=1)},
+        {"cache": Cache(max_bytes=1)},
+        {"runs_on": "thread"},
+        {"runs_on": "process"},
+    ],
 )
 def test_only_what_needs_care_is_not_plain(arguments: dict[str, Any]) -> None:
     assert Policy(concurrency=3, capacity=2).is_plain

@@ -482,6 +482,48 @@ async def test_rows_of_an_array_that_is_mapped_over_are_computed_off_the_event_l
     assert iterated_in[0] is not threading.current_thread()
 
 
+async def test_a_device_node_fails_over_to_another_node_and_takes_over_from_one() -> None:
+    @ps.node
+    async def on_the_host(x: Any, factor: int = 2) -> Any:
+        return np.asarray(x) * factor
+
+    @ps.device_node(device="cpu", static=("factor",), failover=on_the_host)
+    def fails(x: Any, factor: int = 2) -> Any:
+        raise LookupError("while it is traced")
+
+    @ps.device_node(device="cpu", static=("factor",))
+    def on_a_device(x: Any, factor: int = 2) -> Any:
+        return x * factor
+
+    @ps.node(failover=on_a_device)
+    async def down(x: Any, factor: int = 2) -> Any:
+        raise OSError
+
+    @ps.graph
+    async def both(x: Any) -> Any:
+        return fails(x, factor=3), await down(x, factor=5)
+
+    first, second = await engine.run(both(np.ones(2, np.float32)))
+    assert (first.tolist(), np.asarray(second).tolist()) == ([3, 3], [5, 5])
+
+
+async def test_donation_and_failover_are_refused_together() -> None:
+    @ps.node
+    async def on_the_host(x: Any) -> Any:
+        return x
+
+    @ps.device_node(device="cpu", donate=True, failover=on_the_host)
+    def donates(x: Any) -> Any:
+        return x
+
+    @ps.graph
+    async def wrong(x: Any) -> Any:
+        return donates(x)
+
+    with pytest.raises(ps.PlanError, match=r"failover= and donate=True.*leave out one of both"):
+        await engine.run(wrong(np.ones(2)))
+
+
 async def test_an_array_without_rows_cannot_be_mapped_over() -> None:
     @ps.graph
     async def of(array: Any) -> Any:

@@ -137,6 +137,11 @@ def test_programs_that_were_dropped_keep_their_hits(collected: Collected) -> Non
 
 
 @ps.node
+async def blank(x: int) -> bytes:
+    return b""
+
+
+@ps.node(failover=blank, hedge=ps.Hedge(after_seconds=60), cache=ps.Cache(max_bytes=100))
 async def page(x: int) -> bytes:
     return b"x" * x
 

@@ -153,7 +153,7 @@ async def test_more_replicas_than_devices_are_an_error_that_lists_these() -> Non
             for option in ("replicas", "prefetch")
             for value in (0, "2", 2.0, True, None)
         ],
-        ({"donate": "x"}, TypeError, "has donate='x': True or False.*actor.*has donate_argnums="),
+        ({"donate": "x"}, TypeError, "has donate='x': True or False.*actor.*with donate_argnums="),
         ({"donate": (0,)}, TypeError, r"has donate=\(0,\): True or False"),
         ({"pure": None}, TypeError, "has pure=None: True or False"),
         ({"static": 3}, TypeError, "has static=3: a tuple of names of parameters"),

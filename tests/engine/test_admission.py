@@ -752,8 +752,9 @@ async def test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes
             "a": (2, 1),
             "b": (1, 0),
         }
-        with pytest.raises(Overloaded, match="key 'a'"):
+        with pytest.raises(Overloaded, match="key 'a'") as refused:
             await service("a", 0.0)
+        assert refused.value.key == "a"
         for call in calls.values():
             call.cancel()
         await asyncio.wait(calls.values())

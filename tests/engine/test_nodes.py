@@ -381,8 +381,6 @@ def test_what_cannot_be_a_node() -> None:
         ps.node(double)
     with pytest.raises(TypeError, match='runs_on="thread" needs a plain `def`'):
         ps.node(runs_on="thread")(double.fn)
-    with pytest.raises(TypeError, match="state would stay there"):
-        ps.node(runs_on="process")(Sum)
     with pytest.raises(ValueError, match="concurrency=0"):
         ps.node(concurrency=0)
     with pytest.raises(ValueError, match="either pure or effectful"):

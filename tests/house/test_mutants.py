@@ -256,7 +256,7 @@ def test_a_broken_promise_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
     run = subprocess.run(
         [
             sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist",
-            "--timeout", "10", mutant.killed_by,
+            "--tb=no", "--timeout", "10", mutant.killed_by,
         ],
         cwd=ROOT, env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True, check=False,
     )  # fmt: skip

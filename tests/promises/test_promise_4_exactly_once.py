@@ -66,6 +66,38 @@ async def test_promise_4_statistics_agree_with_the_books() -> None:
     assert counts["flaky"] == 20
 
 
+async def test_promise_4_what_was_asked_for_is_called_as_often_as_asked() -> None:
+    counts: Counter[str] = Counter()
+
+    @ps.node
+    async def backup(x: int) -> int:
+        counts["backup"] += 1
+        return -x
+
+    @ps.node(retry=ps.Retry(attempts=2), failover=backup)
+    async def down(x: int) -> int:
+        counts["down"] += 1
+        raise OSError
+
+    @ps.node(cache=ps.Cache(max_bytes=1000))
+    async def kept(x: int) -> int:
+        counts["kept"] += 1
+        return x
+
+    @ps.node(hedge=ps.Hedge(after_seconds=60))
+    async def soon(x: int) -> int:
+        counts["soon"] += 1
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await soon(await kept(await down(x)))
+
+    async with engine.Engine() as e:
+        assert [await e.run(line(x)) for x in (1, 2, 1, 2, 1)] == [-1, -2, -1, -2, -1]
+    assert counts == {"backup": 5, "down": 10, "kept": 2, "soon": 5}
+
+
 async def test_promise_4_no_result_of_an_earlier_call_comes_back() -> None:
     """The trace is shared by all calls; what it saw is not."""
 

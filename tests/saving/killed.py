@@ -101,11 +101,11 @@ async def model(folder: Path, seed: int) -> None:
 
     config = example.Config(
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-        max_position_embeddings=64,
+        max_position_embeddings=64, vocab_size=300,
     )  # fmt: skip
-    texts = [np.frombuffer(path.read_bytes(), np.uint8) for path in sorted(Path(example.__file__).parent.glob("*.py"))]
+    texts = [path.read_bytes() for path in sorted(Path(example.__file__).parent.glob("*.py"))]
     mesh = devices.DeviceMesh(shape=(1,), axis_names=("data",))
-    trained = example.create_model(config)
+    trained = example.create_model(config, example.Vocabulary.learn(texts, config.vocab_size))
     with (folder / "results").open("a") as results:
 
         def report(step: example.Step) -> None:

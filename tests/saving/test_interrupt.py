@@ -84,7 +84,7 @@ async def test_a_body_asks_without_a_node(store: MemoryStore) -> None:
     assert await engine.run(graph, key="k", answer="b") == ["a", "b"]
 
 
-@pytest.mark.parametrize("how", ["retry", "fallback", "except", "swallowed", "group", "timeout"])
+@pytest.mark.parametrize("how", ["retry", "fallback", "failover", "hedge", "except", "swallowed", "group", "timeout"])
 async def test_nothing_in_a_handler_takes_a_question_for_a_failure(store: MemoryStore, how: str) -> None:
     attempts: list[int] = []
 
@@ -108,7 +108,13 @@ async def test_nothing_in_a_handler_takes_a_question_for_a_failure(store: Memory
     async def wait_for_answer() -> Any:
         return await ps.interrupt("?")
 
+    @ps.node
+    async def other(state: list[Any]) -> list[Any]:
+        return ["failover"]
+
     options: dict[str, dict[str, Any]] = {
+        "failover": {"failover": other},
+        "hedge": {"hedge": ps.Hedge(after_seconds=30)},
         "retry": {"retry": ps.Retry(attempts=3, retry_on=(Exception,))},
         "fallback": {"fallback": lambda error: ["fallback"]},
         "timeout": {"timeout_seconds": 30.0, "concurrency": 1},
@@ -117,6 +123,30 @@ async def test_nothing_in_a_handler_takes_a_question_for_a_failure(store: Memory
     assert await asked(graph) == "?"
     assert await engine.run(graph, key="k", answer="yes") == ["yes"]
     assert attempts == [1, 1]
+
+
+async def test_a_failover_and_a_second_attempt_may_ask(store: MemoryStore) -> None:
+    attempts = 0
+
+    @ps.node
+    async def asks(state: list[Any]) -> list[Any]:
+        return [await ps.interrupt("?")]
+
+    @ps.node(failover=asks)
+    async def fails(state: list[Any]) -> list[Any]:
+        raise OSError
+
+    @ps.node(hedge=ps.Hedge(after_seconds=0.001, max_share=1))
+    async def hedged(state: list[Any]) -> list[Any]:
+        nonlocal attempts
+        attempts += 1
+        await asyncio.sleep(60 if attempts % 2 else 0)
+        return [await ps.interrupt("?")]
+
+    for node in (fails, hedged):
+        graph = looped(store, node)
+        assert await asked(graph) == "?"
+        assert await engine.run(graph, key="k", answer="yes") == ["yes"]
 
 
 async def test_a_handler_that_fails_of_a_question_fails(store: MemoryStore) -> None:

@@ -278,6 +278,44 @@ async def test_items_of_a_stream_of_a_deployment_are_those_of_the_stream(collect
     assert collected.total(names.METRIC_RUN_DURATION) == 0
 
 
+async def test_what_was_taken_over_hedged_and_kept(collected: Collected) -> None:
+    attempts = 0
+
+    @ps.node
+    async def other(x: int) -> int:
+        return -x
+
+    @ps.node(failover=other)
+    async def fails(x: int) -> int:
+        raise LookupError(x)
+
+    @ps.node(hedge=ps.Hedge(after_seconds=0.001))
+    async def hedged(x: int) -> int:
+        nonlocal attempts
+        attempts += 1
+        await asyncio.sleep(60 if attempts == 1 else 0)
+        return x
+
+    @ps.node(cache=ps.Cache(max_bytes=40))
+    async def kept(x: int) -> int:
+        return x
+
+    @ps.graph
+    async def all_three(x: int) -> int:
+        return await kept(await hedged(await fails(x)))
+
+    async with engine.deploy(all_three) as service:
+        for x in (1, 1, 2):
+            await service.run(all_three(x))
+        assert collected.total(names.METRIC_NODE_CACHE_SIZE, node="kept") == 32
+    assert collected.total(names.METRIC_NODE_FAILOVERS, node="fails") == 3
+    assert collected.total(names.METRIC_NODE_HEDGES, node="hedged") == 1
+    assert collected.total(names.METRIC_NODE_HEDGES_WON, node="hedged") == 1
+    calls = [collected.total(names.METRIC_NODE_CACHE_CALLS, node="kept", outcome=one) for one in ("hits", "misses")]
+    assert calls == [1, 2]
+    assert collected.total(names.METRIC_NODE_CACHE_EVICTIONS, node="kept") == 1
+
+
 async def test_retries_restarts_and_time_in_threads(collected: Collected) -> None:
     left = [2]
 

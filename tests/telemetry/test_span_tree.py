@@ -304,6 +304,62 @@ async def test_a_fallback_is_an_event_and_the_execution_has_gone_well(tracing: T
     ]
 
 
+async def test_a_failover_is_an_event_and_its_nodes_are_below(tracing: Tracing) -> None:
+    @ps.node
+    async def other(x: int) -> int:
+        return -x
+
+    @ps.node(failover=other)
+    async def careful(x: int) -> int:
+        raise LookupError(x)
+
+    @ps.graph
+    async def carefully(x: int) -> int:
+        return await careful(x)
+
+    assert await engine.run(carefully(4)) == -4
+    span = tracing.one("careful")
+    assert outcomes([span]) == ["done"]
+    assert [event.name for event in span.events] == [names.FAILOVER]
+    assert parent_of(tracing.one("other")) == id_of(span)
+
+
+async def test_a_second_attempt_is_told_on_the_span_of_its_node(tracing: Tracing) -> None:
+    attempts = 0
+
+    @ps.node(hedge=ps.Hedge(after_seconds=0.001))
+    async def hedged(x: int) -> int:
+        nonlocal attempts
+        attempts += 1
+        await asyncio.sleep(60 if attempts == 1 else 0)
+        return x
+
+    @ps.graph
+    async def soon(x: int) -> int:
+        return await hedged(x)
+
+    assert await engine.run(soon(4)) == 4
+    span = tracing.one("hedged")
+    assert outcomes([span]) == ["done"]
+    assert [event.name for event in span.events] == [names.HEDGE, names.HEDGE_WON]
+
+
+async def test_a_span_says_where_a_kept_result_comes_from(tracing: Tracing) -> None:
+    @ps.node(cache=ps.Cache(max_bytes=1000))
+    async def kept(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    @ps.graph
+    async def ask(x: int) -> int:
+        return await kept(x)
+
+    async with engine.deploy(ask) as service:
+        await asyncio.gather(service.run(ask(1)), service.run(ask(1)))
+        await service.run(ask(1))
+    assert [attributes_of(span)[names.CACHE] for span in tracing.named("kept")] == ["miss", "joined", "hit"]
+
+
 async def test_a_worker_process_has_the_context_of_its_node(tracing: Tracing) -> None:
     @ps.graph
     async def remotely(x: int) -> tuple[int, int, bool, object]:

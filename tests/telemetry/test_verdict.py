@@ -63,6 +63,35 @@ def test_a_slow_node(virtual: VirtualTime) -> None:
     )
 
 
+def test_it_says_which_share_was_hedged_or_taken_over(virtual: VirtualTime) -> None:
+    @ps.node
+    async def other(number: int) -> int:
+        return number
+
+    @ps.node(concurrency=1, failover=other)
+    async def fails_in_part(number: int) -> int:
+        await asyncio.sleep(0.01)
+        if number % 4 == 0:
+            raise LookupError(number)
+        return number
+
+    hedged = waits("hedged", 0.01, hedge=ps.Hedge(after_seconds=0.005, max_share=0.5))
+
+    def said(node: Any, **options: Any) -> str:
+        @ps.graph
+        async def pipeline(number: int) -> float:
+            return half(await node(number))
+
+        calls = [pipeline(number) for number in range(200)]
+        verdict = virtual.run(lambda: profile_of(engine.stream(calls, **options))).verdict
+        assert verdict.node == node.name
+        assert verdict.spent in str(verdict)
+        return verdict.spent
+
+    assert "25% of its items went on with the failover" in said(fails_in_part)
+    assert "% of its items got a second attempt" in said(hedged, max_in_flight=2)
+
+
 def test_a_name_that_would_drive_the_terminal_is_shown_escaped(virtual: VirtualTime) -> None:
     evil = waits("\x1b[2J\rdecode\n\x9b31m", 0.01, concurrency=1)
 

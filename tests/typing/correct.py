@@ -38,6 +38,21 @@ async def summarise(hit: Hit) -> str:
     return hit.url
 
 
+@ps.node
+async def fetch_elsewhere(url: str) -> bytes:
+    return url.encode()
+
+
+@ps.node(failover=fetch_elsewhere, cache=ps.Cache(max_bytes=1 << 20, ttl_seconds=60, key=lambda url: url.lower()))
+async def fetch_safely(url: str) -> bytes:
+    return url.encode()
+
+
+@ps.node(hedge=ps.Hedge(after_seconds=0.2), retry=ps.Retry(3, wait=lambda error, attempt: ps.retry_after(error)))
+async def fetch_soon(url: str) -> bytes:
+    return url.encode()
+
+
 @ps.node(pure=True)
 def best(hits: list[Hit]) -> Hit:
     return hits[0]
@@ -399,6 +414,13 @@ async def inside_a_handler() -> None:
     assert_type(info.remaining_seconds(), float | None)
     assert_type((info.graph, info.node, info.item, info.attempt), tuple[str, str, int, int])
     info.check_cancelled()
+
+
+async def failing_over() -> None:
+    assert_type(await fetch_safely("a"), bytes)
+    assert_type(await fetch.with_policy(failover=fetch_elsewhere)("a"), bytes)
+    assert_type(await fetch_soon.with_policy(failover=None, hedge=None, cache=None)("a"), bytes)
+    assert_type(ps.retry_after(OSError()), float | None)
 
 
 def drawing() -> str:

@@ -52,6 +52,24 @@ async def arguments(hit: Hit) -> None:
     await fetch.with_policy(name="x")(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
+def failing_over() -> None:
+    fetch.with_policy(failover=rank)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    fetch.with_policy(failover=tokenize)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    ps.node(failover=fetch)(number_of)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    ps.node(failover=fetch)(other_parameters)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    ps.Retry(3, wait=lambda error: 1.0)  # type: ignore[misc, arg-type]  # pyright: ignore[reportArgumentType]
+    ps.Cache(max_bytes="1 MB")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    ps.Hedge(0.2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+
+
+async def number_of(url: str) -> int:
+    return len(url)
+
+
+async def other_parameters(url: int) -> bytes:
+    return bytes(url)
+
+
 async def graphs_of_one_node(hit: Hit) -> None:
     ps.graph(fetch)(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     ps.graph(index)("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]

@@ -25,6 +25,9 @@ def load_words(actors: Sequence[ActorStatistics], elapsed_seconds: float | None)
         f"in flight {count(now.in_flight) if now.concurrency is None else of(now.in_flight, now.concurrency)}",
         f"{count(now.completed)} done",
         f"{count(now.failed)} failed" if now.failed else "",
+        f"{count(now.failed_over)} failed over" if now.failed_over else "",
+        f"{count(now.hedges_won)} of {count(now.hedged)} hedges won" if now.hedged else "",
+        f"{count(now.cache.hits)} hits" if now.cache is not None else "",
         rate((now.completed + now.failed) / elapsed_seconds) if elapsed_seconds else "",
     )
 

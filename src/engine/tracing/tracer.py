@@ -3,14 +3,14 @@
 import asyncio
 import types
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from inspect import unwrap
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
-from ..._errors import GraphTraceError
+from ..._errors import GraphTraceError, PlanError
 from .annotations import Hint, is_stream_parameter, parameters_of_body
 from .ref import (
     PendingRef,
@@ -259,7 +259,11 @@ def located_errors(fn: Callable[..., Any]) -> Generator[None, None, None]:
     """
     try:
         yield
-    except (GraphTraceError, RecursionError):  # the graph makes the error of an endless recursion; see `_traced`
+    except (
+        GraphTraceError,
+        PlanError,
+        RecursionError,
+    ):  # the graph makes the error of an endless recursion; see `_traced`
         raise
     except Exception as error:
         location, _ = _raised_at(error, definition_location(fn))
@@ -378,8 +382,9 @@ class Step:
         callee: the node or control-flow construct.
         source: the number of its value.
         args, kwargs: templates of its arguments.
-        bodies: traces of the bodies of a control-flow construct.
+        bodies: traces of the bodies of a control-flow construct, or of what may run in the place of a node.
         location: "file:line" of the call.
+        captured: for a node: the values that its bodies capture. Those of control flow are among its arguments.
     """
 
     callee: Callee
@@ -388,15 +393,18 @@ class Step:
     kwargs: Mapping[str, Template]
     bodies: "tuple[Trace, ...]"
     location: str
+    captured: tuple[Template, ...] = ()
 
     def reads(self) -> Iterator[Read]:
         """Yield every read in the arguments, in order."""
-        return reads(*self.args, *self.kwargs.values())
+        return reads(*self.args, *self.kwargs.values(), *self.captured)
 
     def with_reads(self, replaced: Callable[[Read], Read]) -> "Step":
         """Return the step with other reads in its arguments."""
         args = tuple(with_reads(arg, replaced) for arg in self.args)
-        return replace(self, args=args, kwargs={name: with_reads(arg, replaced) for name, arg in self.kwargs.items()})
+        kwargs = {name: with_reads(arg, replaced) for name, arg in self.kwargs.items()}
+        captured = tuple(with_reads(one, replaced) for one in self.captured)
+        return replace(self, args=args, kwargs=kwargs, captured=captured)
 
 
 @dataclass(frozen=True)
@@ -481,6 +489,7 @@ class Tracer:
         self._outside: Outside = Outside() if parent is None else parent._outside
         self._shown: set[str] = set() if parent is None else parent._shown
         self._checked_callees: set[int] = set()
+        self._instead_of: Hashable = None
 
     def parameter(self, name: str, annotation: Hint | None = None, *, is_stream: bool = False) -> Ref:
         """Add a parameter; return the symbolic value that stands for it."""
@@ -495,19 +504,31 @@ class Tracer:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         bodies: "tuple[Trace, ...]" = (),
+        *,
+        is_node: bool = False,
     ) -> Ref | PendingRef:
-        """Record a call; return the symbolic value that stands for its result."""
+        """Record a call; return the symbolic value that stands for its result.
+
+        Args:
+            callee: what is called.
+            args: its arguments.
+            kwargs: its keyword arguments.
+            bodies: the traces of its bodies.
+            is_node: whether it is a node, whose arguments stay apart from what its bodies capture.
+        """
         location = call_location()
         templates = [self.template(arg, location, callee.name) for arg in args]
         named = {name: self.template(arg, location, callee.name) for name, arg in kwargs.items()} if kwargs else {}
         # The step reads the values that its bodies capture, and passes them on.
         captured = tuple([template for body in bodies for template in body.captures])
         self.streams.read_by_step(callee, (*templates, *named.values()), captured, location)
-        templates += captured
+        if not is_node:
+            templates += captured
         source = self._new_source()
         if callee.gives_stream:
             self.streams.add(source, callee.name)
-        self._steps.append(Step(callee, source, tuple(templates), named, bodies, location))
+        beside = captured if is_node else ()
+        self._steps.append(Step(callee, source, tuple(templates), named, bodies, location, beside))
         ref = Ref(self, source, callee.name, annotation=callee._result_annotation)
         return PendingRef(ref, location, self.pending) if callee.is_async else ref
 
@@ -624,9 +645,7 @@ class Tracer:
 
         The trace is named after the graph and the body, and its name is unique: "search/quote", "search/quote#2".
         """
-        self._body_names[name] += 1
-        number = self._body_names[name]
-        inner = Tracer(f"{self.name}/{name}" + (f"#{number}" if number > 1 else ""), parent=self)
+        inner = self._inner(name)
         try:
             parameters = tuple([inner.parameter(name, hint) for name, hint in parameters_of_body(fn, count)])
             result = inner.run(fn, lambda args: fn(*args), parameters)
@@ -640,6 +659,38 @@ class Tracer:
         finally:
             inner.closed = True
             self.functions.extend(inner.functions)
+
+    def instead(self, name: str, callee: Callable[..., Any], call: Callable[[], Any], of: Hashable = None) -> "Trace":
+        """Trace what may run in the place of a node, as a body that captures the arguments of the node.
+
+        Args:
+            name: the name of the body.
+            callee: what may run.
+            call: calls it with these arguments.
+            of: identifies the node; `stands_in_for` tells what is called inside.
+        """
+        inner = self._inner(name)
+        inner._instead_of = of
+        fn = getattr(callee, "fn", callee)
+        try:
+            with _activated(inner):
+                result = drive(call(), fn)
+            return inner.finish(result, fn)
+        finally:
+            inner.closed = True
+            self.functions.extend(inner.functions)
+
+    def stands_in_for(self, node: Hashable) -> bool:
+        """Whether what is traced here may run in the place of a node, directly or further outside."""
+        tracer: Tracer | None = self
+        while tracer is not None and tracer._instead_of != node:
+            tracer = tracer.parent
+        return tracer is not None
+
+    def _inner(self, name: str) -> "Tracer":
+        self._body_names[name] += 1
+        number = self._body_names[name]
+        return Tracer(f"{self.name}/{name}" + (f"#{number}" if number > 1 else ""), parent=self)
 
     def awaited(self, call: Unawaited) -> None:
         """Note that a call is awaited; it may have been made in a graph around this body."""

@@ -352,7 +352,11 @@ def _in_words(node: NodeSum, spent: Spent, evidence: Evidence) -> str:
     }
     shares = {what: node.share_of_busy(each) or 0.0 for what, each in seconds.items()}
     parts = [f"{share:.0%} {what}" for what, share in shares.items() if share >= _LEAST_SAID]
-    return f"of that it spends {', '.join(parts)}" if parts else ""
+    now = node.counters
+    beside = {"got a second attempt": now.hedged, "went on with the failover": now.failed_over}
+    ended = now.completed + now.failed
+    told = [f"{count / ended:.0%} of its items {what}" for what, count in beside.items() if count]
+    return "; ".join([*([f"of that it spends {', '.join(parts)}"] if parts else []), *told])
 
 
 def _held_by(holder: Holder | None) -> str:

@@ -1,0 +1,365 @@
+"""Results that a node keeps, with `cache=`: one computation for all equal calls, which belongs to none of them."""
+
+import asyncio
+import math
+import sys
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from contextvars import Context
+from typing import Any, cast
+from weakref import ref
+
+from .._errors import PlanError, ReentrantCallError
+from ..actors.frame import Frame
+from ..actors.invocation import TracedExecution
+from ..actors.node_actor import NodeActor
+from ..actors.own_loops import bytes_of
+from ..actors.policy import Cache
+from ..actors.tasks import until
+from ..actors.worker import Worker, WorkerGroup
+from ..telemetry import logs, spans
+from ..telemetry.counters import CacheStatistics
+from .program import Wired
+
+# A number, True or None; with what a dict entry takes it is more, but results of this kind are few bytes anyway.
+_BYTES_OF_A_NUMBER = 32
+
+
+class ResultCache:
+    """The results that a node keeps in one Engine, those used last at the end.
+
+    Attributes:
+        flights: the computations that run now, by their keys.
+        bytes_held: how many bytes the results take.
+        evicted: how many results had to go for others.
+    """
+
+    def __init__(self, cache: Cache) -> None:
+        self.flights: dict[Hashable, Flight] = {}
+        self.bytes_held = 0
+        self.evicted = 0
+        self._cache = cache
+        self._entries: OrderedDict[Hashable, tuple[Any, int, float]] = OrderedDict()
+        self._has_warned = False
+
+    def find(self, key: Hashable, now: float) -> tuple[Any, int, float] | None:
+        """Return the entry with this key, whose first item is the result; None if there is none, or no longer."""
+        entry = self._entries.get(key)
+        if entry is None:
+            return None
+        if now >= entry[2]:
+            self._drop(key)
+            return None
+        self._entries.move_to_end(key)
+        return entry
+
+    def keep(self, node: str, key: Hashable, value: Any, now: float) -> None:
+        """Keep a result, if its size is known and there is room for it."""
+        cache = self._cache
+        size = _size_of(value) if cache.size is None else int(cache.size(value))
+        if size is None:
+            if not self._has_warned:
+                self._has_warned = True
+                logs.warning(
+                    "cache.unknown_size", node=node, type=type(value).__qualname__,
+                    remedy="say how many bytes a result takes: cache=ps.Cache(..., size=lambda result: ...)",
+                )  # fmt: skip
+            return
+        if key in self._entries:
+            self._drop(key)
+        if size > cache.max_bytes:
+            return
+        until = math.inf if cache.ttl_seconds is None else now + cache.ttl_seconds
+        self._entries[key] = value, size, until
+        self.bytes_held += size
+        while self.bytes_held > cache.max_bytes:
+            self._drop(next(iter(self._entries)))
+            self.evicted += 1
+
+    def clear(self) -> None:
+        """Forget all results."""
+        self._entries.clear()
+        self.bytes_held = 0
+
+    def _drop(self, key: Hashable) -> None:
+        self.bytes_held -= self._entries.pop(key)[1]
+
+
+class CacheSite:
+    """A call site of a node that keeps its results: it finds them, or has them computed by a body of the graph.
+
+    Args:
+        store: the results of the node in this Engine.
+        cache: the option of the node.
+        node: the name of the node.
+        identity: what distinguishes the node beside its arguments: the fake in its place, and its instance.
+        shared: the parameters, by position or name, that get resources.
+        body: computes a result.
+        captured: builds the arguments of the body from the values of a frame.
+
+    Attributes:
+        flights: the computations that calls of this site have begun and that have not ended.
+    """
+
+    def __init__(
+        self,
+        store: ResultCache,
+        cache: Cache,
+        node: str,
+        identity: tuple[Hashable, ...],
+        shared: frozenset[int | str],
+        body: Wired,
+        captured: Callable[[list[Any]], tuple[Any, ...]],
+    ) -> None:
+        self.store = store
+        self.node = node
+        self.body = body
+        self.captured = captured
+        self.flights: set[Flight] = set()
+        self._cache = cache
+        self._shared = shared
+        self._identity = identity
+        self._hits = self._misses = self._joined = 0
+
+    async def invoke(self, worker: Worker, actor: NodeActor, frame: Frame) -> Any:
+        """Return the result for one frame."""
+        if frame.span is not None:
+            with TracedExecution(frame.span, frame, actor) as execution:
+                value, how = await self._find(frame, *actor.arguments(frame.values))
+                spans.cached(how)
+                if how == "miss":
+                    execution.returned(value)
+                return value
+        args, kwargs = actor.arguments(frame.values)
+        kept = self.store.find(self._key_of(args, kwargs), frame.group.loop.time())
+        if kept is not None:
+            self._hits += 1
+            return kept[0]
+        return (await self._find(frame, args, kwargs))[0]
+
+    def statistics(self) -> CacheStatistics:
+        """Return a snapshot of the counters."""
+        return CacheStatistics(
+            self._hits, self._misses, self._joined, self.store.evicted, self.store.bytes_held, id(self.store)
+        )
+
+    async def close(self) -> None:
+        """End the computations that calls of this site have begun: the scope ends. Calls of other scopes begin anew."""
+        for flight in list(self.flights):
+            await flight.give_up()
+
+    async def _find(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
+        key, store = self._key_of(args, kwargs), self.store
+        while True:
+            kept = store.find(key, frame.group.loop.time())
+            if kept is not None:
+                self._hits += 1
+                return kept[0], "hit"
+            flight, how = store.flights.get(key), "joined"
+            if flight is None:
+                self._misses += 1
+                flight, how = Flight(self, key, frame), "miss"
+            else:
+                self._joined += 1
+                flight.refuse_if_endless(frame, self.node)
+            value = await flight.result()
+            if not flight.was_given_up:
+                return value, how
+
+    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+        cache, shared = self._cache, self._shared
+        parts: list[Hashable] = [self._identity]
+        if cache.key is not None:
+            parts.append(_of_key(cache.key(*args, **kwargs), self.node))
+        for place, value in enumerate(args):
+            if place in shared:
+                parts.append(Identity(value))
+            elif cache.key is None:
+                parts.append(self._of_argument(value))
+        for name, value in kwargs.items():
+            if name in shared:
+                parts += [name, Identity(value)]
+            elif cache.key is None:
+                parts += [name, self._of_argument(value)]
+        return tuple(parts)
+
+    def _of_argument(self, value: Any) -> Hashable:
+        part = _part(value)
+        if part is _OTHER:
+            raise PlanError(
+                f"node {self.node!r} has cache= and an argument of type {type(value).__name__}: without key=, "
+                "arguments are numbers, strings, bytes, None, or tuples of these; say what stands for them, as in "
+                "cache=ps.Cache(..., key=lambda question: question.text)"
+            )
+        return part
+
+
+class Flight:
+    """One computation, for all calls that wait for it; it is a call of its own. It listens to its frame.
+
+    Attributes:
+        was_given_up: whether the scope that began it has ended before, so that the calls that wait begin anew.
+    """
+
+    def __init__(self, site: CacheSite, key: Hashable, caller: Frame) -> None:
+        self.was_given_up = False
+        self._site = site
+        self._key = key
+        self._error: BaseException | None = None
+        self._waiters: list[asyncio.Future[None]] = []
+        self._empty = asyncio.Event()
+        # Neither deadline nor context of a caller: it may go on for others when that caller has left.
+        loop, wired = caller.group.loop, site.body
+        self._group = WorkerGroup(loop, Context(), self._ended, threads=caller.group.threads)
+        self._group.is_exclusive = True
+        inputs = site.captured(caller.values)
+        self._frame = Frame(wired.program, inputs, self._group, self, caller.item, None)
+        self._frame.priority = caller.priority
+        site.store.flights[key] = self
+        site.flights.add(self)
+        self._group.hire(self._frame, wired.entries)
+
+    async def result(self) -> Any:
+        """Wait for the result; if the last caller that waits is cancelled, the computation is, and has unwound."""
+        frame, waiter = self._frame, self._group.loop.create_future()
+        self._waiters.append(waiter)
+        try:
+            await waiter
+        finally:
+            self._waiters.remove(waiter)
+            if not self._waiters and not self._empty.is_set():
+                frame.cancel()
+                await self._unwound()
+        if self._error is not None:
+            raise self._error
+        return frame.result
+
+    async def give_up(self) -> None:
+        """Cancel the computation, and wait until it has unwound."""
+        self.was_given_up = self._frame.state == "running"
+        self._frame.cancel()
+        await self._unwound()
+
+    def refuse_if_endless(self, frame: Frame, node: str) -> None:
+        """Raise if a call inside of this computation is about to wait for it."""
+        if self._frame in frame.lineage():
+            raise ReentrantCallError(
+                f"node {node!r} keeps its results, and computes one by calling itself with equal arguments, which "
+                "would wait for itself; call it inside with other arguments, or without the cache: "
+                "with_policy(cache=None)"
+            )
+
+    @property
+    def service(self) -> None:
+        """None: it belongs to the Engine."""
+
+    def frame_done(self, frame: Frame) -> None:
+        """Keep the result, unless it is that of a fallback or failover; further calls do not find this computation."""
+        site = self._site
+        del site.store.flights[self._key]
+        if frame.state == "done":
+            try:
+                frame.result = value = _handed_out(frame.result, site.node)
+                if not frame.is_substitute:
+                    site.store.keep(site.node, self._key, value, self._group.loop.time())
+            except Exception as error:  # noqa: BLE001 - user code, such as `size=`: it is the error of the calls
+                self._error = error
+        else:
+            self._error = frame.error
+        self._group.close()
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Do nothing: `_ended` is what the calls wait for."""
+
+    async def _unwound(self) -> None:
+        await until(self._empty.is_set, self._empty.wait)
+
+    def _ended(self, group: WorkerGroup) -> None:
+        self._site.flights.discard(self)
+        self._empty.set()
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class Identity:
+    """Stands for one object in a key, without keeping it alive: equal only to itself."""
+
+    __slots__ = ("_hash", "_object")
+
+    def __init__(self, value: object) -> None:
+        self._hash = id(value)
+        self._object: Callable[[], object]
+        try:
+            self._object = ref(value)
+        except TypeError:  # such as a list: the key keeps it alive, so that no other gets its id
+            self._object = lambda: value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        mine = self._object()
+        return isinstance(other, Identity) and mine is not None and mine is other._object()
+
+
+_OTHER = object()
+_SIMPLE = (int, float, complex, str, bytes)
+
+
+def _part(value: Any) -> Hashable:
+    """Return what stands for an argument, or for a part of one; `_OTHER` where only `key=` could say that."""
+    kind: type[object] = type(cast("object", value))
+    if kind is str or kind is bytes or value is None:
+        return cast("Hashable", value)
+    if isinstance(value, tuple):
+        parts = tuple([_part(one) for one in value])  # pyright: ignore[reportUnknownVariableType]
+        return _OTHER if _OTHER in parts else (kind, parts)
+    if isinstance(value, _SIMPLE):
+        # 1, True and 1.0 are equal, and so are 0.0 and -0.0; a function may tell them apart.
+        return (kind, repr(value)) if isinstance(value, float | complex) and not value else (kind, value)
+    return _OTHER
+
+
+def _of_key(value: Any, node: str) -> Hashable:
+    part = _part(value)
+    if part is not _OTHER:
+        return part
+    try:
+        hash(value)
+    except TypeError:
+        raise TypeError(f"key= of the cache of node {node!r} returned {value!r:.100}, which is not hashable") from None
+    return type(cast("object", value)), value
+
+
+def _size_of(value: Any) -> int | None:
+    """Return the size of a result in bytes; None if it is not known."""
+    if value is None or isinstance(value, int | float | complex):
+        return _BYTES_OF_A_NUMBER
+    if isinstance(value, str | bytes | bytearray) or isinstance(getattr(value, "nbytes", None), int):
+        return bytes_of(value)
+    inside: list[Any] | None = None
+    if type(value) in (list, tuple, set, frozenset):
+        inside = list(value)
+    elif type(value) is dict:
+        inside = [*value.keys(), *value.values()]
+    if inside is None:
+        return None
+    sizes = [_size_of(one) for one in inside]
+    return None if None in sizes else sum([size or 0 for size in sizes])
+
+
+def _handed_out(value: Any, node: str) -> Any:
+    """Return a result as all callers get it: an array of NumPy read-only."""
+    numpy: Any = sys.modules.get("numpy")  # if it was not imported, there is no such array
+    if numpy is not None and isinstance(value, numpy.ndarray):
+        view = value.view()
+        view.flags.writeable = False
+        return view
+    jax: Any = sys.modules.get("jax")
+    if jax is not None and isinstance(value, jax.Array):
+        raise PlanError(
+            f"node {node!r} has cache= and returned an array on a device, which is not kept; return numpy.asarray(...) "
+            "of it, or leave cache= out"
+        )
+    return value

@@ -1,0 +1,24 @@
+"""A node for worker processes, which can import it: the one of two attempts waits, and the other does not."""
+
+import os
+import time
+from pathlib import Path
+
+import penstock as ps
+
+
+@ps.node(runs_on="process", hedge=ps.Hedge(after_seconds=0.05, max_share=1))
+def one_is_slow(folder: str, slow: str) -> int:
+    """Return the number of the process; the "first" to begin, or the "second", waits for the file "go-on"."""
+    path, pid = Path(folder), os.getpid()
+    (path / f"begun-{pid}").touch()
+    try:
+        (path / "first").touch(exist_ok=False)
+        is_slow = slow == "first"
+        time.sleep(0 if is_slow else 0.5)  # until the other has begun
+    except FileExistsError:
+        is_slow = slow == "second"
+    while is_slow and not (path / "go-on").exists():
+        time.sleep(0.01)
+    (path / f"ended-{pid}").touch()
+    return pid

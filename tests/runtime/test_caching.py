@@ -1,0 +1,674 @@
+"""Results that a node keeps: for whom, for how long, and one computation for all equal calls at a time."""
+
+import asyncio
+from collections import Counter, OrderedDict
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import structlog
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import engine, testing
+from penstock.telemetry.counters import CacheStatistics
+
+KEPT = ps.Cache(max_bytes=1_000_000)
+
+
+class Calls(Counter[Any]):
+    """Counts the computations, by argument."""
+
+    def node(self, cache: ps.Cache = KEPT, **policy: Any) -> Any:
+        @ps.node(cache=cache, **policy)
+        async def compute(value: Any) -> str:
+            self[repr(value)] += 1
+            await asyncio.sleep(0)
+            return f"of {value}"
+
+        return compute
+
+
+def alone(node: Any) -> Any:
+    @ps.graph
+    async def only(value: Any) -> Any:
+        return await node(value)
+
+    return only
+
+
+def cache_of(service: engine.Service[Any, Any]) -> CacheStatistics:
+    [found] = [actor.cache for actor in service.statistics().actors if actor.cache is not None]
+    return found
+
+
+async def test_equal_calls_of_an_engine_get_the_result_that_is_kept() -> None:
+    calls = Calls()
+    ask = alone(calls.node())
+    async with engine.Engine() as one, engine.Engine() as other:
+        assert [await one.run(ask("a")) for _ in range(3)] == ["of a"] * 3
+        async with one.deploy(ask) as service:
+            assert await service.run(ask("a")) == "of a"
+            assert await service.run(ask("b")) == "of b"
+            assert cache_of(service) == CacheStatistics(hits=1, misses=1, joined=0, evicted=0, bytes_held=8)
+        assert calls == {"'a'": 1, "'b'": 1}
+        await other.run(ask("a"))
+    assert calls["'a'"] == 2
+
+
+async def test_off_by_default() -> None:
+    assert ps.node(asyncio.sleep).policy.cache is None
+
+
+async def test_a_hundred_equal_calls_at_once_run_once() -> None:
+    calls = Calls()
+    ask = alone(calls.node(concurrency=1))
+    async with engine.deploy(ask, max_in_flight=100) as service:
+        assert await asyncio.gather(*[service.run(ask("a")) for _ in range(100)]) == ["of a"] * 100
+        assert cache_of(service) == CacheStatistics(hits=0, misses=1, joined=99, evicted=0, bytes_held=4)
+    assert await asyncio.gather(*[engine.run(ask("c")) for _ in range(100)]) == ["of c"] * 100
+    assert calls == {"'a'": 1, "'c'": 1}
+
+
+async def test_the_types_of_arguments_are_part_of_the_key() -> None:
+    calls = Calls()
+    ask = alone(calls.node())
+    values = [1, True, 1.0, "1", b"1", None, 0, 0.0, -0.0, (), (1,), (True,), ((1,),), (1, None)]
+    async with engine.Engine() as e:
+        for _ in range(2):
+            for value in values:
+                assert await e.run(ask(value)) == f"of {value}"
+    assert calls == {repr(value): 1 for value in values}
+
+
+@dataclass
+class Question:
+    text: str
+    asked_at: float
+
+
+async def test_other_arguments_need_a_key() -> None:
+    calls = Calls()
+    with pytest.raises(ps.PlanError, match=r"argument of type Question: without key=.*key=lambda question"):
+        await engine.run(alone(calls.node())(Question("a", 1)))
+    keyed = alone(calls.node(ps.Cache(max_bytes=1000, key=lambda question: question.text)))
+    async with engine.Engine() as e:
+        first = await e.run(keyed(Question("a", 1)))
+        assert await e.run(keyed(Question("a", 2))) == first
+        assert await e.run(keyed(Question("b", 2))) != first
+
+
+async def test_a_key_that_is_not_hashable_is_named() -> None:
+    with pytest.raises(TypeError, match=r"key= of the cache of node 'compute' returned \[\], which is not hashable"):
+        await engine.run(alone(Calls().node(ps.Cache(max_bytes=1000, key=lambda value: [])))(1))
+
+
+def test_a_result_is_kept_for_its_time() -> None:
+    calls = Calls()
+    ask = alone(calls.node(ps.Cache(max_bytes=1000, ttl_seconds=10)))
+
+    async def main() -> None:
+        async with engine.Engine() as e:
+            for seconds in (0, 9.9, 0.2, 5):
+                await asyncio.sleep(seconds)
+                await e.run(ask("a"))
+
+    testing.run_virtual(main)
+    assert calls["'a'"] == 2
+
+
+async def test_what_was_not_used_for_longest_goes_first() -> None:
+    calls = Calls()
+    ask = alone(calls.node(ps.Cache(max_bytes=12)))
+    async with engine.deploy(ask) as service:
+        for value in ("a", "b", "c", "a", "d", "a", "b"):
+            await service.run(ask(value))
+        assert cache_of(service) == CacheStatistics(hits=2, misses=5, joined=0, evicted=2, bytes_held=12)
+    assert calls == {"'a'": 1, "'b'": 2, "'c'": 1, "'d'": 1}
+
+
+async def test_a_result_larger_than_the_cache_is_not_kept() -> None:
+    calls = Calls()
+    ask = alone(calls.node(ps.Cache(max_bytes=6)))
+    async with engine.deploy(ask) as service:
+        for value in ("a", "a long one", "a", "a long one"):
+            await service.run(ask(value))
+        assert cache_of(service).evicted == 0
+    assert calls == {"'a'": 1, "'a long one'": 2}
+
+
+async def test_a_result_of_unknown_size_is_kept_only_with_size() -> None:
+    computed = 0
+
+    def returning(cache: ps.Cache) -> Any:
+        @ps.node(cache=cache)
+        async def make(value: int) -> Question:
+            nonlocal computed
+            computed += 1
+            return Question("a", 1)
+
+        return alone(make)
+
+    unknown, known = returning(KEPT), returning(ps.Cache(max_bytes=1000, size=lambda result: len(result.text)))
+    async with engine.Engine() as e:
+        with structlog.testing.capture_logs() as logs:
+            assert await e.run(unknown(1)) is not await e.run(unknown(1))
+        assert [log["event"] for log in logs] == ["cache.unknown_size"]
+        assert "size=lambda result" in logs[0]["remedy"]
+        assert await e.run(known(1)) is await e.run(known(1))
+    assert computed == 3
+
+
+@pytest.mark.parametrize(
+    ("result", "size"),
+    [("abc", 3), (b"abc", 3), (7, 32), (None, 32), ([1, "ab"], 34), ({"a": (1.5,)}, 33), (np.zeros(4), 32)],
+)
+async def test_the_size_of_common_results_is_known(result: Any, size: int) -> None:
+    @ps.node(cache=KEPT)
+    async def make() -> Any:
+        return result
+
+    @ps.graph
+    async def only() -> Any:
+        return await make()
+
+    async with engine.deploy(only) as service:
+        await service.run(only())
+        assert cache_of(service).bytes_held == size
+
+
+async def test_arrays_are_read_only_and_other_objects_the_same() -> None:
+    @ps.node(cache=KEPT)
+    async def array(count: int) -> np.ndarray:
+        return np.zeros(count)
+
+    @ps.node(cache=KEPT)
+    async def items(count: int) -> list[int]:
+        return [1] * count
+
+    async with engine.Engine() as e:
+        first, second = [await e.run(alone(array)(3)) for _ in range(2)]
+        assert first is second
+        with pytest.raises(ValueError, match="read-only"):
+            first[0] = 1
+        of_items = alone(items)
+        assert await e.run(of_items(3)) is await e.run(of_items(3))
+
+
+async def test_a_device_array_is_refused() -> None:
+    jnp = pytest.importorskip("jax.numpy")
+
+    @ps.node(cache=KEPT)
+    async def on_device(count: int) -> Any:
+        return jnp.zeros(count)
+
+    with pytest.raises(ps.PlanError, match=r"returned an array on a device.*numpy\.asarray"):
+        await engine.run(alone(on_device)(3))
+
+
+async def test_the_instance_of_a_resource_is_part_of_the_key() -> None:
+    opened = 0
+    computed: list[int] = []
+
+    @ps.resource
+    async def index() -> AsyncIterator[list[int]]:
+        nonlocal opened
+        opened += 1
+        yield [opened]
+
+    @ps.node(cache=KEPT)
+    async def search(where: list[int], question: str) -> int:
+        computed.append(where[0])
+        return where[0]
+
+    @ps.graph
+    async def ask(question: str) -> int:
+        return await search(await index(), question)
+
+    async with engine.Engine() as e, e.deploy(ask) as service:
+        assert [await service.run(ask("a")) for _ in range(2)] == [1, 1]
+        await service.reload(index)
+        assert [await service.run(ask("a")) for _ in range(2)] == [2, 2]
+    assert computed == [1, 2]
+
+
+async def test_two_instances_of_a_class_keep_results_of_their_own() -> None:
+    class Client:
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        @ps.node(cache=KEPT)
+        async def ask(self, question: str) -> str:
+            return f"{self.name}: {question}"
+
+    one, other = Client("one"), Client("other")
+
+    @ps.graph
+    async def both(question: str) -> tuple[str, str]:
+        return await one.ask(question), await other.ask(question)
+
+    async with engine.Engine() as e:
+        assert [await e.run(both("a")) for _ in range(2)] == [("one: a", "other: a")] * 2
+
+
+async def test_a_fake_has_results_of_its_own() -> None:
+    calls = Calls()
+    node = calls.node()
+    ask = alone(node)
+
+    async def fake(value: Any) -> str:
+        return "fake"
+
+    async with engine.Engine() as e:
+        assert await e.run(ask("a")) == "of a"
+        with testing.replace(node, fake):
+            assert await e.run(ask("a")) == "fake"
+        assert await e.run(ask("a")) == "of a"
+    assert calls["'a'"] == 1
+
+
+async def test_errors_are_not_kept_and_each_waiter_gets_its_own() -> None:
+    count = 0
+
+    @ps.node(cache=KEPT)
+    async def fails(value: str) -> str:
+        nonlocal count
+        count += 1
+        await asyncio.sleep(0)
+        raise LookupError(value)
+
+    ask = alone(fails)
+    async with engine.deploy(ask) as service:
+        errors = await asyncio.gather(*[service.run(ask("a")) for _ in range(5)], return_exceptions=True)
+        assert count == 1
+        assert [type(error) for error in errors] == [LookupError] * 5
+        assert len({id(error) for error in errors}) == 5
+        notes = [error.__notes__ for error in errors if isinstance(error, LookupError)]
+        assert sorted(int(note.split("item ")[1].split(",")[0]) for [*_, note] in notes) == [0, 1, 2, 3, 4]
+        assert not any(error.__traceback__ is errors[0].__traceback__ for error in errors[1:])  # type: ignore[union-attr]
+        with pytest.raises(LookupError):
+            await service.run(ask("a"))
+    assert count == 2
+
+
+async def test_results_of_fallback_and_failover_are_not_kept() -> None:
+    is_down = True
+
+    @ps.node
+    async def backup(value: str) -> str:
+        return "backup"
+
+    async def primary(value: str) -> str:
+        await asyncio.sleep(0)
+        if is_down:
+            raise ConnectionError
+        return "primary"
+
+    for policy in ({"failover": backup}, {"fallback": lambda error: "backup"}):
+        is_down = True
+        node: Any = ps.node(cache=KEPT, **policy)(primary)  # type: ignore[call-overload]
+        ask = alone(node)
+        async with engine.Engine() as e:
+            assert await asyncio.gather(*[e.run(ask("a")) for _ in range(3)]) == ["backup"] * 3
+            is_down = False
+            assert await e.run(ask("a")) == "primary"
+            is_down = True
+            assert await e.run(ask("a")) == "primary"
+
+
+class Gate:
+    """A node that waits until it may go on, and notes how it ended."""
+
+    def __init__(self, cache: ps.Cache = KEPT) -> None:
+        self.begun = asyncio.Event()
+        self.go_on = asyncio.Event()
+        self.ended: list[str] = []
+
+        @ps.node(cache=cache)
+        async def compute(value: str) -> str:
+            self.begun.set()
+            try:
+                await self.go_on.wait()
+            except asyncio.CancelledError:
+                await asyncio.sleep(0)
+                self.ended.append("cancelled")
+                raise
+            self.ended.append("done")
+            return value
+
+        self.ask = alone(compute)
+
+
+async def test_a_leader_that_is_cancelled_does_not_cancel_the_others() -> None:
+    for in_one_scope in (True, False):
+        gate = Gate()
+        async with engine.Engine() as e, e.deploy(gate.ask) as service:
+            runner: Any = service if in_one_scope else e
+            leader = asyncio.create_task(runner.run(gate.ask("a")))
+            await gate.begun.wait()
+            others = [asyncio.create_task(runner.run(gate.ask("a"))) for _ in range(3)]
+            await testing.wait_quiescent()
+            leader.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await leader
+            assert gate.ended == []
+            gate.go_on.set()
+            assert await asyncio.gather(*others) == ["a"] * 3
+        assert gate.ended == ["done"]
+
+
+async def test_the_computation_is_cancelled_when_the_last_waiter_leaves() -> None:
+    gate = Gate()
+    async with engine.Engine() as e:
+        waiters = [asyncio.create_task(e.run(gate.ask("a"))) for _ in range(3)]
+        await gate.begun.wait()
+        await testing.wait_quiescent()
+        for waiter in waiters:
+            waiter.cancel()
+        await asyncio.gather(*waiters, return_exceptions=True)
+        assert gate.ended == ["cancelled"]  # and it has unwound before the last waiter was free
+        gate.go_on.set()
+        assert await e.run(gate.ask("a")) == "a"
+
+
+async def test_the_deadline_of_a_caller_is_not_that_of_the_computation() -> None:
+    gate = Gate()
+    async with engine.Engine() as e, e.deploy(gate.ask) as service:
+        hasty = asyncio.create_task(service.run(gate.ask("a"), timeout_seconds=0.01))
+        await gate.begun.wait()
+        patient = asyncio.create_task(service.run(gate.ask("a")))
+        with pytest.raises(ps.DeadlineExceeded):
+            await hasty
+        gate.go_on.set()
+        assert await patient == "a"
+
+
+async def test_it_runs_without_the_context_of_its_callers() -> None:
+    from contextvars import ContextVar
+
+    who: ContextVar[str] = ContextVar("who", default="nobody")
+
+    @ps.node(cache=KEPT)
+    async def asks(value: str) -> list[Any]:
+        return [who.get(), ps.current().remaining_seconds(), ps.current().node]
+
+    who.set("a caller")
+    assert await engine.run(alone(asks)("a"), timeout_seconds=60) == ["nobody", None, "asks"]
+
+
+async def test_a_deployment_that_ends_leaves_the_computation_to_the_others() -> None:
+    gate = Gate()
+    async with engine.Engine() as e:
+        async with e.deploy(gate.ask) as service:
+            leader = asyncio.create_task(service.run(gate.ask("a")))
+            await gate.begun.wait()
+            other = asyncio.create_task(e.run(gate.ask("a")))
+            await testing.wait_quiescent()
+            leader.cancel()
+            await asyncio.gather(leader, return_exceptions=True)
+        assert gate.ended == ["cancelled"]
+        gate.go_on.set()
+        assert await other == "a"
+    assert gate.ended == ["cancelled", "done"]
+
+
+async def test_an_engine_that_is_closed_leaves_no_computation() -> None:
+    gate = Gate()
+    async with engine.Engine() as e:
+        call = asyncio.create_task(e.run(gate.ask("a")))
+        await gate.begun.wait()
+    with pytest.raises(ps.EngineClosedError):
+        await call
+    assert gate.ended == ["cancelled"]
+
+
+async def test_a_node_that_calls_itself_with_equal_arguments_is_refused() -> None:
+    @ps.node(cache=KEPT)
+    async def around(value: str) -> str:
+        return await engine.run(ask(value))
+
+    ask = alone(around)
+    with pytest.raises(ps.ReentrantCallError, match="computes one by calling itself with equal arguments"):
+        await engine.run(ask("a"))
+
+
+async def test_without_enable_caching_nothing_is_kept() -> None:
+    calls = Calls()
+    ask = alone(calls.node())
+    async with engine.Engine() as e:
+        assert [await e.run(ask("a"), enable_caching=False) for _ in range(2)] == ["of a"] * 2
+        async with e.deploy(ask, enable_caching=False) as service:
+            await asyncio.gather(*[service.run(ask("a")) for _ in range(3)])
+    assert calls["'a'"] == 5
+
+
+async def test_hits_need_no_place_of_the_node() -> None:
+    go_on = asyncio.Event()
+
+    @ps.node(cache=KEPT, concurrency=1)
+    async def slow(value: str) -> str:
+        if value == "slow":
+            await go_on.wait()
+        return value
+
+    ask = alone(slow)
+    async with engine.deploy(ask) as service:
+        await service.run(ask("fast"))
+        waits = asyncio.create_task(service.run(ask("slow")))
+        await testing.wait_quiescent()
+        assert await service.run(ask("fast")) == "fast"
+        go_on.set()
+        await waits
+
+
+@pytest.mark.parametrize("policy", [{"runs_on": "thread"}, {"batch": ps.Batch(8, max_wait_seconds=0.001)}])
+async def test_threads_and_batches_keep_results(policy: dict[str, Any]) -> None:
+    calls: list[int] = []
+
+    if "batch" in policy:
+
+        @ps.node(cache=KEPT, **policy)
+        async def compute(values: list[int]) -> list[int]:
+            calls.extend(values)
+            return [value * 2 for value in values]
+    else:
+
+        @ps.node(cache=KEPT, **policy)
+        def compute(value: int) -> int:
+            calls.append(value)
+            return value * 2
+
+    @ps.graph
+    async def twice(value: int) -> int:
+        call: Any = compute(value)
+        return await call if "batch" in policy else call
+
+    async with engine.deploy(twice) as service:
+        assert await asyncio.gather(*[service.run(twice(number % 3)) for number in range(9)]) == [0, 2, 4] * 3
+    assert sorted(calls) == [0, 1, 2]
+
+
+async def test_in_a_stream_and_in_a_body() -> None:
+    calls = Calls()
+    node = calls.node()
+    ask = alone(node)
+
+    @ps.graph
+    async def each(values: list[str]) -> list[str]:
+        return await ps.map_each(node, values)
+
+    async with engine.Engine() as e:
+        found = [value async for value in e.stream(ask(str(number % 2)) for number in range(6))]
+        assert found == ["of 0", "of 1"] * 3
+        assert await e.run(each(["0", "1", "2"])) == ["of 0", "of 1", "of 2"]
+    assert calls == {"'0'": 1, "'1'": 1, "'2'": 1}
+
+
+def test_it_is_drawn_with_what_it_computes() -> None:
+    drawn = str(alone(Calls().node(retry=ps.Retry(3))))
+    assert "cached" in drawn
+    assert "computed" in drawn
+
+
+# What is refused.
+
+
+def test_effects_state_and_streams_are_not_kept() -> None:
+    with pytest.raises(ps.OptionsError, match="cache=, effectful=True"):
+        ps.node(effectful=True, cache=KEPT)(asyncio.sleep)
+    with pytest.raises(TypeError, match="stateful node 'Stateful' cannot have cache="):
+
+        @ps.node(cache=KEPT)
+        class Stateful:
+            async def __call__(self, value: int) -> int:
+                return value
+
+    with pytest.raises(TypeError, match="async generator, to which cache= does not apply"):
+
+        @ps.node(cache=KEPT)
+        async def stream(value: int) -> AsyncIterator[int]:
+            yield value
+
+
+async def test_a_node_that_reads_a_stream_keeps_nothing() -> None:
+    @ps.node
+    async def numbers() -> AsyncIterator[int]:
+        yield 1
+
+    @ps.node(cache=KEPT)
+    async def add(values: AsyncIterator[int]) -> int:
+        return sum([value async for value in values])
+
+    @ps.graph
+    async def total() -> int:
+        return await add(numbers())
+
+    with pytest.raises(ps.PlanError, match="has cache= and reads a stream"):
+        await engine.run(total())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_bytes": 0}, "at least 1"),
+        ({"max_bytes": 1, "ttl_seconds": 0}, "above 0"),
+        ({"max_bytes": 1, "key": 1}, "a function"),
+        ({"max_bytes": 1, "size": 1}, "a function"),
+    ],
+)
+def test_options_out_of_range_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ps.OptionsError, match=message):
+        ps.Cache(**options)
+
+
+# Against an oracle: a few lines that keep results as the page says.
+
+
+class Oracle:
+    def __init__(self, max_bytes: int, ttl_seconds: float) -> None:
+        self.kept: OrderedDict[int, tuple[int, float]] = OrderedDict()
+        self.max_bytes, self.ttl_seconds = max_bytes, ttl_seconds
+        self.hits = self.misses = self.joined = self.evicted = 0
+
+    def ask(self, key: int, times: int, now: float, *, fails: bool) -> None:
+        kept = self.kept.get(key)
+        if kept is not None and now < kept[1]:
+            self.kept.move_to_end(key)
+            self.hits += times
+            return
+        self.kept.pop(key, None)
+        self.misses += 1
+        self.joined += times - 1
+        if fails or key > self.max_bytes:
+            return
+        self.kept[key] = key, now + self.ttl_seconds
+        while sum(size for size, _ in self.kept.values()) > self.max_bytes:
+            self.kept.popitem(last=False)
+            self.evicted += 1
+
+
+STEPS = st.lists(
+    st.tuples(st.integers(1, 6), st.integers(1, 4), st.sampled_from([0, 1, 5]), st.booleans()), min_size=1, max_size=25
+)
+
+
+@settings(deadline=None)
+@given(steps=STEPS, max_bytes=st.integers(1, 12))
+def test_it_keeps_what_a_few_lines_would_keep(steps: list[tuple[int, int, int, bool]], max_bytes: int) -> None:
+    oracle = Oracle(max_bytes, 7)
+    failing = False
+
+    @ps.node(cache=ps.Cache(max_bytes=max_bytes, ttl_seconds=7, size=int))
+    async def compute(key: int) -> int:
+        await asyncio.sleep(0)
+        if failing:
+            raise LookupError(key)
+        return key
+
+    ask = alone(compute)
+
+    async def main() -> None:
+        nonlocal failing
+        async with engine.Engine() as e, e.deploy(ask) as service:
+            for key, times, pause, fails in steps:
+                await asyncio.sleep(pause)
+                failing = fails
+                oracle.ask(key, times, asyncio.get_running_loop().time(), fails=fails)
+                results = await asyncio.gather(*[service.run(ask(key)) for _ in range(times)], return_exceptions=True)
+                assert all(result == key or isinstance(result, LookupError) for result in results)
+                found = cache_of(service)
+                assert (found.hits, found.misses, found.joined) == (oracle.hits, oracle.misses, oracle.joined)
+                assert found.evicted == oracle.evicted
+                assert found.bytes_held <= max_bytes
+
+    testing.run_virtual(main)
+
+
+async def _some_leave(seed: int) -> None:
+    """Calls with few different arguments, of which some are cancelled at any time."""
+    import random
+
+    draw = random.Random(seed)
+    running = Counter[int]()
+    most = Counter[int]()
+
+    @ps.node(cache=ps.Cache(max_bytes=32 * draw.randint(1, 3), ttl_seconds=1), concurrency=draw.choice([None, 1, 2]))
+    async def compute(key: int) -> int:
+        running[key] += 1
+        most[key] = max(most[key], running[key])
+        try:
+            for _ in range(draw.randint(0, 3)):
+                await asyncio.sleep(0)
+            if draw.random() < 0.2:
+                raise LookupError(key)
+            return key
+        finally:
+            running[key] -= 1
+
+    ask = alone(compute)
+
+    async def one(runner: Any) -> None:
+        key = draw.randint(0, 2)
+        call = asyncio.create_task(runner.run(ask(key)))
+        for _ in range(draw.randint(0, 8)):
+            await asyncio.sleep(0)
+        if draw.random() < 0.5:
+            call.cancel()
+        try:
+            assert await call == key
+        except (LookupError, asyncio.CancelledError):
+            pass
+
+    async with engine.Engine() as e, e.deploy(ask) as service:
+        await asyncio.gather(*[one(draw.choice([service, e])) for _ in range(20)])
+        assert not +running
+    assert all(count == 1 for count in most.values())
+
+
+@pytest.mark.parametrize("first", range(0, 100, 20))
+def test_at_most_one_computation_runs_whoever_leaves(first: int, effort: int) -> None:
+    for seed in range(first, first + 20 * effort):
+        testing.run_seeded(lambda seed=seed: _some_leave(seed), seed=seed)

@@ -1,0 +1,239 @@
+"""Pauses between attempts that an error asks for, and attempts that begin before their timer is set."""
+
+import asyncio
+import email.utils
+import inspect
+import time
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+
+
+class Busy(Exception):
+    """As httpx and requests have it: with a response, which has headers."""
+
+    def __init__(self, headers: dict[str, str] | None) -> None:
+        super().__init__("busy")
+        self.response = None if headers is None else SimpleNamespace(headers=headers)
+
+
+class BusyOfAiohttp(Exception):
+    def __init__(self, headers: dict[str, str] | None) -> None:
+        super().__init__("busy")
+        self.headers = headers
+
+
+def pauses(wait: Any, **options: Any) -> list[float]:
+    """Return the pauses that a node makes which always fails, in virtual time."""
+    at: list[float] = []
+
+    @ps.node(retry=ps.Retry(3, wait=wait, jitter=0, **options))
+    async def busy() -> None:
+        at.append(asyncio.get_running_loop().time())
+        raise Busy({"Retry-After": "7"})
+
+    @ps.graph
+    async def ask() -> None:
+        return await busy()
+
+    async def main() -> None:
+        await engine.run(ask)
+
+    with pytest.raises(Busy):
+        testing.run_virtual(main)
+    return [round(after - before, 6) for before, after in pairwise(at)]
+
+
+def test_it_waits_as_long_as_the_error_asks() -> None:
+    assert pauses(lambda error, attempt: ps.retry_after(error)) == [7, 7]
+
+
+def test_wait_is_given_the_number_of_the_attempt_that_failed() -> None:
+    assert pauses(lambda error, attempt: attempt * 10) == [10, 20]
+
+
+def test_none_is_the_normal_backoff() -> None:
+    assert pauses(lambda error, attempt: None if attempt == 1 else 5, backoff_seconds=0.5) == [0.5, 5]
+
+
+def test_a_wait_beyond_the_longest_pause_fails_now() -> None:
+    assert pauses(lambda error, attempt: 31) == []
+    assert pauses(lambda error, attempt: 31 if attempt == 2 else 2, max_backoff_seconds=2) == [2]
+    assert pauses(lambda error, attempt: float("inf")) == []
+
+
+@pytest.mark.parametrize("wrong", [-1, "7", True, float("nan"), object()])
+async def test_a_wait_that_is_no_number_of_seconds_raises(wrong: Any) -> None:
+    @ps.node(retry=ps.Retry(3, wait=lambda error, attempt: wrong))
+    async def busy() -> None:
+        raise Busy(None)
+
+    @ps.graph
+    async def ask() -> None:
+        return await busy()
+
+    with pytest.raises(ps.OptionsError, match=r"Retry\.wait\(error, attempt\)=.*not negative") as caught:
+        await engine.run(ask)
+    assert isinstance(caught.value.__context__, Busy)
+
+
+def test_what_is_no_function_is_refused() -> None:
+    with pytest.raises(ps.OptionsError, match="wait=7"):
+        ps.Retry(3, wait=7)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("kind", [Busy, BusyOfAiohttp])
+@pytest.mark.parametrize(
+    ("headers", "seconds"),
+    [
+        ({"Retry-After": "120"}, 120),
+        ({"retry-after": "1.5"}, 1.5),
+        ({"Retry-After": "0"}, 0),
+        ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 GMT"}, 0),
+        ({"Retry-After": "Wed, 21 Oct 2015 07:28:00 -0000"}, 0),
+        ({"Retry-After": "-5"}, None),
+        ({"Retry-After": "nan"}, None),
+        ({"Retry-After": "inf"}, None),
+        ({"Retry-After": "soon"}, None),
+        ({"Retry-After": ""}, None),
+        ({}, None),
+        (None, None),
+    ],
+)
+def test_retry_after_reads_seconds_and_dates(kind: Any, headers: dict[str, str] | None, seconds: float | None) -> None:
+    assert ps.retry_after(kind(headers)) == seconds
+
+
+def test_retry_after_counts_from_now_to_a_date() -> None:
+    date = email.utils.formatdate(time.time() + 3600, usegmt=True)
+    seconds = ps.retry_after(Busy({"Retry-After": date}))
+    assert seconds is not None
+    assert 3500 < seconds <= 3600
+
+
+def test_an_error_without_a_response_asks_for_nothing() -> None:
+    assert ps.retry_after(ValueError()) is None
+
+
+def test_retry_after_reads_the_errors_of_the_clients_themselves() -> None:
+    httpx = pytest.importorskip("httpx")
+    request = httpx.Request("GET", "http://localhost")
+    response = httpx.Response(429, headers={"retry-after": "3"}, request=request)
+    with pytest.raises(httpx.HTTPStatusError) as caught:
+        response.raise_for_status()
+    assert ps.retry_after(caught.value) == 3
+
+
+# A node with a policy makes the first step of its first attempt before anything that only a wait needs.
+
+
+async def run(fn: Any, **policy: Any) -> Any:
+    node: Any = ps.node(**policy)(fn)
+
+    @ps.graph
+    async def only() -> Any:
+        return await node()
+
+    return await engine.run(only)
+
+
+@pytest.mark.parametrize("policy", [{"timeout_seconds": 60.0}, {"retry": ps.Retry(2)}, {"fallback": repr}])
+async def test_a_node_that_never_waits_takes_no_timer(policy: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(when: float | None) -> Any:
+        raise AssertionError("a timer was set")
+
+    async def fine() -> int:
+        return 1
+
+    monkeypatch.setattr(asyncio, "timeout_at", refuse)
+    assert await run(fine, **policy) == 1
+
+
+async def test_the_deadline_of_an_attempt_is_known_before_it_waits() -> None:
+    async def remaining() -> list[float | None]:
+        first = ps.current().remaining_seconds()
+        await asyncio.sleep(0)
+        return [first, ps.current().remaining_seconds()]
+
+    found = await run(remaining, timeout_seconds=60)
+    assert all(seconds is not None and 0 < seconds <= 60 for seconds in found)
+
+
+def test_the_time_before_the_first_wait_counts() -> None:
+    async def late() -> None:
+        time.sleep(0.02)  # noqa: ASYNC251 - what a handler does before it first waits
+        await asyncio.sleep(60)
+
+    async def main() -> None:
+        with pytest.raises(ps.NodeTimeoutError):
+            await run(late, timeout_seconds=0.01)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("waits", [False, True])
+async def test_an_error_of_the_first_step_is_the_error_of_the_attempt(waits: bool) -> None:
+    attempts: list[int] = []
+
+    async def fails() -> str:
+        attempts.append(ps.current().attempt)
+        if waits:
+            await asyncio.sleep(0)
+        if len(attempts) < 3:
+            raise LookupError(len(attempts))
+        return "third"
+
+    assert await run(fails, timeout_seconds=60, retry=ps.Retry(3)) == "third"
+    assert attempts == [1, 2, 3]
+
+
+async def test_a_handler_that_catches_its_cancel_at_its_first_wait_goes_on() -> None:
+    async def stubborn() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            task.uncancel()
+            await asyncio.sleep(0)
+        return "went on"
+
+    assert await run(stubborn, timeout_seconds=0.001) == "went on"
+
+    async def cancels_itself() -> str:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        return await stubborn()
+
+    assert await run(cancels_itself, timeout_seconds=60) == "went on"
+
+
+async def test_a_cancel_from_inside_is_no_cancel_of_the_item() -> None:
+    async def foreign() -> None:
+        future: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        asyncio.get_running_loop().call_soon(future.cancel)
+        await future
+
+    with pytest.raises(ps.NodeCancelledError):
+        await run(foreign, timeout_seconds=60)
+
+
+async def test_a_marked_function_that_returns_another_awaitable() -> None:
+    if not hasattr(inspect, "markcoroutinefunction"):
+        pytest.skip("from Python 3.12 on")
+
+    class Answer:
+        def __await__(self) -> Any:
+            yield from asyncio.sleep(0).__await__()
+            return 42
+
+    def marked() -> Any:
+        return Answer()
+
+    assert await run(inspect.markcoroutinefunction(marked), timeout_seconds=60) == 42
