@@ -113,7 +113,9 @@ class Saving:
         self._encode: Callable[..., Any] = _ignored  # that of `saving`, once the call is opened
         self._threads = ThreadPool(1, name="penstock-saving")
         self._restored: dict[str, Any] = {}
-        self._fingerprint: dict[str, Any] = {**self._way.fingerprint(), "sources": {}}
+        same = {**self._way.fingerprint(), "reader": checkpoint.reader is not None}
+        self._same = tuple(same)
+        self._fingerprint: dict[str, Any] = {**same, "sources": {}}
         self._cut: Cut | None = None
         self._ends_at_once = False
         self._in_flight: Mark | None = None
@@ -167,9 +169,7 @@ class Saving:
         cut = self._cut = await self._in_thread(partial(self._folder.newest, template))
         if cut is None:
             return
-        self._compare(
-            *({name: one[name] for name in ("graph", "nodes")} for one in (cut.fingerprint, self._fingerprint))
-        )
+        self._compare(*({name: one[name] for name in self._same} for one in (cut.fingerprint, self._fingerprint)))
         self._restored = dict(cut.states)
         self.record = cut.record
         self.due = cut.record + self._checkpoint.every
@@ -375,20 +375,24 @@ class Saving:
         asked: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._asked.append(asked)
         self.due = self.record
-        while is_reader and not asked.done():
-            if buffer.mark is not None:
-                await buffer.pass_mark()
-            elif self._writing is not None:
-                await asyncio.wait([self._writing])
-            elif buffer.ended or buffer.abandoned:
-                if buffer.error is None:
+        try:
+            while is_reader and not asked.done():
+                if buffer.mark is not None:
+                    await buffer.pass_mark()
+                elif self._writing is not None:
+                    await asyncio.wait([self._writing])
+                elif buffer.error is not None:
+                    # Those for a mark on its way, too: it will not arrive.
+                    _settle([*self._asked, *self._answers], _over(buffer.error))
+                elif buffer.ended or buffer.abandoned:
                     await self._save_end(list(buffer.held))
                 else:
-                    _settle(self._asked, _over())
-            else:
-                buffer.drain()
-                await StreamBuffer[Any].wait(buffer)
-        await asked
+                    buffer.drain()
+                    await StreamBuffer[Any].wait(buffer)
+            await asked
+        finally:
+            if not asked.cancel() and not asked.cancelled():
+                asked.exception()  # marks it as retrieved: what has failed here may have settled it with the same error
 
     async def _save_end(self, unread: list[Any]) -> None:
         if self._writing is not None:
@@ -550,8 +554,10 @@ def _settle(futures: Iterable["asyncio.Future[None]"], error: BaseException | No
                 one.set_exception(error)
 
 
-def _over() -> EngineClosedError:
-    return EngineClosedError("the stream has ended before this cut was made")
+def _over(cause: BaseException | None = None) -> EngineClosedError:
+    error = EngineClosedError("the stream has ended before this cut was made")
+    error.__cause__ = cause
+    return error
 
 
 def _ignored(error: BaseException) -> None:

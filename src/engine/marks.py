@@ -58,7 +58,13 @@ class Way:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what must be the same where a cut is gone on from, without what the source itself knows."""
-        return {"graph": self.graph, "nodes": {stop.name: stop.settings for stop in self.stops.values()}}
+        stops = self.stops.values()
+        return {
+            "graph": self.graph,
+            "nodes": {stop.name: stop.settings for stop in stops},
+            "order": [stop.name for stop in stops],
+            "states": sorted(name for stop in stops for name in stop.nodes),
+        }
 
 
 def way_of(plan: Plan, *, has_state_behind: bool) -> Way:

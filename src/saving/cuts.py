@@ -130,7 +130,7 @@ class CutFolder:
         try:
             os.ftruncate(lock, 0)
             os.pwrite(lock, f"{_this_process()}\n".encode(), 0)
-            probe = self.path / f"probe{_PARTIAL}"
+            probe = self.path / f"cut-probe{_PARTIAL}"
             probe.mkdir(exist_ok=True)  # the lock may be writable in a folder that is not
             probe.rmdir()
         except OSError as error:
@@ -194,7 +194,7 @@ class CutFolder:
         try:
             for path in old:
                 _rename(path, path.with_suffix(_PARTIAL))  # half-removed, it would look damaged
-            for path in self.path.glob(f"*{_PARTIAL}"):
+            for path in self.path.glob(f"cut-*{_PARTIAL}"):
                 _step("remove", path)
                 shutil.rmtree(path)
         except OSError as error:  # no reason to lose the cut that is being saved: the next save tries again

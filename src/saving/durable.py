@@ -23,7 +23,7 @@ from ..actors.frame import Frame, Interruption
 from ..actors.tasks import postpone, start_task, uninterrupted
 from ..actors.threads import ThreadPool
 from ..telemetry import logs
-from .encoding import Encoded, _class_of, decode, encode
+from .encoding import Encoded, _class_of, decode, encode, json_text
 from .store import LoopRecord, LoopStore, SQLiteStore
 
 T = TypeVar("T")
@@ -363,7 +363,7 @@ class DurableCall:
         """
         if self._unused is None:
             raise LookupError
-        asked = _encoded(question, "question")
+        asked = _comparable(question, "question")
         for index, (other, answer) in enumerate(self._unused):
             if other == asked:
                 del self._unused[index]
@@ -553,9 +553,27 @@ def _decoded(data: bytes | None, template: object = None) -> Any:
     return decode(Encoded.from_bytes(data), template)
 
 
+def _comparable(value: object, name: str) -> bytes:
+    """Return bytes that are equal for equal values: dicts are equal whatever their order."""
+    encoded = encode(value, name)
+    return Encoded(_in_order(encoded.structure), dict(sorted(encoded.arrays.items()))).to_bytes()
+
+
+def _in_order(structure: Any) -> Any:
+    kind = cast("Any", type(structure))
+    if kind is list:
+        return [_in_order(one) for one in structure]
+    if kind is not dict:
+        return structure
+    found = {key: _in_order(one) for key, one in sorted(structure.items())}
+    if "$dict" in found:
+        found["$dict"] = sorted(found["$dict"], key=json_text)
+    return found
+
+
 def _digests(arguments: Mapping[str, object]) -> dict[str, str]:
     return {
-        name: hashlib.blake2b(_encoded(value, name), digest_size=16).hexdigest() for name, value in arguments.items()
+        name: hashlib.blake2b(_comparable(value, name), digest_size=16).hexdigest() for name, value in arguments.items()
     }
 
 

@@ -282,8 +282,10 @@ class _Encoder:
             return self._items(value, path)
         if cls is dict:
             return self._dict(value, path)
-        if cls in (tuple, set, frozenset):
-            return {f"${cls.__name__}": self._items(value, path)}
+        if cls is tuple:
+            return {"$tuple": self._items(value, path)}
+        if cls in (set, frozenset):  # in an order that does not depend on the process
+            return {f"${cls.__name__}": sorted(self._items(value, path), key=json_text)}
         if cls in (bytes, bytearray):
             long = len(value) > _MOST_INLINE_BYTES
             return {f"${cls.__name__}": [self._apart(bytes(value), path)] if long else _base64(value)}

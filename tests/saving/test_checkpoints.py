@@ -223,6 +223,49 @@ async def test_a_cut_now_at_the_end_of_the_source(tmp_path: Path) -> None:
     assert await taken(sums(ordered()), checkpoint) == []
 
 
+@pytest.mark.parametrize("where", ["reader", "node", "value"])
+async def test_a_cut_now_that_cannot_be_made_ends_with_the_call(tmp_path: Path, where: str) -> None:
+    class Failing(Counted):
+        fails = False
+
+        def state(self) -> Any:
+            if self.fails:
+                raise RuntimeError("no state")
+            return super().state()
+
+    reader = Failing()
+
+    @ps.node
+    class Node(Failing):
+        def __call__(self, record: data.Record[Any]) -> Any:
+            return object() if where == "value" and record.index > 5 else record.index
+
+    node = Node()
+
+    @ps.graph
+    async def through(records: AsyncIterator[data.Record[Any]]) -> AsyncIterator[Any]:
+        return ps.map_each(node, records)
+
+    async with engine.Engine() as own:
+        call = through(data.order(np.arange(10_000)))
+        checkpoint = ps.Checkpoint(tmp_path, every=100_000, reader=reader)
+        async with own.stream(call, checkpoint=checkpoint) as stream:
+            for _ in range(3):
+                await anext(stream)
+            reader.fails = where == "reader"
+            Failing.fails = where == "node"
+            try:
+                with pytest.raises(ps.EngineClosedError, match="ended before this cut") as caught:
+                    await stream.checkpoint()
+            finally:
+                del Failing.fails
+                Failing.fails = False
+            assert isinstance(caught.value.__cause__, ps.NotStorable if where == "value" else RuntimeError)
+            with pytest.raises(type(caught.value.__cause__)):
+                async for _ in stream:
+                    pass
+
+
 async def test_a_stream_without_checkpoint_makes_no_cuts(tmp_path: Path) -> None:
     async with engine.stream(sums(ordered())) as stream:
         with pytest.raises(ps.OptionsError, match="not saved"):
@@ -569,6 +612,37 @@ async def test_cuts_of_another_graph_are_refused(tmp_path: Path) -> None:
     await taken(sums(ordered()), checkpoint, 20)
     with pytest.raises(ps.CheckpointError, match=r"graph was 'sums', and is 'batches'.*nodes\.batched was not there"):
         await taken(batches(ordered()), checkpoint)
+
+
+async def test_cuts_of_steps_in_another_order_or_with_other_states_are_refused(tmp_path: Path) -> None:
+    def stages(change: str) -> ps.Graph[[AsyncIterator[data.Record[None]]], AsyncIterator[Any]]:
+        counting = Passing() if change == "stateless" else Counting()
+
+        @ps.graph
+        async def staged(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+            numbers = ps.map_each(counting, ps.map_each(number, records))
+            shuffle, batch = data.shuffled(4, seed=1), data.batched(2)
+            return numbers >> batch >> shuffle if change == "order" else numbers >> shuffle >> batch
+
+        return staged
+
+    @ps.node(name="counting")
+    class Counting(Counted):
+        def __call__(self, value: float) -> float:
+            self.values.append(value)
+            return value
+
+    @ps.node(name="counting", stateless=True)
+    class Passing:
+        def __call__(self, value: float) -> float:
+            return value
+
+    await taken(stages("nothing")(ordered()), ps.Checkpoint(tmp_path, every=5), 5)
+    for change, told in (("order", r"order was \["), ("stateless", r"states was .*counting.*, and is \[\]")):
+        with pytest.raises(ps.CheckpointError, match=told):
+            await taken(stages(change)(ordered()), ps.Checkpoint(tmp_path, every=5))
+    with pytest.raises(ps.CheckpointError, match="reader was False, and is True"):
+        await taken(stages("nothing")(ordered()), ps.Checkpoint(tmp_path, every=5, reader=Counted()))
 
 
 async def test_a_second_run_is_refused(tmp_path: Path) -> None:

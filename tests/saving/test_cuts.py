@@ -492,3 +492,10 @@ def test_the_command_lists_and_verifies(
     assert two["damage"].startswith("cut.json has 3 bytes")
     assert main(["checkpoints", "/nowhere"]) == 1
     assert capsys.readouterr().err.endswith(": /nowhere cannot be read: No such file or directory\n")
+
+
+def test_what_is_not_of_a_cut_stays(tmp_path: Path) -> None:
+    (tmp_path / "mine.partial").mkdir()
+    with cuts.CutFolder(tmp_path) as folder:
+        folder.save(cuts.Cut(1, {}, {}, ended=False))
+    assert (tmp_path / "mine.partial").exists()

@@ -278,6 +278,24 @@ async def test_an_unfinished_key_is_for_the_same_graph_and_the_same_arguments(st
         await engine.run(graph("q"), key="never used", answer="yes")
 
 
+async def test_arguments_and_questions_are_equal_whatever_the_order_of_their_sets_and_dicts() -> None:
+    asked: list[dict[str, object]] = [{"one": 1, "two": {3, 4}}, {"two": {4, 3}, "one": 1}]
+    store, questions = MemoryStore(), iter(asked)
+
+    @ps.node
+    async def ask(state: int) -> int:
+        assert await ps.interrupt(next(questions)) == "yes"
+        return state + 1
+
+    @ps.graph
+    async def asks(options: dict[str, object]) -> int:
+        return await ps.while_loop(ps.node(lambda state: state < 1), ask, 0, durable=ps.Durable(store))
+
+    with pytest.raises(ps.Interrupted):
+        await engine.run(asks({"a": {1, 2}, "b": 2}), key="k")
+    assert await engine.run(asks({"b": 2, "a": {2, 1}}), key="k", answer="yes") == 1
+
+
 async def test_a_key_is_run_by_one_call_at_a_time(store: MemoryStore, turns: Turns) -> None:
     graph = make(store, turns)
     turns.in_turn[1] = waits

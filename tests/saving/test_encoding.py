@@ -290,3 +290,10 @@ def test_without_numpy_arrays_are_an_error_that_helps(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "numpy", None)
     with pytest.raises(ps.MissingExtraError, match=r"penstock\[data\]"):
         decode(encoded)
+
+
+def test_sets_are_stored_in_an_order_that_processes_share() -> None:
+    assert encode({"b", "c", "a"}).structure == {"$set": ["a", "b", "c"]}
+    assert encode(frozenset({(2, "x"), (1, "y")})).structure == {
+        "$frozenset": [{"$tuple": [1, "y"]}, {"$tuple": [2, "x"]}]
+    }
