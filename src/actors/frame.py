@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterator
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of
@@ -93,6 +93,7 @@ class Frame:
         bodies: what stops the bodies that its steps of control flow run now.
         span: the parent of the spans of its node executions; None if the frame is not sampled.
         key: the key of the call, in a deployment with `key=`; None without.
+        waiters: for a computation of a cache, which has no parent: the frames that wait for it now.
     """
 
     # Attributes that few frames need have their defaults in the class, because making a frame is a large part of the
@@ -113,6 +114,7 @@ class Frame:
     expired = False
     is_substitute = False
     key: Hashable = None
+    waiters: "Collection[Frame]" = ()
     _was_told = False
     unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
@@ -180,17 +182,22 @@ class Frame:
         return self.state != "running" and not self.unwinding
 
     def lineage(self) -> "Iterator[Frame]":
-        """Yield this frame and the frames around it, innermost first."""
-        frame: Frame | None = self
-        while frame is not None:
+        """Yield this frame and the frames around it, innermost first; around a computation are all that wait for it."""
+        frames, found = [self], {self}
+        for frame in frames:
             yield frame
-            frame = frame.parent
+            for outer in (frame.parent, *frame.waiters):
+                if outer is not None and outer not in found:
+                    found.add(outer)
+                    frames.append(outer)
 
     @property
     def root(self) -> "Frame":
         """The outermost frame around this one, or this one itself."""
-        *_, outermost = self.lineage()
-        return outermost
+        frame = self
+        while frame.parent is not None:
+            frame = frame.parent
+        return frame
 
     def expire_at(self, deadline: float, timeout_seconds: float) -> None:
         """Fail the frame at `deadline` (in the loop's time) with `DeadlineExceeded`, unless it ends before."""

@@ -87,8 +87,12 @@ class KeepsResults(Protocol):
         """Return a snapshot of its counters."""
         ...
 
+    def cancel(self) -> None:
+        """Cancel the computations that its calls have begun."""
+        ...
+
     async def close(self) -> None:
-        """End the computations that its calls have begun."""
+        """Cancel the computations that its calls have begun, and wait until they have unwound."""
         ...
 
 
@@ -120,22 +124,20 @@ def _waits(frame: "Frame", limiter: "Limiter") -> bool:
 def _holders(frame: "Frame", limiter: "Limiter") -> "set[Member]":
     """Return the workers that hold one of these places while they run a handler around the frame."""
     holders: set[Member] = set()
-    while frame.parent is not None:
-        caller, frame = frame.group.caller, frame.parent
-        if caller is not None and caller.limiter is limiter:
+    for inner in frame.lineage():
+        caller, outer = inner.group.caller, inner.parent
+        if outer is not None and caller is not None and caller.limiter is limiter:
             # A handler that has ended without waiting for its nested run holds no place.
-            holders.update(worker for worker in frame.group.workers if worker.is_in(frame, caller))
+            holders.update(worker for worker in outer.group.workers if worker.is_in(outer, caller))
     return holders
 
 
 def _error(actor: "NodeActor", frame: "Frame") -> ReentrantCallError:
     limit = actor.limiter.limit
     chain = [_place(actor, frame)]
-    inner = frame
-    while inner.parent is not None:
-        caller, inner = inner.group.caller, inner.parent
-        if caller is not None:
-            chain.insert(0, _place(caller, inner))
+    for inner in frame.lineage():
+        if inner.parent is not None and inner.group.caller is not None:
+            chain.insert(0, _place(inner.group.caller, inner.parent))
     held = "the only place is" if limit == 1 else f"all {limit} places are"
     return ReentrantCallError(
         f"{' → '.join(chain)}: {held} held by handlers that wait, by way of a nested call, for a place of the same "
@@ -285,7 +287,7 @@ class NodeActor:
         frame.queued(self)
         if self.inbox.count == 1:
             self.limiter.waiting.append(self)
-        if frame.parent is not None and self.limiter.shared:
+        if (frame.parent is not None or frame.waiters) and self.limiter.shared:
             frame.group.loop.call_soon(refuse_if_endless, self, frame)
         return True
 

@@ -12,7 +12,7 @@ from weakref import ref
 from .._errors import PlanError, ReentrantCallError
 from ..actors.frame import Frame
 from ..actors.invocation import TracedExecution
-from ..actors.node_actor import NodeActor
+from ..actors.node_actor import NodeActor, refuse_if_endless
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Cache
 from ..actors.tasks import until
@@ -145,8 +145,14 @@ class CacheSite:
 
     async def close(self) -> None:
         """End the computations that calls of this site have begun: the scope ends. Calls of other scopes begin anew."""
+        self.cancel()
         for flight in list(self.flights):
-            await flight.give_up()
+            await flight.unwound()
+
+    def cancel(self) -> None:
+        """Cancel these computations, without waiting for them."""
+        for flight in list(self.flights):
+            flight.give_up()
 
     async def _find(self, frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, str]:
         key, store = self._key_of(args, kwargs), self.store
@@ -162,7 +168,7 @@ class CacheSite:
             else:
                 self._joined += 1
                 flight.refuse_if_endless(frame, self.node)
-            value = await flight.result()
+            value = await flight.result(frame)
             if not flight.was_given_up:
                 return value, how
 
@@ -206,7 +212,7 @@ class Flight:
         self._site = site
         self._key = key
         self._error: BaseException | None = None
-        self._waiters: list[asyncio.Future[None]] = []
+        self._waiters: dict[asyncio.Future[None], Frame] = {}
         self._empty = asyncio.Event()
         # Neither deadline nor context of a caller: it may go on for others when that caller has left.
         loop, wired = caller.group.loop, site.body
@@ -215,38 +221,42 @@ class Flight:
         inputs = site.captured(caller.values)
         self._frame = Frame(wired.program, inputs, self._group, self, caller.item, None)
         self._frame.priority = caller.priority
+        self._frame.waiters = self._waiters.values()
         site.store.flights[key] = self
         site.flights.add(self)
         self._group.hire(self._frame, wired.entries)
 
-    async def result(self) -> Any:
+    async def result(self, caller: Frame) -> Any:
         """Wait for the result; if the last caller that waits is cancelled, the computation is, and has unwound."""
         frame, waiter = self._frame, self._group.loop.create_future()
-        self._waiters.append(waiter)
+        self._waiters[waiter] = caller
+        for actor in frame.queues():  # the caller may hold the place that the computation waits for
+            refuse_if_endless(actor, frame)
         try:
             await waiter
         finally:
-            self._waiters.remove(waiter)
-            if not self._waiters and not self._empty.is_set():
+            del self._waiters[waiter]
+            # One that has ended is waited for by its scope; here, two that wait for each other would not unwind.
+            if not self._waiters and frame.state == "running":
                 frame.cancel()
-                await self._unwound()
+                await self.unwound()
         if self._error is not None:
             raise self._error
         return frame.result
 
-    async def give_up(self) -> None:
-        """Cancel the computation, and wait until it has unwound."""
-        self.was_given_up = self._frame.state == "running"
-        self._frame.cancel()
-        await self._unwound()
+    def give_up(self) -> None:
+        """Cancel the computation, because the scope ends that has begun it."""
+        if self._frame.state == "running":
+            self.was_given_up = True
+            self._frame.cancel()
 
     def refuse_if_endless(self, frame: Frame, node: str) -> None:
-        """Raise if a call inside of this computation is about to wait for it."""
+        """Raise if this computation waits for the call that is about to wait for it, maybe by way of others."""
         if self._frame in frame.lineage():
             raise ReentrantCallError(
-                f"node {node!r} keeps its results, and computes one by calling itself with equal arguments, which "
-                "would wait for itself; call it inside with other arguments, or without the cache: "
-                "with_policy(cache=None)"
+                f"node {node!r} keeps its results, and computes one by calling itself with equal arguments, directly "
+                "or by way of other computations, which would wait for itself; call it inside with other arguments, "
+                "or without the cache: with_policy(cache=None)"
             )
 
     @property
@@ -271,7 +281,8 @@ class Flight:
     def frame_settled(self, frame: Frame) -> None:
         """Do nothing: `_ended` is what the calls wait for."""
 
-    async def _unwound(self) -> None:
+    async def unwound(self) -> None:
+        """Wait until its last handler has returned, even if the caller is cancelled."""
         await until(self._empty.is_set, self._empty.wait)
 
     def _ended(self, group: WorkerGroup) -> None:

@@ -116,9 +116,12 @@ class Wiring:
 
     async def returned(self) -> None:
         """End what is computed for caches; wait until all threads have returned that run for an item that has ended."""
+        caches = [actor.cache for actor in self.actors() if actor.cache is not None]
+        for cache in caches:  # all before the first wait: one computation may wait for another
+            cache.cancel()
+        for cache in caches:
+            await cache.close()
         for actor in self.actors():
-            if actor.cache is not None:
-                await actor.cache.close()
             await actor.all_returned()
 
     def wired(self, plan: Plan) -> Wired | None:

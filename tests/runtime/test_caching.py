@@ -3,6 +3,7 @@
 import asyncio
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
+from contextvars import Context
 from dataclasses import dataclass
 from typing import Any
 
@@ -433,6 +434,75 @@ async def test_a_node_that_calls_itself_with_equal_arguments_is_refused() -> Non
     ask = alone(around)
     with pytest.raises(ps.ReentrantCallError, match="computes one by calling itself with equal arguments"):
         await engine.run(ask("a"))
+
+
+async def test_a_wait_for_the_own_place_is_refused_through_a_computation() -> None:
+    @ps.node(concurrency=1, cache=KEPT)
+    async def down(count: int) -> int:
+        return 0 if not count else 1 + await engine.run(ask(count - 1))
+
+    ask = alone(down)
+    with pytest.raises(ps.ReentrantCallError, match="the only place is held by handlers that wait"):
+        await asyncio.wait_for(engine.run(ask(1)), 10)
+
+
+async def test_a_call_that_joins_a_computation_that_waits_for_its_place_is_refused() -> None:
+    begun, go_on = asyncio.Event(), asyncio.Event()
+
+    @ps.node(concurrency=1, cache=KEPT)
+    async def down(count: int) -> int:
+        if not count:
+            return 0
+        begun.set()
+        await go_on.wait()
+        return 1 + await e.run(ask(count - 1))
+
+    ask = alone(down)
+    async with engine.Engine() as e:
+        outer = asyncio.create_task(e.run(ask(1)))
+        await begun.wait()
+        inner = asyncio.create_task(e.run(ask(0)))  # it waits for the place
+        await testing.wait_quiescent()
+        go_on.set()
+        with pytest.raises(ps.ReentrantCallError, match="the only place is held by handlers that wait"):
+            await asyncio.wait_for(outer, 10)
+        await asyncio.gather(inner, return_exceptions=True)
+
+
+async def test_computations_that_would_wait_for_each_other_are_refused() -> None:
+    both = asyncio.Barrier(2)
+
+    @ps.node(cache=KEPT)
+    async def mutual(value: int) -> int:
+        await both.wait()
+        return await e.run(ask(3 - value))
+
+    ask = alone(mutual)
+    async with engine.Engine() as e, e.deploy(ask) as service:
+        calls = asyncio.gather(*[service.run(ask(value)) for value in (1, 2)], return_exceptions=True)
+        errors = await asyncio.wait_for(calls, 10)
+    assert [type(error) for error in errors] == [ps.ReentrantCallError] * 2
+
+
+async def test_an_abort_ends_computations_that_wait_for_each_other_unseen() -> None:
+    both, waits = asyncio.Barrier(2), 0
+
+    @ps.node(cache=KEPT)
+    async def mutual(value: int) -> int:
+        nonlocal waits
+        await both.wait()
+        waits += 1
+        # A task with an empty context: nobody knows for whom it works.
+        return await asyncio.create_task(e.run(ask(3 - value)), context=Context())
+
+    ask = alone(mutual)
+    async with engine.Engine() as e:
+        async with e.deploy(ask) as service:
+            calls = [asyncio.create_task(service.run(ask(value))) for value in (1, 2)]
+            await testing.wait_quiescent()
+            assert waits == 2
+            await asyncio.wait_for(service.abort(), 10)
+            await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def test_without_enable_caching_nothing_is_kept() -> None:
