@@ -152,7 +152,7 @@ def retry_after(error: BaseException, /) -> float | None:
     except AttributeError:
         return None
     try:
-        seconds = float(text)
+        seconds = math.nan if "_" in text else float(text)
     except ValueError:
         return _seconds_until(text)
     return seconds if 0 <= seconds < math.inf else None
@@ -165,10 +165,10 @@ def _seconds_until(date: str) -> float | None:
 
     try:
         then = parsedate_to_datetime(date)
-    except ValueError:
+        then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
+        return max(0.0, then.timestamp() - time.time())
+    except (ValueError, OverflowError):  # the latter for years and zones that no calendar has
         return None
-    then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
-    return max(0.0, then.timestamp() - time.time())
 
 
 @dataclass(frozen=True)

@@ -328,7 +328,9 @@ def _part(value: Any) -> Hashable:
         return _OTHER if _OTHER in parts else (kind, parts)
     if isinstance(value, _SIMPLE):
         # 1, True and 1.0 are equal, and so are 0.0 and -0.0; a function may tell them apart.
-        return (kind, repr(value)) if isinstance(value, float | complex) and not value else (kind, value)
+        if isinstance(value, complex):
+            return kind, repr(value.real), repr(value.imag)
+        return (kind, repr(value)) if isinstance(value, float) and not value else (kind, value)
     return _OTHER
 
 

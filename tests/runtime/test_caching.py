@@ -77,7 +77,7 @@ async def test_a_hundred_equal_calls_at_once_run_once() -> None:
 async def test_the_types_of_arguments_are_part_of_the_key() -> None:
     calls = Calls()
     ask = alone(calls.node())
-    values = [1, True, 1.0, "1", b"1", None, 0, 0.0, -0.0, (), (1,), (True,), ((1,),), (1, None)]
+    values = [complex(-1, 0.0), complex(-1, -0.0), 1, True, 1.0, "1", b"1", None, 0, 0.0, -0.0, (), (1,), (True,), ((1,),), (1, None)]
     async with engine.Engine() as e:
         for _ in range(2):
             for value in values:
