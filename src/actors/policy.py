@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from .._errors import OptionsError
+from .._errors import OptionsError, add_note
 from .accepted import (
     FUNCTION,
     NAME,
@@ -41,7 +41,8 @@ class Retry:
         retry_on: the exception class, or a tuple of classes, after which another attempt is made.
         wait: a function of the error and the number of the attempt that failed. It returns the pause in seconds, such
             as `ps.retry_after(error)`, or None for the pause that the other arguments give. Where it is longer than
-            `max_backoff_seconds`, there is no further attempt: it would come too early.
+            `max_backoff_seconds`, there is no further attempt: it would come too early. Nor
+            is there one if the function raises.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -57,10 +58,26 @@ class Retry:
 
     def __post_init__(self) -> None:
         check_fields(self, _RETRY, "Retry(")
+        if self.wait is not None:
+            import inspect  # here, because the import takes a while and most programs have no retries
+
+            try:
+                inspect.signature(self.wait).bind(None, 1)
+            except ValueError:  # a function of C may have no signature
+                pass
+            except TypeError as error:
+                raise OptionsError(
+                    f"Retry(wait={self.wait!r}): it is called with the error and the number of the attempt, but "
+                    f"{error}; write a function of both, such as wait=lambda error, attempt: ps.retry_after(error)"
+                ) from None
 
     def _pause_seconds(self, error: Exception, failed_attempt: int) -> float | None:
         """Return how long to wait after attempt number `failed_attempt`, counted from 1; None if that is too long."""
-        asked = None if self.wait is None else self.wait(error, failed_attempt)
+        try:
+            asked = None if self.wait is None else self.wait(error, failed_attempt)
+        except Exception as of_wait:  # noqa: BLE001 - user code: what follows a failure must still run
+            add_note(error, f"no further attempt: wait= of Retry raised {of_wait!r}")
+            return None
         if asked is not None:
             check("wait(error, attempt)", asked, _WAIT, "the result of Retry.")
             return None if asked > self.max_backoff_seconds else float(asked)

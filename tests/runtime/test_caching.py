@@ -77,7 +77,24 @@ async def test_a_hundred_equal_calls_at_once_run_once() -> None:
 async def test_the_types_of_arguments_are_part_of_the_key() -> None:
     calls = Calls()
     ask = alone(calls.node())
-    values = [complex(-1, 0.0), complex(-1, -0.0), 1, True, 1.0, "1", b"1", None, 0, 0.0, -0.0, (), (1,), (True,), ((1,),), (1, None)]
+    values = [
+        complex(-1, 0.0),
+        complex(-1, -0.0),
+        1,
+        True,
+        1.0,
+        "1",
+        b"1",
+        None,
+        0,
+        0.0,
+        -0.0,
+        (),
+        (1,),
+        (True,),
+        ((1,),),
+        (1, None),
+    ]
     async with engine.Engine() as e:
         for _ in range(2):
             for value in values:
@@ -496,13 +513,12 @@ async def test_an_abort_ends_computations_that_wait_for_each_other_unseen() -> N
         return await asyncio.create_task(e.run(ask(3 - value)), context=Context())
 
     ask = alone(mutual)
-    async with engine.Engine() as e:
-        async with e.deploy(ask) as service:
-            calls = [asyncio.create_task(service.run(ask(value))) for value in (1, 2)]
-            await testing.wait_quiescent()
-            assert waits == 2
-            await asyncio.wait_for(service.abort(), 10)
-            await asyncio.gather(*calls, return_exceptions=True)
+    async with engine.Engine() as e, e.deploy(ask) as service:
+        calls = [asyncio.create_task(service.run(ask(value))) for value in (1, 2)]
+        await testing.wait_quiescent()
+        assert waits == 2
+        await asyncio.wait_for(service.abort(), 10)
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def test_without_enable_caching_nothing_is_kept() -> None:

@@ -240,3 +240,32 @@ async def test_a_marked_function_that_returns_another_awaitable() -> None:
         return Answer()
 
     assert await run(inspect.markcoroutinefunction(marked), timeout_seconds=60) == 42
+
+
+def test_a_wait_that_cannot_take_error_and_attempt_is_refused() -> None:
+    with pytest.raises(ps.OptionsError, match=r"wait=lambda error, attempt: ps\.retry_after\(error\)"):
+        ps.Retry(3, wait=ps.retry_after)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def test_a_wait_that_raises_ends_the_attempts_and_what_follows_a_failure_runs() -> None:
+    errors: list[Exception] = []
+
+    def wait(error: Exception, attempt: int) -> float:
+        raise LookupError("no wait")
+
+    def fallback(error: Exception) -> str:
+        errors.append(error)
+        return "fallback"
+
+    @ps.node(retry=ps.Retry(3, wait=wait), fallback=fallback)
+    async def fails() -> str:
+        raise ConnectionError
+
+    @ps.graph
+    async def ask() -> str:
+        return await fails()
+
+    assert await engine.run(ask()) == "fallback"
+    [error] = errors
+    assert isinstance(error, ConnectionError)
+    assert error.__notes__[0] == "no further attempt: wait= of Retry raised LookupError('no wait')"
