@@ -10,6 +10,7 @@ from typing import Any, cast
 from weakref import ref
 
 from .._errors import PlanError, ReentrantCallError
+from ..actors.accepted import NOT_NEGATIVE, check
 from ..actors.frame import Frame
 from ..actors.invocation import TracedExecution
 from ..actors.node_actor import NodeActor, refuse_if_endless
@@ -56,7 +57,12 @@ class ResultCache:
     def keep(self, node: str, key: Hashable, value: Any, now: float) -> None:
         """Keep a result, if its size is known and there is room for it."""
         cache = self._cache
-        size = _size_of(value) if cache.size is None else int(cache.size(value))
+        if cache.size is None:
+            size = _size_of(value)
+        else:
+            given = cache.size(value)
+            check("size(result)", given, NOT_NEGATIVE, f"node {node!r}: the result of size= of its cache, ")
+            size = int(given)
         if size is None:
             if not self._has_warned:
                 self._has_warned = True

@@ -180,6 +180,13 @@ async def test_a_result_of_unknown_size_is_kept_only_with_size() -> None:
     assert computed == 3
 
 
+@pytest.mark.parametrize("wrong", [-1, None, "1"])
+async def test_a_size_that_is_no_number_of_bytes_is_refused(wrong: Any) -> None:
+    ask = alone(Calls().node(ps.Cache(max_bytes=1000, size=lambda result: wrong)))
+    with pytest.raises(ps.OptionsError, match=r"node 'compute': the result of size= of its cache"):
+        await engine.run(ask("a"))
+
+
 @pytest.mark.parametrize(
     ("result", "size"),
     [("abc", 3), (b"abc", 3), (7, 32), (None, 32), ([1, "ab"], 34), ({"a": (1.5,)}, 33), (np.zeros(4), 32)],
