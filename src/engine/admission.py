@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from .._errors import OptionsError, Overloaded
-from ..actors.accepted import FUNCTION, POSITIVE, Accepted, check, optional, whole
+from ..actors.accepted import KEY, POSITIVE, Accepted, check, optional, whole
 from ..actors.channel import PriorityFifo
 from ..telemetry.counters import less
 from .graph import Call, Graph
@@ -273,7 +273,7 @@ def fair_shares(
             if value is not None:
                 raise OptionsError(f"{name}={value!r}: this needs key=, a function that returns whose call it is")
         return None
-    check("key", key, FUNCTION)
+    check("key", key, KEY)
     for one, weight in (weights or {}).items():
         check(f"[{one!r}]", weight, POSITIVE, "weights")
     return FairShares(

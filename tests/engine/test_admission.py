@@ -863,11 +863,15 @@ def missing(tenant: Any) -> Any:
     return tenant.missing
 
 
+async def awaited(tenant: str, seconds: float = 0.0) -> str:
+    return tenant
+
+
 def swapped(seconds: float, tenant: str) -> str:
     return tenant
 
 
-@pytest.mark.parametrize("key", [unhashable, missing])
+@pytest.mark.parametrize("key", [unhashable, missing, awaited])
 async def test_a_call_without_a_key_fails_and_is_counted(key: Callable[[Any], Hashable]) -> None:
     async with engine.deploy(held, who_streams, key=lambda call: key(call.arguments[0])) as service:
         with pytest.raises((TypeError, AttributeError)) as failed:
@@ -903,6 +907,7 @@ WRONG: Iterable[tuple[dict[str, Any], str]] = [
     ({"max_in_flight_per_key": 2}, "max_in_flight_per_key=2: this needs key="),
     ({"max_queue_per_key": 0}, "max_queue_per_key=0: this needs key="),
     ({"key": "tenant"}, "key='tenant': a function"),
+    ({"key": awaited}, "a function that is not async"),
     ({"key": missing}, r"it takes the parameters of graph 'held' \(tenant, seconds\), but too many"),
     ({"key": swapped}, "in their order"),
     ({"key": tenant_of, "weights": {"a": 0}}, r"weights\['a'\]=0: a finite number above 0"),
