@@ -250,7 +250,11 @@ class _Body:
         finally:
             gone.cancel()
             await until(gone.done, lambda: asyncio.wait([gone]))
-        if self._begin is not None:  # nobody reads this, but middleware takes an answer that never begins for an error
+        await self._end_unbegun(send)
+
+    async def _end_unbegun(self, send: _Send) -> None:
+        """Answer a client that left before the response began: middleware takes no answer at all for an error."""
+        if self._begin is not None:
             self._begin = None
             with suppress(OSError):
                 await send({"type": "http.response.start", "status": 499, "headers": []})
