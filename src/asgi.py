@@ -9,7 +9,7 @@ import json
 import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import fields, is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
@@ -250,6 +250,15 @@ class _Body:
         finally:
             gone.cancel()
             await until(gone.done, lambda: asyncio.wait([gone]))
+        await self._end_unbegun(send)
+
+    async def _end_unbegun(self, send: _Send) -> None:
+        """Answer a client that left before the response began: middleware takes no answer at all for an error."""
+        if self._begin is not None:
+            self._begin = None
+            with suppress(OSError):
+                await send({"type": "http.response.start", "status": 499, "headers": []})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, send: _Send) -> None:
         stream = self._stream
@@ -288,7 +297,7 @@ class _Body:
                 if self._begin is not None:
                     begin, self._begin = self._begin, None
                     await send(begin)
-                await send({"type": "http.response.body", "body": chunk.encode(), "more_body": more})
+                await send({"type": "http.response.body", "body": chunk.encode(errors="replace"), "more_body": more})
         except TimeoutError as error:
             logs.warning("asgi.client_stalled", stall_timeout_seconds=self._stall_timeout_seconds)
             raise _ClientGoneError from error
@@ -318,7 +327,7 @@ def _as_text(value: Any) -> str:
 
 
 def _as_json(value: Any) -> str:
-    return json.dumps(value, default=_plain, ensure_ascii=False)
+    return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

@@ -4,8 +4,9 @@ Each class or function with options declares which values they accept, and calls
 where it is passed, and does not cause an error later, where it is used.
 """
 
+import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from numbers import Real
 from typing import Any, TypeGuard, cast, get_args
 
@@ -122,9 +123,29 @@ def are_exceptions(value: object) -> bool:
     return all(isinstance(one, type) and issubclass(one, Exception) for one in classes)
 
 
+def is_read_at_once(function: object) -> bool:
+    """Whether this is a function, and not an `async def`, whose call would give a coroutine and not the result."""
+    call = function.__call__ if callable(function) else None
+    kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
+    return call is not None and not any(kind(one) for kind in kinds for one in (function, call))
+
+
+def refuse_awaitable(key: object) -> None:
+    """Refuse an awaitable as a key: each one is equal to itself alone, so every call would have a key of its own.
+
+    Raises:
+        TypeError: the key is one; a coroutine is closed.
+    """
+    if hasattr(type(key), "__await__"):
+        if isinstance(key, Coroutine):
+            key.close()
+        raise TypeError(f"key= returned {key!r:.100}, which nobody awaits: a key is what a plain function returns")
+
+
 SWITCH = instance(bool, "True or False")
 NAME = Accepted("a text that is not empty", lambda value: isinstance(value, str) and bool(value))
 FUNCTION = Accepted("a function", callable)
+KEY = Accepted("a function that is not async, because nobody awaits a key", is_read_at_once)
 POSITIVE = number("a finite number above 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = number("a finite number that is not negative", lambda value: 0 <= value < math.inf)
 TIMEOUT = optional(number("a number of seconds, 0 or more", lambda value: value >= 0))

@@ -18,6 +18,7 @@ from .accepted import (
     check,
     check_fields,
     instance,
+    is_read_at_once,
     number,
     one_of,
     optional,
@@ -144,7 +145,7 @@ class Cache:
         accepted = {
             "max_bytes": whole(1),
             "ttl_seconds": optional(POSITIVE),
-            "key": optional(Accepted("a function with the parameters of the node", FUNCTION.fits)),
+            "key": optional(Accepted("a function with the parameters of the node, not an async one", is_read_at_once)),
             "size": optional(Accepted("a function of the result", FUNCTION.fits)),
         }
         check_fields(self, accepted, "Cache(")

@@ -10,7 +10,7 @@ from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from .._errors import OptionsError, Overloaded
-from ..actors.accepted import FUNCTION, POSITIVE, Accepted, check, optional, whole
+from ..actors.accepted import KEY, POSITIVE, Accepted, check, optional, whole
 from ..actors.channel import PriorityFifo
 from ..telemetry.counters import less
 from .graph import Call, Graph
@@ -273,7 +273,7 @@ def fair_shares(
             if value is not None:
                 raise OptionsError(f"{name}={value!r}: this needs key=, a function that returns whose call it is")
         return None
-    check("key", key, FUNCTION)
+    check("key", key, KEY)
     for one, weight in (weights or {}).items():
         check(f"[{one!r}]", weight, POSITIVE, "weights")
     return FairShares(
@@ -607,18 +607,32 @@ class FairAdmission(Admission):
             self._changed(share, self._time())
 
     def _refusal(self, share: _Share, graph: str) -> Overloaded:
-        """Count a call as refused, and return its error."""
+        """Count a call as refused, and return its error, with its key if that asked for too much."""
         share.refused += 1
         self._refused += 1
         of_key = f"{share.in_flight} and {share.waiting.count} of them of key {share.key!r:.60}"
+        if share.waiting.count >= self._max_queue_per_key:
+            reason, key = ", which may have no more that wait (max_queue_per_key)", share.key
+        elif share.in_flight >= self._max_in_flight_per_key:
+            reason, key = ", which may hold no more places (max_in_flight_per_key)", share.key
+        elif self._is_over_its_share(share):
+            reason, key = ", which is over its share", share.key
+        else:
+            reason, key = "", None
         error = Overloaded(
             f"graph {graph!r}: {self._in_flight} calls are in flight (max_in_flight) and {self._queued} wait for a "
-            f"place (max_queue), {of_key}, which has no more room or is the furthest over its share",
+            f"place (max_queue), {of_key}{reason}",
             self._seconds_until_served(share),
-            share.key,
+            key,
         )
         self._changed(share, self._time())
         return error
+
+    def _is_over_its_share(self, share: _Share) -> bool:
+        """Whether a key has, with one more call, more of all calls than its weight gives it beside the other keys."""
+        calls = share.in_flight + share.waiting.count + 1
+        weights = sum(one.weight for one in {share, *self._active.values()})
+        return calls * weights > (self._in_flight + self._queued + 1) * share.weight
 
     def _seconds_until_served(self, share: _Share) -> float | None:
         """Return in how many seconds all calls of a key that wait now will have got a place, at the measured rate."""

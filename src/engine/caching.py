@@ -10,7 +10,7 @@ from typing import Any, cast
 from weakref import ref
 
 from .._errors import PlanError, ReentrantCallError
-from ..actors.accepted import NOT_NEGATIVE, check
+from ..actors.accepted import NOT_NEGATIVE, check, refuse_awaitable
 from ..actors.frame import Frame
 from ..actors.invocation import TracedExecution
 from ..actors.node_actor import NodeActor, refuse_if_endless
@@ -344,6 +344,7 @@ def _of_key(value: Any, node: str) -> Hashable:
     part = _part(value)
     if part is not _OTHER:
         return part
+    refuse_awaitable(value)
     try:
         hash(value)
     except TypeError:

@@ -17,6 +17,7 @@ from .._errors import (
     add_note,
 )
 from ..actors import current
+from ..actors.accepted import refuse_awaitable
 from ..actors.frame import Frame
 from ..actors.node_actor import NodeActor
 from ..actors.supervision import SupervisorFlags
@@ -85,6 +86,7 @@ class InFlight:
         assert self._key_of is not None
         try:
             key = self._key_of(graph, arguments)
+            refuse_awaitable(key)
             hash(key)
         except Exception as error:
             self.counts["failed"] += 1

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
 from .._errors import Overloaded
-from ..actors.accepted import FUNCTION, POSITIVE, check, one_of, optional, whole
+from ..actors.accepted import KEY, POSITIVE, check, one_of, optional, refuse_awaitable, whole
 from ..actors.channel import PriorityFifo
 from ..actors.loop_host import Actor
 from ..actors.own_loops import Inbox, Work
@@ -102,7 +102,7 @@ class RateLimit(Actor[Any, Any]):
         max_waiting_per_key: int | None = None,
     ) -> None:
         TokenBucket(per_second, burst)  # checks both
-        check("key", key, optional(FUNCTION))
+        check("key", key, optional(KEY))
         check("on_limit", on_limit, one_of(OnLimit))
         check("scope", scope, one_of(LimitScope))
         check("max_keys", max_keys, whole(1))
@@ -131,7 +131,10 @@ class RateLimit(Actor[Any, Any]):
             while True:
                 work = await inbox.get()
                 try:
-                    key = None if key_of is None else key_of(work.value)
+                    key = None
+                    if key_of is not None:
+                        key = key_of(work.value)
+                        refuse_awaitable(key)
                     gate.add(work, key)
                 except Exception as error:  # noqa: BLE001 - the function `key=`, or a key that cannot be hashed
                     work.fail(error)

@@ -762,6 +762,22 @@ async def test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes
     assert (seen.cancelled, seen.admission.refused, seen.admission.queued) == (4, 2, 0)
 
 
+async def test_only_a_key_that_asks_for_too_much_is_told_that_it_was_the_reason() -> None:
+    async with engine.deploy(held, key=tenant_of, max_in_flight=1, max_queue=1) as service:
+        calls = [asyncio.create_task(service(name, 1000.0)) for name in "ab"]
+        await wait_quiescent()
+        with pytest.raises(Overloaded) as full:
+            await service("c", 0.0)
+        assert full.value.key is None
+        assert "over its share" not in str(full.value)
+        with pytest.raises(Overloaded, match="key 'a', which is over its share") as greedy:
+            await service("a", 0.0)
+        assert greedy.value.key == "a"
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
+
+
 def test_a_key_has_no_more_places_and_no_longer_queue_than_it_may() -> None:
     async def main() -> None:
         options: dict[str, Any] = {"max_in_flight_per_key": 2, "max_queue_per_key": 1}
@@ -863,11 +879,15 @@ def missing(tenant: Any) -> Any:
     return tenant.missing
 
 
+async def awaited(tenant: str, seconds: float = 0.0) -> str:
+    return tenant
+
+
 def swapped(seconds: float, tenant: str) -> str:
     return tenant
 
 
-@pytest.mark.parametrize("key", [unhashable, missing])
+@pytest.mark.parametrize("key", [unhashable, missing, awaited])
 async def test_a_call_without_a_key_fails_and_is_counted(key: Callable[[Any], Hashable]) -> None:
     async with engine.deploy(held, who_streams, key=lambda call: key(call.arguments[0])) as service:
         with pytest.raises((TypeError, AttributeError)) as failed:
@@ -903,6 +923,7 @@ WRONG: Iterable[tuple[dict[str, Any], str]] = [
     ({"max_in_flight_per_key": 2}, "max_in_flight_per_key=2: this needs key="),
     ({"max_queue_per_key": 0}, "max_queue_per_key=0: this needs key="),
     ({"key": "tenant"}, "key='tenant': a function"),
+    ({"key": awaited}, "a function that is not async"),
     ({"key": missing}, r"it takes the parameters of graph 'held' \(tenant, seconds\), but too many"),
     ({"key": swapped}, "in their order"),
     ({"key": tenant_of, "weights": {"a": 0}}, r"weights\['a'\]=0: a finite number above 0"),

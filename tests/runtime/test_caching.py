@@ -124,6 +124,11 @@ async def test_a_key_that_is_not_hashable_is_named() -> None:
         await engine.run(alone(Calls().node(ps.Cache(max_bytes=1000, key=lambda value: [])))(1))
 
 
+async def test_a_key_that_would_have_to_be_awaited_is_refused() -> None:
+    with pytest.raises(TypeError, match="a key is what a plain function returns"):
+        await engine.run(alone(Calls().node(ps.Cache(max_bytes=1000, key=lambda value: asyncio.sleep(0))))(1))
+
+
 def test_a_result_is_kept_for_its_time() -> None:
     calls = Calls()
     ask = alone(calls.node(ps.Cache(max_bytes=1000, ttl_seconds=10)))
@@ -649,6 +654,7 @@ async def test_a_node_that_reads_a_stream_keeps_nothing() -> None:
         ({"max_bytes": 0}, "at least 1"),
         ({"max_bytes": 1, "ttl_seconds": 0}, "above 0"),
         ({"max_bytes": 1, "key": 1}, "a function"),
+        ({"max_bytes": 1, "key": asyncio.sleep}, "not an async one"),
         ({"max_bytes": 1, "size": 1}, "a function"),
     ],
 )

@@ -259,7 +259,7 @@ def missing(request: Any) -> Any:
     return request.tenant
 
 
-@pytest.mark.parametrize("key", [unhashable, missing])
+@pytest.mark.parametrize("key", [unhashable, missing, lambda request: asyncio.sleep(0)])
 async def test_an_item_without_a_key_fails_alone(key: Any) -> None:
     def of(request: tuple[str, int]) -> Hashable:
         own: Hashable = key(request) if request[1] else request[0]
@@ -272,8 +272,11 @@ async def test_an_item_without_a_key_fails_alone(key: Any) -> None:
 
 
 def test_the_options_of_limits_by_key_are_checked() -> None:
+    async def awaited(request: tuple[str, int]) -> str:
+        return request[0]
+
     wrong: dict[str, Any] = {
-        "key": "tenant",
+        "key": awaited,
         "on_limit": "drop",
         "scope": "call",
         "max_keys": 0,

@@ -149,6 +149,26 @@ async def one_object() -> AsyncIterator[object]:
     return objects()
 
 
+@ps.graph
+async def halves(text: str) -> AsyncIterator[float]:
+    return numbers(text)
+
+
+@ps.node
+async def numbers(text: str) -> AsyncIterator[float]:
+    yield float(text)
+
+
+async def test_what_neither_json_nor_utf_8_can_say() -> None:
+    client = Client()
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        await client.asks_for(asgi.ndjson(engine.stream(halves("nan"))))
+    assert client.sent == []
+    assert await Client().asks_for(asgi.event_stream(engine.stream(said("a\udc80")))) == (
+        "data: a?\n\nevent: end\ndata: \n\n"
+    )
+
+
 async def test_an_error_before_the_first_item_comes_before_the_status() -> None:
     client = Client()
     with pytest.raises(LookupError):
@@ -202,6 +222,7 @@ async def test_a_client_that_goes_ends_its_call(count: int) -> None:
         await answering
         assert held.closed
         assert service.statistics().admission.in_flight == 0
+    assert client.sent[0]["status"] == (200 if count else 499)
 
 
 async def test_a_request_that_is_cancelled_ends_its_call() -> None:
