@@ -183,7 +183,8 @@ class Frame:
 
     def lineage(self) -> "Iterator[Frame]":
         """Yield this frame and the frames around it, innermost first; around a computation are all that wait for it."""
-        frames, found = [self], {self}
+        frames: list[Frame] = [self]
+        found: set[Frame] = {self}
         for frame in frames:
             yield frame
             for outer in (frame.parent, *frame.waiters):
