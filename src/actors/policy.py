@@ -124,7 +124,8 @@ class Cache:
     """Keeps the results of a node, for calls with equal arguments in the same Engine.
 
     Args:
-        max_bytes: how many bytes of results are kept; those that were not used for longest go first.
+        max_bytes: how many bytes of results are kept; those that were not used for longest go first. Keys do not count,
+            nor do results of no bytes: give long arguments a short `key`.
         ttl_seconds: for how long a result is kept, in seconds; None for as long as there is room.
         key: a function with the parameters of the node, whose hashable result stands for the arguments. Needed unless
             all arguments are numbers, strings, bytes, None, or tuples of these.
