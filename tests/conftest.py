@@ -101,13 +101,6 @@ def how_fast_the_machine_is_decides_nothing() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(scope="module", autouse=True)
-def collector_forgets_the_last_module() -> None:
-    """Has it forget what the tests before have loaded and compiled, too, so that the next tests stay quick."""
-    gc.collect()
-    gc.freeze()
-
-
 @pytest.fixture(autouse=True)
 def nothing_left_behind() -> Iterator[None]:
     """Fails a test that leaves a thread, a file descriptor or a child process, or an error that no one has seen.
@@ -118,8 +111,7 @@ def nothing_left_behind() -> Iterator[None]:
         before = Holdings.now()
         yield
         gc.collect()  # what tells of a task that nobody awaited is its finalizer
-        if not gc.get_freeze_count():
-            gc.freeze()  # `engine.tuned_for_serving` gives everything back to the collector
+        gc.freeze()  # what is loaded and compiled by now need not be looked at again, so the next collection is quick
         left = left_since(before)
     if left or errors:
         pytest.fail("\n  ".join(["the test left behind:", *left, *errors]), pytrace=False)
