@@ -8,7 +8,9 @@ from benchmarks.servers import by_hand, by_hand_in_tasks, process
 
 
 @pytest.mark.parametrize("row", by_hand.APPLICATIONS)
-@pytest.mark.parametrize("tuned", [False, True], ids=["untuned", "tuned"])
+@pytest.mark.parametrize(
+    "tuned", [pytest.param(False, id="untuned", marks=pytest.mark.long), pytest.param(True, id="tuned")]
+)
 def test_a_server_answers_as_the_one_written_by_hand_does(row: str, tuned: bool) -> None:
     answers: list[str] = []
     in_tasks = ["by_hand_in_tasks"] if row in by_hand_in_tasks.APPLICATIONS else []
