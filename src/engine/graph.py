@@ -17,7 +17,7 @@ from ..actors.loop_host import StreamActor
 from ..actors.threads import ThreadPool
 from ..telemetry.text import printable
 from .control import Control, map_each
-from .node import Node, global_name, refuse_pickle
+from .node import Node, global_name, is_async, refuse_pickle
 from .open_resources import run_eagerly
 from .options import ExecutionOptions
 from .planning import make_plan, merge_equal_calls
@@ -55,6 +55,8 @@ def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, 
     """Within the `with`, call `fake` in place of a node and of all its copies."""
     origin = node.origin
     before = origin._replacement
+    if is_async(origin.fn) and not is_async(fake):
+        fake = _awaited(fake, origin.name)
     # The fake of a method is bound as the method is, so it takes `self`. The fake of a bound method has no `self`.
     _replace(origin, fake if node.bound_to is None else _without_self(fake))
     try:
@@ -66,6 +68,19 @@ def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, 
 def _replace(origin: Node[..., Any], fake: Callable[..., Any] | None) -> None:
     origin._replacement = fake
     outdate_traces()
+
+
+def _awaited(fake: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(fake)
+    async def call(*args: Any, **kwargs: Any) -> Any:
+        made = fake(*args, **kwargs)
+        if not inspect.isawaitable(made):
+            raise TypeError(
+                f"the fake of node {name!r} returned {made!r}, and the node is an `async def`: make its fake one, too"
+            )
+        return await made
+
+    return call
 
 
 def _without_self(fake: Callable[..., Any]) -> Callable[..., Any]:

@@ -196,6 +196,16 @@ async def test_replacing_a_node_for_a_time() -> None:
         assert await engine.run(search("a")) == "fake a"
 
 
+async def test_a_fake_of_an_async_node_gives_something_to_await() -> None:
+    with testing.replace(fetch, lambda url: fake(f"{url}?")):
+        assert await engine.run(search("a")) == await search("a") == "fake a?"
+    with (
+        testing.replace(fetch, lambda url: "a"),  # type: ignore[arg-type,return-value]  # pyright: ignore
+        pytest.raises(TypeError, match="fake of node 'fetch' returned 'a', and the node is an `async def`: make its"),
+    ):
+        await engine.run(search("a"))
+
+
 async def test_replacements_nest_and_end_also_after_an_error() -> None:
     async def other(url: str) -> str:
         return f"other {url}"
