@@ -76,6 +76,7 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
         )
     if batch.max_size == "auto":
         raise TypeError(f'node {label!r} has Batch("auto"), which is for device nodes alone: pass a number of items')
+    _check_takes_a_list(fn, label)
     check_policy(label, fn, policy, is_stateful=False)
 
     def make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
@@ -90,6 +91,23 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
     one_item: Any = _of_one_item(fn, label)
     one_item._penstock_of_list = fn  # what a worker process calls
     return Node(one_item, for_items, name=label, make_loop=make_loop)
+
+
+def _check_takes_a_list(fn: Callable[..., Any], name: str) -> None:
+    """Refuse a function that needs something beside the list; a method needs its instance as well."""
+    try:
+        parameters = signature_of(fn).parameters
+    except (TypeError, ValueError):  # some builtins have no signature
+        return
+    needed = [one for one in parameters.values() if one.default is one.empty and one.kind is not one.VAR_KEYWORD]
+    scope = getattr(fn, "__qualname__", "").rpartition(".")[0]
+    is_method = bool(scope) and not scope.endswith("<locals>")
+    if not parameters or len(needed) > 1 + is_method:
+        raise TypeError(
+            f"node {name!r} has batch=, so its function takes one list of items, and it takes "
+            f"({', '.join(parameters)}): make a tuple of what belongs to one item; for what all items share, make the "
+            "node a method of an object that has it"
+        )
 
 
 def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "ThreadShare | None", name: str) -> _Call:
