@@ -200,7 +200,7 @@ async def test_a_fake_of_an_async_node_gives_something_to_await() -> None:
     with testing.replace(fetch, lambda url: fake(f"{url}?")):
         assert await engine.run(search("a")) == await search("a") == "fake a?"
     with (
-        testing.replace(fetch, lambda url: "a"),  # type: ignore[arg-type,return-value]  # pyright: ignore
+        testing.replace(fetch, lambda url: "a"),
         pytest.raises(TypeError, match="fake of node 'fetch' returned 'a', and the node is an `async def`: make its"),
     ):
         await engine.run(search("a"))

@@ -357,9 +357,10 @@ def test_what_cannot_be_batched_is_refused() -> None:
 
     with pytest.raises(TypeError, match="async def"):
         ps.node(batch=ps.Batch(2), runs_on="thread")(fine)
-    for more in (lambda texts, models: texts, lambda: [], lambda texts, *, model: texts):
+    wrong: list[Any] = [lambda texts, models: texts, lambda texts, *, model: texts, lambda: None]
+    for one in wrong:
         with pytest.raises(TypeError, match=r"'<lambda>' has batch=, so its function takes one list of items"):
-            ps.node(batch=ps.Batch(2))(more)  # type: ignore[arg-type]  # pyright: ignore
+            ps.node(batch=ps.Batch(2))(one)
     with pytest.raises(TypeError, match="for functions and methods"):
         ps.node(batch=ps.Batch(2))(Recorder)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
