@@ -25,7 +25,7 @@ from typing import (
     overload,
 )
 
-from .._errors import GraphTraceError, PlanError
+from .._errors import GraphTraceError, OptionsError, PlanError
 from ..actors.accepted import NAME, check, refuse_unknown
 from ..actors.policy import Cache, Hedge, Policy, Retry, RunsOn
 from ..telemetry.text import printable
@@ -353,6 +353,10 @@ class Node(Generic[P, Ret_co]):
         Raises:
             OptionsError: an option is unknown, or does not accept its value.
         """
+        if shared := unknown.keys() & {field.name for field in dataclasses.fields(Policy)}:
+            raise OptionsError(
+                f"{min(shared)!r} belongs to node {self.name!r} itself, and copies share it: declare it with @node"
+            )
         refuse_unknown(unknown, cast("Any", self).with_policy, f"{self.name}.with_policy")
         if name is not _UNCHANGED:
             check("name", name, NAME)

@@ -131,6 +131,11 @@ def test_an_option_that_there_is_not_is_answered_with_those_that_there_are() -> 
             take(**wrong)
 
 
+def test_a_copy_of_a_node_has_no_limit_of_its_own() -> None:
+    with pytest.raises(ps.OptionsError, match="'concurrency' belongs to node 'half' itself, and copies share it: decl"):
+        half.with_policy(concurrency=8)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+
+
 async def test_a_drain_does_not_begin_with_a_wrong_timeout() -> None:
     async with engine.deploy(halved) as service:
         with pytest.raises(ps.OptionsError, match="timeout_seconds='3': a number of seconds"):

@@ -357,7 +357,7 @@ def test_what_cannot_be_batched_is_refused() -> None:
 
     with pytest.raises(TypeError, match="async def"):
         ps.node(batch=ps.Batch(2), runs_on="thread")(fine)
-    wrong: list[Any] = [lambda texts, models: texts, lambda texts, *, model: texts, lambda: None]
+    wrong = [lambda texts, models: texts, lambda texts, *, model: texts, lambda: None]
     for one in wrong:
         with pytest.raises(TypeError, match=r"'<lambda>' has batch=, so its function takes one list of items"):
             ps.node(batch=ps.Batch(2))(one)
