@@ -1,4 +1,4 @@
-"""Pictures and links lead to what is there; tests/house compares the reference with the public names."""
+"""Pictures, links and indices lead to what is there; tests/house compares the reference with the public names."""
 
 import asyncio
 import re
@@ -31,6 +31,14 @@ def test_links_of_pages_outside_of_the_documentation_lead_somewhere(page: str) -
     # Of those in docs/, `mkdocs build --strict` checks the links.
     targets = [Path(first or second) for first, second in LINK.findall((ROOT / page).read_text())]
     assert [target for target in targets if not (ROOT / target).exists()] == []
+
+
+def test_each_task_is_in_the_index_and_in_the_navigation() -> None:
+    pages = [page.name for page in (ROOT / "docs/how-to").glob("*.md") if page.name != "index.md"]
+    index = re.findall(r"\]\(([\w-]+\.md)\)", (ROOT / "docs/how-to/index.md").read_text())
+    navigation = re.findall(r": how-to/([\w-]+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE)
+    assert sorted(index) == sorted(pages), "add it to the groups of docs/how-to/index.md"
+    assert navigation == index, "the navigation has the order of the index"
 
 
 if __name__ == "__main__":
