@@ -139,13 +139,15 @@ class Control:
         return None if self.result_of is None else result_hint(self.result_of)
 
 
+@overload
 def cond(
-    predicate: bool,
-    then: Callable[[T], Awaitable[U]],
-    otherwise: Callable[[T], Awaitable[U]],
-    operand: T,
-    /,
-) -> Awaitable[U]:
+    predicate: bool, then: Callable[[T], Awaitable[U]], otherwise: Callable[[T], Awaitable[U]], operand: T, /
+) -> Awaitable[U]: ...
+@overload
+def cond(
+    predicate: bool, then: Callable[[T], Awaitable[U] | U], otherwise: Callable[[T], Awaitable[U] | U], operand: T, /
+) -> Awaitable[U]: ...
+def cond(predicate: bool, then: Callable[[T], Any], otherwise: Callable[[T], Any], operand: T, /) -> Awaitable[Any]:
     """Run one of two bodies.
 
     Args:
@@ -165,12 +167,16 @@ def cond(
     if tracer is None:
         return _await(then if predicate else otherwise, operand)
     return cast(
-        "Awaitable[U]",
+        "Awaitable[Any]",
         _record(Control("cond", result_of=then), (predicate, operand), (("then", then), ("otherwise", otherwise))),
     )
 
 
-def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operand: T, /) -> Awaitable[U]:
+@overload
+def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operand: T, /) -> Awaitable[U]: ...
+@overload
+def switch(index: int, branches: tuple[Callable[[T], Awaitable[U] | U], ...], operand: T, /) -> Awaitable[U]: ...
+def switch(index: int, branches: tuple[Callable[[T], Any], ...], operand: T, /) -> Awaitable[Any]:
     """Run one of several bodies, by number.
 
     Args:
@@ -196,12 +202,12 @@ def switch(index: int, branches: tuple[Callable[[T], Awaitable[U]], ...], operan
     if tracer is None:
         return _await(branches[checked_branch(index, len(branches))], operand)
     named = tuple((f"branch {number}", branch) for number, branch in enumerate(branches))
-    return cast("Awaitable[U]", _record(Control("switch", result_of=branches[0]), (index, operand), named))
+    return cast("Awaitable[Any]", _record(Control("switch", result_of=branches[0]), (index, operand), named))
 
 
 def while_loop(
     predicate: Callable[[T], Awaitable[bool] | bool],
-    body: Callable[[T], Awaitable[T]],
+    body: Callable[[T], Awaitable[T] | T],
     initial: T,
     /,
     *,

@@ -73,6 +73,11 @@ def is_best(hit: Hit) -> bool:
 
 
 @ps.node
+def first_hit(hit: Hit) -> Hit:
+    return hit
+
+
+@ps.node
 class Index:
     def __init__(self, path: str, *, size: int = 3) -> None:
         self.path = path
@@ -366,6 +371,10 @@ async def control(hit: Hit, number: int, urls: list[str]) -> list[bytes]:
 
     assert_type(await ps.cond(await is_good(hit), index, improve, hit), Hit)
     assert_type(await ps.switch(number, (improve, index, improve), hit), Hit)
+    assert_type(await ps.cond(await is_good(hit), first_hit, improve, hit), Hit)
+    assert_type(await ps.cond(await is_good(hit), first_hit, lambda hit: hit, hit), Hit)
+    assert_type(await ps.switch(number, (first_hit, improve, lambda hit: hit), hit), Hit)
+    assert_type(await ps.while_loop(is_best, first_hit, hit), Hit)
     assert_type(await ps.while_loop(is_good, improve, hit, max_iterations=3), Hit)
     assert_type(await ps.while_loop(is_best, improve, hit), Hit)
     assert_type(await ps.map_each(first_of, [hit]), list[str])

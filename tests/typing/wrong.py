@@ -172,10 +172,10 @@ async def verbs() -> None:
 
 
 async def control(hit: Hit, url: str) -> None:
-    await ps.cond(await is_good(hit), index, first_of, url)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ps.cond(await is_good(hit), index, first_of, url)  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
     await ps.while_loop(is_good, first_of, hit)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await ps.map_each(fetch, [hit])  # type: ignore[arg-type]  # pyright: ignore[reportCallIssue, reportArgumentType]
-    await ps.switch(url, (index,), hit)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await ps.switch(url, (index,), hit)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue, reportArgumentType]
 
 
 def chains() -> None:
