@@ -84,7 +84,7 @@ OPERATIONS: list[tuple[str, str, list[str]]] = [
     ("v()", "calling it", ["inside a node"]),
     ("v.strip()", "calling it", ["a method of a value is not a node"]),
     ("[1, 2][v]", "index", NODE),
-    ("range(v)", "index", NODE),
+    ("range(v)", "number of rounds", [*NODE, "repeat with ps.while_loop"]),
     ("[1, 2, 3][v:]", "index", NODE),
     ("y[v]", "indexing it with a value that is not known", NODE),
     ("y[v:]", "indexing it with a value that is not known", NODE),

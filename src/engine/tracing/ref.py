@@ -266,7 +266,10 @@ _FORBIDDEN: dict[str, tuple[str, str]] = {
     "__hash__": (
         "using it in a set or as a dict key", f"key by something that is known, or {in_a_step('{value: 1}')}"
     ),
-    "__index__": ("using it as an index or size", in_a_step("items[value]", "items", "value")),
+    "__index__": (
+        "using it as an index, a size or a number of rounds",
+        f"repeat with ps.while_loop; for an index, {in_a_step('items[value]', 'items', 'value')}",
+    ),
     "__setitem__": ("assigning to an item of it", _CHANGE),
     "__delitem__": ("deleting an item of it", _CHANGE),
     "__delattr__": ("deleting an attribute of it", _CHANGE),
