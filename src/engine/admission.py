@@ -1,16 +1,17 @@
 """Admission: a place is reserved before anything expensive runs; and fair shares of the places, by key."""
 
 import asyncio
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from .._errors import OptionsError, Overloaded
-from ..actors.accepted import KEY, POSITIVE, Accepted, check, optional, whole
+from .._errors import OptionsError, Overloaded, PenstockError, add_note
+from ..actors.accepted import KEY, POSITIVE, Accepted, check, optional, refuse_awaitable, whole
 from ..actors.channel import PriorityFifo
 from ..telemetry.counters import less
 from .graph import Call, Graph
@@ -24,9 +25,13 @@ _ROUNDS = 2
 # Two calls count as ending together if less than this share of the mean time between two calls lies between their ends.
 _TOGETHER = 0.1
 
-
 # Of the keys without calls, this many are remembered, those that called last: for their statistics.
 _MAX_IDLE_KEYS = 1000
+# In a full queue, the order of the keys is computed anew after this time for each of them: that takes about a
+# microsecond for each, and so two percent of the time at most.
+_SECONDS_PER_LOOK = 50e-6
+
+T = TypeVar("T")
 KeyOf: TypeAlias = Callable[[Graph[..., Any], tuple[Any, ...]], Hashable]
 """Returns the key of a call of a graph with these arguments."""
 
@@ -98,17 +103,20 @@ class Admission:
     Calls of higher priority get places first; calls of equal priority, in the order in which they came.
 
     Attributes:
-        key_of: returns the key of a call of a graph with these arguments; None where places are shared by all calls.
+        by_key: whether places are shared fairly between the keys of calls.
     """
 
+    by_key = False
+
     def __init__(self, loop: asyncio.AbstractEventLoop, max_in_flight: int, max_queue: int | None) -> None:
-        self.key_of: KeyOf | None = None
         self._loop = loop
         self._time = loop.time
         self._max_in_flight = max_in_flight
         self._max_queue = max_queue
         self._in_flight = 0
-        self._waiting: PriorityFifo[asyncio.Future[None]] = PriorityFifo()
+        # The future of each call that waits is resolved with whether it has got a place.
+        self._waiting: PriorityFifo[asyncio.Future[bool]] = PriorityFifo()
+        self._end_error: Callable[[], PenstockError] | None = None
         self._admitted: int = 0
         self._refused: int = 0
         # The service rate is `_calls / _seconds`: how many calls have ended, and for how long they held their places,
@@ -131,7 +139,15 @@ class Admission:
         """How many calls wait for a place."""
         return self._waiting.count
 
-    def reserve_nowait(self, key: Hashable = None) -> bool:
+    def share_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> "Share | None":
+        """Return the account of the key of a call, which is to reserve a place at once; None without keys.
+
+        Raises:
+            Exception: the error of the function `key=`.
+        """
+        return None
+
+    def reserve_nowait(self, share: "Share | None" = None) -> bool:
         """Take a place if one is free; return whether it was taken."""
         in_flight = self._in_flight + 1
         if in_flight > self._max_in_flight:  # this keeps the order, too: while a call waits, all places are taken
@@ -147,21 +163,24 @@ class Admission:
             self._full_left = in_flight
         return True
 
-    async def reserve(self, priority: int, graph: str, key: Hashable = None, *, patient: bool = False) -> None:
+    async def reserve(self, priority: int, graph: str, share: "Share | None" = None, *, patient: bool = False) -> None:
         """Take a place; if none is free, wait for one.
 
         Args:
             priority: the priority of the call; higher first.
             graph: the name of the graph, for the error.
-            key: the key of the call; of no meaning without keys.
+            share: the account of the key of the call; None without keys.
             patient: whether to wait although the queue is full. The items of a stream do: a stream is one producer with
                 a window of its own, not a crowd of callers.
 
         Raises:
             Overloaded: no place is free, and the queue is full.
+            PenstockError: the error that `end` was given.
         """
         if self.reserve_nowait():
             return
+        if self._end_error is not None:
+            raise self._end_error()
         if not patient and self._max_queue is not None and self._waiting.count >= self._max_queue:
             self._refused += 1
             raise Overloaded(
@@ -169,18 +188,25 @@ class Admission:
                 "wait for a place (max_queue)",
                 self._retry_after_seconds(),
             )
-        waiter = self._loop.create_future()
+        waiter: asyncio.Future[bool] = self._loop.create_future()
         self._waiting.push(waiter, priority)
         try:
-            await waiter
+            is_admitted = await waiter
         except BaseException:  # a cancel, as a rule; raised again
-            if waiter.done() and not waiter.cancelled():
-                self._pass_on(self._time())  # the call was admitted and cancelled in the same turn of the loop
-            else:
+            if not waiter.done() or waiter.cancelled():
                 self._waiting.discard(waiter, priority)
+            elif waiter.result():
+                self._pass_on(self._time())  # the call was admitted and cancelled in the same turn of the loop
             raise
+        if not is_admitted and self._end_error is not None:
+            raise self._end_error()
 
-    def release(self, key: Hashable = None) -> None:
+    def end(self, make_error: Callable[[], PenstockError]) -> None:
+        """Refuse all calls that wait, and those that would have to, each with an error of its own."""
+        self._end_error = make_error
+        _refuse_all(self._waiting)
+
+    def release(self, share: "Share | None" = None) -> None:
         """Give the place of a call back; the next call that waits gets it."""
         if not self._full_left:  # then no call waits
             self._in_flight -= 1
@@ -215,7 +241,7 @@ class Admission:
             if not waiter.done():  # not cancelled a moment ago
                 self._admitted += 1  # it takes over the place at once, so all places stay taken
                 self._full_left = self._max_in_flight
-                waiter.set_result(None)
+                waiter.set_result(True)
                 return
         if self._full_left:
             self._full_left -= 1  # counts as if calls ended in the order in which they began
@@ -229,6 +255,26 @@ class Admission:
         """Return in how many seconds all calls that wait now will have got a place, at the measured rate."""
         seconds = self._seconds_per_call()
         return None if seconds is None else seconds * (self._waiting.count + 1)
+
+
+def _refuse_all(waiting: PriorityFifo[asyncio.Future[bool]]) -> None:
+    while waiting.count:
+        waiter = waiting.pop()
+        if not waiter.done():  # not cancelled a moment ago
+            waiter.set_result(False)
+
+
+def forget(accounts: dict[Hashable, T], key: Hashable, account: T) -> None:
+    """Take an account out of those that are found by their keys; the hash of its key may have changed meanwhile."""
+    try:
+        if accounts.get(key) is account:
+            del accounts[key]
+            return
+        kept = {other: found for other, found in accounts.items() if found is not account}
+    except Exception:  # noqa: BLE001 - `__hash__` and `__eq__` of keys are the user's; an account that stays does no harm
+        return
+    accounts.clear()
+    accounts.update(kept)
 
 
 # Fair shares: the same places and the same queue, shared between keys.
@@ -319,12 +365,12 @@ def _reader_of(graphs: tuple[Graph[..., Any], ...], key: Callable[..., Hashable]
     )
 
 
-class _Share:
+class Share:
     """The account of one key.
 
     Attributes:
         waiting: the calls that wait. The future of each is resolved with True when the call gets a place, and with
-            False when it has to make room in the queue.
+            False when it has to make room in the queue, or the deployment ends.
         in_flight: how many calls hold a place.
         beginnings: the sum of the times at which its calls began, less the times at which they ended.
         expected: the time that its calls in flight are expected to hold their places, summed over them.
@@ -371,40 +417,70 @@ class FairAdmission(Admission):
     own is lower: nobody saves up. What a key holds while no call waits for its turn is held against nobody.
     """
 
+    by_key = True
+
     def __init__(
         self, loop: asyncio.AbstractEventLoop, max_in_flight: int, max_queue: int | None, shares: FairShares
     ) -> None:
         super().__init__(loop, max_in_flight, max_queue)
-        self.key_of = shares.key_of
+        self._key_of = shares.key_of
         self._weights = shares.weights
         self._max_in_flight_per_key = shares.max_in_flight_per_key
         self._max_queue_per_key = shares.max_queue_per_key
-        self._active: dict[Hashable, _Share] = {}  # the keys that have calls
-        self._idle: OrderedDict[Hashable, _Share] = OrderedDict()
+        # Keys are looked up when a call comes, and not when it ends: the hash of a key of the user's may have changed.
+        self._shares: dict[Hashable, Share] = {}
+        self._idle: OrderedDict[Share, None] = OrderedDict()  # those without calls
+        self._active_weight = 0.0  # the sum of the weights of the others
         self._longest_queue = sys.maxsize if max_queue is None else max_queue
         self._queued = 0
         self._patient: set[asyncio.Future[bool]] = set()
         # The keys whose calls wait for nothing but a place, each with the level that it had at least. Levels only grow
         # between two changes of a key, and only those of keys with calls in flight, so the lowest level is found by
         # looking again at the first entry. A key that has changed gets a new entry, and its `turn` says which is valid.
-        self._line: list[tuple[float, int, _Share]] = []
+        self._line: list[tuple[float, int, Share]] = []
         self._turns = 0
         self._contending = 0  # how many keys are in the line
         self._period = 0
         self._period_began = 0.0
         self._level = 0.0  # the level at which the last place was given away in this period
+        # The keys whose calls wait, each with the turn that its last call had at most when it was looked at; those that
+        # are furthest over their shares come first. Between two looks at all keys, only a key with another call that
+        # waits gets another entry, and the expected time stays the same.
+        self._furthest: list[tuple[float, float, int, Share]] = []
+        self._look_again_at = -math.inf
+        self._look_expected = 0.0
 
     @property
     def queued(self) -> int:
         """How many calls wait for a place."""
         return self._queued
 
-    def reserve_nowait(self, key: Hashable = None) -> bool:
+    def share_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> Share:
+        """Return the account of the key of a call, which is to reserve a place at once.
+
+        Raises:
+            Exception: the error of the function `key=`, or of the hash of the key.
+        """
+        try:
+            key = self._key_of(graph, arguments)
+            refuse_awaitable(key)
+            share = self._shares.get(key)
+        except Exception as error:
+            add_note(error, f"while key= of the deployment was asked for the key of a call of graph {graph.name!r}")
+            raise
+        if share is None:
+            share = self._shares[key] = Share(key, self._weights.get(key, 1.0))
+        elif share in self._idle:
+            del self._idle[share]
+        else:
+            return share
+        self._active_weight += share.weight
+        return share
+
+    def reserve_nowait(self, share: Share | None = None) -> bool:
         """Take a place if one is free and the key may have it; return whether it was taken."""
-        if self._in_flight >= self._max_in_flight:
-            return False
-        share = self._active.get(key) or self._activated(key)
-        if share.in_flight >= self._max_in_flight_per_key:
+        assert share is not None
+        if self._in_flight >= self._max_in_flight or share.in_flight >= self._max_in_flight_per_key:
             return False
         Admission.reserve_nowait(self)  # `super()` takes as long as what it would call
         share.in_flight += 1
@@ -412,16 +488,19 @@ class FairAdmission(Admission):
         share.admitted += 1
         return True
 
-    async def reserve(self, priority: int, graph: str, key: Hashable = None, *, patient: bool = False) -> None:
+    async def reserve(self, priority: int, graph: str, share: Share | None = None, *, patient: bool = False) -> None:
         """Take a place; if none is free, or the key has as many as it may have, wait for one.
 
         Raises:
             Overloaded: the queue, or that of the key, is full; or it was, and a call of another key came that has had
                 less of its share.
+            PenstockError: the error that `end` was given.
         """
-        if self.reserve_nowait(key):
+        assert share is not None
+        if self.reserve_nowait(share):
             return
-        share = self._active.get(key) or self._activated(key)
+        if self._end_error is not None:
+            raise self._refusal(share, graph)
         has_room = self._queued < self._longest_queue and share.waiting.count < self._max_queue_per_key
         if not has_room and not patient and not self._has_made_room(share):
             raise self._refusal(share, graph)
@@ -430,8 +509,11 @@ class FairAdmission(Admission):
         self._queued += 1
         if patient:
             self._patient.add(waiter)
+        now = self._time()
         if not share.turn:
-            self._changed(share, self._time())
+            self._changed(share, now)
+        if now < self._look_again_at:
+            heappush(self._furthest, self._last_turn(share, now))
         try:
             is_admitted = await waiter
         except BaseException:  # a cancel, as a rule; raised again
@@ -448,10 +530,18 @@ class FairAdmission(Admission):
         if not is_admitted:
             raise self._refusal(share, graph)
 
-    def release(self, key: Hashable = None) -> None:
+    def end(self, make_error: Callable[[], PenstockError]) -> None:
+        """Refuse all calls that wait, and those that would have to, each with an error of its own."""
+        self._end_error = make_error
+        for share in [share for share in self._shares.values() if share.waiting.count]:
+            _refuse_all(share.waiting)
+            self._changed(share, self._time())
+        self._queued = 0
+
+    def release(self, share: Share | None = None) -> None:
         """Give the place of a call back; a call of the key with the lowest level gets it."""
+        assert share is not None
         now = self._time()
-        share = self._active[key]
         if self._contending or share.in_flight == 1 or share.waiting.count:
             self._ended(share, now)
         else:  # the same, for the most frequent case
@@ -465,17 +555,12 @@ class FairAdmission(Admission):
     def statistics(self) -> AdmissionStatistics:
         """Return a snapshot of the counters."""
         now, seconds = self._time(), self._seconds_per_call()
+        active = [share for share in self._shares.values() if share not in self._idle]
         return AdmissionStatistics(
             self._in_flight, self._max_in_flight, self._queued, self._max_queue, self._admitted, self._refused,
             1 / seconds if seconds else None,
-            tuple(share.statistics(now) for share in (*self._active.values(), *reversed(self._idle.values()))),
+            tuple(share.statistics(now) for share in (*active, *reversed(self._idle))),
         )  # fmt: skip
-
-    def _activated(self, key: Hashable) -> _Share:
-        """Return the account of a key that has no calls."""
-        share = self._idle.pop(key) if key in self._idle else _Share(key, self._weights.get(key, 1.0))
-        self._active[key] = share
-        return share
 
     def _pass_on(self, now: float) -> None:
         line = self._line
@@ -513,7 +598,7 @@ class FairAdmission(Admission):
             return
         Admission._pass_on(self, now)
 
-    def _ended(self, share: _Share, now: float) -> None:
+    def _ended(self, share: Share, now: float) -> None:
         """Note that a call of a key has ended."""
         if self._contending:
             if share.period != self._period:
@@ -524,7 +609,7 @@ class FairAdmission(Admission):
         if share.waiting.count or not share.in_flight:
             self._changed(share, now)
 
-    def _changed(self, share: _Share, now: float) -> None:
+    def _changed(self, share: Share, now: float) -> None:
         """Give a key the place in the line that it has after a change of its calls."""
         waiting = share.waiting.count
         if waiting and share.in_flight < self._max_in_flight_per_key:
@@ -546,18 +631,21 @@ class FairAdmission(Admission):
             self._contending -= 1
             if not self._contending:
                 self._line.clear()
-        if not waiting and not share.in_flight and self._active.pop(share.key, None) is not None:
-            self._idle[share.key] = share
+        if not waiting and not share.in_flight and share not in self._idle:
+            self._idle[share] = None
+            self._active_weight -= share.weight
             if len(self._idle) > _MAX_IDLE_KEYS:
-                self._idle.popitem(last=False)
+                oldest, _ = self._idle.popitem(last=False)
+                forget(self._shares, oldest.key, oldest)
 
     def _begin_period(self, now: float) -> None:
         """Begin a period of contention, in which all keys begin at the same level."""
         self._period += 1
         self._period_began = now
         self._level = 0.0
+        self._look_again_at = -math.inf
 
-    def _take_part(self, share: _Share) -> None:
+    def _take_part(self, share: Share) -> None:
         """Have a key take part in the period, if it does not yet; no call of it has begun or ended in the period."""
         if share.period != self._period:
             share.period = self._period
@@ -568,46 +656,63 @@ class FairAdmission(Admission):
         """Return for how long a call is expected to hold its place; 0 before anything was measured."""
         return self._seconds / self._calls * self._max_in_flight if self._calls else 0.0
 
-    def _has_made_room(self, share: _Share) -> bool:
+    def _has_made_room(self, share: Share) -> bool:
         """Have a call of a key that is further over its share leave the full queue; return whether one did."""
         if share.waiting.count >= self._max_queue_per_key:
             return False
-        if not self._contending:
-            self._begin_period(self._time())
-        now, expected = self._time(), self._expected_seconds()
-        furthest, last = self._last_turn(share, now, expected, 1), None
-        for other in self._active.values():
-            if other is not share and other.waiting.count:
-                turn = self._last_turn(other, now, expected)
-                if turn > furthest and (newest := self._newest(other)) is not None:
-                    furthest, last = turn, (other, *newest)
-        if last is None:
-            return False
-        other, priority, waiter = last
-        self._withdraw(other, waiter, priority)
-        waiter.set_result(False)
-        return True
+        now = self._time()
+        if now >= self._look_again_at:
+            self._look(now)
+        own, furthest = self._last_turn(share, now, 1), self._furthest
+        while furthest and furthest[0] < own:
+            _, _, _, other = entry = furthest[0]
+            present = self._last_turn(other, now)
+            if present > entry:  # fewer of its calls wait by now, or they ended early
+                heapreplace(furthest, present)
+            elif (newest := self._newest(other)) is None:
+                heappop(furthest)
+            else:
+                priority, waiter = newest
+                self._withdraw(other, waiter, priority)
+                waiter.set_result(False)
+                return True
+        return False
 
-    def _last_turn(self, share: _Share, now: float, expected: float, more: int = 0) -> tuple[float, float]:
-        """Return at which level the last call of a key will get a place; before anything was measured, in calls."""
+    def _look(self, now: float) -> None:
+        """Compute anew which keys are furthest over their shares."""
+        if not self._contending:
+            self._begin_period(now)
+        self._look_expected = self._expected_seconds()
+        self._furthest = [self._last_turn(share, now) for share in self._shares.values() if share.waiting.count]
+        heapify(self._furthest)
+        self._look_again_at = now + len(self._furthest) * _SECONDS_PER_LOOK
+
+    def _last_turn(self, share: Share, now: float, more: int = 0) -> tuple[float, float, int, Share]:
+        """Return at which level the last call of a key will get a place; the higher, the lower this compares.
+
+        Before anything was measured, it counts calls. With `more`, it comes behind those that are level with it.
+        """
         self._take_part(share)
         calls = (share.waiting.count + more) / share.weight
-        return share.level(now) + calls * expected, calls
+        return -share.level(now) - calls * self._look_expected, -calls, id(share) if not more else 0, share
 
-    def _newest(self, share: _Share) -> tuple[int, "asyncio.Future[bool]"] | None:
+    def _newest(self, share: Share) -> tuple[int, "asyncio.Future[bool]"] | None:
         """Return the newest call that waits, of those of the lowest priority; None if all that wait are patient."""
         for priority, waiter in share.waiting.last_first():
             if not waiter.done() and waiter not in self._patient:
                 return priority, waiter
         return None
 
-    def _withdraw(self, share: _Share, waiter: "asyncio.Future[bool]", priority: int) -> None:
+    def _withdraw(self, share: Share, waiter: "asyncio.Future[bool]", priority: int) -> None:
         if share.waiting.discard(waiter, priority):
             self._queued -= 1
             self._changed(share, self._time())
 
-    def _refusal(self, share: _Share, graph: str) -> Overloaded:
+    def _refusal(self, share: Share, graph: str) -> PenstockError:
         """Count a call as refused, and return its error, with its key if that asked for too much."""
+        if self._end_error is not None:
+            self._changed(share, self._time())
+            return self._end_error()
         share.refused += 1
         self._refused += 1
         of_key = f"{share.in_flight} and {share.waiting.count} of them of key {share.key!r:.60}"
@@ -628,18 +733,21 @@ class FairAdmission(Admission):
         self._changed(share, self._time())
         return error
 
-    def _is_over_its_share(self, share: _Share) -> bool:
+    def _is_over_its_share(self, share: Share) -> bool:
         """Whether a key has, with one more call, more of all calls than its weight gives it beside the other keys."""
         calls = share.in_flight + share.waiting.count + 1
-        weights = sum(one.weight for one in {share, *self._active.values()})
-        return calls * weights > (self._in_flight + self._queued + 1) * share.weight
+        allowed = (self._in_flight + self._queued + 1) * share.weight
+        return calls * self._weight_beside(share) > allowed * 1.000_001  # the sum of weights is rounded
 
-    def _seconds_until_served(self, share: _Share) -> float | None:
+    def _seconds_until_served(self, share: Share) -> float | None:
         """Return in how many seconds all calls of a key that wait now will have got a place, at the measured rate."""
         seconds = self._seconds_per_call()
         if seconds is None:
             return None
         calls = share.waiting.count + 1
-        weights = sum(one.weight for one in {share, *self._active.values()})
-        by_share = seconds * min(self._queued + 1, calls * weights / share.weight)
+        by_share = seconds * min(self._queued + 1, calls * self._weight_beside(share) / share.weight)
         return max(by_share, seconds * self._max_in_flight * calls / self._max_in_flight_per_key)
+
+    def _weight_beside(self, share: Share) -> float:
+        """Return the sum of the weights of a key and of all that have calls."""
+        return self._active_weight + (share.weight if share in self._idle else 0.0)

@@ -190,6 +190,15 @@ class RunningCall(Frame, WorkerGroup):
             if caller is not None and caller.cancelling() > cancels:
                 self.cancel()
 
+    def fail_at_once(self, wired: Wired, item: int, error: Exception) -> None:
+        """Fail instead of being launched."""
+        self.layout = wired.program
+        self.item = item
+        self.values = []
+        if self.traced and self.run_span is not None:
+            self.span = spans.FrameSpan(self.run_span)
+        self.fail(error)
+
     def _begin_detached(self, entry: NodeActor, carrier: Carrier) -> bool:
         """Begin the first step without a worker, if its node has a free place; returns whether it has begun."""
         limiter = entry.limiter

@@ -1,7 +1,7 @@
 """Deployment, the inside of a Service: its graphs, its calls in flight, and its life from start to stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -14,17 +14,15 @@ from .._errors import (
     Overloaded,
     PenstockError,
     PlanError,
-    add_note,
 )
 from ..actors import current
-from ..actors.accepted import refuse_awaitable
 from ..actors.frame import Frame
 from ..actors.node_actor import NodeActor
 from ..actors.supervision import SupervisorFlags
 from ..actors.tasks import Condition, start_task, uninterrupted
 from ..telemetry import logs, metrics
 from ..telemetry.metrics import Reading
-from .admission import Admission, FairAdmission, FairShares
+from .admission import Admission, FairAdmission, FairShares, Share
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
 from .graph import Graph, check_key, gives_stream
@@ -49,21 +47,20 @@ class InFlight:
 
     Attributes:
         admission: the same.
-        live: the calls in flight, but not the items of streams of calls.
+        live: the calls in flight, with the accounts of their keys; but not the items of streams of calls.
         items: how many calls were admitted, which is the number of the next call.
         counts: how many calls and items have ended, by their outcome.
-        by_key: whether the places are shared fairly between the keys of calls, which `key_of` returns.
+        by_key: whether the places are shared fairly between the keys of calls; `share_of` returns their accounts.
     """
 
     __slots__ = (
-        "_changed", "_key_of", "_preparing", "_refusal", "_streams", "admission", "by_key", "counts", "items", "live",
+        "_changed", "_preparing", "_refusal", "_streams", "admission", "by_key", "counts", "items", "live",
     )  # fmt: skip
 
     def __init__(self, admission: Admission, changed: Condition) -> None:
         self.admission = admission
-        self._key_of = admission.key_of
-        self.by_key = self._key_of is not None
-        self.live: set[Frame] = set()
+        self.by_key = admission.by_key
+        self.live: dict[Frame, Share | None] = {}
         self.items = 0
         self.counts = {"done": 0, "failed": 0, "cancelled": 0, "expired": 0, "interrupted": 0, "running": 0}
         self._streams: set[Pipeline] = set()
@@ -77,34 +74,30 @@ class InFlight:
         waiting = self._preparing or self.admission.queued
         return bool(self.live or waiting or any(stream.window.running for stream in self._streams))
 
-    def key_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> Hashable:
-        """Return the key of a call; count the call if it has none.
+    def share_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> Share | None:
+        """Return the account of the key of a call, which is to reserve a place at once; count the call if it has none.
 
         Raises:
             Exception: the error of the function `key=`.
         """
-        assert self._key_of is not None
         try:
-            key = self._key_of(graph, arguments)
-            refuse_awaitable(key)
-            hash(key)
-        except Exception as error:
+            return self.admission.share_of(graph, arguments)
+        except Exception:
             self.counts["failed"] += 1
-            add_note(error, f"while key= of the deployment was asked for the key of a call of graph {graph.name!r}")
             raise
-        return key
 
-    async def reserve(self, graph: str, priority: int, deadline: float | None, key: Hashable) -> None:
+    async def reserve(self, graph: str, priority: int, deadline: float | None, share: Share | None) -> None:
         """Take a place for a call, waiting for one if need be; count the call if it gets none.
 
         Raises:
             Overloaded: the queue is full.
             DeadlineExceeded: the call got no place before its deadline.
+            PenstockError: the deployment has ended.
         """
         timer = asyncio.timeout_at(deadline)
         too_late = f"the call of graph {graph!r} got no place before its deadline"
         # Admission counts the calls that it refuses.
-        await self._wait(self.admission.reserve(priority, graph, key), timer, too_late, counted=(Overloaded,))
+        await self._wait(self.admission.reserve(priority, graph, share), timer, too_late, counted=(Overloaded,))
 
     async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
         """Wait until the resources of a call are open; count the call if they do not open.
@@ -149,19 +142,19 @@ class InFlight:
         self.counts["failed"] += 1
         return self._refusal() if is_over and self._refusal is not None else error
 
-    def turn_away(self, key: Hashable) -> None:
+    def turn_away(self, share: Share | None) -> None:
         """Give back the place of a call that was admitted too late to be served, and count the call as failed."""
-        self.admission.release(key)
+        self.admission.release(share)
         self.counts["failed"] += 1
 
     def settled(self, frame: Frame) -> None:
         """Count a call whose last handler has ended, and give back its place."""
-        self.live.discard(frame)
+        share = self.live.pop(frame)
         if frame.state == "done":
             self.counts["done"] += 1
         else:
             self._count(frame)
-        self.admission.release(frame.key if self.by_key else None)
+        self.admission.release(share)
         if not self.live:
             self._changed.notify_all()
 
@@ -181,18 +174,21 @@ class InFlight:
 
         Args:
             make_error: makes the error of a call in flight.
-            refusal: makes the error of a call that waits for a resource. Calls that wait for a place need none: the
-                calls that end now free their places, and `check_admitted` refuses the next.
+            refusal: makes the error of a call that waits for a resource or a place. These get it at once, and not when
+                the handlers of the calls in flight have unwound.
         """
         self._refusal = refusal
+        self.admission.end(refusal)
         for timer in self._preparing:
             if not timer.expired():
                 timer.reschedule(asyncio.get_running_loop().time())
         for frame in list(self.live):
             if frame.state == "running":  # the handlers of the others are unwinding already
                 frame.fail(make_error())
-        for stream in list(self._streams):
+        streams = list(self._streams)
+        for stream in streams:
             stream.abort(make_error())
+        for stream in streams:
             await stream.aclose()
 
     def _count(self, frame: Frame) -> None:
@@ -582,14 +578,14 @@ class Deployment:
         if self._is_stopped():
             raise self.stopped_error()
 
-    def check_admitted(self, in_flight: InFlight, key: Hashable) -> None:
+    def check_admitted(self, in_flight: InFlight, share: Share | None) -> None:
         """Refuse a call that has just been admitted if the deployment was stopped while the call waited.
 
         Raises:
             EngineClosedError: the deployment was stopped; the place of the call is free again.
         """
         if self._is_stopped():
-            in_flight.turn_away(key)
+            in_flight.turn_away(share)
             raise self.stopped_error()
 
     def _is_stopped(self) -> bool:

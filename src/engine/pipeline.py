@@ -23,9 +23,9 @@ from ..actors.tasks import Condition, start_task, uninterrupted
 from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
-from .admission import Admission, KeyOf
+from .admission import Admission, Share
 from .call import RunningCall
-from .graph import Graph
+from .graph import Call, Graph
 from .nesting import refuse_to_close_from_inside
 from .options import ExecutionOptions
 from .program import Wired
@@ -177,7 +177,6 @@ class Pipeline:
             began with.
         owns_scope: whether the scope is closed with the pipeline.
         admission: for a stream of a deployment, its admission: each item needs a place there as well.
-        key_of: for a stream of a deployment with `key=`, returns the key of a call.
         context: the context of the handlers; by default a copy of the caller's.
 
     Attributes:
@@ -198,7 +197,6 @@ class Pipeline:
         prepare: Prepare,
         owns_scope: bool,
         admission: Admission | None = None,
-        key_of: KeyOf | None = None,
         context: Context | None = None,
     ) -> None:
         self.loop = scope.loop
@@ -212,11 +210,11 @@ class Pipeline:
         self._reader_wait = ReaderWait()
         self._owns_scope = owns_scope
         self._admission = admission
-        self._key_of = key_of
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
         self._caller = calling_actor()
-        self._items: set[Frame] = set()  # the items that have workers of their own
+        # The items that have workers of their own and a place; in a deployment with `key=`, the accounts of their keys.
+        self._items: dict[Frame, Share | None] = {}
         self._changed = Condition()
         self._wired: dict[Any, Wired] = {}
         self._exhausted = False
@@ -393,9 +391,14 @@ class Pipeline:
         wired = self._wired.get(graph)
         if wired is None:
             wired = self._wired[graph] = await self._prepare(graph)
-        key = None if self._key_of is None else self._key_of(graph, call.arguments)
+        share = None
         if self._admission is not None:
-            await self._admission.reserve(self._options.priority, graph.name, key, patient=True)
+            try:
+                share = self._admission.share_of(graph, call.arguments)
+            except Exception as error:  # noqa: BLE001 - of `key=`, which is the user's: this item fails, not the stream
+                self._new_item(call, index).fail_at_once(wired, index, error)
+                return
+            await self._admission.reserve(self._options.priority, graph.name, share, patient=True)
         if self._group is not None:
             frame = self.window.new_frame(wired, call.arguments, self._group, self._parent)
             frame.priority = self._options.priority
@@ -403,30 +406,36 @@ class Pipeline:
                 frame.deadline = self._deadline
             await enter(frame, self._group.start(frame, wired.entries), self.window)
             return
+        item = self._new_item(call, index)
+        item.key = None if share is None else share.key
+        self._items[item] = share
+        item.launch(wired, call.arguments, index)
+
+    def _new_item(self, call: Call[Any], index: int) -> RunningCall:
+        """Return an item with workers of its own, which counts in the window from now on."""
         item = RunningCall(
-            self.loop, graph.name, self._options, call._trace_headers, context=self._context, item=index,
+            self.loop, call.graph.name, self._options, call._trace_headers, context=self._context, item=index,
             stream=self._span,
         )  # fmt: skip
         item.listener = self.window
         item.parent, item.caller = self._parent, self._caller
         item.ends_at = item.deadline = self._deadline
-        item.key = key
-        self._items.add(item)
         item.join(self._scope)
         self.window.started(item)
-        item.launch(wired, call.arguments, index)
+        return item
 
     def _item_settled(self, frame: Frame) -> None:
         frame.group.close()
-        self._items.discard(frame)
+        has_place = frame in self._items
+        share = self._items.pop(frame, None)
         self._changed.notify_all()
         if self.on_item_settled is not None:
             self.on_item_settled(frame)
         if frame.span is not None:
             error = self._error if frame.expired and frame.error is None else frame.error
             spans.end_run(frame.span.parent, outcome_of(frame.state, error), error)
-        if self._admission is not None:
-            self._admission.release(frame.key)
+        if self._admission is not None and has_place:
+            self._admission.release(share)
 
     def _failed(self, make_error: Callable[[str], DeploymentFailed]) -> None:
         self.abort(make_error("the stream"))

@@ -13,6 +13,7 @@ from ..actors.accepted import KEY, POSITIVE, check, one_of, optional, refuse_awa
 from ..actors.channel import PriorityFifo
 from ..actors.loop_host import Actor
 from ..actors.own_loops import Inbox, Work
+from .admission import forget
 from .decorator import node
 from .nesting import pools_around
 from .pools import Pools
@@ -157,6 +158,23 @@ class RateLimit(Actor[Any, Any]):
 _LOOKS: Final = 4
 
 
+class _Account:
+    """The limit of one key.
+
+    Attributes:
+        key: the key.
+        bucket: its tokens.
+        waiting: its work that waits; None if none does.
+    """
+
+    __slots__ = ("bucket", "key", "waiting")
+
+    def __init__(self, key: Hashable, bucket: TokenBucket) -> None:
+        self.key = key
+        self.bucket = bucket
+        self.waiting: PriorityFifo[Work[Any, Any]] | None = None
+
+
 class _Gate:
     """Lets work pass at the rate of its key, and has the rest wait for its turn.
 
@@ -170,12 +188,12 @@ class _Gate:
         self._rate = per_second, burst
         self._max_keys = max_keys
         self._max_waiting = max_waiting
-        self._buckets: dict[Hashable, TokenBucket] = {}
+        # Keys are looked up when work comes, and not when it passes: the hash of a key of the user's may have changed.
+        self._accounts: dict[Hashable, _Account] = {}
         # One entry for each bucket, with a time before which it is not full. The time was exact when the entry was
         # made, and later takes have only moved it; an entry that comes up too early is put back with the present time.
-        self._full: list[tuple[float, int, Hashable]] = []
-        self._waiting: dict[Hashable, PriorityFifo[Work[Any, Any]]] = {}  # of the keys that have work that waits
-        self._next: list[tuple[float, int, Hashable]] = []  # of these keys, when the next work of each may pass
+        self._full: list[tuple[float, int, _Account]] = []
+        self._next: list[tuple[float, int, _Account]] = []  # of keys with work that waits: when the next may pass
         self._entries = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
@@ -183,39 +201,40 @@ class _Gate:
     def add(self, work: Work[Any, Any], key: Hashable) -> None:
         """Let work pass, now or later; or refuse it."""
         now = self._clock.time()
-        bucket = self._buckets.get(key)
-        if bucket is None:
-            bucket = self._new_bucket(key, now)
-            if bucket is None:
+        account = self._accounts.get(key)
+        if account is None:
+            account = self._new_account(key, now)
+            if account is None:
                 work.fail(Overloaded(
                     f"RateLimit: key {key!r:.60} is one too many: {self._max_keys} others have used their limits "
                     "lately (max_keys)",
                     max(0.0, self._full[0][0] - now),
                 ))  # fmt: skip
                 return
-        waiting = self._waiting.get(key)
+        waiting = account.waiting
         if waiting is None:
-            if bucket.take(now):
+            if account.bucket.take(now):
                 work.finish(work.value)
                 return
             if not self._max_waiting:
-                work.fail(self._refusal(key, bucket, 0, now))
+                work.fail(self._refusal(account, 0, now))
                 return
-            waiting = self._waiting[key] = PriorityFifo()
+            waiting = account.waiting = PriorityFifo()
             self._entries += 1
-            heappush(self._next, (bucket.ready_at, self._entries, key))
+            heappush(self._next, (account.bucket.ready_at, self._entries, account))
             self._set_timer()
         elif waiting.count >= self._max_waiting:
             for other in [other for other in waiting if not _is_wanted(other, now)]:
                 waiting.discard(other, other.priority)
             if waiting.count >= self._max_waiting:
-                work.fail(self._refusal(key, bucket, waiting.count, now))
+                work.fail(self._refusal(account, waiting.count, now))
                 return
         waiting.push(work, work.priority)
 
     def close(self) -> None:
         """Forget the work that waits, since its scope has ended; keep the limits."""
-        self._waiting.clear()
+        for _, _, account in self._next:
+            account.waiting = None
         self._next.clear()
         self._set_timer()
 
@@ -224,8 +243,8 @@ class _Gate:
         self._timer_at = None
         now = max(self._clock.time(), due)  # a timer may run up to one tick of the clock too early
         while self._next and self._next[0][0] <= now:
-            _, _, key = heappop(self._next)
-            waiting, bucket = self._waiting[key], self._buckets[key]
+            _, _, account = heappop(self._next)
+            waiting, bucket = account.waiting, account.bucket
             while waiting and now >= bucket.ready_at:
                 work = waiting.pop()
                 if _is_wanted(work, now):
@@ -233,9 +252,9 @@ class _Gate:
                     work.finish(work.value)
             if waiting:
                 self._entries += 1
-                heappush(self._next, (bucket.ready_at, self._entries, key))
+                heappush(self._next, (bucket.ready_at, self._entries, account))
             else:
-                del self._waiting[key]
+                account.waiting = None
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -246,34 +265,35 @@ class _Gate:
             self._timer = None if due is None else self._clock.call_at(due, self._pass, due)
             self._timer_at = due
 
-    def _new_bucket(self, key: Hashable, now: float) -> TokenBucket | None:
-        """Make the bucket of a new key, and forget some that are full; return None if there are too many keys."""
+    def _new_account(self, key: Hashable, now: float) -> _Account | None:
+        """Make the account of a new key, and forget some that are full; return None if there are too many keys."""
         full, looks, seconds_per_token = self._full, 0, 1 / self._rate[0]
-        while full and full[0][0] <= now and (looks < _LOOKS or len(self._buckets) >= self._max_keys):
+        while full and full[0][0] <= now and (looks < _LOOKS or len(self._accounts) >= self._max_keys):
             _, entry, other = full[0]
-            full_at = self._buckets[other].full_at
-            if other in self._waiting:  # it will take more tokens
+            full_at = other.bucket.full_at
+            if other.waiting is not None:  # it will take more tokens
                 full_at = max(full_at, now + seconds_per_token)
             if full_at > now:
                 heapreplace(full, (full_at, entry, other))
             else:
                 heappop(full)
-                del self._buckets[other]
+                forget(self._accounts, other.key, other)
             looks += 1
-        if len(self._buckets) >= self._max_keys:
+        if len(self._accounts) >= self._max_keys:
             return None
-        bucket = self._buckets[key] = TokenBucket(*self._rate)
+        account = self._accounts[key] = _Account(key, TokenBucket(*self._rate))
         self._entries += 1
-        heappush(full, (now + seconds_per_token, self._entries, key))
-        return bucket
+        heappush(full, (now + seconds_per_token, self._entries, account))
+        return account
 
-    def _refusal(self, key: Hashable, bucket: TokenBucket, waiting: int, now: float) -> Overloaded:
+    def _refusal(self, account: _Account, waiting: int, now: float) -> Overloaded:
+        key = account.key
         per_second, burst = self._rate
         of_key = "" if key is None else f" of key {key!r:.60}"
         what = f"{waiting} items{of_key} wait (max_waiting_per_key)" if waiting else f"the limit{of_key} is used up"
         return Overloaded(
             f"RateLimit(per_second={per_second:g}, burst={burst}): {what}",
-            max(0.0, bucket.ready_at - now) + waiting / per_second,
+            max(0.0, account.bucket.ready_at - now) + waiting / per_second,
             key,
         )
 

@@ -541,19 +541,19 @@ class Service(Generic[P, R]):
             if wired is None:
                 wired = deployment.graphs.one_value(graph, "service.run", key)
                 await deployment.restored(wired, graph, call.ends_at)
-            tenant = None
-            if in_flight.by_key:
-                call.key = tenant = in_flight.key_of(graph, arguments)
-            if not in_flight.admission.reserve_nowait(tenant):
+            account = None
+            if in_flight.by_key and (account := in_flight.share_of(graph, arguments)) is not None:
+                call.key = account.key
+            if not in_flight.admission.reserve_nowait(account):
                 began = perf_counter()
-                await in_flight.reserve(graph.name, call.priority, call.ends_at, tenant)
+                await in_flight.reserve(graph.name, call.priority, call.ends_at, account)
                 spans.admitted(call.run_span, perf_counter() - began)
-                deployment.check_admitted(in_flight, tenant)
+                deployment.check_admitted(in_flight, account)
         except BaseException as error:
             call.report("running", error)
             raise
         call.join(scope)
-        in_flight.live.add(call)
+        in_flight.live[call] = account
         item = in_flight.items
         in_flight.items = item + 1
         call.launch(wired, arguments, item, scope.engine.eager_starts)
@@ -575,9 +575,8 @@ class Service(Generic[P, R]):
     def _pipeline(self, calls: Calls, options: ExecutionOptions) -> Pipeline:
         scope, in_flight = self._deployment.check_callable()
         pipeline = Pipeline(
-            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=in_flight.admission,
-            key_of=in_flight.key_of if in_flight.by_key else None,
-        )  # fmt: skip
+            scope, calls, options, prepare=self._deployed, owns_scope=False, admission=in_flight.admission
+        )
         pipeline.window.service = self._deployment
         in_flight.stream_opened(pipeline)
         return pipeline

@@ -1,7 +1,7 @@
 """Streams of one call: `StreamingCall`, and what its reader holds: `ValuesStream`, or `EventStream` with events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Hashable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
@@ -33,6 +33,7 @@ from .streaming import Stream
 
 if TYPE_CHECKING:
     from ..saving.durable import DurableCall
+    from .admission import Share
     from .deployment import Deployment
 
 
@@ -170,7 +171,7 @@ class DeploymentScope:
         self._key = key
         self._answer = answer
         self.runtime = deployment.runtime
-        self._tenant: Hashable = None  # the key for its share of the places, which is no durable key
+        self._share: Share | None = None  # the account of its key for its share of the places, which is no durable key
         self._scope, self._in_flight = deployment.check_callable()
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
@@ -195,10 +196,9 @@ class DeploymentScope:
         wired = self.service.graphs.deployed(call.graph)
         check_key(wired.program.plan, "service.stream", self._key, self._answer)
         await self.service.restored(wired, call.graph, deadline)
-        if in_flight.by_key:
-            self._tenant = in_flight.key_of(call.graph, call.arguments)
-        await in_flight.reserve(call.graph.name, priority, deadline, self._tenant)
-        self.service.check_admitted(in_flight, self._tenant)
+        share = self._share = in_flight.share_of(call.graph, call.arguments)
+        await in_flight.reserve(call.graph.name, priority, deadline, share)
+        self.service.check_admitted(in_flight, share)
         in_flight.items += 1
         return scope, wired, in_flight.items - 1
 
@@ -208,8 +208,8 @@ class DeploymentScope:
 
     def begun(self, frame: Frame) -> None:
         """Add the call to those in flight, so that the end of the deployment ends it."""
-        frame.key = self._tenant
-        self._in_flight.live.add(frame)
+        frame.key = None if self._share is None else self._share.key
+        self._in_flight.live[frame] = self._share
 
     def settled(self, frame: Frame) -> None:
         """Count the call, and give back its place."""

@@ -407,11 +407,12 @@ class FairAdmissionMachine(RuleBasedStateMachine):
         self.loop = self.new_loop(seed)
         self.clock = HandClock(self.loop)
         self.max_in_flight, self.max_queue, (self.most, self.longest) = max_in_flight, max_queue, of_key
-        shares = FairShares(lambda graph, arguments: None, WEIGHTS, *of_key)
+        shares = FairShares(lambda graph, arguments: arguments[0], WEIGHTS, *of_key)
         self.admission = FairAdmission(cast(asyncio.AbstractEventLoop, self.clock), max_in_flight, max_queue, shares)
         self.keys = {name: PlainKey(weight) for name, weight in WEIGHTS.items()}
         self.callers: list[FairCaller] = []
         self.period, self.period_began, self.level_of_last = 0, 0.0, 0.0
+        self.may_look = True  # at all keys, for who is furthest over its share
 
     # The model.
 
@@ -441,6 +442,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
     def begin_period(self) -> None:
         self.period += 1
         self.period_began, self.level_of_last = self.clock.now, 0.0
+        self.may_look = True
 
     def take_part(self, key: PlainKey) -> None:
         if key.period != self.period:
@@ -522,8 +524,9 @@ class FairAdmissionMachine(RuleBasedStateMachine):
                 self.changed(key)
 
     def check_who_makes_room(self, caller: FairCaller, refused: list[FairCaller]) -> None:
-        if not any(key.competes for key in self.keys.values()):
+        if self.may_look and not any(key.competes for key in self.keys.values()):
             self.begin_period()
+        self.may_look = not self.queued
         own, [one] = self.last_turn(self.keys[caller.key], 1), refused
         turns = {
             name: self.last_turn(key)
@@ -544,7 +547,8 @@ class FairAdmissionMachine(RuleBasedStateMachine):
 
     async def call(self, caller: FairCaller) -> None:
         try:
-            await self.admission.reserve(caller.priority, "search", caller.key, patient=caller.patient)
+            share = self.admission.share_of(held, (caller.key,))
+            await self.admission.reserve(caller.priority, "search", share, patient=caller.patient)
         except Overloaded:
             caller.state = "refused"
         except asyncio.CancelledError:
@@ -557,8 +561,9 @@ class FairAdmissionMachine(RuleBasedStateMachine):
         return [caller for caller in self.callers if caller.state == state]
 
     @rule(seconds=st.integers(1, 3))
-    def time_passes(self, seconds: int) -> None:
+    def time_passes(self, seconds: float) -> None:
         self.clock.now += seconds
+        self.may_look = True
 
     @precondition(lambda self: self.of_state("holding"))
     @rule(number=st.integers(0, 10), gives_up=st.sampled_from([False, False, True]))
@@ -567,7 +572,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
         caller = holding[number % len(holding)]
         self.callers.remove(caller)
         self.ended(self.keys[caller.key])
-        self.admission.release(caller.key)
+        self.admission.release(self.admission.share_of(held, (caller.key,)))
         key = self.next_key()
         if key is not None:
             following = self.admitted(key)
@@ -582,6 +587,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
                     following = self.admitted(key)
             self.settle()
             assert key is None or following.state == "holding"
+        self.time_passes(0.001)  # what calls are expected to take has changed
 
     @precondition(lambda self: self.of_state("waiting"))
     @rule(number=st.integers(0, 10))
@@ -762,6 +768,27 @@ async def test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes
     assert (seen.cancelled, seen.admission.refused, seen.admission.queued) == (4, 2, 0)
 
 
+def test_a_key_that_has_become_the_greediest_a_moment_ago_makes_room() -> None:
+    async def main() -> None:
+        async with engine.deploy(held, key=tenant_of, max_in_flight=1, max_queue=5) as service:
+            calls = [asyncio.create_task(service(tenant, 1000.0)) for tenant in "zaaaab"]
+            await wait_quiescent()
+            with pytest.raises(Overloaded, match="key 'a'"):
+                await service("a", 0.0)
+            for call in calls[1:3]:
+                call.cancel()
+            await asyncio.wait(calls[1:3])
+            calls += [asyncio.create_task(service(tenant, 1000.0)) for tenant in "bbc"]
+            await wait_quiescent()
+            queued = {one.key: one.queued for one in service.statistics().admission.keys if one.queued}
+            assert queued == {"a": 2, "b": 2, "c": 1}
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+
+    run_virtual(main)
+
+
 async def test_only_a_key_that_asks_for_too_much_is_told_that_it_was_the_reason() -> None:
     async with engine.deploy(held, key=tenant_of, max_in_flight=1, max_queue=1) as service:
         calls = [asyncio.create_task(service(name, 1000.0)) for name in "ab"]
@@ -899,6 +926,139 @@ async def test_a_call_without_a_key_fails_and_is_counted(key: Callable[[Any], Ha
         with pytest.raises((TypeError, AttributeError)):
             await service.map([held("a", 0.0)])
     assert service.statistics().failed == 3
+
+
+class Named:
+    """A key whose hash changes with its name; without one, it has none."""
+
+    def __init__(self, name: str) -> None:
+        self.name: str | None = name
+
+    def __hash__(self) -> int:
+        assert self.name is not None
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and other.name == self.name
+
+
+@pytest.mark.parametrize("name", ["other", None])
+def test_a_key_whose_hash_changes_gives_its_place_back(name: str | None) -> None:
+    async def main() -> None:
+        def key_of(tenant: Any, seconds: float) -> Hashable:
+            return tenant
+
+        async with engine.deploy(held, key=key_of, max_in_flight=1) as service:
+            keys = [Named(f"tenant {number}") for number in range(1100)]
+            calls = [asyncio.create_task(service(cast(Any, key), 1.0)) for key in keys]
+            items = asyncio.create_task(service.map(held(cast(Any, key), 1.0) for key in keys[:2]))
+            await wait_quiescent()
+            for key in keys:
+                key.name = name and f"{name} {key.name}"
+            assert await asyncio.gather(*calls) == [1.0] * 1100
+            if name is None:
+                with pytest.raises(AssertionError):
+                    await items
+            else:
+                assert await items == [1.0] * 2
+                assert len(service.statistics().admission.keys) == 1000
+            seen = service.statistics().admission
+            assert (seen.in_flight, seen.queued) == (0, 0)
+
+    run_virtual(main, timeout_seconds=10_000)
+
+
+async def test_an_item_without_a_key_fails_alone() -> None:
+    def key_of(tenant: str, seconds: float) -> str:
+        return {"a": "key of a"}[tenant]
+
+    calls = [held("a", 0.0), held("b", 0.0), held("a", 0.25)]
+    async with engine.deploy(held, key=key_of, max_in_flight=2) as service:
+        async with service.stream(calls) as results:
+            outcomes = [outcome async for outcome in results.outcomes()]
+        assert [outcome.error is None for outcome in outcomes] == [True, False, True]
+        assert isinstance(outcomes[1].error, KeyError)
+        assert "key= of the deployment" in outcomes[1].error.__notes__[0]
+        assert await service.map(calls, on_error="skip") == [0.0, 0.25]
+        with pytest.raises(KeyError):
+            await service.map(calls)
+        with pytest.raises(KeyError):
+            await service("b", 0.0)
+        assert await service("a", 0.0) == 0.0
+        seen = service.statistics()
+    assert (seen.completed + seen.cancelled, seen.failed, seen.admission.in_flight) == (7, 4, 0)
+
+
+def calls_of_python(refusals: int, tenants: int) -> int:
+    """Return how many functions of Python run while a deployment refuses calls, whose queue is full of many tenants."""
+    counted = 0
+
+    def count(*_: object) -> None:
+        nonlocal counted
+        counted += 1
+
+    async def main() -> None:
+        async with engine.deploy(held, key=tenant_of, max_in_flight=1, max_queue=tenants - 1) as service:
+            calls = [asyncio.create_task(service(f"tenant {number}", 1.0)) for number in range(tenants)]
+            await wait_quiescent()
+            with pytest.raises(Overloaded):
+                await service("tenant 1", 1.0)
+            for _ in range(refusals):
+                refused = asyncio.create_task(service("tenant 1", 1.0))
+                sys.setprofile(count)
+                await asyncio.wait([refused])
+                sys.setprofile(None)
+                assert isinstance(refused.exception(), Overloaded)
+            for call in calls:
+                call.cancel()
+            await asyncio.wait(calls)
+
+    run_virtual(main)
+    return counted
+
+
+def test_a_refusal_does_not_look_at_all_keys() -> None:
+    assert calls_of_python(10, tenants=500) < 2 * calls_of_python(10, tenants=5)
+
+
+def test_calls_that_wait_for_a_place_get_the_end_at_once() -> None:
+    unwound = asyncio.Event()
+
+    @ps.node
+    async def hangs_on(tenant: str) -> str:
+        try:
+            await asyncio.sleep(1000)
+        finally:
+            await unwound.wait()
+        return tenant
+
+    @ps.graph
+    async def graph(tenant: str) -> str:
+        return await hangs_on(tenant)
+
+    async def main(**options: Any) -> None:
+        unwound.clear()
+        async with engine.deploy(graph, max_in_flight=1, **options) as service:
+            running, *waiting = [asyncio.create_task(service(tenant)) for tenant in "abb"]
+            await wait_quiescent()
+            items = [asyncio.create_task(service.map([graph(tenant)])) for tenant in "ab"]
+            await wait_quiescent()
+            gone = waiting.pop()
+            ending = asyncio.create_task(service.abort())
+            await asyncio.sleep(0)
+            gone.cancel()
+            await asyncio.wait([running, gone, *waiting, *items])
+            assert not ending.done()
+            assert gone.cancelled()
+            for call in (running, *waiting, *items):
+                assert isinstance(call.exception(), ps.EngineClosedError)
+            unwound.set()
+            await ending
+            seen = service.statistics()
+            assert (seen.failed, seen.cancelled, seen.admission.queued, seen.admission.in_flight) == (2, 1, 0, 0)
+
+    run_virtual(main)
+    run_virtual(lambda: main(key=lambda tenant: tenant))
 
 
 async def test_statistics_by_key_are_bounded_and_subtracted() -> None:

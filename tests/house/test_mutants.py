@@ -176,7 +176,7 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "the key that is furthest over its share makes room",
-        "engine/admission.py", "if turn > furthest and", "if turn < furthest and",
+        "engine/admission.py", "while furthest and furthest[0] < own:", "while furthest and furthest[0] > own:",
         "tests/engine/test_admission.py::test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes_room",
     ),
     Mutant(

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Hashable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -269,6 +269,37 @@ async def test_an_item_without_a_key_fails_alone(key: Any) -> None:
         with pytest.raises((TypeError, AttributeError)):
             await service(("a", 1))
         assert await service(("a", 0)) == ("a", 0)
+
+
+class Named:
+    """A key whose hash changes with its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Named) and other.name == self.name
+
+
+def test_the_work_of_a_key_whose_hash_changes_passes_in_its_turn() -> None:
+    async def main() -> None:
+        limit = ps.RateLimit(per_second=1, key=tenant_of, max_keys=3)
+        async with engine.deploy(service_of(limit)) as service:
+            keys = [Named("a"), Named("b")]
+            calls = [asyncio.create_task(service((cast(Any, key), number))) for number in range(3) for key in keys]
+            await testing.wait_quiescent()
+            keys[0].name = "c"
+            assert [number for _, number in await asyncio.gather(*calls)] == [0, 0, 1, 1, 2, 2]
+            assert asyncio.get_running_loop().time() == pytest.approx(2)
+            await asyncio.sleep(1)
+            for number in range(10):  # what was kept of the changed key is forgotten as well
+                await service((f"tenant {number}", 0))
+                await asyncio.sleep(1)
+
+    testing.run_virtual(main)
 
 
 def test_the_options_of_limits_by_key_are_checked() -> None:
