@@ -124,9 +124,10 @@ class Cache:
     """Keeps the results of a node, for calls with equal arguments in the same Engine.
 
     Args:
-        max_bytes: how many bytes of results are kept; those that were not used for longest go first. Keys do not count,
-            nor do results of no bytes: give long arguments a short `key`.
-        ttl_seconds: for how long a result is kept, in seconds; None for as long as there is room.
+        max_bytes: how many bytes are kept: of results, of their arguments or keys, and 300 for each result. Those that
+            were not used for longest go first.
+        ttl_seconds: for how long a result is kept, in seconds; None for as long as there is room. One that is older is
+            dropped when the next one is kept, at the latest.
         key: a function with the parameters of the node, whose hashable result stands for the arguments. Needed unless
             all arguments are numbers, strings, bytes, None, or tuples of these.
         size: a function of a result that returns its size in bytes. Needed for results whose size is not known: known

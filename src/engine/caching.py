@@ -14,7 +14,6 @@ from ..actors.accepted import NOT_NEGATIVE, check, refuse_awaitable
 from ..actors.frame import Frame
 from ..actors.invocation import TracedExecution
 from ..actors.node_actor import NodeActor, refuse_if_endless
-from ..actors.own_loops import bytes_of
 from ..actors.policy import Cache
 from ..actors.tasks import until
 from ..actors.worker import Worker, WorkerGroup
@@ -22,8 +21,9 @@ from ..telemetry import logs, spans
 from ..telemetry.counters import CacheStatistics
 from .program import Wired
 
-# A number, True or None; with what a dict entry takes it is more, but results of this kind are few bytes anyway.
-_BYTES_OF_A_NUMBER = 32
+# What an entry takes beside its key and its result: places in two ordered dicts, and a tuple with a size and a time.
+# `tracemalloc` says 230 to 275 bytes for 1,000 to 100,000 entries, on Python 3.11 and 3.13.
+_BYTES_OF_AN_ENTRY = 300
 
 
 class ResultCache:
@@ -31,7 +31,7 @@ class ResultCache:
 
     Attributes:
         flights: the computations that run now, by their keys.
-        bytes_held: how many bytes the results take.
+        bytes_held: how many bytes the results take, with their keys and what each entry takes beside them.
         evicted: how many results had to go for others.
     """
 
@@ -40,7 +40,8 @@ class ResultCache:
         self.bytes_held = 0
         self.evicted = 0
         self._cache = cache
-        self._entries: OrderedDict[Hashable, tuple[Any, int, float]] = OrderedDict()
+        self._entries: OrderedDict[Hashable, tuple[Any, int, float]] = OrderedDict()  # the one used last at the end
+        self._by_age: OrderedDict[Hashable, None] = OrderedDict()  # the keys of these, the one kept last at the end
         self._has_warned = False
 
     def find(self, key: Hashable, now: float) -> tuple[Any, int, float] | None:
@@ -54,7 +55,7 @@ class ResultCache:
         self._entries.move_to_end(key)
         return entry
 
-    def keep(self, node: str, key: Hashable, value: Any, now: float) -> None:
+    def keep(self, node: str, key: tuple[Hashable, ...], value: Any, now: float) -> None:
         """Keep a result, if its size is known and there is room for it."""
         cache = self._cache
         if cache.size is None:
@@ -71,24 +72,34 @@ class ResultCache:
                     remedy="say how many bytes a result takes: cache=ps.Cache(..., size=lambda result: ...)",
                 )  # fmt: skip
             return
+        self.forget_expired(now)
         if key in self._entries:
             self._drop(key)
+        size += sys.getsizeof(key) + sum(map(_bytes_of_key, key[1:])) + _BYTES_OF_AN_ENTRY  # all have the first part
         if size > cache.max_bytes:
             return
         until = math.inf if cache.ttl_seconds is None else now + cache.ttl_seconds
         self._entries[key] = value, size, until
+        self._by_age[key] = None
         self.bytes_held += size
         while self.bytes_held > cache.max_bytes:
             self._drop(next(iter(self._entries)))
             self.evicted += 1
 
+    def forget_expired(self, now: float) -> None:
+        """Drop the results whose time is over."""
+        while self._by_age and now >= self._entries[key := next(iter(self._by_age))][2]:
+            self._drop(key)
+
     def clear(self) -> None:
         """Forget all results."""
         self._entries.clear()
+        self._by_age.clear()
         self.bytes_held = 0
 
     def _drop(self, key: Hashable) -> None:
         self.bytes_held -= self._entries.pop(key)[1]
+        del self._by_age[key]
 
 
 class CacheSite:
@@ -178,7 +189,7 @@ class CacheSite:
             if not flight.was_given_up:
                 return value, how
 
-    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Hashable:
+    def _key_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Hashable, ...]:
         cache, shared = self._cache, self._shared
         parts: list[Hashable] = [self._identity]
         if cache.key is not None:
@@ -213,7 +224,7 @@ class Flight:
         was_given_up: whether the scope that began it has ended before, so that the calls that wait begin anew.
     """
 
-    def __init__(self, site: CacheSite, key: Hashable, caller: Frame) -> None:
+    def __init__(self, site: CacheSite, key: tuple[Hashable, ...], caller: Frame) -> None:
         self.was_given_up = False
         self._site = site
         self._key = key
@@ -346,18 +357,44 @@ def _of_key(value: Any, node: str) -> Hashable:
         return part
     refuse_awaitable(value)
     try:
-        hash(value)
+        return _Given(value)
     except TypeError:
         raise TypeError(f"key= of the cache of node {node!r} returned {value!r:.100}, which is not hashable") from None
-    return type(cast("object", value)), value
+
+
+class _Given:
+    """Stands in a key for an object of any class, with the hash that it has now: the object may change later."""
+
+    __slots__ = ("_hash", "value")
+
+    def __init__(self, value: Hashable) -> None:
+        self._hash = hash(value)
+        self.value = value
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Given) and type(self.value) is type(other.value) and self.value == other.value
+
+
+def _bytes_of_key(key: Any) -> int:
+    """Return the size of a key, or of a part of one; types are part of most keys and of none alone."""
+    if isinstance(key, tuple):
+        return sys.getsizeof(key) + sum([_bytes_of_key(part) for part in key])  # pyright: ignore[reportUnknownVariableType]
+    if isinstance(key, _Given):
+        return sys.getsizeof(key) + sys.getsizeof(key.value, 0)
+    return 0 if isinstance(key, type) else sys.getsizeof(key, 0)
 
 
 def _size_of(value: Any) -> int | None:
     """Return the size of a result in bytes; None if it is not known."""
-    if value is None or isinstance(value, int | float | complex):
-        return _BYTES_OF_A_NUMBER
-    if isinstance(value, str | bytes | bytearray) or isinstance(getattr(value, "nbytes", None), int):
-        return bytes_of(value)
+    if value is None or isinstance(value, int | float | complex | str | bytes | bytearray):
+        return sys.getsizeof(value)
+    size: object = getattr(value, "nbytes", None)
+    if isinstance(size, int):
+        whole: object = getattr(getattr(value, "base", None), "nbytes", 0)  # what a view of an array keeps alive
+        return max(size, whole) if isinstance(whole, int) else size
     inside: list[Any] | None = None
     if type(value) in (list, tuple, set, frozenset):
         inside = list(value)
@@ -366,7 +403,7 @@ def _size_of(value: Any) -> int | None:
     if inside is None:
         return None
     sizes = [_size_of(one) for one in inside]
-    return None if None in sizes else sum([size or 0 for size in sizes])
+    return None if None in sizes else sys.getsizeof(value) + sum([size or 0 for size in sizes])
 
 
 def _handed_out(value: Any, node: str) -> Any:

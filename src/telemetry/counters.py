@@ -51,7 +51,8 @@ class CacheStatistics:
         misses: how many calls have begun a computation.
         joined: how many calls have waited for the computation of another call.
         evicted: how many results had to go for others, over all call sites in the Engine.
-        bytes_held: how many bytes the results take that are kept now, over all call sites in the Engine.
+        bytes_held: how many bytes the results take that are kept now, with their keys, over all call sites in the
+            Engine.
         store: a number that identifies the results: records with the same number share them.
     """
 

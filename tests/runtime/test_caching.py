@@ -1,6 +1,7 @@
 """Results that a node keeps: for whom, for how long, and one computation for all equal calls at a time."""
 
 import asyncio
+import sys
 from collections import Counter, OrderedDict
 from collections.abc import AsyncIterator
 from contextvars import Context
@@ -41,6 +42,15 @@ def alone(node: Any) -> Any:
     return only
 
 
+# What an entry counts beside its result.
+BESIDE = 300 + sum(map(sys.getsizeof, [(None, None), "a"]))
+
+
+def counts_of(service: engine.Service[Any, Any]) -> tuple[int, int, int, int]:
+    found = cache_of(service)
+    return found.hits, found.misses, found.joined, found.evicted
+
+
 def cache_of(service: engine.Service[Any, Any]) -> CacheStatistics:
     [found] = [actor.cache for actor in service.statistics().actors if actor.cache is not None]
     return found
@@ -54,7 +64,8 @@ async def test_equal_calls_of_an_engine_get_the_result_that_is_kept() -> None:
         async with one.deploy(ask) as service:
             assert await service.run(ask("a")) == "of a"
             assert await service.run(ask("b")) == "of b"
-            assert cache_of(service) == CacheStatistics(hits=1, misses=1, joined=0, evicted=0, bytes_held=8)
+            assert counts_of(service) == (1, 1, 0, 0)
+            assert cache_of(service).bytes_held == 2 * (BESIDE + sys.getsizeof("of a"))
         assert calls == {"'a'": 1, "'b'": 1}
         await other.run(ask("a"))
     assert calls["'a'"] == 2
@@ -69,7 +80,7 @@ async def test_a_hundred_equal_calls_at_once_run_once() -> None:
     ask = alone(calls.node(concurrency=1))
     async with engine.deploy(ask, max_in_flight=100) as service:
         assert await asyncio.gather(*[service.run(ask("a")) for _ in range(100)]) == ["of a"] * 100
-        assert cache_of(service) == CacheStatistics(hits=0, misses=1, joined=99, evicted=0, bytes_held=4)
+        assert counts_of(service) == (0, 1, 99, 0)
     assert await asyncio.gather(*[engine.run(ask("c")) for _ in range(100)]) == ["of c"] * 100
     assert calls == {"'a'": 1, "'c'": 1}
 
@@ -145,22 +156,77 @@ def test_a_result_is_kept_for_its_time() -> None:
 
 async def test_what_was_not_used_for_longest_goes_first() -> None:
     calls = Calls()
-    ask = alone(calls.node(ps.Cache(max_bytes=12)))
+    room = 3 * (BESIDE + sys.getsizeof("of a"))
+    ask = alone(calls.node(ps.Cache(max_bytes=room)))
     async with engine.deploy(ask) as service:
         for value in ("a", "b", "c", "a", "d", "a", "b"):
             await service.run(ask(value))
-        assert cache_of(service) == CacheStatistics(hits=2, misses=5, joined=0, evicted=2, bytes_held=12)
+        assert counts_of(service) == (2, 5, 0, 2)
+        assert cache_of(service).bytes_held == room
     assert calls == {"'a'": 1, "'b'": 2, "'c'": 1, "'d'": 1}
 
 
 async def test_a_result_larger_than_the_cache_is_not_kept() -> None:
     calls = Calls()
-    ask = alone(calls.node(ps.Cache(max_bytes=6)))
+    ask = alone(calls.node(ps.Cache(max_bytes=BESIDE + sys.getsizeof("of a"))))
     async with engine.deploy(ask) as service:
         for value in ("a", "a long one", "a", "a long one"):
             await service.run(ask(value))
         assert cache_of(service).evicted == 0
     assert calls == {"'a'": 1, "'a long one'": 2}
+
+
+async def test_keys_and_results_of_no_bytes_count() -> None:
+    @ps.node(cache=ps.Cache(max_bytes=100_000, size=lambda result: 0))
+    async def nothing(value: str) -> None:
+        pass
+
+    async with engine.deploy(alone(nothing)) as service:
+        for number in range(400):
+            await service(f"{number:01000}")
+        found = cache_of(service)
+        assert 60 < 400 - found.evicted < 80
+        assert 90_000 < found.bytes_held <= 100_000
+
+
+def test_what_is_too_old_goes_before_what_was_not_used_for_longest() -> None:
+    calls = Calls()
+    ask = alone(calls.node(ps.Cache(max_bytes=2 * (BESIDE + sys.getsizeof("of a")), ttl_seconds=10)))
+
+    async def main() -> None:
+        async with engine.deploy(ask) as service:
+            for value, pause in (("a", 1), ("b", 8), ("a", 1.5), ("c", 0), ("b", 0)):
+                await service(value)
+                await asyncio.sleep(pause)
+            assert counts_of(service) == (2, 3, 0, 0)
+
+    testing.run_virtual(main)
+    assert calls == {"'a'": 1, "'b'": 1, "'c'": 1}
+
+
+class Renamed:
+    """A key whose hash changes with its name."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __hash__(self) -> int:
+        return hash(self.name)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Renamed) and other.name == self.name
+
+
+async def test_a_key_whose_hash_changes_ends_and_goes_as_others_do() -> None:
+    @ps.node(cache=ps.Cache(max_bytes=1000, key=lambda value: value))
+    async def rename(value: Renamed) -> str:
+        value.name += "!"
+        return value.name
+
+    async with engine.deploy(alone(rename)) as service:
+        for number in range(10):
+            assert await service(Renamed(f"{number}")) == f"{number}!"
+        assert cache_of(service).bytes_held <= 1000
 
 
 async def test_a_result_of_unknown_size_is_kept_only_with_size() -> None:
@@ -193,10 +259,19 @@ async def test_a_size_that_is_no_number_of_bytes_is_refused(wrong: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("result", "size"),
-    [("abc", 3), (b"abc", 3), (7, 32), (None, 32), ([1, "ab"], 34), ({"a": (1.5,)}, 33), (np.zeros(4), 32)],
+    ("result", "parts"),
+    [
+        ("abc", []),
+        (b"abc", []),
+        (7, []),
+        (None, []),
+        ([1, "ab"], [1, "ab"]),
+        ({"a": (1.5,)}, ["a", (1.5,), 1.5]),
+        (np.zeros(4), None),
+        (np.zeros(4)[:1], None),
+    ],
 )
-async def test_the_size_of_common_results_is_known(result: Any, size: int) -> None:
+async def test_the_size_of_common_results_is_known(result: Any, parts: list[Any] | None) -> None:
     @ps.node(cache=KEPT)
     async def make() -> Any:
         return result
@@ -207,7 +282,8 @@ async def test_the_size_of_common_results_is_known(result: Any, size: int) -> No
 
     async with engine.deploy(only) as service:
         await service.run(only())
-        assert cache_of(service).bytes_held == size
+        size = 32 if parts is None else sum(map(sys.getsizeof, [result, *parts]))
+        assert cache_of(service).bytes_held == 300 + sys.getsizeof((None,)) + size
 
 
 async def test_arrays_are_read_only_and_other_objects_the_same() -> None:
@@ -667,7 +743,8 @@ def test_options_out_of_range_are_refused(options: dict[str, Any], message: str)
 
 
 class Oracle:
-    def __init__(self, max_bytes: int, ttl_seconds: float) -> None:
+    def __init__(self, max_bytes: int, ttl_seconds: float, beside: int) -> None:
+        self.beside = beside
         self.kept: OrderedDict[int, tuple[int, float]] = OrderedDict()
         self.max_bytes, self.ttl_seconds = max_bytes, ttl_seconds
         self.hits = self.misses = self.joined = self.evicted = 0
@@ -681,9 +758,12 @@ class Oracle:
         self.kept.pop(key, None)
         self.misses += 1
         self.joined += times - 1
-        if fails or key > self.max_bytes:
+        if fails:
             return
-        self.kept[key] = key, now + self.ttl_seconds
+        self.kept = OrderedDict({one: kept for one, kept in self.kept.items() if now < kept[1]})
+        if key + self.beside > self.max_bytes:
+            return
+        self.kept[key] = key + self.beside, now + self.ttl_seconds
         while sum(size for size, _ in self.kept.values()) > self.max_bytes:
             self.kept.popitem(last=False)
             self.evicted += 1
@@ -695,12 +775,13 @@ STEPS = st.lists(
 
 
 @settings(deadline=None)
-@given(steps=STEPS, max_bytes=st.integers(1, 12))
-def test_it_keeps_what_a_few_lines_would_keep(steps: list[tuple[int, int, int, bool]], max_bytes: int) -> None:
-    oracle = Oracle(max_bytes, 7)
+@given(steps=STEPS, results=st.integers(0, 6), more=st.integers(1, 12))
+def test_it_keeps_what_a_few_lines_would_keep(steps: list[tuple[int, int, int, bool]], results: int, more: int) -> None:
+    beside = 300 + sum(map(sys.getsizeof, [(None, None), (int, 1), 1]))
+    oracle = Oracle(max_bytes := results * beside + more, 7, beside)
     failing = False
 
-    @ps.node(cache=ps.Cache(max_bytes=max_bytes, ttl_seconds=7, size=int))
+    @ps.node(cache=ps.Cache(max_bytes=max_bytes, ttl_seconds=7, size=lambda result: result))
     async def compute(key: int) -> int:
         await asyncio.sleep(0)
         if failing:
@@ -721,7 +802,7 @@ def test_it_keeps_what_a_few_lines_would_keep(steps: list[tuple[int, int, int, b
                 found = cache_of(service)
                 assert (found.hits, found.misses, found.joined) == (oracle.hits, oracle.misses, oracle.joined)
                 assert found.evicted == oracle.evicted
-                assert found.bytes_held <= max_bytes
+                assert found.bytes_held == sum(size for size, _ in oracle.kept.values()) <= max_bytes
 
     testing.run_virtual(main)
 
@@ -734,7 +815,7 @@ async def _some_leave(seed: int) -> None:
     running = Counter[int]()
     most = Counter[int]()
 
-    @ps.node(cache=ps.Cache(max_bytes=32 * draw.randint(1, 3), ttl_seconds=1), concurrency=draw.choice([None, 1, 2]))
+    @ps.node(cache=ps.Cache(max_bytes=500 * draw.randint(1, 3), ttl_seconds=1), concurrency=draw.choice([None, 1, 2]))
     async def compute(key: int) -> int:
         running[key] += 1
         most[key] = max(most[key], running[key])
