@@ -105,7 +105,9 @@ _STORE: Final = Accepted(
 )
 
 # How long a caller, which may be cancelled, waits for a store that does not answer; a lease ends by itself.
-_RECORDING_SECONDS: Final = 30
+_RECORDING_SECONDS: Final = 30.0
+# That long after its deadline as well: a store that answers needs a few milliseconds.
+_GRACE_SECONDS: Final = 0.1
 
 # The call with a durable loop that the running handler belongs to.
 present: ContextVar["DurableCall | None"] = ContextVar("penstock_durable_call", default=None)
@@ -154,6 +156,7 @@ class DurableCall:
         self._is_recorded = False  # whether its outcome is
         self._writing = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
+        self._deadline: float | None = None
         self._unused: list[tuple[bytes, bytes]] | None = None  # the answers of the present iteration; None between two
         self._question: tuple[bytes, object] | None = None
         self._token: Token[DurableCall | None] | None = None
@@ -186,8 +189,9 @@ class DurableCall:
         """Take the key; see `__aenter__`."""
         _active.add(self._owner.token)
         loop = asyncio.get_running_loop()
-        timer = asyncio.timeout(self.timeout_seconds)
-        began = loop.time()
+        if self.timeout_seconds is not None:
+            self._deadline = loop.time() + self.timeout_seconds
+        timer = asyncio.timeout_at(self._deadline)
         try:
             async with timer:
                 await self._take()
@@ -198,8 +202,8 @@ class DurableCall:
                     f"the key {self._key!r} was not taken within {self.timeout_seconds:g} s: the store did not answer"
                 ) from error
             raise
-        if self.timeout_seconds is not None:
-            self.timeout_seconds = max(0.0, began + self.timeout_seconds - loop.time())
+        if self.timeout_seconds is not None and self._deadline is not None:
+            self.timeout_seconds = TimeLeft(self.timeout_seconds, max(0.0, self._deadline - loop.time()))
         self._renewing = start_task(loop, self._renew(), name="penstock-lease", context=Context())
 
     async def end(self, error: BaseException | None) -> None:
@@ -210,6 +214,7 @@ class DurableCall:
 
         Raises:
             KeyInUse: the key was taken over meanwhile.
+            DeadlineExceeded: the store did not answer before the deadline of the call.
             Exception: the error of the store; but if the call has failed anyway, that is only logged.
         """
         task = asyncio.current_task()
@@ -280,22 +285,26 @@ class DurableCall:
         return KeyInUse(f"the key {self._key!r} {what} {where}; a key is run by one call at a time")
 
     async def _release(self, status: Status) -> None:
-        timer = asyncio.timeout(_RECORDING_SECONDS)
+        now = asyncio.get_running_loop().time()
+        seconds = _RECORDING_SECONDS
+        if self._deadline is not None:
+            seconds = min(seconds, max(_GRACE_SECONDS, self._deadline - now))
+        timer = asyncio.timeout_at(now + seconds)
         try:
-            async with timer, self._writing:
-                if self._may_be_taken:
-                    await self._write_outcome(status)
+            async with timer:
+                if self._renewing is not None:  # it may wait for the store, with the lock
+                    self._renewing.cancel()
+                    await asyncio.wait([self._renewing])
+                async with self._writing:
+                    if self._may_be_taken:
+                        await self._write_outcome(status)
         except TimeoutError as error:
             if not timer.expired():
                 raise
-            raise TimeoutError(
-                f"the outcome of key {self._key!r} was not recorded within {_RECORDING_SECONDS} s: the store did not "
-                "answer"
+            raise DeadlineExceeded(
+                f"the outcome of key {self._key!r} was not recorded within {seconds:.3g} s: the store did not answer; "
+                "the key goes on from the last state that was kept"
             ) from error
-        finally:
-            if self._renewing is not None:
-                self._renewing.cancel()
-                await asyncio.wait([self._renewing])
 
     async def _write_outcome(self, status: Status) -> None:
         while True:
@@ -412,6 +421,21 @@ class DurableCall:
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Encode or decode in a thread, because large values take long, and those of devices have to be fetched."""
         return await self._threads().submit(Context(), None, work, *args)
+
+
+class TimeLeft(float):
+    """What is left of a timeout, in seconds; messages show it as the user gave it."""
+
+    _given: float
+
+    def __new__(cls, given: float, left: float) -> Self:
+        """Return the seconds that are left of those that were given."""
+        self = super().__new__(cls, left)
+        self._given = given
+        return self
+
+    def __format__(self, spec: str, /) -> str:
+        return format(self._given, spec)
 
 
 def _is_interruption(error: BaseException) -> bool:

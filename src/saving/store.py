@@ -1,6 +1,7 @@
 """Where durable loops are kept: `LoopStore`, which has three methods, and `SQLiteStore`, the default."""
 
 import asyncio
+import errno
 import os
 import sqlite3
 import sys
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
-from .._errors import OptionsError
+from .._errors import CheckpointError, OptionsError
 from ..actors.threads import ThreadPool, end_with_loop
 
 T = TypeVar("T")
@@ -76,6 +77,9 @@ class SQLiteStore(LoopStore):
     Raises:
         OptionsError: the file is in a folder that does not exist, or on a network file system, where what several
             processes do to a file of SQLite damages it.
+
+    Its methods raise `CheckpointError`, which names the key, the file and the remedy, if the file is damaged, is none
+    of SQLite, cannot be written, or stays locked by another program.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -105,15 +109,31 @@ class SQLiteStore(LoopStore):
         """Return the records of a key, by their steps."""
         return await self._in_thread(_history, key)
 
-    async def _in_thread(self, work: "Callable[..., T]", *args: Any) -> T:
+    async def _in_thread(self, work: "Callable[..., T]", key: str, *args: Any) -> T:
         loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + _BUSY_SECONDS
+        while True:
+            try:
+                return await self._database(loop).submit(Context(), None, self._database(loop).run, work, key, *args)
+            except sqlite3.Error as error:
+                # `error.sqlite_errorcode` has details in its higher bytes; errors of the module itself have none.
+                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+                if code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or loop.time() >= give_up_at:
+                    what = _WRONG.get(code, "SQLite has refused it")
+                    raise CheckpointError(
+                        f"the loop of key {key!r} in {self._path}: {what} ({error})", _ERRNO.get(code)
+                    ) from error
+            # Not in the thread, which is also there for other keys, and which a caller could not be released from.
+            await asyncio.sleep(_PAUSE_SECONDS)
+
+    def _database(self, loop: asyncio.AbstractEventLoop) -> "_Database":
         database = self._databases.get(loop)
         if database is None or database.is_closed:
             for other in [other for other in self._databases if other.is_closed()]:
                 self._databases.pop(other, None)
             database = self._databases[loop] = _Database(self._path)
             database.guard = end_with_loop(database.aclose)
-        return await database.submit(Context(), None, database.run, work, *args)
+        return database
 
 
 class _Database(ThreadPool):
@@ -145,7 +165,7 @@ class _Database(ThreadPool):
 
     def _connected(self) -> sqlite3.Connection:
         # In the thread, and closed by another if the interpreter ends before the loop.
-        connection = sqlite3.connect(self._path, timeout=_BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(self._path, timeout=_PAUSE_SECONDS, isolation_level=None, check_same_thread=False)
         try:
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             if mode != "wal":
@@ -174,6 +194,18 @@ class _Database(ThreadPool):
 
 # A process that holds the lock for writing needs a fraction of a second.
 _BUSY_SECONDS: Final = 10.0
+_PAUSE_SECONDS: Final = 0.02
+_WRONG: Final = {
+    sqlite3.SQLITE_BUSY: f"another program has locked the file for more than {_BUSY_SECONDS:g} s; end its transaction",
+    sqlite3.SQLITE_LOCKED: f"the file was locked for more than {_BUSY_SECONDS:g} s; end the transaction that holds it",
+    sqlite3.SQLITE_FULL: "the disk is full; make room, and the key goes on from the last state that was kept",
+    sqlite3.SQLITE_READONLY: "the file cannot be written; give this process the right to write it and its folder",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; look at the rights of it and of its folder",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; put a copy in its place, or what `sqlite3 FILE .recover` can read",
+    sqlite3.SQLITE_NOTADB: "the file is none of SQLite; choose another path",
+    sqlite3.SQLITE_IOERR: "the disk has failed to read or write",
+}
+_ERRNO: Final = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
 _TABLE: Final = """
     CREATE TABLE IF NOT EXISTS penstock_loops (
         key TEXT NOT NULL, step INTEGER NOT NULL, version INTEGER NOT NULL, content BLOB NOT NULL,

@@ -1,10 +1,12 @@
 """Durable loops in one process: keys, states, outcomes, leases, history, and stores that fail."""
 
 import asyncio
+import errno
 import re
+import sqlite3
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -77,7 +79,7 @@ def turns() -> Turns:
     return Turns()
 
 
-def make(store: MemoryStore | Path, turns: Turns, **options: Any) -> "ps.Graph[[str], str]":
+def make(store: ps.LoopStore | Path, turns: Turns, **options: Any) -> "ps.Graph[[str], str]":
     async def turn(state: State) -> State:
         return await turns(state)
 
@@ -779,6 +781,119 @@ async def test_sqlite_keeps_nothing_open_after_the_loop_and_several_loops_share_
     turns.in_turn.clear()
     assert await asyncio.to_thread(in_another_loop) == WORDS
     assert turns.ran == [0, 1, 2, 2, 3, 4]
+
+
+@contextmanager
+def locked(path: Path, how: str = "IMMEDIATE") -> Iterator[None]:
+    """Holds the lock for writing, as a shell with an open transaction does."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute(f"BEGIN {how}")
+        yield
+        other.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("at", ["begin", "state", "result"])
+async def test_a_deadline_holds_while_another_program_has_locked_the_file(
+    tmp_path: Path, turns: Turns, at: str
+) -> None:
+    path = tmp_path / "loops.db"
+    graph = make(path, turns)
+    assert await engine.run(graph("q"), key="other") == WORDS
+    began = time.monotonic()
+    with ExitStack() as stack:
+
+        async def lock() -> None:
+            stack.enter_context(locked(path))
+
+        turns.in_turn = {{"state": 2, "result": TURNS - 1}.get(at, TURNS): lock}
+        if at == "begin":
+            await lock()
+        with pytest.raises(ps.DeadlineExceeded, match=r"within 0\.25 s"):
+            await engine.run(graph("q"), key="k", timeout_seconds=0.25)
+        assert time.monotonic() - began < 4
+    turns.in_turn = {}
+    assert await engine.run(graph("q"), key="k") == WORDS  # in this process, the key is free at once
+
+
+async def test_calls_wait_for_a_lock_and_do_not_hinder_others(tmp_path: Path, turns: Turns) -> None:
+    path = tmp_path / "loops.db"
+    store = ps.SQLiteStore(path)
+    durable, graph = ps.Durable(store), make(store, turns)
+    assert await engine.run(graph("q"), key="other") == WORDS
+    with locked(path):
+        waiting = asyncio.create_task(engine.run(graph("q"), key="k"))
+        for _ in range(20):
+            assert len(await durable.history("other")) == TURNS + 1
+        assert not waiting.done()
+    assert await waiting == WORDS
+
+
+async def test_an_error_of_sqlite_names_key_file_and_remedy(
+    tmp_path: Path, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "loops.db"
+    graph = make(path, turns)
+    assert await engine.run(graph("q"), key="k") == WORDS
+    monkeypatch.setattr(store_module, "_BUSY_SECONDS", 0.05)
+    with (
+        locked(path),
+        pytest.raises(ps.CheckpointError, match=r"key 'k' in .*loops\.db.* locked .*end its transaction"),
+    ):
+        await engine.run(graph("q"), key="k")
+
+    kept = store_module._store
+
+    def store_in_little_room(connection: sqlite3.Connection, *args: Any) -> bool:
+        connection.execute("PRAGMA max_page_count=1")
+        return kept(connection, *args)
+
+    def store_nowhere(connection: sqlite3.Connection, *args: Any) -> bool:
+        connection.execute("PRAGMA query_only=1")
+        return kept(connection, *args)
+
+    async def long() -> str:
+        return "x" * 100_000
+
+    turns.in_turn[0] = long
+    for store, message, number in (
+        (store_in_little_room, "the disk is full; make room", errno.ENOSPC),
+        (store_nowhere, "cannot be written; give this process the right", errno.EROFS),
+    ):
+        monkeypatch.setattr(store_module, "_store", store)
+        with pytest.raises(ps.CheckpointError, match=message) as failed:
+            await engine.run(make(path, turns)("q"), key="k")
+        assert failed.value.errno == number
+        assert isinstance(failed.value.__cause__, sqlite3.Error)
+        monkeypatch.setattr(store_module, "_store", kept)
+
+    with closing(sqlite3.connect(path)) as other:
+        other.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+    content = bytearray(path.read_bytes())
+    content[4096:] = b"!" * len(content[4096:])
+    (tmp_path / "damaged.db").write_bytes(content)
+    with pytest.raises(ps.CheckpointError, match=r"key 'k' in .*damaged\.db: the file is damaged; put a copy"):
+        await ps.Durable(tmp_path / "damaged.db").history("k")
+    (tmp_path / "text.db").write_text("no database" * 1000)
+    with pytest.raises(ps.CheckpointError, match=r"key 'k' in .*text\.db: the file is none of SQLite; choose"):
+        await engine.run(make(tmp_path / "text.db", turns)("q"), key="k")
+    (tmp_path / "folder.db").mkdir()
+    with pytest.raises(ps.CheckpointError, match=r"folder\.db: the file cannot be opened; look at the rights"):
+        await engine.run(make(tmp_path / "folder.db", turns)("q"), key="k")
+
+
+async def test_a_call_that_has_waited_for_its_key_shows_the_timeout_that_it_was_given(turns: Turns) -> None:
+    class Slow(MemoryStore):
+        async def load(self, key: str, /) -> ps.LoopRecord | None:
+            await asyncio.sleep(0.05)
+            return await super().load(key)
+
+    turns.in_turn[1] = waits
+    with pytest.raises(ps.DeadlineExceeded, match=r"did not finish within 0\.25 s"):
+        await engine.run(make(Slow(), turns)("q"), key="k", timeout_seconds=0.25)
+    graph = make(Slow(), turns)
+    async with engine.deploy(graph) as service:
+        with pytest.raises(ps.DeadlineExceeded, match=r"did not finish within 0\.25 s"):
+            await service.run(graph("q"), key="k", timeout_seconds=0.25)
 
 
 async def test_a_sqlite_store_expects_versions(tmp_path: Path) -> None:
