@@ -238,7 +238,17 @@ class Saving:
     def _check_source(self, name: str, source: Any) -> None:
         """Compare what a source knows of itself, such as its length and its seed, with that of the newest cut."""
         tell: Callable[[], dict[str, Any]] | None = getattr(source, "fingerprint", None)
-        present = self._fingerprint["sources"][name] = {} if tell is None else tell()
+        present: Any = {} if tell is None else tell()
+        try:
+            is_json = isinstance(present, dict) and json.loads(json.dumps(present)) == present
+        except (TypeError, ValueError):
+            is_json = False
+        if not is_json:
+            raise PlanError(
+                f"fingerprint() of source {name!r} returned {present!r:.200}, which JSON does not give back as it was: "
+                "return a dict with texts as keys, of texts, numbers, True, False, None, lists and dicts"
+            )
+        self._fingerprint["sources"][name] = present
         known: dict[str, Any] = {} if self._cut is None else self._cut.fingerprint.get("sources", {})
         if name not in known:
             return

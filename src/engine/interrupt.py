@@ -1,11 +1,13 @@
 """`interrupt`: a handler asks a person, the call ends, and goes on with the answer, perhaps in another process."""
 
+import asyncio
 from collections.abc import Awaitable
 from typing import Any
 
 from .._errors import PlanError
-from ..actors.current import enclosing_frame
+from ..actors.current import calling_actor, enclosing_frame
 from .bodies import runs_beside_others
+from .call import RunningCall
 from .decorator import node
 from .tracing.tracer import active
 
@@ -27,10 +29,19 @@ def interrupt(question: object, /) -> Awaitable[Any]:
         The answer, an awaitable.
 
     Raises:
-        PlanError: this is no iteration of a durable loop, or it is inside of a `map_each` or a call of its own.
+        PlanError: this is no iteration of a durable loop, it is inside of a `map_each` or a call of its own, or in a
+            thread, a process or a plain `def`, which cannot wait.
         NotStorable: the question cannot be stored.
     """
-    return _step(question) if active() is not None else _ask(question)
+    if active() is not None:
+        return _step(question)
+    actor = calling_actor()
+    if asyncio._get_running_loop() is None or (actor is not None and actor.links):  # links: of a plain `def`
+        raise PlanError(
+            f"ps.interrupt({question!r}) was called in a thread, a process or a plain `def`, which cannot wait for the "
+            "answer: ask in an `async def` of the loop's body, as in `answer = await ps.interrupt(...)`"
+        )
+    return _ask(question)
 
 
 async def _ask(question: object, /) -> Any:
@@ -43,9 +54,11 @@ async def _ask(question: object, /) -> Any:
         if around is call.frame:
             break
         if runs_beside_others(around):
+            is_call = isinstance(around, RunningCall)
+            where = "of a call that a node makes, which" if is_call else "of a map_each, whose items"
             raise PlanError(
-                f"ps.interrupt({question!r}) was called inside of a map_each, or of a call that a handler has made: "
-                "answers could not be told apart; ask in the body of the loop, before or after that"
+                f"ps.interrupt({question!r}) was called inside {where} could not tell their answers apart: ask in the "
+                "body of the durable loop, before or after that"
             )
     try:
         return call.ask(question)

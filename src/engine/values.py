@@ -702,10 +702,14 @@ class SavedStream(ValuesStream[T_co]):
         await self._checkpoint(is_reader=self._reader in (None, asyncio.current_task()))
 
     async def _checkpoint(self, *, is_reader: bool) -> None:
+        call = self._start()
+        saving = call.saving
+        assert saving is not None
+        if self._closed or call.is_over:
+            saved = "its end is saved" if saving.is_done else "its last cut is the one before that"
+            raise EngineClosedError(f"this stream has ended, so checkpoint() has nothing to save; {saved}")
         if self._buffer is None:
             await self._open()
-        saving = self._start().saving
-        assert saving is not None
         await saving.checkpoint(is_reader=is_reader)
 
 

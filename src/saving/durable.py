@@ -256,7 +256,10 @@ class DurableCall:
         if found is not None and not found.is_free():
             raise self._in_use(found, "is under way")
         if answer is not None and (found is None or found.question is None):
-            raise OptionsError(f"answer= was given, but the key {self._key!r} waits for none")
+            why = "nothing is kept under it" if found is None else _WHY_NO_ANSWER[found.status]
+            raise OptionsError(
+                f"answer= was given, but the key {self._key!r} waits for none: {why}; run it without answer="
+            )
         if found is None or found.status == "done":
             return _Loop(0, None, 0.0, self._graph, given)
         if found.graph != self._graph:
@@ -421,6 +424,13 @@ class DurableCall:
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Encode or decode in a thread, because large values take long, and those of devices have to be fetched."""
         return await self._threads().submit(Context(), None, work, *args)
+
+
+_WHY_NO_ANSWER: Final[dict[Status, str]] = {
+    "done": "its last call has given its result, and the next one begins a new loop",
+    "running": "its last call was stopped, or has failed, without a question",
+    "interrupted": "its question was answered",
+}
 
 
 class TimeLeft(float):

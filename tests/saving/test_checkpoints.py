@@ -5,6 +5,7 @@ import errno
 import math
 import threading
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -264,6 +265,51 @@ async def test_a_cut_now_that_cannot_be_made_ends_with_the_call(tmp_path: Path, 
             with pytest.raises(type(caught.value.__cause__)):
                 async for _ in stream:
                     pass
+
+
+@pytest.mark.parametrize("end", ["read", "closed", "failed"])
+async def test_a_cut_of_a_stream_that_has_ended_is_refused_and_says_so(tmp_path: Path, end: str) -> None:
+    @ps.node(stateless=True)
+    async def fail(values: AsyncIterator[float]) -> AsyncIterator[float]:
+        async for value in values:
+            yield value
+            raise ValueError("down")
+
+    @ps.graph
+    async def failing() -> AsyncIterator[float]:
+        return ordered() >> number >> fail
+
+    graph = failing() if end == "failed" else sums(ordered())
+    async with engine.stream(graph, checkpoint=ps.Checkpoint(tmp_path, every=10)) as stream:
+        with suppress(ValueError):
+            async for _ in stream:
+                if end == "closed":
+                    await stream.aclose()
+        kept = "its end is saved" if end == "read" else "its last cut is the one before"
+        with pytest.raises(
+            ps.EngineClosedError, match=f"this stream has ended, so checkpoint.* nothing to save; {kept}"
+        ):
+            await stream.checkpoint()
+
+
+@pytest.mark.parametrize("told", [{"files": {"a", "b"}}, {1: "one"}, ["a"], {"shape": (1, 2)}, {"rate": math.nan}])
+async def test_a_fingerprint_that_json_does_not_give_back_is_refused(tmp_path: Path, told: Any) -> None:
+    class Telling(Counted):
+        def fingerprint(self) -> Any:
+            return told
+
+        def __aiter__(self) -> Any:
+            return self
+
+        async def __anext__(self) -> float:
+            return 1.0
+
+    @ps.graph
+    async def graph(numbers: AsyncIterator[float]) -> AsyncIterator[float]:
+        return numbers >> summed
+
+    with pytest.raises(ps.PlanError, match=r"fingerprint\(\) of source 'numbers'.*JSON does not give back"):
+        await taken(graph(Telling()), ps.Checkpoint(tmp_path, every=2), 4)
 
 
 async def test_a_stream_without_checkpoint_makes_no_cuts(tmp_path: Path) -> None:

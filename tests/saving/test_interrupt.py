@@ -281,9 +281,11 @@ async def test_questions_are_refused_where_answers_could_not_find_them(store: Me
     async def each_of_stream(state: list[Any]) -> list[Any]:
         return await total(ps.map_each(ask, items(state)))
 
-    for body in (each, each_of_stream, ask_in_a_call):
-        with pytest.raises(ps.PlanError, match="inside of a map_each, or of a call that a handler has made"):
+    for body in (each, each_of_stream):
+        with pytest.raises(ps.PlanError, match="inside of a map_each, whose items could not tell their answers apart"):
             await engine.run(looped(store, body), key=f"{body}")
+    with pytest.raises(ps.PlanError, match="inside of a call that a node makes, which could not tell"):
+        await engine.run(looped(store, ask_in_a_call), key="call")
     with pytest.raises(ps.PlanError, match=ONLY):
         await engine.run(asks_outside(1))
     with pytest.raises(ps.PlanError, match=ONLY):
@@ -311,6 +313,52 @@ async def test_questions_are_refused_where_answers_could_not_find_them(store: Me
     for number, graph in enumerate((beside, in_predicate)):
         with pytest.raises(ps.PlanError, match=ONLY):
             await engine.run(graph, key=f"p{number}")
+
+
+@ps.node(runs_on="thread")
+def in_a_thread(state: list[Any]) -> list[Any]:
+    return [ps.interrupt("?")]
+
+
+@ps.node
+def in_a_plain_def(state: list[Any]) -> list[Any]:
+    return [ps.interrupt("?")]
+
+
+@ps.node(runs_on="process")
+def in_a_process(state: list[Any]) -> list[Any]:
+    return [ps.interrupt("?")]
+
+
+@ps.node
+async def in_a_thread_of_its_own(state: list[Any]) -> list[Any]:
+    return [await asyncio.to_thread(ps.interrupt, "?")]
+
+
+@pytest.mark.parametrize("body", [in_a_thread, in_a_plain_def, in_a_process, in_a_thread_of_its_own])
+async def test_a_question_is_refused_where_nobody_can_wait(store: MemoryStore, body: Any) -> None:
+    with pytest.raises(ps.PlanError, match=r"a thread, a process or a plain `def`.*ask in an `async def`"):
+        await engine.run(looped(store, body), key="k")
+
+
+async def test_an_answer_that_nobody_waits_for_is_refused_with_the_reason(store: MemoryStore) -> None:
+    fails = True
+
+    @ps.node
+    async def body(state: list[Any]) -> list[Any]:
+        if fails:
+            raise ValueError("down")
+        return [1]
+
+    graph = looped(store, body)
+    for reason in ("nothing is kept under it", "or has failed, without a question", "has given its result"):
+        with pytest.raises(ps.OptionsError, match=f"'k' waits for none: .*{reason}.*; run it without answer="):
+            await engine.run(graph, key="k", answer="yes")
+        with suppress(ValueError):
+            await engine.run(graph, key="k")
+        fails = False
+        if reason.startswith("or"):
+            assert await engine.run(graph, key="k") == [1]
 
 
 async def test_what_cannot_be_stored_is_no_question_and_no_answer(store: MemoryStore) -> None:
