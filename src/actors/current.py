@@ -82,15 +82,17 @@ class ItemInfo:
         return None if self._deadline is None else max(0.0, self._deadline - self._clock())
 
     def check_cancelled(self) -> None:
-        """Raise `CancelledError` if this item was cancelled, or its deadline has passed.
+        """Raise `CancelledError` if this item was cancelled, its deadline has passed, or this attempt has timed out.
 
         For long loops in threads, since a thread cannot be cancelled from outside.
 
         Raises:
-            asyncio.CancelledError: the item was cancelled or its deadline has passed.
+            asyncio.CancelledError: the item was cancelled, or it or this attempt has no time left.
         """
         if self._work.cancelled:
-            raise asyncio.CancelledError(f"item {self.item} of graph {self.graph!r} has ended")
+            raise asyncio.CancelledError(
+                f"item {self.item} of graph {self.graph!r} has ended, or attempt {self.attempt} of node {self.node!r}"
+            )
 
 
 class Position:
@@ -127,9 +129,11 @@ class Position:
         frame, actor = self.frame, self.actor
         return None if frame is None or actor is None else Handling(self, frame, actor)
 
-    def remember(self) -> None:
+    def remember(self) -> "Handling | None":
         """Let the tasks that the present handler starts from now on know for which item they work."""
-        source.set(self.handling())
+        handling = self.handling()
+        source.set(handling)
+        return handling
 
 
 class Handling:
@@ -140,9 +144,15 @@ class Handling:
     handlers whose code uses the name of a function that starts tasks, and for handlers that have called `current()`.
 
     It refers to its frame weakly, so that a task that outlives the item does not keep the values of the item alive.
+
+    Attributes:
+        position: the position of its worker.
+        actor: the actor of the node.
+        attempt: the number of the attempt, from 1.
+        has_failed: whether the attempt has failed; a thread or a task of it may go on.
     """
 
-    __slots__ = ("_clock", "_deadline", "_frame", "_item", "_label", "actor", "attempt", "position")
+    __slots__ = ("_clock", "_deadline", "_frame", "_item", "_label", "actor", "attempt", "has_failed", "position")
 
     def __init__(self, position: Position, frame: "Frame", actor: "NodeActor") -> None:
         deadline = frame.deadline
@@ -154,14 +164,15 @@ class Handling:
         self._item = frame.item
         self._label = actor.label()
         self.attempt = position.attempt
+        self.has_failed = False
         self._deadline = deadline
         self._clock = frame.group.loop.time
 
     @property
     def cancelled(self) -> bool:
-        """Whether the item has ended, so that its result is not needed."""
+        """Whether the item has ended, or this attempt, so that its result is not needed."""
         frame = self._frame()
-        return frame is None or frame.cancelled
+        return frame is None or frame.cancelled or self.has_failed
 
     @property
     def frame(self) -> "Frame | None":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, NoReturn, Pro
 from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NodeTimeoutError, Overloaded
 from ..telemetry import spans
 from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution
-from .current import Position, source
+from .current import Handling, Position, source
 from .frame import Frame, Interruption, foreign_cancel
 from .loop_host import LoopHost
 from .own_loops import Request
@@ -497,6 +497,7 @@ class Invocation:
                 except Exception as error:  # the policy decides which errors are worth another attempt
                     if isinstance(error, Interrupted):  # a question is no failure
                         raise
+                    self._note_failure()
                     pause = self._pause_seconds(error)
                     if pause is None:
                         if policy.fallback is None and actor.failover is None:
@@ -516,6 +517,14 @@ class Invocation:
             worker.position.attempt_deadline = None
             leave_outside_call(worker, actor)
             executed(actor, began + self._waited_seconds, self.frame)
+
+    def _note_failure(self) -> None:
+        """Let a thread or a task of the attempt know that it has failed; they may go on nevertheless."""
+        call, here = self.worker.outside_call, source.get()
+        if isinstance(call, ThreadCall) and call.handling is not None:
+            call.handling.has_failed = True
+        if isinstance(here, Handling) and here.is_present:
+            here.has_failed = True
 
     async def _attempt(self) -> Any:
         gate, hedge = self.actor.gate, self.actor.hedge
@@ -669,11 +678,16 @@ class OutsideCall(Protocol):
 
 
 class ThreadCall:
-    """A job in a thread, which goes on if its attempt ends before it."""
+    """A job in a thread, which goes on if its attempt ends before it.
 
-    __slots__ = ("_then", "abandoned", "returned", "started", "submitted")
+    Attributes:
+        handling: what the job finds in its context; None before it was submitted.
+    """
+
+    __slots__ = ("_then", "abandoned", "handling", "returned", "started", "submitted")
 
     def __init__(self) -> None:
+        self.handling: Handling | None = None
         self.submitted = False
         self.abandoned = False
         self.started = False
@@ -753,9 +767,10 @@ def call_in_thread(
 ) -> "asyncio.Future[Any]":
     """Run a blocking function in a thread, in a copy of the caller's context; `take_thread` must have been awaited."""
     context = copy_context()
-    context.run(worker.position.remember)  # the thread knows this item also when the worker has gone on to the next
     call = worker.outside_call
     assert isinstance(call, ThreadCall)
+    # The thread knows this item also when the worker has gone on to the next.
+    call.handling = context.run(worker.position.remember)
     result = pool.submit(context, call.on_returned, call.run, fn, args, kwargs)
     call.submitted = True
     return result

@@ -10,7 +10,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar, cast
 
 from .._errors import GraphTraceError
-from ..actors.current import Handling, Position, position_outside, source
+from ..actors.current import Cancellable, Handling, Position, position_outside, source
 from ..actors.stream_buffer import StreamBuffer
 from ..actors.tasks import no_item
 from .tracing.ref import call_location
@@ -81,7 +81,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         self.values: StreamBuffer[Any] | None = None
         self.thread = get_ident()
         self._wanted = wanted
-        self._line: deque[tuple[Event[Any], Frame, _Turn]] = deque()
+        self._line: deque[tuple[Event[Any], Cancellable, _Turn]] = deque()
 
     @property
     def _given(self) -> int:
@@ -105,11 +105,11 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         return _NOTHING
 
     def add_from_thread(
-        self, value: object, frame: "Frame", actor: "NodeActor", attempt: int, turn: "concurrent.futures.Future[None]"
+        self, value: object, frame: "Frame", where: Handling, turn: "concurrent.futures.Future[None]"
     ) -> None:
         """Add an event for a thread, which waits for `turn`."""
         if isinstance(value, self._wanted):
-            self._line.append((Event(value, actor.name, frame.item, attempt, self._given), frame, turn))
+            self._line.append((Event(value, where.actor.name, frame.item, where.attempt, self._given), where, turn))
             self._let_in()
         else:
             turn.set_result(None)
@@ -125,10 +125,10 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         line = self._line
         is_over = self.ended or self.abandoned
         while line and (is_over or len(self.held) < self.capacity):
-            event, frame, turn = line.popleft()
+            event, work, turn = line.popleft()
             if not turn.done():  # else the emitter was cancelled
                 turn.set_result(None)
-                if not is_over and frame.state == "running":
+                if not is_over and not work.cancelled:
                     self.put_nowait(event)
 
     def take(self) -> Event[Any]:
@@ -172,7 +172,7 @@ _task_on: Callable[[asyncio.AbstractEventLoop], "asyncio.Task[Any] | None"] = (
     asyncio.current_task if sys.version_info >= (3, 12) else cast("Any", asyncio.tasks)._current_tasks.get
 )
 
-# How often a thread that waits for room looks whether its loop was closed without ending the call.
+# How often a thread that waits for room looks whether its attempt has timed out, or its loop was closed.
 _LOOK_SECONDS: Final = 1.0
 
 
@@ -182,7 +182,7 @@ def emit(value: object, /) -> Awaitable[None]:
     The node is an `async def`, with or without `yield`, that says `effectful=True`; or a `def` with `runs_on="thread"`,
     which calls it without `await`. It waits while the reader is `capacity` events behind. If nobody reads the events of
     the call, or those of this class, the value is dropped; so is one that comes after the outcome. In a thread, the
-    end of the item raises here.
+    end of the item raises here, and so does that of an attempt which has timed out.
 
     Args:
         value: the value, of any class; the reader says which class it reads.
@@ -195,7 +195,7 @@ def emit(value: object, /) -> Awaitable[None]:
             its items in batches, or owns its loop.
         GraphTraceError: it was called in a graph instead of a node.
         UnknownItemError: a task that a handler has started calls this, and its item is not known.
-        asyncio.CancelledError: in a thread, the item has ended.
+        asyncio.CancelledError: in a thread, the item or the attempt has ended.
     """
     where = source.get()
     if where is None:
@@ -204,14 +204,12 @@ def emit(value: object, /) -> Awaitable[None]:
     frame, actor, task = position.frame, position.actor, position.task
     if frame is None or actor is None or task is None or _task_on((group := frame.group).loop) is not task:
         return _beside(where, value)
+    events: EventBuffer | None = group.events
+    if events is not None and events.thread != get_ident():
+        return _beside(where, value)  # the task runs just now, while a thread that it has started is here
     if not actor.emits or is_tracing() is not None:
         _refuse(actor)
-    events: EventBuffer | None = group.events
-    if events is None:
-        return _NOTHING
-    if events.thread != get_ident():  # the task may run just now while a thread that it has started is here
-        return _beside(where, value)
-    return events.add(value, frame, actor, position.attempt)
+    return _NOTHING if events is None else events.add(value, frame, actor, position.attempt)
 
 
 def _outside() -> Awaitable[None]:
@@ -240,11 +238,11 @@ def _beside(where: Position | Handling, value: object) -> Awaitable[None]:
         return _NOTHING
     buffer: EventBuffer = events
     if not is_in_thread:
-        return buffer.add(value, frame, where.actor, where.attempt)
+        return _NOTHING if where.has_failed else buffer.add(value, frame, where.actor, where.attempt)
     turn: concurrent.futures.Future[None] = concurrent.futures.Future()
     try:
-        frame.group.loop.call_soon_threadsafe(buffer.add_from_thread, value, frame, where.actor, where.attempt, turn)
-        _wait(turn, frame.group.loop)
+        frame.group.loop.call_soon_threadsafe(buffer.add_from_thread, value, frame, where, turn)
+        _wait(turn, where, frame.group.loop)
     except RuntimeError as error:  # the loop is closed
         raise _ended() from error
     if where.cancelled:
@@ -252,10 +250,11 @@ def _beside(where: Position | Handling, value: object) -> Awaitable[None]:
     return _NOTHING
 
 
-def _wait(turn: "concurrent.futures.Future[None]", loop: asyncio.AbstractEventLoop) -> None:
-    while True:
+def _wait(turn: "concurrent.futures.Future[None]", where: Handling, loop: asyncio.AbstractEventLoop) -> None:
+    while not where.cancelled:
         try:
-            return turn.result(_LOOK_SECONDS)
+            turn.result(_LOOK_SECONDS)
+            break
         except TimeoutError:
             if loop.is_closed():
                 raise RuntimeError("the event loop is closed") from None

@@ -387,6 +387,29 @@ async def test_a_slow_reader_holds_back_the_node_that_emits(capacity: int | None
             assert events.statistics().in_flight == bound
 
 
+def test_what_a_node_waits_for_its_reader_is_part_of_its_timeout() -> None:
+    @ps.node(effectful=True, timeout_seconds=1)
+    async def counts() -> int:
+        for number in range(10):
+            await ps.emit(number)
+        return 10
+
+    @ps.graph
+    async def graph() -> int:
+        return await counts()
+
+    async def main() -> None:
+        async with engine.stream(graph(), events=int, capacity=1) as events:
+            await asyncio.sleep(0.9)
+            assert [event.value async for event in events] == list(range(10))
+        async with engine.stream(graph(), events=int, capacity=1) as events:
+            await asyncio.sleep(1.1)
+            with pytest.raises(ps.NodeTimeoutError):
+                await events.result()
+
+    testing.run_virtual(main)
+
+
 async def test_a_slow_reader_holds_back_a_thread() -> None:
     emitted = 0
     told = threading.Event()
@@ -821,6 +844,84 @@ async def test_the_end_of_a_call_raises_in_a_thread_that_waits() -> None:
             with pytest.raises(ps.DeadlineExceeded):
                 await events.result()
     assert ended == ["cancelled", "cancelled"]
+
+
+@pytest.mark.parametrize("then", ["retry", "fallback"])
+@pytest.mark.parametrize("is_full", [False, True])
+async def test_an_attempt_in_a_thread_that_has_timed_out_emits_nothing_more(
+    then: str, is_full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.engine.events._LOOK_SECONDS", 0.01)
+    ended: list[str] = []
+    timed_out, is_over = threading.Event(), threading.Event()
+
+    def work() -> int:
+        if timed_out.is_set():
+            return 2
+        try:
+            ps.emit("in time")
+            if is_full:
+                ps.emit("waits for the reader")
+            timed_out.wait(60)
+            ps.emit("too late")
+        except asyncio.CancelledError:
+            ended.append("cancelled")
+        finally:
+            is_over.set()
+        return 1
+
+    def fall_back(error: Exception) -> int:
+        timed_out.set()
+        return 2
+
+    def retry_now(error: Exception, attempt: int) -> float:
+        timed_out.set()
+        return 0.0
+
+    policy: dict[str, Any] = {"fallback": fall_back} if then == "fallback" else {"retry": ps.Retry(2, wait=retry_now)}
+    threaded = ps.node(effectful=True, runs_on="thread", timeout_seconds=0.5, **policy)(work)
+
+    @ps.node
+    async def wait(number: int) -> int:
+        await asyncio.to_thread(is_over.wait, 60)
+        return number
+
+    @ps.graph
+    async def graph() -> int:
+        return await wait(threaded())
+
+    async with engine.stream(graph(), events=str, capacity=1) as events:
+        if is_full:
+            await events.wait_started()
+            await asyncio.to_thread(is_over.wait, 60)
+        assert [event.value async for event in events] == ["in time"]
+        assert await events.result() == 2
+    assert ended == ["cancelled"]
+
+
+async def test_a_task_of_an_attempt_that_has_failed_emits_nothing_more() -> None:
+    tasks: list[asyncio.Task[None]] = []
+    has_failed = asyncio.Event()
+
+    async def tell() -> None:
+        await has_failed.wait()
+        await ps.emit("too late")
+
+    @ps.node(effectful=True, retry=ps.Retry(2, backoff_seconds=0))
+    async def leaves_a_task() -> None:
+        if not tasks:
+            tasks.append(asyncio.create_task(tell()))
+            raise OSError("not yet")
+        has_failed.set()
+        await tasks[0]
+        await ps.emit("second")
+
+    @ps.graph
+    async def graph() -> None:
+        await leaves_a_task()
+
+    async with engine.stream(graph(), events=str) as events:
+        assert [event.value async for event in events] == ["second"]
 
 
 async def test_a_drained_deployment_waits_for_the_reader_and_an_aborted_one_ends_it() -> None:

@@ -132,7 +132,7 @@ MUTANTS = [
     ),
     Mutant(
         "events that wait for room are let in in their order",
-        "engine/events.py", "event, frame, turn = line.popleft()", "event, frame, turn = line.pop()",
+        "engine/events.py", "event, work, turn = line.popleft()", "event, work, turn = line.pop()",
         "tests/engine/test_events.py::test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they_came",
     ),
 ]  # fmt: skip
