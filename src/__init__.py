@@ -67,7 +67,7 @@ from .engine.resource import Resource, resource
 from .engine.tracing.ref import Ref
 
 __all__ = [
-    "Actor", "ActorRestarted", "ActorStopped", "Batch", "Cache", "Call", "ChannelClosed", "Checkpoint",
+    "Actor", "ActorRestarted", "ActorStopped", "Answer", "Batch", "Cache", "Call", "ChannelClosed", "Checkpoint",
     "CheckpointError", "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable",
     "EngineClosedError", "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox",
     "InboxClosed", "Interrupted", "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore",
@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from . import asgi, data, devices, testing
     from .devices.device_node import DeviceNode, device_node
     from .engine.interrupt import interrupt
-    from .saving.durable import Durable, LoopState
+    from .saving.durable import Answer, Durable, LoopState
     from .saving.store import LoopRecord, LoopStore, SQLiteStore
 else:
     __getattr__, __dir__ = _public(
@@ -101,6 +101,7 @@ else:
             "DeviceNode": ".devices.device_node",
             "device_node": ".devices.device_node",
             "interrupt": ".engine.interrupt",
+            "Answer": ".saving.durable",
             "Durable": ".saving.durable",
             "LoopState": ".saving.durable",
             "LoopRecord": ".saving.store",

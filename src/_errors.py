@@ -161,12 +161,14 @@ class Interrupted(PenstockError):
     Attributes:
         key: the key of the call.
         question: the question.
+        token: a text that names this question, for an `Answer` to no other; the same until it is answered.
     """
 
-    def __init__(self, key: str, question: object) -> None:
-        super().__init__(key, question)
+    def __init__(self, key: str, question: object, token: str = "") -> None:
+        super().__init__(key, question, token)
         self.key = key
         self.question = question
+        self.token = token
 
     def __str__(self) -> str:
         return f"{self.key!r} waits for the answer to {self.question!r}: run it again with key= and answer="

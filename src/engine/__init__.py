@@ -62,7 +62,8 @@ async def run(
         key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key that the loop is kept under. A
             call that did not give its result, since its process died, or with an error, goes on when the key is run
             again, with the same arguments. After its result, the key begins a new loop.
-        answer: the answer to the question that the key waits with, after `Interrupted`; by default there is none.
+        answer: the answer to the question that the key waits with, after `Interrupted`; or an `Answer`, which is to one
+            question and no other. By default there is none.
         checkpoint: where the state of its `ps.fold` is saved, from which the next run goes on.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy` and others; see
             `ExecutionOptions`.

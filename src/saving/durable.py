@@ -46,6 +46,21 @@ class LoopState:
     kept_at: float
 
 
+@dataclass(frozen=True)
+class Answer:
+    """An answer to one question and no other: `engine.run(call, key=..., answer=Answer("yes", interrupted.token))`.
+
+    It is refused where the key waits with another question, as after it was sent twice.
+
+    Attributes:
+        value: the answer.
+        token: the `token` of the `Interrupted` with the question.
+    """
+
+    value: Any
+    token: str
+
+
 class Durable:
     """Where a `while_loop` keeps its state after each iteration: `while_loop(..., durable=Durable("agents.db"))`.
 
@@ -121,7 +136,7 @@ class DurableCall:
         graph: the name of the graph.
         arguments: the arguments of the call, by the names of the parameters.
         key: the key.
-        answer: the answer to the question that the key waits with; Ellipsis for none.
+        answer: the answer to the question that the key waits with, or an `Answer`; Ellipsis for none.
         threads: returns the threads in which values are encoded.
         timeout_seconds: how long taking the key may take; None without a limit.
 
@@ -240,7 +255,8 @@ class DurableCall:
     async def _take(self) -> None:
         """Write a record that says who has the key, in the place of one that nobody has."""
         given = await self._in_thread(_digests, self._arguments)
-        answer = None if self._answer is ... else await self._in_thread(_encoded, self._answer, "answer")
+        value = self._answer.value if isinstance(self._answer, Answer) else self._answer
+        answer = None if value is ... else await self._in_thread(_encoded, value, "answer")
         while True:
             found = await self._store.load(self._key)
             loop = self._next(None if found is None else _Loop.read(found), given, answer)
@@ -274,6 +290,11 @@ class DurableCall:
                 "differs; give the same, or choose another key"
             )
         if answer is not None and found.question is not None:
+            if isinstance(self._answer, Answer) and self._answer.token != found.token(self._key, found.question):
+                raise OptionsError(
+                    f"the key {self._key!r} waits for the answer to {_decoded(found.question)!r:.200}, and this answer "
+                    "is to another question, which may have its answer by now"
+                )
             answers = (*found.answers, (found.question, answer))
             return replace(found, status="running", question=None, answers=answers)
         return replace(found, status="running")
@@ -386,7 +407,9 @@ class DurableCall:
 
     def _interrupted(self) -> Interrupted:
         assert self._question is not None
-        return Interrupted(self._key, self._question[1])
+        asked, question = self._question
+        assert self._loop is not None
+        return Interrupted(self._key, question, self._loop.token(self._key, asked))
 
     async def _keep(self, step: int, state: object) -> None:
         assert self._loop is not None
@@ -551,6 +574,11 @@ class _Loop:
     def is_free(self) -> bool:
         """Whether its owner has ended, or has not renewed its lease."""
         return self.owner is None or self.lease_until < time.time() or self.owner.is_gone()
+
+    def token(self, key: str, question: bytes) -> str:
+        """Return the name of a question that is asked in the iteration after this step."""
+        asked = repr((key, self.step, self.kept_at, len(self.answers), question))
+        return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
     def record(self, version: int) -> LoopRecord:
         """Return what a store keeps: the length of a header, the header, and the state."""

@@ -341,6 +341,37 @@ async def test_a_question_is_refused_where_nobody_can_wait(store: MemoryStore, b
         await engine.run(looped(store, body), key="k")
 
 
+async def test_an_answer_with_a_token_is_to_its_question_alone(store: MemoryStore) -> None:
+    @ps.node
+    async def body(state: list[Any]) -> list[Any]:
+        return [*state, await ps.interrupt("again?")]
+
+    @ps.graph
+    async def asking() -> list[Any]:
+        return await ps.while_loop(ps.node(lambda state: len(state) < 2), body, [], durable=ps.Durable(store))
+
+    async def token(answer: Any = ...) -> str:
+        with pytest.raises(ps.Interrupted) as asked:
+            await engine.run(asking, key="k", answer=answer)
+        return asked.value.token
+
+    for _ in range(2):  # of two loops of one key
+        first = await token()
+        assert await token() == first
+        with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is to another"):
+            await engine.run(asking, key="k", answer=ps.Answer("no", "other"))
+        second = await token(ps.Answer("one", first))
+        with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is to another"):
+            await engine.run(asking, key="k", answer=ps.Answer("one", first))
+        assert await token() == second
+        assert await engine.run(asking, key="k", answer=ps.Answer("two", second)) == ["one", "two"]
+        with pytest.raises(ps.OptionsError, match="waits for none"):
+            await engine.run(asking, key="k", answer=ps.Answer("two", second))
+        assert second != first != await token()
+        assert await token("any") == await token()
+        assert await engine.run(asking, key="k", answer="any") == ["any", "any"]
+
+
 async def test_an_answer_that_nobody_waits_for_is_refused_with_the_reason(store: MemoryStore) -> None:
     fails = True
 
