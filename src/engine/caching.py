@@ -380,17 +380,21 @@ class _Given:
 
 def _bytes_of_key(key: Any) -> int:
     """Return the size of a key, or of a part of one; types are part of most keys and of none alone."""
-    if isinstance(key, tuple):
-        return sys.getsizeof(key) + sum([_bytes_of_key(part) for part in key])  # pyright: ignore[reportUnknownVariableType]
+    inside: list[Any] = []
     if isinstance(key, _Given):
-        return sys.getsizeof(key) + sys.getsizeof(key.value, 0)
-    return 0 if isinstance(key, type) else sys.getsizeof(key, 0)
+        inside = [key.value]
+    elif isinstance(key, tuple):
+        inside = list(key)  # pyright: ignore[reportUnknownArgumentType]
+    elif isinstance(key, type):
+        return 0
+    return sys.getsizeof(key, 0) + sum([_bytes_of_key(part) for part in inside])  # pyright: ignore[reportUnknownArgumentType]
 
 
 def _size_of(value: Any) -> int | None:
     """Return the size of a result in bytes; None if it is not known."""
+    own = sys.getsizeof(value, 0)
     if value is None or isinstance(value, int | float | complex | str | bytes | bytearray):
-        return sys.getsizeof(value)
+        return own
     size: object = getattr(value, "nbytes", None)
     if isinstance(size, int):
         whole: object = getattr(getattr(value, "base", None), "nbytes", 0)  # what a view of an array keeps alive
@@ -403,7 +407,7 @@ def _size_of(value: Any) -> int | None:
     if inside is None:
         return None
     sizes = [_size_of(one) for one in inside]
-    return None if None in sizes else sys.getsizeof(value) + sum([size or 0 for size in sizes])
+    return None if None in sizes else own + sum([size or 0 for size in sizes])
 
 
 def _handed_out(value: Any, node: str) -> Any:

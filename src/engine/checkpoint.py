@@ -238,9 +238,9 @@ class Saving:
     def _check_source(self, name: str, source: Any) -> None:
         """Compare what a source knows of itself, such as its length and its seed, with that of the newest cut."""
         tell: Callable[[], dict[str, Any]] | None = getattr(source, "fingerprint", None)
-        present: Any = {} if tell is None else tell()
+        present: dict[str, Any] = {} if tell is None else tell()
         try:
-            is_json = isinstance(present, dict) and json.loads(json.dumps(present)) == present
+            is_json = type(present) is dict and json.loads(json.dumps(present)) == present
         except (TypeError, ValueError):
             is_json = False
         if not is_json:
