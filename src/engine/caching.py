@@ -41,7 +41,8 @@ class ResultCache:
         self.evicted = 0
         self._cache = cache
         self._entries: OrderedDict[Hashable, tuple[Any, int, float]] = OrderedDict()  # the one used last at the end
-        self._by_age: OrderedDict[Hashable, None] = OrderedDict()  # the keys of these, the one kept last at the end
+        # With a time to live, the keys of these, the one kept last at the end.
+        self._by_age: OrderedDict[Hashable, None] = OrderedDict()
         self._has_warned = False
 
     def find(self, key: Hashable, now: float) -> tuple[Any, int, float] | None:
@@ -75,12 +76,16 @@ class ResultCache:
         self.forget_expired(now)
         if key in self._entries:
             self._drop(key)
-        size += sys.getsizeof(key) + sum(map(_bytes_of_key, key[1:])) + _BYTES_OF_AN_ENTRY  # all have the first part
+        size += sys.getsizeof(key) + _BYTES_OF_AN_ENTRY
+        for part in key[1:]:  # all have the first part in common
+            size += _bytes_of_key(part)
         if size > cache.max_bytes:
             return
-        until = math.inf if cache.ttl_seconds is None else now + cache.ttl_seconds
+        until = math.inf
+        if cache.ttl_seconds is not None:
+            until = now + cache.ttl_seconds
+            self._by_age[key] = None
         self._entries[key] = value, size, until
-        self._by_age[key] = None
         self.bytes_held += size
         while self.bytes_held > cache.max_bytes:
             self._drop(next(iter(self._entries)))
@@ -99,7 +104,7 @@ class ResultCache:
 
     def _drop(self, key: Hashable) -> None:
         self.bytes_held -= self._entries.pop(key)[1]
-        del self._by_age[key]
+        self._by_age.pop(key, None)
 
 
 class CacheSite:
@@ -380,14 +385,15 @@ class _Given:
 
 def _bytes_of_key(key: Any) -> int:
     """Return the size of a key, or of a part of one; types are part of most keys and of none alone."""
-    inside: list[Any] = []
-    if isinstance(key, _Given):
-        inside = [key.value]
-    elif isinstance(key, tuple):
-        inside = list(key)  # pyright: ignore[reportUnknownArgumentType]
-    elif isinstance(key, type):
+    if isinstance(key, type):
         return 0
-    return sys.getsizeof(key, 0) + sum([_bytes_of_key(part) for part in inside])  # pyright: ignore[reportUnknownArgumentType]
+    size = sys.getsizeof(key, 0)
+    if isinstance(key, tuple):
+        for part in key:  # pyright: ignore[reportUnknownVariableType]
+            size += _bytes_of_key(part)
+    elif isinstance(key, _Given):
+        size += _bytes_of_key(key.value)
+    return size
 
 
 def _size_of(value: Any) -> int | None:
