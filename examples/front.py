@@ -26,8 +26,9 @@ import penstock as ps
 from penstock import asgi, engine
 
 PLACES = 64  # max_in_flight of each worker
-LOOK_SECONDS = 1.0  # between two looks at a worker, and how long it may take to answer one
-ANSWER_SECONDS = 10.0  # after which a worker that does not answer a request counts as down
+LOOK_SECONDS = 1.0  # between two looks at a worker
+LOOK_TIMEOUT_SECONDS = 2.0  # after which a worker that does not answer a look counts as down
+ANSWER_TIMEOUT_SECONDS = 10.0  # the same for a request
 
 # --- the front
 
@@ -50,13 +51,13 @@ class Worker:
         self.is_up = True
         # uvicorn closes a connection after 5 idle seconds; if a request comes in that moment, the worker seems down.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
-        self.client = httpx.AsyncClient(base_url=url, timeout=ANSWER_SECONDS, limits=limits)
+        self.client = httpx.AsyncClient(base_url=url, timeout=ANSWER_TIMEOUT_SECONDS, limits=limits)
 
     async def watch(self) -> None:
         """Look every second whether the worker is up."""
         while True:
             try:
-                self.is_up = (await self.client.get("/health", timeout=LOOK_SECONDS)).is_success
+                self.is_up = (await self.client.get("/health", timeout=LOOK_TIMEOUT_SECONDS)).is_success
             except httpx.TransportError:
                 self.is_up = False
             await asyncio.sleep(LOOK_SECONDS)
