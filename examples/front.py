@@ -12,7 +12,7 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Generator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +70,7 @@ class Workers:
         self.all = [Worker(url) for url in urls]
 
     @contextlib.contextmanager
-    def chosen(self) -> Iterator[httpx.AsyncClient]:
+    def chosen(self) -> Generator[httpx.AsyncClient]:
         """Give a request to the worker that has the fewest. If none seems to be up, that may be wrong: any one may."""
         worker = min([worker for worker in self.all if worker.is_up] or self.all, key=lambda worker: worker.in_flight)
         self.all.remove(worker)
@@ -109,7 +109,7 @@ async def forward(workers: Workers, asked: Asked) -> httpx.Response:
     """Have one worker answer; the next attempt finds another one, since this one has failed or is full."""
     with workers.chosen() as worker:
         answer = await worker.request(asked.method, asked.target, content=asked.body)
-    if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+    if answer.status_code == 503:
         answer.raise_for_status()
     return answer
 
@@ -190,7 +190,7 @@ def create_worker() -> Starlette:
 
 
 @contextlib.contextmanager
-def worker_process(port: int = 0) -> Iterator[tuple[str, "subprocess.Popen[bytes]"]]:
+def worker_process(port: int = 0) -> Generator[tuple[str, "subprocess.Popen[bytes]"]]:
     """Start a worker and give its address; connections wait until it is ready."""
     with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
         port = listener.getsockname()[1]
@@ -210,7 +210,7 @@ async def main() -> None:
         urls, processes = zip(*(stack.enter_context(worker_process()) for _ in range(3)), strict=True)
         async with engine.Engine() as owner, deployed(owner, urls) as service:
             words = iter(["water", "gate", "turbine"] * 100)
-            letters = []
+            letters: list[int] = []
 
             async def caller() -> None:
                 for word in words:
