@@ -243,13 +243,13 @@ async def far_behind(folder: Path) -> ps.Checkpoint:
 
 @asynccontextmanager
 async def mark_contenders(quick: bool) -> AsyncIterator[Contenders]:
-    records = 1_000 if quick else 5_000
+    values = 500 if quick else 2_000
     with TemporaryDirectory() as own:
         folder = Path(own)
         far = await far_behind(folder / "far")
         yield {
-            "generators": lambda: mark_microseconds(of_generators, records, folder),
-            "functions": lambda: mark_microseconds(of_functions, records, folder),
+            "generators": lambda: mark_microseconds(of_generators, values, folder),
+            "functions": lambda: mark_microseconds(of_functions, values, folder),
             "far": lambda: first_batch_milliseconds(far),
         }
 
