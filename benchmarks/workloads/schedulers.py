@@ -15,7 +15,7 @@ from penstock.engine.options import ChosenScheduler
 from ..harness import Contenders, Row, Sample, Workload
 
 SCHEDULERS: tuple[ChosenScheduler, ...] = ("sequential", "wave", "parallel", "actors")
-UNIT_SECONDS = 0.005
+UNIT_SECONDS = 0.01
 COST = "cost"
 
 
