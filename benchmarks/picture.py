@@ -56,6 +56,7 @@ class Panel:
     title: str
     meaning: str
     logarithmic: bool = False
+    longest: float = 1.05  # the number of the longest bar, where the scale is linear
 
 
 PANELS = (
@@ -100,7 +101,11 @@ def of_schedulers(rows: Sequence[dict[str, Any]]) -> list[tuple[Panel, Bars]]:
             shape, scheduler = row["row"]["subject"].rsplit(", ", 1)
             shapes.setdefault(shape, []).append((scheduler, row["value"]["median"]))
     meaning = "time of a call over that of its longest path; shorter is better"
-    return [(Panel(workload=SCHEDULING.name, title=shape, meaning=meaning), found) for shape, found in shapes.items()]
+    longest = max(value for found in shapes.values() for _, value in found)  # so that all panels have one scale
+    return [
+        (Panel(workload=SCHEDULING.name, title=shape, meaning=meaning, longest=longest), found)
+        for shape, found in shapes.items()
+    ]
 
 
 def bars(rows: Sequence[dict[str, Any]], panel: Panel) -> Bars:
@@ -114,10 +119,9 @@ def bars(rows: Sequence[dict[str, Any]], panel: Panel) -> Bars:
 
 def scale(panel: Panel, entries: Bars) -> Callable[[float], float]:
     """From a number to the length of its bar."""
-    values = [value for _, value in entries]
     if not panel.logarithmic:
-        longest = max(*values, 1.05)
-        return lambda value: value / longest * BAR_WIDTH
+        return lambda value: min(value, panel.longest) / panel.longest * BAR_WIDTH
+    values = [value for _, value in entries]
     low = math.floor(math.log10(min(values)))
     high = max(math.log10(max(values)), low + 1)
     return lambda value: (math.log10(value) - low) / (high - low) * BAR_WIDTH

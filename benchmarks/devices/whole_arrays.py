@@ -13,6 +13,7 @@ import numpy as np
 import penstock as ps
 from penstock import devices, engine
 
+from ..baselines.calls import median_call_seconds
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
 
@@ -161,9 +162,10 @@ async def loop_contenders(quick: bool) -> AsyncIterator[Contenders]:
     x = jnp.linspace(1.0, 2.0, COLUMNS)
 
     async def microseconds(service: Any) -> float:
-        began = time.perf_counter()
-        jax.block_until_ready(await service(x))
-        return (time.perf_counter() - began) / STEPS * 1e6
+        async def call() -> None:
+            jax.block_until_ready(await service(x))
+
+        return await median_call_seconds(call, 5) / STEPS * 1e6
 
     device = devices.actor("auto")
     steps = {name: device.bind(newton, donate_argnums=donated) for name, donated in (("fresh", ()), ("reused", (0,)))}
