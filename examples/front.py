@@ -41,6 +41,7 @@ class Asked:
     method: str
     target: str  # path and query
     body: bytes = b""
+    content_type: str = "application/json"
 
 
 class Worker:
@@ -90,9 +91,9 @@ async def workers(urls: tuple[str, ...]) -> AsyncIterator[Workers]:
     """The workers that all requests share, and a task that watches each of them."""
     opened = Workers(urls)
     async with contextlib.AsyncExitStack() as clients, asyncio.TaskGroup() as tasks:
-        watching = [tasks.create_task(worker.watch()) for worker in opened.all]
         for worker in opened.all:
             await clients.enter_async_context(worker.client)
+        watching = [tasks.create_task(worker.watch()) for worker in opened.all]
         yield opened
         for task in watching:
             task.cancel()
@@ -107,8 +108,9 @@ again = ps.Retry(
 @ps.node(retry=again)
 async def forward(workers: Workers, asked: Asked) -> httpx.Response:
     """Have one worker answer; the next attempt finds another one, since this one has failed or is full."""
+    headers = {"x-tenant": asked.tenant, "content-type": asked.content_type}
     with workers.chosen() as worker:
-        answer = await worker.request(asked.method, asked.target, content=asked.body)
+        answer = await worker.request(asked.method, asked.target, content=asked.body, headers=headers)
     if answer.status_code == 503:
         answer.raise_for_status()
     return answer
@@ -134,7 +136,8 @@ def create_front() -> Starlette:
 
     async def endpoint(request: Request) -> Response:
         target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        asked = Asked(request.headers.get("x-tenant", ""), request.method, target, await request.body())
+        tenant, content_type = (request.headers.get(name, "") for name in ("x-tenant", "content-type"))
+        asked = Asked(tenant, request.method, target, await request.body(), content_type)
         try:
             answer = await service(asked)
         except TimeoutError:

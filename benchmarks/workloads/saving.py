@@ -305,7 +305,7 @@ model = Model()
 
 @ps.graph
 async def train(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
-    return records >> model
+    return ps.map_each(model, records)
 
 
 async def train_seconds(values: int, folder: Path, *, saved: bool) -> tuple[float, float]:
