@@ -180,22 +180,24 @@ def nothing_written() -> Iterator[None]:
         yield
 
 
-async def paced_seconds(graph: Any, values: int, checkpoint: ps.Checkpoint | None) -> tuple[float, int]:
+async def paced_seconds(graph: Any, values: int, folder: Path, every: int) -> tuple[float, int]:
     """Returns seconds of the loop's thread, and how many marks have come through."""
     taken = asyncio.Event()
     taken.set()
-    async with engine.stream(graph(Paced(values, taken)), checkpoint=checkpoint) as stream:
-        began = time.thread_time()
-        async for _ in stream:
-            taken.set()
-        return time.thread_time() - began, stream.statistics().cuts_saved
+    with TemporaryDirectory(dir=folder) as own:
+        checkpoint = ps.Checkpoint(own, every=every)
+        async with engine.stream(graph(Paced(values, taken)), checkpoint=checkpoint) as stream:
+            began = time.thread_time()
+            async for _ in stream:
+                taken.set()
+            return time.thread_time() - began, stream.statistics().cuts_saved
 
 
 async def mark_microseconds(graph: Any, values: int, folder: Path) -> float:
     """Returns what a mark adds to a stream."""
-    without, _ = await paced_seconds(graph, values, None)
-    with TemporaryDirectory(dir=folder) as own, nothing_written():
-        taken, marks = await paced_seconds(graph, values, ps.Checkpoint(own, every=1))
+    with nothing_written():
+        without, _ = await paced_seconds(graph, values, folder, 2 * values)
+        taken, marks = await paced_seconds(graph, values, folder, 1)
     return (taken - without) / marks * 1e6
 
 
