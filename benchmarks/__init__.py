@@ -6,7 +6,7 @@
 - `fresh.py`: rounds whose samples need a process of their own
 - `summary.py`: medians, bootstrap intervals, limits
 - `report.py`: the table on the terminal and the JSON file
-- `picture.py`, `tables.py`: the committed results as a picture and as tables for the docs
+- `picture.py`, `tables.py`: the committed results as pictures and as tables for the docs
 - `servers/`: web servers under load, with Penstock and by hand
 - `peers/`: other frameworks on the same workloads, in an environment of their own
 - `encoders/`: other encoders of the same texts, in another

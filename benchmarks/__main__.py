@@ -14,7 +14,9 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("--devices", action="store_true", help="what runs on devices, instead of what needs none")
     parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: a look, not a claim")
-    parser.add_argument("--only", metavar="NAME", action="append", help="one workload; may be given again")
+    parser.add_argument(
+        "--only", metavar="NAME", action="append", help="one workload, of either kind; may be given again"
+    )
     parser.add_argument("--loop", choices=[*loops.NAMES, "both"], default="both")
     parser.add_argument("--json", type=Path, default=RESULTS, help="where the results go (default: %(default)s)")
     return parser.parse_args()
@@ -23,24 +25,29 @@ def arguments() -> argparse.Namespace:
 def main() -> int:
     """Returns 1 if a limit that must be kept was not."""
     chosen = arguments()
-    name = "devices" if chosen.devices else "workloads"
-    workloads = _chosen(fresh.suite(name), chosen.only)
+    workloads = _chosen("devices" if chosen.devices else "workloads", chosen.only)
     measured: list[Measured] = []
     for loop in loops.NAMES if chosen.loop == "both" else (chosen.loop,):
-        for workload in workloads:
+        for suite, workload in workloads:
             print(f"{workload.name} on {loop} ...", file=sys.stderr, flush=True)
-            measured += _measure(name, workload, loop, quick=chosen.quick)
+            measured += _measure(suite, workload, loop, quick=chosen.quick)
     report.print_table("penstock beside hand-written asyncio", report.COLUMNS, map(report.cells, measured))
     report.write_json(chosen.json, measured, quick=chosen.quick)
     return 1 if any(row.verdict == "missed" for row in measured) else 0
 
 
-def _chosen(workloads: tuple[Workload, ...], names: list[str] | None) -> list[Workload]:
-    known = [workload.name for workload in workloads]
-    unknown = [name for name in names or () if name not in known]
+def _chosen(suite: str, names: list[str] | None) -> list[tuple[str, Workload]]:
+    """The workloads of a suite, or those that are named: the other suite is loaded only for one that is not in this."""
+    found = {workload.name: (suite, workload) for workload in fresh.suite(suite)}
+    if names is None:
+        return list(found.values())
+    if not found.keys() >= set(names):
+        other = "workloads" if suite == "devices" else "devices"
+        found |= {workload.name: (other, workload) for workload in fresh.suite(other)}
+    unknown = [name for name in names if name not in found]
     if unknown:
-        sys.exit(f"--only {unknown[0]}: one of {', '.join(known)}")
-    return [workload for workload in workloads if names is None or workload.name in names]
+        sys.exit(f"--only {unknown[0]}: one of {', '.join(found)}")
+    return [found[name] for name in names]
 
 
 def _measure(suite: str, workload: Workload, loop: str, *, quick: bool) -> list[Measured]:

@@ -1,22 +1,24 @@
-"""The peers' numbers as a picture, for light pages and for dark: `python -m benchmarks.picture [JSON] [FOLDER]`.
+"""The peers' numbers and the schedulers' as pictures, for light pages and for dark: `python -m benchmarks.picture`.
 
-Written by hand, since four panels of bars need no plotting library: the two ratios on a logarithmic scale, where
-hand-written asyncio is the line at 1, and the two shares on a linear one, where 1 is what the hardware allows.
+Written by hand, since panels of bars need no plotting library. Of the peers, two ratios are on a logarithmic scale,
+where hand-written asyncio is the line at 1, and two shares on a linear one, where 1 is what the hardware allows; so is
+the time of a call under each scheduler, where 1 is the longest path through its graph.
 """
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from .workloads.schedulers import SCHEDULING
+
 HERE = Path(__file__).parent
 ASSETS = HERE.parent / "docs" / "assets"
 LOOP = "asyncio"
-OURS = "Penstock"
+OURS = ("Penstock", "parallel", "actors")  # of the schedulers, those that calls and pipelines have by themselves
 BY_HAND = "by hand"
 
 WIDTH = 960
@@ -53,7 +55,8 @@ class Panel:
     workload: str
     title: str
     meaning: str
-    logarithmic: bool
+    logarithmic: bool = False
+    longest: float = 1.05  # the number of the longest bar, where the scale is linear
 
 
 PANELS = (
@@ -73,18 +76,39 @@ PANELS = (
         workload="io",
         title="2,000 waits of 5 ms, 64 in flight",
         meaning="share of the ideal; longer is better",
-        logarithmic=False,
     ),
     Panel(
         workload="threads",
         title="1 ms without the GIL on two threads",
         meaning="share of two bare threads; longer is better",
-        logarithmic=False,
     ),
 )
 
 
-def bars(rows: Sequence[dict[str, Any]], panel: Panel) -> list[tuple[str, float]]:
+Bars = list[tuple[str, float]]
+
+
+def of_peers(rows: Sequence[dict[str, Any]]) -> list[tuple[Panel, Bars]]:
+    """A panel for each workload that peers have run."""
+    return [(panel, bars(rows, panel)) for panel in PANELS]
+
+
+def of_schedulers(rows: Sequence[dict[str, Any]]) -> list[tuple[Panel, Bars]]:
+    """A panel for each shape of a graph."""
+    shapes: dict[str, Bars] = {}
+    for row in rows:
+        if row["workload"] == SCHEDULING.name and row["loop"] == LOOP and not row["row"]["unit"]:
+            shape, scheduler = row["row"]["subject"].rsplit(", ", 1)
+            shapes.setdefault(shape, []).append((scheduler, row["value"]["median"]))
+    meaning = "time of a call over that of its longest path; shorter is better"
+    longest = max(value for found in shapes.values() for _, value in found)  # so that all panels have one scale
+    return [
+        (Panel(workload=SCHEDULING.name, title=shape, meaning=meaning, longest=longest), found)
+        for shape, found in shapes.items()
+    ]
+
+
+def bars(rows: Sequence[dict[str, Any]], panel: Panel) -> Bars:
     """Names and medians of a panel, best first; the hand-written number is the median of all its runs."""
     found = [row for row in rows if row["workload"] == panel.workload and row["loop"] == LOOP]
     values = {row["row"]["title"]: row["value"]["median"] for row in found if row["row"]["title"] != BY_HAND}
@@ -93,17 +117,17 @@ def bars(rows: Sequence[dict[str, Any]], panel: Panel) -> list[tuple[str, float]
     return sorted(values.items(), key=lambda bar: bar[1], reverse=not panel.logarithmic)
 
 
-def scale(panel: Panel, entries: Sequence[tuple[str, float]]) -> Callable[[float], float]:
+def scale(panel: Panel, entries: Bars) -> Callable[[float], float]:
     """From a number to the length of its bar."""
     if not panel.logarithmic:
-        return lambda value: min(value, 1.05) / 1.05 * BAR_WIDTH
+        return lambda value: min(value, panel.longest) / panel.longest * BAR_WIDTH
     values = [value for _, value in entries]
     low = math.floor(math.log10(min(values)))
     high = max(math.log10(max(values)), low + 1)
     return lambda value: (math.log10(value) - low) / (high - low) * BAR_WIDTH
 
 
-def drawn(panel: Panel, entries: Sequence[tuple[str, float]], left: float, top: float, theme: Theme) -> list[str]:
+def drawn(panel: Panel, entries: Bars, left: float, top: float, theme: Theme) -> list[str]:
     """The elements of one panel."""
     length = scale(panel, entries)
     start = left + LABEL_WIDTH
@@ -142,19 +166,19 @@ def text(x: float, y: float, content: str, colour: str, *, size: int, weight: in
     )
 
 
-def picture(rows: Sequence[dict[str, Any]], theme: Theme) -> str:
-    """The whole SVG: two panels beside each other, twice."""
+def picture(panels: Sequence[tuple[Panel, Bars]], title: str, theme: Theme) -> str:
+    """The whole SVG: two panels beside each other, again and again."""
     elements: list[str] = []
     top = 0.0
-    for pair in (PANELS[:2], PANELS[2:]):
-        filled = [(panel, bars(rows, panel)) for panel in pair]
-        for column, (panel, entries) in enumerate(filled):
+    for first in range(0, len(panels), 2):
+        pair = panels[first : first + 2]
+        for column, (panel, entries) in enumerate(pair):
             elements += drawn(panel, entries, column * PANEL_WIDTH, top, theme)
-        top += HEAD + max(len(entries) for _, entries in filled) * ROW + GAP
+        top += HEAD + max(len(entries) for _, entries in pair) * ROW + GAP
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {top:.0f}" role="img" font-family="{FONT}">',
-            "<title>Penstock and its peers beside hand-written asyncio, measured in one run each</title>",
+            f"<title>{escape(title)}</title>",
             *elements,
             "</svg>",
             "",
@@ -162,13 +186,17 @@ def picture(rows: Sequence[dict[str, Any]], theme: Theme) -> str:
     )
 
 
+PICTURES = (
+    ("benchmarks", "peers", of_peers, "Penstock and its peers beside hand-written asyncio, measured in one run each"),
+    ("schedulers", "baseline", of_schedulers, "One call of six graphs under each scheduler"),
+)
+
+
 def main() -> None:
-    source = Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "results" / "peers.json"
-    folder = Path(sys.argv[2]) if len(sys.argv) > 2 else ASSETS
-    rows = json.loads(source.read_text(encoding="utf-8"))["rows"]
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, theme in THEMES.items():
-        (folder / f"benchmarks-{name}.svg").write_text(picture(rows, theme), encoding="utf-8")
+    for name, results, panels_of, title in PICTURES:
+        rows = json.loads((HERE / "results" / f"{results}.json").read_text(encoding="utf-8"))["rows"]
+        for kind, theme in THEMES.items():
+            (ASSETS / f"{name}-{kind}.svg").write_text(picture(panels_of(rows), title, theme), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 from .report import limits, number, spread
 from .servers.__main__ import NAMES, NUMBERS, PENSTOCK, ROWS
 from .summary import Interval, Limits
+from .workloads.schedulers import COST, SCHEDULERS, SCHEDULING, SHAPES
 
 HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs"
@@ -38,7 +39,8 @@ def own_table(content: dict[str, Any]) -> str:
     """Every row with both loops beside each other."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in content["rows"]:
-        found.setdefault((row["workload"], row["row"]["title"]), {})[row["loop"]] = row
+        if row["workload"] != SCHEDULING.name:  # which has a table of its own
+            found.setdefault((row["workload"], row["row"]["title"]), {})[row["loop"]] = row
     lines = [f"From {machine(content)}:", "", "| workload | what | asyncio | uvloop | must | aim |"]
     lines.append("|---|---|---|---|---|---|")
     for (workload, title), loops in found.items():
@@ -46,6 +48,21 @@ def own_table(content: dict[str, Any]) -> str:
         cells = [workload, title, *(value(loops.get(loop)) for loop in LOOPS)]
         cells += limits(Limits(**held) if held else None)
         lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def schedulers_table(content: dict[str, Any]) -> str:
+    """Every shape with its four schedulers, on asyncio: time over the longest path, and what a node costs."""
+    found = {
+        row["row"]["subject"]: value(row, spread_too=False)
+        for row in content["rows"]
+        if row["workload"] == SCHEDULING.name and row["loop"] == LOOPS[0]
+    }
+    lines = [f"From {machine(content)}:", "", f"| | {' | '.join(SCHEDULERS)} |", "|---" * (1 + len(SCHEDULERS)) + "|"]
+    for shape in SHAPES:
+        contests = [f"{shape}, {scheduler}" for scheduler in SCHEDULERS]
+        cells = [f"{found[contest]}, {found[f'{contest}, {COST}']}" for contest in contests if contest in found]
+        lines.append(f"| {shape} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
 
@@ -134,6 +151,7 @@ def fill(page: str, name: str, table: str) -> str:
 def main() -> None:
     filled = (
         ("benchmarks", "baseline.json", own_table, "benchmarks.md"),
+        ("schedulers", "baseline.json", schedulers_table, "how-to/performance.md"),
         ("devices", "devices.json", own_table, "benchmarks.md"),
         ("encoders", "encoders.json", encoders_table, "benchmarks.md"),
         ("peers", "peers.json", peers_table, "benchmarks.md"),

@@ -10,6 +10,7 @@ from .mesh_stages import MESH_STAGES
 from .overlap import OVERLAP
 from .regions import REGIONS
 from .training import TRAINING_LOOP, TRAINING_STEP
+from .whole_arrays import DEVICE_LOOP, WHOLE_ARRAYS
 
 WORKLOADS: tuple[Workload, ...] = (
     LATENCY,
@@ -22,5 +23,7 @@ WORKLOADS: tuple[Workload, ...] = (
     TRAINING_LOOP,
     MESH_STAGES,
     EMBEDDING,
+    WHOLE_ARRAYS,
+    DEVICE_LOOP,
     *REGIONS,
 )

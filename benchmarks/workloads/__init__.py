@@ -8,9 +8,12 @@ from .fold import FOLD, FOLD_MEMORY
 from .idle_deployments import IDLE_DEPLOYMENTS
 from .io import IO
 from .memory import MEMORY
+from .node_options import NODE_OPTIONS
 from .planning import PLANNING
 from .random_graph import RANDOM_GRAPH
+from .saving import DURABLE, LARGE_CUTS, MARKS
 from .scaling import CHAIN_LENGTH, DEPLOYMENTS, FRAMES_AT_ONCE, STREAM_LENGTH
+from .schedulers import SCHEDULING
 from .telemetry import TELEMETRY
 from .threads import THREADS
 from .tokens import TOKENS
@@ -23,9 +26,14 @@ WORKLOADS: tuple[Workload, ...] = (
     IO,
     THREADS,
     RANDOM_GRAPH,
+    SCHEDULING,
+    NODE_OPTIONS,
     PLANNING,
     TELEMETRY,
     FOLD,
+    DURABLE,
+    MARKS,
+    LARGE_CUTS,
     MEMORY,
     FOLD_MEMORY,
     IDLE_DEPLOYMENTS,

@@ -1,7 +1,7 @@
 """Chains of nodes that do nothing, and how a stream of them is timed."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Unpack
 
 import penstock as ps
@@ -20,13 +20,13 @@ def pass_on_plain(value: int) -> int:
     return value
 
 
-def chain(length: int) -> ps.Graph[[int], int]:
+def chain(length: int, node: ps.Node[[int], Awaitable[int]] = pass_on) -> ps.Graph[[int], int]:
     """`length` async nodes, one after the other."""
 
     @ps.graph
     async def async_chain(value: int) -> int:
         for _ in range(length):
-            value = await pass_on(value)
+            value = await node(value)
         return value
 
     return async_chain

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Self, TypeVar
 
 from .._errors import DataError
@@ -277,18 +277,10 @@ class MarkedBuffer(StreamBuffer[T]):
         self._forget()
         super().abandon()
 
-    async def get(self) -> T:
-        """Take the next value; a mark before it is passed on."""
-        while not self.held and self.mark is not None:
-            await self.pass_mark()
-        return await super().get()
-
-    async def wait(self) -> None:
+    # Not `async`: each wait of a call that is saved would take one coroutine more.
+    def wait(self) -> Coroutine[Any, Any, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Wait for a value or the end, or pass the mark on; the caller looks again."""
-        if self.mark is not None and not self.held:
-            await self.pass_mark()
-        else:
-            await super().wait()
+        return super().wait() if self.mark is None or self.held else self.pass_mark()
 
     def _forget(self) -> None:
         self.capacity += len(self._behind)

@@ -3,7 +3,7 @@
 import asyncio
 import functools
 import sys
-from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from opentelemetry.trace import Span
@@ -524,13 +524,12 @@ class StreamMap(_Bodies):
             parent.body_ended(self.stop)
             await self._close()
 
-    async def _wait_or_pass(self, asked: Iterable[StreamBuffer[Any]]) -> None:
+    def _wait_or_pass(self, asked: Iterable[StreamBuffer[Any]]) -> Coroutine[Any, Any, None]:
         """Wait as ever; but pass a mark on once all values before it have left, of a call that is saved."""
         first = self._inputs[0]
         if not self._window.frames and isinstance(first, MarkedBuffer) and first.mark is not None and not first.held:
-            await first.pass_mark()
-        else:
-            await self._window.wait(asked)
+            return first.pass_mark()
+        return self._window.wait(asked)
 
     def _outcome(self, frame: Frame) -> list[Any]:
         """Return what is given for a value where its error does not end the whole."""

@@ -1,0 +1,230 @@
+"""A front over several processes: a request goes to the worker that has the fewest, and to another if that one fails.
+
+    python examples/front.py          start three workers, kill one of them under load, and count the answers
+    WORKERS="http://10.0.0.1:8000 http://10.0.0.2:8000" uvicorn --app-dir examples --factory front:create_front
+
+A worker is any server that answers `/health` with 200 while it is well, and 503 to what is too much for it.
+"""
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Generator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import penstock as ps
+from penstock import asgi, engine
+
+PLACES = 64  # max_in_flight of each worker
+LOOK_SECONDS = 1.0  # between two looks at a worker
+LOOK_TIMEOUT_SECONDS = 2.0  # after which a worker that does not answer a look counts as down
+ANSWER_TIMEOUT_SECONDS = 10.0  # the same for a request
+
+# --- the front
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request on its way through the front."""
+
+    tenant: str
+    method: str
+    target: str  # path and query
+    body: bytes = b""
+    content_type: str = "application/json"
+
+
+class Worker:
+    """A process that answers requests."""
+
+    def __init__(self, url: str) -> None:
+        self.in_flight = 0
+        self.is_up = True
+        # uvicorn closes a connection after 5 idle seconds; if a request comes in that moment, the worker seems down.
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
+        self.client = httpx.AsyncClient(base_url=url, timeout=ANSWER_TIMEOUT_SECONDS, limits=limits)
+
+    async def watch(self) -> None:
+        """Look every second whether the worker is up."""
+        while True:
+            try:
+                self.is_up = (await self.client.get("/health", timeout=LOOK_TIMEOUT_SECONDS)).is_success
+            except httpx.TransportError:
+                self.is_up = False
+            await asyncio.sleep(LOOK_SECONDS)
+
+
+class Workers:
+    """All workers; those that are chosen go to the end of the list, so that equals take turns."""
+
+    def __init__(self, urls: tuple[str, ...]) -> None:
+        self.all = [Worker(url) for url in urls]
+
+    @contextlib.contextmanager
+    def chosen(self) -> Generator[httpx.AsyncClient]:
+        """Give a request to the worker that has the fewest. If none seems to be up, that may be wrong: any one may."""
+        worker = min([worker for worker in self.all if worker.is_up] or self.all, key=lambda worker: worker.in_flight)
+        self.all.remove(worker)
+        self.all.append(worker)
+        worker.in_flight += 1
+        try:
+            yield worker.client
+        except httpx.TransportError:
+            worker.is_up = False  # until the next look at it
+            raise
+        finally:
+            worker.in_flight -= 1
+
+
+@ps.resource
+async def workers(urls: tuple[str, ...]) -> AsyncIterator[Workers]:
+    """The workers that all requests share, and a task that watches each of them."""
+    opened = Workers(urls)
+    async with contextlib.AsyncExitStack() as clients, asyncio.TaskGroup() as tasks:
+        for worker in opened.all:
+            await clients.enter_async_context(worker.client)
+        watching = [tasks.create_task(worker.watch()) for worker in opened.all]
+        yield opened
+        for task in watching:
+            task.cancel()
+
+
+# The pauses are 0.05, 0.1, 0.2, 0.4, 0.8, 1 and 1 seconds: enough for a worker to be started again.
+again = ps.Retry(
+    attempts=8, backoff_seconds=0.05, max_backoff_seconds=1, retry_on=(httpx.TransportError, httpx.HTTPStatusError)
+)
+
+
+@ps.node(retry=again)
+async def forward(workers: Workers, asked: Asked) -> httpx.Response:
+    """Have one worker answer; the next attempt finds another one, since this one has failed or is full."""
+    headers = {"x-tenant": asked.tenant, "content-type": asked.content_type}
+    with workers.chosen() as worker:
+        answer = await worker.request(asked.method, asked.target, content=asked.body, headers=headers)
+    if answer.status_code == 503:
+        answer.raise_for_status()
+    return answer
+
+
+def deployed(owner: engine.Engine, urls: tuple[str, ...]) -> engine.Service[[Asked], httpx.Response]:
+    """Deploy the front, with limits that hold for all workers together."""
+
+    @ps.graph
+    async def front(asked: Asked) -> httpx.Response:
+        return await forward(await workers(urls), asked)
+
+    places = PLACES * len(urls)
+    return owner.deploy(
+        front, key=lambda asked: asked.tenant, max_in_flight=places, max_queue=10 * places, timeout_seconds=30
+    )
+
+
+def create_front() -> Starlette:
+    """Make the application that stands before the workers."""
+    owner = engine.Engine()
+    service = deployed(owner, tuple(os.environ["WORKERS"].split()))
+
+    async def endpoint(request: Request) -> Response:
+        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        tenant, content_type = (request.headers.get(name, "") for name in ("x-tenant", "content-type"))
+        asked = Asked(tenant, request.method, target, await request.body(), content_type)
+        try:
+            answer = await service(asked)
+        except TimeoutError:
+            return Response("no worker has answered in time", 504)
+        except httpx.HTTPStatusError as error:
+            answer = error.response  # all workers are full, and this is what one of them says
+        except httpx.TransportError:
+            return Response("no worker is there", 502)
+        headers = {name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers}
+        return Response(answer.content, answer.status_code, headers)
+
+    app = Starlette(
+        routes=[Route("/{path:path}", endpoint, methods=["GET", "POST"])],
+        lifespan=asgi.lifespan(owner, service, tuned=True),
+        exception_handlers={ps.Overloaded: lambda request, error: asgi.overloaded(error)},
+    )
+    app.state.service = service
+    return app
+
+
+# --- a worker to try it with
+
+
+@ps.node
+async def count(word: str) -> int:
+    """Stand for a model."""
+    await asyncio.sleep(0.01)
+    return len(word)
+
+
+@ps.graph
+async def counted(word: str) -> int:
+    """What a worker does."""
+    return await count(word)
+
+
+def create_worker() -> Starlette:
+    """Make the application of a worker."""
+    owner = engine.Engine()
+    service = owner.deploy(counted, max_in_flight=PLACES, max_queue=PLACES)
+
+    async def endpoint(request: Request) -> Response:
+        return JSONResponse({"letters": await service(request.query_params["word"]), "process": os.getpid()})
+
+    async def health(request: Request) -> Response:
+        return Response(status_code=200 if service.state == "ready" else 503)
+
+    return Starlette(
+        routes=[Route("/count", endpoint), Route("/health", health)],
+        lifespan=asgi.lifespan(owner, service),
+        exception_handlers={ps.Overloaded: lambda request, error: asgi.overloaded(error)},
+    )
+
+
+@contextlib.contextmanager
+def worker_process(port: int = 0) -> Generator[tuple[str, "subprocess.Popen[bytes]"]]:
+    """Start a worker and give its address; connections wait until it is ready."""
+    with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
+        port = listener.getsockname()[1]
+        command = [sys.executable, "-m", "uvicorn", "--app-dir", str(Path(__file__).parent), "--log-level=warning"]
+        command += ["--factory", "front:create_worker", "--fd", str(listener.fileno())]
+        process = subprocess.Popen(command, pass_fds=[listener.fileno()])
+    try:
+        yield f"http://127.0.0.1:{port}", process
+    finally:
+        process.terminate()
+        process.wait()
+
+
+async def main() -> None:
+    """Ask 300 questions, 30 at a time, and kill a worker when 100 were answered."""
+    with contextlib.ExitStack() as stack:
+        urls, processes = zip(*(stack.enter_context(worker_process()) for _ in range(3)), strict=True)
+        async with engine.Engine() as owner, deployed(owner, urls) as service:
+            words = iter(["water", "gate", "turbine"] * 100)
+            letters: list[int] = []
+
+            async def caller() -> None:
+                for word in words:
+                    answer = await service(Asked("me", "GET", f"/count?word={word}"))
+                    letters.append(answer.raise_for_status().json()["letters"])
+                    if len(letters) == 100:
+                        processes[0].kill()
+
+            await asyncio.gather(*(caller() for _ in range(30)))
+            print(f"{len(letters)} of 300 questions answered, with {sum(letters)} letters")
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
