@@ -189,9 +189,7 @@ def test_a_packed_batch_is_what_a_plain_search_for_the_best_rows_finds(
 ) -> None:
     queue: BatchQueue[Entry] = BatchQueue(devices.PackedBatch(lengths=(5, 12), rows=count, items_per_row=items))
     queue._rows = Rows((5, 12), items, count, look_ahead)
-    entries = [
-        Entry(number, priority, cost=size, group=str(size > 5)) for number, (size, priority) in enumerate(sizes)
-    ]
+    entries = [Entry(number, priority, cost=size, group=str(size > 5)) for number, (size, priority) in enumerate(sizes)]
     for entry in entries:
         queue.add(entry)
     while entries:
