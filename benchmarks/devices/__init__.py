@@ -21,6 +21,6 @@ WORKLOADS: tuple[Workload, ...] = (
     TRAINING_STEP,
     TRAINING_LOOP,
     MESH_STAGES,
-    EMBEDDING,
+    *EMBEDDING,
     *REGIONS,
 )
