@@ -2,8 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -78,8 +77,7 @@ class Packer(Generic[T]):
         return [self.rows.pop(fullest)[1]]
 
 
-@dataclass(frozen=True, slots=True)
-class Rows:
+class Rows(NamedTuple):
     """What limits a batch whose items have sizes: the rows that they have to fit into.
 
     Attributes:
