@@ -1,5 +1,6 @@
 """The encoder against the vectors that sentence-transformers 6.2.0 gives for the same weights."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer
 
-from examples import minilm, plain_embedding
+from examples import embedding, minilm, plain_embedding
 from examples.minilm import Parameters, load_parameters, load_tokenizer, tokenize
 from examples.plain_embedding import embed_plain, encode_batch, pad
 from penstock.actors.packing import in_order
@@ -72,6 +73,14 @@ def test_rows_of_several_texts(parameters: Parameters, tokenizer: Tokenizer) -> 
         alone = encode(parameters, texts[number], np.ones(len(texts[number]), np.bool_))
         assert alone @ vectors[number] >= 0.9999995
         np.testing.assert_allclose(vectors[number], alone, atol=2e-6)
+
+
+def test_the_graph_packs_texts_into_rows_with_few_programs(mixed: npt.NDArray[np.float32]) -> None:
+    vectors = asyncio.run(embedding.embed_all(SENTENCES))
+    assert cosines(vectors).min() >= 0.9999
+    np.testing.assert_allclose(vectors, mixed, atol=2e-6)
+    assert embedding.encode.compile_statistics().programs <= 4
+    assert embedding.encode.batch_statistics().calls == len(SENTENCES)
 
 
 def test_the_plain_loop(parameters: Parameters, tokenizer: Tokenizer, mixed: npt.NDArray[np.float32]) -> None:
