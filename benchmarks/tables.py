@@ -85,20 +85,23 @@ def peers_table(content: dict[str, Any]) -> str:
 
 def encoders_table(content: dict[str, Any]) -> str:
     """Every encoder with its own number, and Penstock's ratio to it."""
-    rows = {row["row"]["subject"]: row for row in content["rows"] if row["row"]["reference"] is None}
     control = Interval(**content["rows"][0]["control"])
-    ratios = {row["row"]["reference"]: row for row in content["rows"] if row["row"]["reference"] is not None}
     lines = [
         f"From {machine(content)}, with {versions(content)}; the control's interval was {spread(control)}:",
         "",
-        "| | alone | Penstock over it | aim |",
-        "|---|---|---|---|",
+        "| texts | | alone | Penstock over it | must | aim |",
+        "|---|---|---|---|---|---|",
     ]
-    for name, row in rows.items():
-        ratio = ratios.get(name)
-        held = ratio and ratio["row"]["limits"]
-        aim = limits(Limits(**held))[1] if held else ""
-        lines.append(f"| {name} | {value(row)} | {value(ratio)} | {aim} |")
+    over = [row for row in content["rows"] if row["row"]["reference"] is not None]
+    ratios = {(row["workload"], row["row"]["reference"]): row for row in over}
+    for row in content["rows"]:
+        if row["row"]["reference"] is None:
+            ratio = ratios.get((row["workload"], row["row"]["subject"]))
+            held = ratio and ratio["row"]["limits"]
+            must, aim = limits(Limits(**held)) if held else ("", "")
+            lines.append(
+                f"| {row['workload']} | {row['row']['subject']} | {value(row)} | {value(ratio)} | {must} | {aim} |"
+            )
     return "\n".join([*lines, *skipped(content)])
 
 

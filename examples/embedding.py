@@ -1,4 +1,4 @@
-"""The sentence encoder as a device node: callers embed one text each, and the device computes batches of them.
+"""The sentence encoder as a device node: callers embed one text each, and the device computes rows of several.
 
 Not imported by what worker processes import, since it loads JAX.
 """
@@ -19,15 +19,15 @@ from tokenizers import Tokenizer
 import penstock as ps
 from examples import minilm
 from examples.minilm import DIMENSIONS, Array, Parameters
-from examples.plain_embedding import BATCH_SIZES, LENGTHS, MAX_BATCH
 from penstock import devices, engine
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 
-# One that is late for a batch can wait for the next: so long a batch takes anyway.
-BATCHED = devices.DeviceBatch(
-    MAX_BATCH, buckets=BATCH_SIZES, max_wait_seconds=0.02, pad_axes={"tokens": 0}, length_buckets=LENGTHS
-)
+# Four rows of 128 tokens have as many texts a second as more of them, and more than fewer or longer ones. The few texts
+# that are longer share rows of 256. One that is late for a batch can wait for the next: so long a batch takes anyway.
+PACKED = devices.PackedBatch(lengths=(128, 256), rows=4, items_per_row=32, max_wait_seconds=0.02)
+# Texts for some batches, so that rows can be filled; beyond that, those who bring texts wait.
+IN_FLIGHT = 256
 
 
 @ps.resource
@@ -47,11 +47,14 @@ def tokenize(tokenizer: Tokenizer, text: str) -> npt.NDArray[np.int32]:
     return minilm.tokenize(tokenizer, text)
 
 
-# A few batches of each length may gather; beyond that, those who bring texts wait.
-@ps.device_node(batch=BATCHED, concurrency=8 * MAX_BATCH)
-def encode(parameters: Parameters, tokens: Array, mask: Array | None = None) -> jax.Array:
-    """Return what one text means: float32 [384], of length 1."""
-    return minilm.encode(parameters, tokens, jnp.ones(len(tokens), bool) if mask is None else mask)
+@ps.device_node(batch=PACKED, concurrency=IN_FLIGHT)
+def encode(
+    parameters: Parameters, tokens: Array, segments: Array | None = None, positions: Array | None = None
+) -> jax.Array:
+    """Return what the texts in some rows mean: float32 [rows, texts, 384]; called by itself, what one text means."""
+    if segments is None or positions is None:
+        return minilm.encode(parameters, tokens, jnp.ones(len(tokens), bool))
+    return minilm.encode_packed(parameters, tokens, segments, positions, PACKED.items_per_row)
 
 
 @ps.graph
@@ -63,7 +66,7 @@ async def embed(text: str) -> jax.Array:
 async def embed_all(texts: Sequence[str]) -> Vector:
     """Return the vectors of texts, in their order: float32 [texts, 384], each of length 1."""
     vectors = np.empty((len(texts), DIMENSIONS), np.float32)
-    async with engine.stream((embed(text) for text in texts), max_in_flight=8 * MAX_BATCH) as stream:
+    async with engine.stream((embed(text) for text in texts), max_in_flight=IN_FLIGHT) as stream:
         number = 0
         async for vector in stream:
             vectors[number] = vector

@@ -22,7 +22,7 @@ WORKLOADS: tuple[Workload, ...] = (
     TRAINING_STEP,
     TRAINING_LOOP,
     MESH_STAGES,
-    EMBEDDING,
+    *EMBEDDING,
     WHOLE_ARRAYS,
     DEVICE_LOOP,
     *REGIONS,

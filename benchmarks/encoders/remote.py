@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ..harness import Contenders, Sample
+from .shared import TEXTS
 
 
 class WorkerError(Exception):
@@ -16,18 +17,18 @@ class WorkerError(Exception):
 
 
 @asynccontextmanager
-async def start(module: str, texts: int) -> AsyncIterator[Contenders]:
-    """Starts the encoders of a file, and waits until they can embed.
+async def start(module: str, *, quick: bool) -> AsyncIterator[dict[str, Contenders]]:
+    """Starts the encoders of a file, waits until they can embed, and gives them by the name of the texts.
 
     Raises:
         WorkerError: They cannot.
     """
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.encoders.worker", module, str(texts)]
+    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.encoders.worker", module, str(int(quick))]
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:
         process = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE, stderr=errors)
         try:
             names: list[str] = json.loads(await _answer(process))
-            yield {name: _sampler(process, name) for name in names}
+            yield {texts: {name: _sampler(process, name, texts) for name in names} for texts in TEXTS}
         except WorkerError:
             errors.seek(0)
             raise WorkerError((errors.read().strip().splitlines() or ["it said nothing"])[-1]) from None
@@ -37,10 +38,10 @@ async def start(module: str, texts: int) -> AsyncIterator[Contenders]:
             await process.wait()
 
 
-def _sampler(process: Process, name: str) -> Sample:
+def _sampler(process: Process, name: str, texts: str) -> Sample:
     async def sample() -> float:
         assert process.stdin is not None
-        process.stdin.write(f"{name}\n".encode())
+        process.stdin.write(f"{json.dumps([name, texts])}\n".encode())
         return float(await _answer(process))
 
     return sample

@@ -1,6 +1,7 @@
-"""The encoders of one file, in a process that stays: `python -m benchmarks.encoders.worker MODULE TEXTS`.
+"""The encoders of one file, in a process that stays: `python -m benchmarks.encoders.worker MODULE QUICK`.
 
-Prints their names as JSON once all of them gave the right vectors; then, for each name that it reads, one sample.
+Prints their names as JSON once all of them gave the right vectors; then, for each line that it reads, one sample: of
+the encoder and of the texts that the line names as JSON.
 """
 
 import asyncio
@@ -11,7 +12,7 @@ import time
 from contextlib import AsyncExitStack
 from typing import TextIO
 
-from .shared import Encode, Open, check, documents
+from .shared import TEXTS, Encode, Open, check
 
 
 async def texts_per_second(encode: Encode, texts: list[str]) -> float:
@@ -21,22 +22,24 @@ async def texts_per_second(encode: Encode, texts: list[str]) -> float:
     return len(texts) / (time.perf_counter() - began)
 
 
-async def serve(openers: dict[str, Open], texts: list[str], answers: TextIO) -> None:
+async def serve(openers: dict[str, Open], texts: dict[str, list[str]], answers: TextIO) -> None:
     async with AsyncExitStack() as stack:
         encoders = {name: await stack.enter_async_context(opened()) for name, opened in openers.items()}
         for encode in encoders.values():
             await check(encode)
         print(json.dumps([*encoders]), file=answers, flush=True)
-        while name := (await asyncio.to_thread(sys.stdin.readline)).strip():
-            print(await texts_per_second(encoders[name], texts), file=answers, flush=True)
+        while line := (await asyncio.to_thread(sys.stdin.readline)).strip():
+            name, which = json.loads(line)
+            print(await texts_per_second(encoders[name], texts[which]), file=answers, flush=True)
 
 
 def main() -> None:
-    module, count = sys.argv[1:]
+    module, quick = sys.argv[1:]
     # What libraries print is not taken for an answer.
     answers, sys.stdout = sys.stdout, sys.stderr
     openers: dict[str, Open] = importlib.import_module(f".{module}", __package__).ENCODERS
-    asyncio.run(serve(openers, documents(int(count)), answers))
+    texts = {name: make(few if int(quick) else many) for name, (make, many, few) in TEXTS.items()}
+    asyncio.run(serve(openers, texts, answers))
 
 
 if __name__ == "__main__":

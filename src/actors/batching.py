@@ -6,11 +6,22 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
-from .._errors import InboxClosed, NodeCancelledError, Overloaded, copy_of
-from .accepted import NOT_NEGATIVE, Accepted, check_fields, instance, is_whole, optional, whole
+from .._errors import InboxClosed, NodeCancelledError, OptionsError, Overloaded, copy_of
+from .accepted import (
+    NOT_NEGATIVE,
+    POSITIVE,
+    Accepted,
+    check_fields,
+    instance,
+    is_read_at_once,
+    is_whole,
+    optional,
+    whole,
+)
 from .channel import PriorityFifo
 from .loop_host import Actor
 from .own_loops import Inbox, Request, Work
+from .packing import Rows
 from .tasks import Condition
 
 
@@ -29,6 +40,10 @@ class Batch:
             the items that are waiting already.
         max_queue: how many items may wait in addition to those of the next batch; further items are refused with
             `Overloaded`. None: all callers wait.
+        max_cost: the most that the items of one batch may cost together, such as tokens. A batch ends before the item
+            that would exceed it; an item that costs more by itself fails with a `ValueError`.
+        cost: a plain function that returns what an item costs, a number of at least 0: for `@node` of the item, for
+            `@device_node` of the arguments that are stacked. `max_cost` needs it.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -38,9 +53,45 @@ class Batch:
     _: KW_ONLY
     max_wait_seconds: float = 0.0
     max_queue: int | None = None
+    max_cost: float | None = None
+    cost: Callable[..., float] | None = None
 
     def __post_init__(self) -> None:
-        check_fields(self, BATCH_FIELDS, f"{type(self).__name__}(")
+        self._check(BATCH_FIELDS)
+
+    def _check(self, accepted: Mapping[str, Accepted]) -> None:
+        check_fields(self, accepted, f"{type(self).__name__}(")
+        if (self.max_cost is None) != (self.cost is None):
+            raise OptionsError(
+                f"{type(self).__name__}(max_cost={self.max_cost!r}, cost={self.cost!r}): give both, as max_cost= "
+                "limits what cost= returns for the items of a batch"
+            )
+
+    @property
+    def _rows(self) -> Rows | None:
+        """What limits a batch beside the number of its items: one row, as large as `max_cost`."""
+        if self.max_cost is None or self.max_size == "auto":
+            return None
+        return Rows((self.max_cost,), self.max_size)
+
+    def _cost_of(self, arguments: tuple[Any, ...], node: str) -> float:
+        """Return what an item costs.
+
+        Raises:
+            TypeError: `cost` returns no such number.
+            ValueError: the item costs more than a batch may.
+        """
+        assert self.cost is not None
+        assert self.max_cost is not None
+        cost = self.cost(*arguments)
+        if not NOT_NEGATIVE.fits(cost):
+            raise TypeError(f"node {node!r}: cost= of its Batch returned {cost!r}; return {NOT_NEGATIVE.text}")
+        if cost > self.max_cost:
+            raise ValueError(
+                f"node {node!r} refuses an item: it costs {cost}, and max_cost={self.max_cost} of its Batch is what a "
+                "whole batch may cost: make the item smaller, or max_cost= larger"
+            )
+        return cost
 
 
 BATCH_FIELDS: Final = {
@@ -49,6 +100,8 @@ BATCH_FIELDS: Final = {
     ),
     "max_wait_seconds": NOT_NEGATIVE,
     "max_queue": optional(whole(0)),
+    "max_cost": optional(POSITIVE),
+    "cost": optional(Accepted("a function that is not async, because nobody awaits a cost", is_read_at_once)),
 }
 # The values that `batch=` of a node accepts.
 BATCH: Final = optional(instance(Batch, "a Batch, such as penstock.Batch(max_size=32)"))
@@ -76,6 +129,11 @@ class WaitsForBatch(Protocol):
         """When it began to wait."""
         ...
 
+    @property
+    def cost(self) -> float:
+        """Its part of the `max_cost` of a batch, or of a row; asked only where there is such a limit."""
+        ...
+
     def is_wanted(self, now: float) -> bool:
         """Whether its caller still waits, and its deadline has not passed."""
         ...
@@ -91,13 +149,15 @@ class BatchQueue(Generic[W]):
     event loop or in threads, and a device runs its batches of calls.
     """
 
-    __slots__ = ("_batch", "_groups", "_max_size", "count")
+    __slots__ = ("_batch", "_costs", "_groups", "_max_size", "_rows", "count")
 
     def __init__(self, batch: Batch) -> None:
         assert batch.max_size != "auto"  # by now it is known
         self._batch = batch
         self._max_size = batch.max_size
+        self._rows = batch._rows
         self._groups: dict[Hashable, PriorityFifo[W]] = {}
+        self._costs: dict[Hashable, float] = {}  # of all entries of each group, if costs limit a batch
         self.count = 0
 
     @property
@@ -129,11 +189,15 @@ class BatchQueue(Generic[W]):
             group = self._groups[entry.group] = PriorityFifo()
         group.push(entry, entry.priority)
         self.count += 1
+        if self._rows is not None:
+            self._costs[entry.group] = self._costs.get(entry.group, 0) + entry.cost
 
     def discard(self, entry: W) -> None:
         """Remove an entry, if it still waits."""
         group = self._groups.get(entry.group)
         if group is not None and group.discard(entry, entry.priority):
+            if self._rows is not None:
+                self._costs[entry.group] -= entry.cost
             self._removed(group, entry.group, 1)
 
     def entries(self) -> list[W]:
@@ -149,7 +213,7 @@ class BatchQueue(Generic[W]):
 
     def is_due(self, now: float) -> bool:
         """Whether a batch is full, or its first entry has waited for `max_wait_seconds`."""
-        return any(self._is_due(group, self._max_size, now) for group in self._groups.values())
+        return any(self._is_due(group, key, self._max_size, now) for key, group in self._groups.items())
 
     def take(
         self, now: float, *, at_once: bool = False, largest: Mapping[Hashable, int] = MappingProxyType({})
@@ -165,11 +229,11 @@ class BatchQueue(Generic[W]):
         if len(self._groups) == 1:  # nearly always
             ((key, group),) = self._groups.items()
             size = largest.get(key, max_size)
-            return self._taken(group, key, size) if at_once or self._is_due(group, size, now) else []
+            return self._taken(group, key, size) if at_once or self._is_due(group, key, size, now) else []
         due = [
             (group, key)
             for key, group in self._groups.items()
-            if at_once or self._is_due(group, largest.get(key, max_size), now)
+            if at_once or self._is_due(group, key, largest.get(key, max_size), now)
         ]
         if not due:
             return []
@@ -177,17 +241,33 @@ class BatchQueue(Generic[W]):
         return self._taken(group, key, largest.get(key, max_size))
 
     def _taken(self, group: PriorityFifo[W], key: Hashable, size: int) -> list[W]:
+        if self._rows is not None:
+            length = self._rows.length_for(group.head().cost)
+            chosen = self._rows.choose(group.in_order(), _cost, length, size)
+            for entry in chosen:
+                self.discard(entry)
+            return chosen
         taken = group.pop_many(size) if size > 1 else [group.pop()]
         self._removed(group, key, len(taken))
         return taken
 
-    def _is_due(self, group: PriorityFifo[W], size: int, now: float) -> bool:
-        return group.count >= size or now >= _oldest(group) + self._batch.max_wait_seconds
+    def _is_due(self, group: PriorityFifo[W], key: Hashable, size: int, now: float) -> bool:
+        rows = self._rows
+        if rows is None:
+            is_full = group.count >= size
+        else:
+            is_full = rows.are_full(group.count, self._costs[key], rows.length_for(group.head().cost), size)
+        return is_full or now >= _oldest(group) + self._batch.max_wait_seconds
 
     def _removed(self, group: PriorityFifo[W], key: Hashable, number: int) -> None:
         self.count -= number
         if not group.count:
             del self._groups[key]
+            self._costs.pop(key, None)
+
+
+def _cost(entry: WaitsForBatch) -> float:
+    return entry.cost
 
 
 def _oldest(group: PriorityFifo[W]) -> float:
@@ -217,7 +297,9 @@ class Batcher(Actor[T, U]):
         self._call = call
         self._is_cancellable = runs_on != "thread"
         self._queue: BatchQueue[Request[T, U]] = BatchQueue(batch)
+        self._batch = batch
         self._may_refuse = batch.max_queue is not None
+        self._has_costs = batch.cost is not None
         self._free = concurrency
         self._name = name
         self._room = Condition()
@@ -255,9 +337,18 @@ class Batcher(Actor[T, U]):
         for work in works:
             if self._may_refuse and queue.is_full and not self._make_room(now, batches):
                 work.fail(self._overloaded())
-            else:
+            elif not self._has_costs or self._is_priced(work):
                 work.arrived_at = now
                 queue.add(work)
+
+    def _is_priced(self, work: Request[T, U]) -> bool:
+        """Find out what a work costs; return False if that fails, and the work with it."""
+        try:
+            work.cost = self._batch._cost_of((work.value,), self._name)
+        except Exception as error:  # noqa: BLE001 - an error of the function belongs to this item alone
+            work.fail(error)
+            return False
+        return True
 
     def _make_room(self, now: float, batches: asyncio.TaskGroup) -> bool:
         """Remove unwanted works from a full queue, and start batches that are due; return whether there is room now."""

@@ -68,6 +68,11 @@ class PriorityFifo(Generic[T]):
         for lane in self._fifo.values():
             yield from lane
 
+    def in_order(self) -> Iterator[T]:
+        """Yield the entries in the order in which they are popped."""
+        for priority in reversed(self._priorities):
+            yield from self._fifo[priority]
+
     def push(self, entry: T, priority: int = 0) -> None:
         """Append an entry to the lane of `priority`."""
         lane = self._fifo.get(priority)

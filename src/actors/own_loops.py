@@ -170,6 +170,7 @@ class AnyRequest(Generic[In]):
         taken: whether it was handed out to the loop.
         on_over: called once with the request when it is settled or cancelled.
         arrived_at: when it began to wait for a batch, in the loop's time; nothing before that.
+        cost: its part of the `max_cost` of a batch; nothing without such a limit.
         group: None: any requests of one actor may be in one batch.
     """
 
@@ -178,6 +179,7 @@ class AnyRequest(Generic[In]):
         "_cancelled",
         "_settled",
         "arrived_at",
+        "cost",
         "deadline",
         "key",
         "on_over",
@@ -187,6 +189,7 @@ class AnyRequest(Generic[In]):
     )
 
     arrived_at: float
+    cost: float
     group = None
 
     _public_name: ClassVar[str] = "Work"  # the class that the author of the actor knows, for the repr

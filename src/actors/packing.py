@@ -1,6 +1,8 @@
 """Packing: items of different sizes are put into rows of one length, so that little of a row is padding."""
 
-from typing import Generic, TypeVar
+import math
+from collections.abc import Callable, Iterable
+from typing import Generic, NamedTuple, TypeVar
 
 T = TypeVar("T")
 
@@ -8,48 +10,63 @@ T = TypeVar("T")
 class Packer(Generic[T]):
     """Decides which items share a row; it knows their sizes alone, and has no clock.
 
-    Each item goes into the row that it fills best (best fit). If it fits into none, and `look_ahead` rows wait, the
-    fullest is given away for a new one.
+    Each item goes into the row that it fills best (best fit).
 
     Args:
         length: the size of a row.
         look_ahead: how many rows wait for what still fits into them; 1 fills one after the other.
+        most_items: the most items of a row; None for as many as fit.
 
     Attributes:
         rows: the rows that wait, the oldest first: how much room is left in each, and what is in it.
     """
 
-    def __init__(self, length: int, look_ahead: int) -> None:
+    def __init__(self, length: float, look_ahead: int, most_items: int | None = None) -> None:
         self.length = length
         self.look_ahead = look_ahead
-        self.rows: list[tuple[int, list[T]]] = []
+        self.most_items = most_items
+        self.rows: list[tuple[float, list[T]]] = []
 
-    def add(self, item: T, size: int) -> list[list[T]]:
-        """Put an item into a row.
+    def put(self, item: T, size: float) -> int | None:
+        """Put an item into a row, and return the number of the row; None if the item fits into none.
 
         Args:
             item: anything.
-            size: its size, from 1 to the length of a row.
+            size: its size, at most the length of a row.
+        """
+        rows, most_items = self.rows, self.most_items
+        best, best_left = -1, self.length + 1
+        for number, (left, items) in enumerate(rows):
+            if size <= left < best_left and (most_items is None or len(items) < most_items):
+                best, best_left = number, left
+        if best < 0:
+            if len(rows) == self.look_ahead:
+                return None
+            best, best_left = len(rows), self.length
+            rows.append((best_left, []))
+        items = rows[best][1]
+        items.append(item)
+        rows[best] = best_left - size, items
+        return best
+
+    def add(self, item: T, size: float) -> list[list[T]]:
+        """Put an item into a row. If it fits into none, the fullest row is given away for a new one.
+
+        Args:
+            item: anything.
+            size: its size, at most the length of a row.
 
         Returns:
             The rows that are complete now, none, one or two, each with its items in the order in which they came.
         """
-        rows = self.rows
         done: list[list[T]] = []
-        best, best_left = -1, self.length + 1
-        for number, (left, _) in enumerate(rows):
-            if size <= left < best_left:
-                best, best_left = number, left
-        if best < 0:
-            if len(rows) == self.look_ahead:
-                done += self.take()
-            best, best_left = len(rows), self.length
-            rows.append((self.length, []))
-        items = rows[best][1]
-        items.append(item)
-        rows[best] = best_left - size, items
-        if best_left == size:
-            done.append(rows.pop(best)[1])
+        number = self.put(item, size)
+        if number is None:
+            done += self.take()
+            number = self.put(item, size)
+            assert number is not None
+        if not self.rows[number][0]:
+            done.append(self.rows.pop(number)[1])
         return done
 
     def take(self) -> list[list[T]]:
@@ -58,3 +75,74 @@ class Packer(Generic[T]):
             return []
         fullest = min(range(len(self.rows)), key=lambda number: self.rows[number][0])
         return [self.rows.pop(fullest)[1]]
+
+
+class Rows(NamedTuple):
+    """What limits a batch whose items have sizes: the rows that they have to fit into.
+
+    Attributes:
+        lengths: the sizes that a row may have, ascending; all rows of a batch have the first that holds its items.
+        items: the most items of a row.
+        count: the most rows of a batch.
+        look_ahead: once an item does not fit, how many of those behind it may still go into the batch; with 0, a batch
+            has the next items in order.
+    """
+
+    lengths: tuple[float, ...]
+    items: int
+    count: int = 1
+    look_ahead: int = 0
+
+    def length_for(self, size: float) -> float:
+        """Return the size of the row that an item goes into."""
+        return next(length for length in self.lengths if size <= length)
+
+    def are_full(self, items: int, size: float, length: float, most_items: int) -> bool:
+        """Return whether so many items, of this size together, fill a batch of at most `most_items`."""
+        return items >= most_items or size >= length * self._count(most_items)
+
+    def choose(self, waiting: Iterable[T], size_of: Callable[[T], float], length: float, most_items: int) -> list[T]:
+        """Choose the items of the next batch: the first one, and others that fill the rows.
+
+        A batch has all of its rows, or one: the rest of what waits is computed row by row.
+
+        Args:
+            waiting: the items, those that come first at the beginning.
+            size_of: returns the size of an item.
+            length: of the rows.
+            most_items: the most items of the batch.
+
+        Returns:
+            The items, row by row: `in_order` finds the rows again.
+        """
+        count = self._count(most_items)
+        packer: Packer[T] = Packer(length, count, min(self.items, most_items))
+        left, look_ahead = length * count, self.look_ahead
+        refused = math.inf  # the least size that has not fitted; rows only become fuller
+        for item in waiting:
+            size = size_of(item)
+            if size < refused and packer.put(item, size) is not None:
+                left -= size
+                if left <= 0:
+                    break
+            elif look_ahead:
+                look_ahead -= 1
+                refused = min(refused, size)
+            else:
+                break
+        chosen = packer.rows if len(packer.rows) == count else packer.rows[:1]
+        return [item for _, items in chosen for item in items]
+
+    def _count(self, most_items: int) -> int:
+        return max(1, most_items // self.items)
+
+
+def in_order(items: Iterable[T], size_of: Callable[[T], float], length: float, most_items: int) -> list[list[T]]:
+    """Fill one row after the other with items, in their order.
+
+    That takes the fewest rows that keep the order. So what was in some rows, row by row, and what is left of that,
+    needs no more rows than before.
+    """
+    packer: Packer[T] = Packer(length, 1, most_items)
+    rows = [row for item in items for row in packer.add(item, size_of(item))]
+    return rows + packer.take()

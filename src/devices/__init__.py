@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from .._public import public as _public
 from .benchmarking import Benchmark, Measurement, benchmark
 from .device_actor import BoundFunction, DeviceActor, actor
-from .device_batch import DeviceBatch
+from .device_batch import DeviceBatch, PackedBatch
 from .einsum_node import einsum
 from .jax_import import Device, persistent_compile_cache
 from .machine import CgroupLimits, CpuStatus, SlurmAllocation
@@ -17,9 +17,9 @@ from .statistics import BatchStatistics, CompileStatistics, Recompilation, Trans
 __all__ = [
     "Array", "BatchStatistics", "Benchmark", "BoundFunction", "CgroupLimits", "CompileStatistics", "CpuStatus",
     "Device", "DeviceActor", "DeviceBatch", "DeviceMesh", "DeviceStatus", "FitPlan", "Measurement", "MemoryLimit",
-    "Recommendation", "Recompilation", "SelfCheckResult", "SlurmAllocation", "Status", "Strategy", "Transfer",
-    "TriedSize", "actor", "benchmark", "einsum", "fit", "persistent_compile_cache", "select", "set_program_cache",
-    "status",
+    "PackedBatch", "Recommendation", "Recompilation", "SelfCheckResult", "SlurmAllocation", "Status", "Strategy",
+    "Transfer", "TriedSize", "actor", "benchmark", "einsum", "fit", "persistent_compile_cache", "select",
+    "set_program_cache", "status",
 ]  # fmt: skip
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 
+from ..actors.packing import in_order
 from ..engine.tracing.annotations import signature_of as parameters_of
 from ..telemetry import logs
-from .device_batch import Buckets, DeviceBatch, padded_length
+from .device_batch import Buckets, DeviceBatch, PackedBatch, padded_length
 from .untyped_jax import jax
 
 # The configuration of JAX that a program was compiled under: part of its key, and carried to the compile thread.
@@ -375,6 +376,25 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
     return found
 
 
+def row_parameters(signature: inspect.Signature, node: str) -> tuple[str, ...]:
+    """Return the parameters that say which elements of a row belong together: `segments`, and `positions` if it is one.
+
+    Raises:
+        TypeError: the function does not take `segments`, or takes one of the two in another way.
+    """
+    parameters = signature.parameters
+    found = tuple(name for name in ("segments", "positions") if name in parameters)
+    if "segments" not in found:
+        raise TypeError(
+            f"node {node!r} has batch=PackedBatch(...), so it has to tell the items of a row apart: add the parameter "
+            "segments=None, an array of int32 [rows, length], 0 where a row is padding"
+        )
+    for name in found:
+        _check_mask(parameters[name], node)
+    _check_order(signature, {*found}, node)
+    return found
+
+
 def _check_mask(mask: inspect.Parameter, node: str) -> None:
     if mask.default is not None or mask.kind not in _TAKEN_BY_KEYWORD:
         raise TypeError(
@@ -421,6 +441,7 @@ class BatchItem(NamedTuple):
         is_on_host: whether all of them are NumPy's; an array of JAX may not be computed yet.
         size_bytes: the size of the arrays.
         shared: the arguments that are not stacked, but are the same for all items of a batch.
+        cost: its part of the `max_cost` of a batch, or of a row; 0 without such a limit.
     """
 
     signature: ItemSignature
@@ -429,6 +450,7 @@ class BatchItem(NamedTuple):
     is_on_host: bool
     size_bytes: int
     shared: tuple[Any, ...] = ()
+    cost: float = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -440,11 +462,15 @@ class Stacked:
 
     Attributes:
         arguments: one pytree for each parameter; its arrays have one row per item, and rows of padding.
-        masks: for each padded parameter an array of bool, with the padded lengths as the shape of a row.
+        masks: for each padded parameter an array of bool, with the padded lengths as the shape of a row; of packed rows
+            their segments and positions.
         count: number of items.
         size: number of rows, with those of padding.
         real_elements: elements of the items' arrays.
         elements: elements of the arguments' arrays.
+        parts: for each item of packed rows, the index of its part of a result; None if each item has a row of its own.
+        tokens: elements along the packed axis, of all rows; 0 without packed rows.
+        item_tokens: those of the items.
     """
 
     arguments: tuple[Any, ...]
@@ -453,6 +479,9 @@ class Stacked:
     size: int
     real_elements: int
     elements: int
+    parts: list[Any] | None = None
+    tokens: int = 0
+    item_tokens: int = 0
 
     @property
     def padding_share(self) -> float:
@@ -466,17 +495,20 @@ class Stacker:
     Args:
         node: its name, for errors.
         parameters: names of the parameters whose arguments are stacked.
-        batch: which axes are padded, and to which lengths.
+        batch: which axes are padded, and to which lengths; or into which rows the first axes are packed.
 
     Attributes:
-        axes: for each of the parameters the axes of its arrays that are padded.
-        padded: those of the parameters that are padded, in their order; masks have it too.
+        axes: for each of the parameters the axes of its arrays that are padded, or packed.
+        padded: those of the parameters that have such axes, in their order; masks have it too.
+        packed: how items share rows; None if each has a row of its own.
     """
 
-    def __init__(self, node: str, parameters: Sequence[str], batch: DeviceBatch) -> None:
+    def __init__(self, node: str, parameters: Sequence[str], batch: DeviceBatch | PackedBatch) -> None:
         self._node = node
-        self._length_buckets: Buckets = batch.length_buckets
-        axes = [batch.pad_axes.get(parameter, ()) for parameter in parameters]
+        self.packed = batch if isinstance(batch, PackedBatch) else None
+        self._length_buckets: Buckets = batch.lengths if isinstance(batch, PackedBatch) else batch.length_buckets
+        pad_axes = dict.fromkeys(parameters, 0) if isinstance(batch, PackedBatch) else batch.pad_axes
+        axes = [pad_axes.get(parameter, ()) for parameter in parameters]
         self._parameters = [
             (name, (each,) if isinstance(each, int) else each) for name, each in zip(parameters, axes, strict=True)
         ]
@@ -541,7 +573,25 @@ class Stacker:
             raise TypeError(f"node {self._node!r} has batch=, and its arguments hold no array that could be stacked")
         is_on_host = {*map(type, arrays)} == {np.ndarray}
         size_bytes = sum([array.nbytes for array in arrays])
-        return BatchItem(tuple(signature), tuple(arrays), tuple(lengths), is_on_host, size_bytes, shared)
+        cost = 0 if self.packed is None else self._size_in_row(lengths, signature)
+        return BatchItem(tuple(signature), tuple(arrays), tuple(lengths), is_on_host, size_bytes, shared, cost)
+
+    def _size_in_row(self, lengths: list[tuple[int, ...]], signature: list[Any]) -> int:
+        """Return the room that an item takes in a row: its length, and at least 1, so that an empty one has a place.
+
+        Raises:
+            ValueError: its arrays have different lengths.
+            TypeError: it has random keys.
+        """
+        if len({*lengths}) > 1:
+            found = ", ".join(f"{name} {length}" for name, (length,) in zip(self.padded, lengths, strict=True))
+            raise ValueError(
+                f"node {self._node!r}: the arrays of an item share the places of a row, and have different lengths "
+                f"({found}): name those that are no sequences in shared="
+            )
+        if any(besides is not None for _, kinds in signature for *_, besides in kinds):
+            raise TypeError(f"node {self._node!r}: random keys cannot be packed into rows: name them in shared=")
+        return max(1, lengths[0][0])
 
     def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
         """Stack items with equal signatures; copies of the last row pad the batch, zeros pad arrays to their lengths.
@@ -550,8 +600,10 @@ class Stacker:
 
         Args:
             items: at least one, with their arrays `on_host`.
-            size: rows to make, at least as many as items.
+            size: rows to make, at least as many as items; of packed ones as many as hold them.
         """
+        if self.packed is not None:
+            return self._stack_packed(items, size, self.packed)
         count = len(items)
         signature = items[0].signature
         assert count <= size
@@ -582,6 +634,65 @@ class Stacker:
             arguments.append(structure.unflatten(stacked))
         return Stacked(tuple(arguments), tuple(masks), count, size, real_elements, elements)
 
+    def _stack_packed(self, items: Sequence[BatchItem], size: int, packed: PackedBatch) -> Stacked:
+        length = _row_length(items[0])
+        segments, positions = np.zeros((size, length), np.int32), np.zeros((size, length), np.int32)
+        counted = np.arange(length, dtype=np.int32)
+        places: list[tuple[int, slice]] = []
+        parts: list[Any] = []
+        for row, members in enumerate(self.rows_of(items, packed)):
+            start = 0
+            for number, item in enumerate(members):
+                (count,) = item.lengths[0]
+                place = row, slice(start, start + count)
+                segments[place] = number + 1
+                positions[place] = counted[:count]
+                places.append(place)
+                # With the ellipsis, a number is an array, as in `_rows`.
+                parts.append((row, number, ...) if packed.results == "items" else place)
+                start += int(item.cost)
+        columns = zip(*[item.arrays for item in items], strict=True)
+        arguments: list[Any] = []
+        real_elements = elements = 0
+        for structure, kinds in items[0].signature:
+            stacked: list[Array] = []
+            for (dtype, shape, _), arrays in zip(kinds, columns, strict=False):
+                column = np.zeros((size, *shape), dtype)
+                for place, array in zip(places, arrays, strict=True):
+                    column[place] = array
+                stacked.append(column)
+                elements += column.size
+                real_elements += sum([array.size for array in arrays])
+            arguments.append(structure.unflatten(stacked))
+        return Stacked(
+            tuple(arguments), (segments, positions), len(items), size, real_elements, elements,
+            parts, segments.size, sum([item.lengths[0][0] for item in items]),
+        )  # fmt: skip
+
+    def rows_of(self, items: Sequence[BatchItem], packed: PackedBatch) -> list[list[BatchItem]]:
+        """Return items of one group row by row."""
+        return in_order(items, _cost, _row_length(items[0]), packed.items_per_row)
+
+    def check_packed(self, result: Iterable[Array], shape: tuple[int, int]) -> None:
+        """Check the arrays of a result for packed rows.
+
+        Args:
+            result: the arrays.
+            shape: of the segments.
+
+        Raises:
+            ValueError: an array does not have an entry for each item, or each token, of each row.
+        """
+        assert self.packed is not None
+        wanted = (shape[0], self.packed.items_per_row) if self.packed.results == "items" else shape
+        for array in result:
+            if array.shape[:2] != wanted:
+                raise ValueError(
+                    f"node {self._node!r} has PackedBatch(results={self.packed.results!r}), so each array of its "
+                    f"result begins with the axes [rows, {self.packed.results}], here {[*wanted]}, and one has the "
+                    f"shape {[*array.shape]}"
+                )
+
     def describe(self, item: BatchItem) -> str:
         """Return a padded item as text, for an error: "tokens int32[128], scale float32[]; 516 bytes"."""
         texts: list[str] = []
@@ -611,26 +722,36 @@ class Stacker:
         """Return the lengths of an argument's arrays along its padded axes."""
         what = f"node {self._node!r}, argument {parameter!r}"
         for _, shape, _ in kinds:
+            if self.packed is not None and not shape:
+                raise ValueError(
+                    f"{what}: a sequence is an array with a first axis, and this is a number: name the parameter in "
+                    "shared=, or in static=, if all calls of a batch pass the same"
+                )
             if max(axes) >= len(shape):
                 raise ValueError(f"{what}: pad_axes= names axis {max(axes)}, and an array has the shape {shape}")
         found = {tuple([shape[axis] for axis in axes]) for _, shape, _ in kinds}
         if len(found) != 1:
             raise ValueError(
-                f"{what}: it is padded, and its arrays have different lengths {sorted(found)} along axis "
+                f"{what}: it is {self._made}, and its arrays have different lengths {sorted(found)} along axis "
                 f"{', '.join(map(str, axes))}: pass them as several arguments"
                 if found
-                else f"{what}: it is padded, and holds no array"
+                else f"{what}: it is {self._made}, and holds no array"
             )
         return found.pop()
+
+    @property
+    def _made(self) -> str:
+        return "padded" if self.packed is None else "packed"
 
     def _padded(self, parameter: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
         padded = list(shape)
         for axis in axes:
             length = padded_length(shape[axis], self._length_buckets)
             if length is None:
+                option, remedy = ("length_buckets", "bucket") if self.packed is None else ("lengths", "length")
                 raise ValueError(
                     f"node {self._node!r}, argument {parameter!r}: its length is {shape[axis]} along axis {axis}, and "
-                    f"the last of length_buckets={self._length_buckets} is shorter: shorten it, or add a bucket"
+                    f"the last of {option}={self._length_buckets} is shorter: shorten it, or add a {remedy}"
                 )
             padded[axis] = length
         return tuple(padded)
@@ -683,7 +804,8 @@ def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
         if array.flags.writeable:
             array = array.view()
             array.flags.writeable = False
-        rows = _rows(array, stacked.count)
+        parts = stacked.parts
+        rows = _rows(array, stacked.count) if parts is None else [array[part] for part in parts]
         if is_random_key(leaf):
             kind = jax.random.key_impl(leaf)
             rows = [jax.random.wrap_key_data(row, impl=kind) for row in rows]
@@ -693,6 +815,16 @@ def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
     if leaves[0] is result:
         return columns[0]
     return [structure.unflatten(row) for row in zip(*columns, strict=True)]
+
+
+def _cost(item: BatchItem) -> float:
+    return item.cost
+
+
+def _row_length(item: BatchItem) -> int:
+    """Return the length of the rows that an item goes into: that of its arrays, as its signature has them."""
+    (_, ((_, shape, _), *_)), *_ = item.signature
+    return shape[0]
 
 
 def _rows(array: Array, count: int) -> list[Array]:
@@ -844,7 +976,8 @@ class Arguments:
     Attributes:
         name: name of the node.
         names: the parameters that callers pass.
-        masks: the parameters that take the masks of padded ones.
+        masks: the parameters that take the masks of padded ones, or the segments and positions of packed rows.
+        masked: for each of `masks` a parameter whose argument has the same rows.
         shared: positions of the arguments that are the same for all calls of a batch, those of resources and static
             ones included.
         stacked: positions of the others.
@@ -862,14 +995,18 @@ class Arguments:
         static: tuple[str, ...],
         resources: frozenset[str],
         shared: frozenset[str],
-        batch: DeviceBatch | None,
+        batch: DeviceBatch | PackedBatch | None,
     ) -> None:
         self.name = name
         self._signature = parameters_of(fn)
         found = self._signature.parameters
         _check_names(name, found, static=static, shared=shared)
         _check_shared(name, shared, static, batch)
-        self.masks = () if batch is None else tuple(mask_parameters(self._signature, batch.pad_axes, name).values())
+        self.masks: tuple[str, ...] = ()
+        if isinstance(batch, PackedBatch):
+            self.masks = row_parameters(self._signature, name)
+        elif batch is not None:
+            self.masks = tuple(mask_parameters(self._signature, batch.pad_axes, name).values())
         self.names = tuple(one for one in found if one not in self.masks)
         self.static = tuple(i for i, one in enumerate(self.names) if one in static)
         self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources and one not in static)
@@ -880,6 +1017,7 @@ class Arguments:
             i for i, one in enumerate(self.names) if found[one].kind is inspect.Parameter.KEYWORD_ONLY
         )
         self.stacker = None
+        self.masked: tuple[str, ...] = ()
         if batch is not None:
             if self.names and {*self.names} <= {*static, *shared}:
                 raise TypeError(
@@ -887,6 +1025,10 @@ class Arguments:
                     "leave out the one that differs from call to call"
                 )
             self.stacker = Stacker(name, [self.names[i] for i in self.stacked], batch)
+            self.masked = self.stacker.padded
+            if isinstance(batch, PackedBatch):
+                self.masked = self.masked[:1] * len(self.masks)
+        self._cost = None if batch is None or batch.cost is None else batch._cost_of
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return one argument for each parameter, in their order."""
@@ -924,6 +1066,8 @@ class Arguments:
         assert self.stacker is not None
         shared = self._shared_of(values)
         item = self.stacker.item(self._stacked_of(values), current(), shared)
+        if self._cost is not None:
+            item = item._replace(cost=self._cost(self._stacked_of(values), self.name))
         # A batch has one version of each shared argument. Versions are compared by identity.
         versions: Iterable[Any] = map(id, shared)
         if len(self.shared) > len(self.parameters):
@@ -942,7 +1086,7 @@ class Arguments:
             args[position] = argument
         for position, argument in zip(self.shared, shared, strict=True):
             args[position] = argument
-        return (*args, *stacked.masks)
+        return (*args, *stacked.masks[: len(self.masks)])  # not each function has positions
 
     def _version(self, position: int, value: Any) -> Any:
         """Return the part of a group that stands for a shared argument."""
@@ -991,8 +1135,10 @@ def size_on_host(values: tuple[Any, ...]) -> int:
     return sum([getattr(leaf, "nbytes", 0) for leaf in on_host]) if on_host else 0
 
 
-def _check_shared(name: str, shared: frozenset[str], static: tuple[str, ...], batch: DeviceBatch | None) -> None:
-    padded = () if batch is None else batch.pad_axes
+def _check_shared(
+    name: str, shared: frozenset[str], static: tuple[str, ...], batch: DeviceBatch | PackedBatch | None
+) -> None:
+    padded = batch.pad_axes if isinstance(batch, DeviceBatch) else ()
     for option, others in (("static", static), ("batch=DeviceBatch(pad_axes=...)", padded)):
         for one in shared & {*others}:
             raise TypeError(

@@ -80,7 +80,8 @@ def device_node(
         name: the name of the node in drawings, traces and errors; default: the name of the function.
         device: the device, as `penstock.devices.select` takes it; "auto" leaves the choice to the execution option
             `device_strategy`.
-        batch: stacks calls of any number of requests, and runs them as one vectorised program.
+        batch: stacks calls of any number of requests, and runs them as one vectorised program. With
+            `devices.PackedBatch`, several calls share a row, and the function is written for rows.
         static: names of the parameters whose values are compiled into the program; they must be hashable, and no
             arrays.
         shared: names of the parameters for which all calls of a batch pass the same arrays, such as a table that the
@@ -168,7 +169,7 @@ class DeviceNode(Node[P, R]):
         return self._device_executor.statistics()
 
     def batch_statistics(self) -> BatchStatistics:
-        """Return how many calls the batches held, and how many rows were padding; all 0 without `batch=`."""
+        """Return how many calls the batches held, and how much was padding; all 0 without `batch=`."""
         return self._device_executor.batch_log.statistics()
 
     def vmap(self, in_axes: Any = 0, out_axes: Any = 0, batch_size: int | None = None) -> "DeviceNode[..., Any]":

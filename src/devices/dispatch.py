@@ -890,6 +890,11 @@ class Job:
         """Rows of the batch, padding included; None for one call alone."""
         return None
 
+    @property
+    def tokens(self) -> tuple[int, int] | None:
+        """Tokens of the calls in packed rows, and those that are computed; None for other jobs."""
+        return None
+
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the program."""
         raise NotImplementedError
@@ -907,7 +912,7 @@ class Job:
         placed = executable.transferred(args, around) if times is None else times.place(executable, args, around)
         given = executable(*placed)
         if span is not None:
-            span.dispatched(self.rows)
+            span.dispatched(self.rows, self.tokens)
         return given
 
     def _place(self, args: tuple[Any, ...], parameters: tuple[int, ...]) -> tuple[Any, ...]:
@@ -1115,6 +1120,12 @@ class BatchJob(Job):
     def rows(self) -> int | None:
         """Rows of the batch, padding included."""
         return self._size
+
+    @property
+    def tokens(self) -> tuple[int, int] | None:
+        """Tokens of the calls in packed rows, and those that are computed; None if they are not packed."""
+        stacked = self.stacked
+        return None if stacked is None or stacked.parts is None else (stacked.item_tokens, stacked.tokens)
 
     def arguments(self) -> tuple[Any, ...]:
         """Stack the arguments of the calls."""

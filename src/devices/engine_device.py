@@ -15,6 +15,7 @@ from ..telemetry import metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from .arguments import Arguments, Stacked
 from .compiling import CACHE, Executable, JittedFunction
+from .device_batch import PackedBatch
 from .dispatch import THREADS, BatchJob, Job, SingleJob, is_out_of_memory
 from .parameters import PlacedParameters
 from .shardings import Placement
@@ -133,6 +134,12 @@ class DeviceCall:
         if result.cancelled():
             result = self.result = result.get_loop().create_future()
         return result
+
+    @property
+    def cost(self) -> float:
+        """The cost of the batch item that is its only argument."""
+        cost: float = self.args[0].cost
+        return cost
 
     @property
     def is_left(self) -> bool:
@@ -607,6 +614,8 @@ class BatchLog:
         self._rows = 0
         self._real_elements = 0
         self._elements = 0
+        self._item_tokens = 0
+        self._tokens = 0
 
     def add(self, stacked: Stacked) -> None:
         """Count a batch."""
@@ -617,10 +626,14 @@ class BatchLog:
         self._rows += stacked.size
         self._real_elements += stacked.real_elements
         self._elements += stacked.elements
+        self._item_tokens += stacked.item_tokens
+        self._tokens += stacked.tokens
 
     def statistics(self) -> BatchStatistics:
         """Return a snapshot."""
-        return BatchStatistics(self._batches, self._calls, self._rows, self._real_elements, self._elements)
+        return BatchStatistics(
+            self._batches, self._calls, self._rows, self._real_elements, self._elements, self._item_tokens, self._tokens
+        )
 
     def counters(self) -> Iterable[Reading]:
         """Return what was counted, for metrics."""
@@ -677,7 +690,10 @@ class BatchCallQueue(CallQueue):
         repeats: bool,
     ) -> None:
         super().__init__(arguments.name, device, batch, prefetch)
-        self.limits = SizeLimits(sizes, self.largest)
+        self.packed = batch if isinstance(batch, PackedBatch) else None
+        # Limits are numbers of calls, so those of packed rows are of rows that are full of calls.
+        self._most_per_row = 1 if self.packed is None else self.packed.items_per_row
+        self.limits = SizeLimits([size * self._most_per_row for size in sizes], self.largest)
         self._arguments = arguments
         self._sizes = sizes
         self._log = log
@@ -686,8 +702,10 @@ class BatchCallQueue(CallQueue):
 
     def start(self, calls: list[DeviceCall]) -> None:
         """Have the device run some calls as one batch."""
-        is_try = self.limits.begins(calls[0].group, len(calls))
-        self.run_batch(calls, partial(self._ended, partial(self.device.returned, self, calls), is_try))
+        rows = len(self.rows_of(calls))
+        is_try = self.limits.begins(calls[0].group, rows * self._most_per_row)
+        on_over = partial(self._ended, partial(self.device.returned, self, calls), is_try)
+        self.run_batch(calls, on_over, batch_size(rows, self._sizes))
 
     def run_batch(self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None) -> None:
         """Have the device run some calls as a batch of so many rows; by default the fewest that hold them."""
@@ -697,7 +715,7 @@ class BatchCallQueue(CallQueue):
                 self._log.add(job.stacked)
             on_over(job)
 
-        rows = size or batch_size(len(calls), self._sizes)
+        rows = size or batch_size(len(self.rows_of(calls)), self._sizes)
         BatchJob(self._jitted, self.device, calls, over, self._arguments, rows).submit()
 
     def _ended(self, then: Callable[[], None], is_try: bool, job: BatchJob) -> None:
@@ -705,7 +723,7 @@ class BatchCallQueue(CallQueue):
             self.try_again(job, then)
             return
         if job.results and job.stacked is not None:
-            self.limits.fitted(job.calls[0].group, job.stacked.size, is_try=is_try)
+            self.limits.fitted(job.calls[0].group, job.stacked.size * self._most_per_row, is_try=is_try)
         try:
             job.settle()
         finally:
@@ -722,7 +740,19 @@ class BatchCallQueue(CallQueue):
     def exceeded(self, job: BatchJob) -> bool:
         """Note that a batch did not fit the memory of the device; returns whether a smaller one may."""
         assert job.stacked is not None
-        return self.limits.exceeded(job.calls[0].group, job.stacked.size)
+        return self.limits.exceeded(job.calls[0].group, job.stacked.size * self._most_per_row)
+
+    def first(self, calls: Sequence[DeviceCall], most: int) -> int:
+        """Return how many of the calls at the beginning make a batch that is limited to `most` calls."""
+        rows = max(1, most // self._most_per_row)
+        return most if self.packed is None else sum(map(len, self.rows_of(calls)[:rows]))
+
+    def rows_of(self, calls: Sequence[DeviceCall]) -> Sequence[Any]:
+        """Return what the calls, which are of one group, put into each row of a batch."""
+        if self.packed is None:
+            return calls
+        assert self._arguments.stacker is not None
+        return self._arguments.stacker.rows_of([call.args[0] for call in calls], self.packed)
 
     def describe(self, call: DeviceCall) -> str:
         """Return what a call holds, for an error."""
@@ -784,7 +814,8 @@ class _Halving:
         """Run the next part; after the last one, call `then`."""
         queue = self._queue
         if self._left:
-            size = queue.limits.size(self._group) or len(self._left)
+            size = queue.limits.size(self._group)
+            size = len(self._left) if size is None else queue.first(self._left, size)
             part, self._left = self._left[:size], self._left[size:]
             queue.run_batch(part, self._ended)
         else:
@@ -802,12 +833,13 @@ class _Halving:
 
     def _too_large(self, job: BatchJob) -> None:
         cause = job.take_error()
+        what = "item" if self._queue.packed is None else "row"
         if self._queue.exceeded(job):
             self._left = [*job.calls, *self._left]
             return
         for call in job.calls:
             error = DeviceError(
-                f"one item of node {self._queue.name!r} does not fit the memory of "
+                f"one {what} of node {self._queue.name!r} does not fit the memory of "
                 f"{self._queue.device.name}: {self._queue.describe(call)}"
             )
             error.__cause__ = cause

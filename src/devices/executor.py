@@ -10,7 +10,7 @@ from .._errors import DeviceError, PlanError
 from ..telemetry import spans
 from .arguments import Arguments, holds_array, on_host, unwrapped
 from .compiling import CompileLog, JittedFunction
-from .device_batch import DeviceBatch, batch_sizes
+from .device_batch import DeviceBatch, PackedBatch, batch_sizes
 from .device_pool import DevicePool
 from .engine_device import AHEAD, BatchCallQueue, BatchLog, CallQueue, DeviceCall, EngineDevice, SingleCallQueue, share
 from .parameters import SameParameters, check_same_shapes
@@ -39,7 +39,7 @@ class DeviceOptions:
     """What a device node was made with; see `device_node`."""
 
     device: Any
-    batch: DeviceBatch | None
+    batch: DeviceBatch | PackedBatch | None
     static: tuple[str, ...]
     shared: tuple[str, ...]
     donate: bool
@@ -124,16 +124,20 @@ class DeviceExecutor:
 
         Those are arrays, or hold some, and the same ones for all items. Numbers stay with the rows: calls at other
         places with other numbers share their batches. So does what `in_specs` splits, whose first axis is the batch's.
+        A number has no place in a row that several items share, so there it is passed once, too.
         """
         batch = self.options.batch
         if batch is None:
             return frozenset()
         arguments = self.arguments(site.resources)
-        names = {arguments.names[position] for position in arguments.stacked} - batch.pad_axes.keys()
+        names = {arguments.names[position] for position in arguments.stacked}
+        is_packed = isinstance(batch, PackedBatch)
+        if not isinstance(batch, PackedBatch):
+            names -= batch.pad_axes.keys()
         found = {
             name
             for name in names & site.constants.keys()
-            if self._specs.of(name) is None and holds_array(site.constants[name])
+            if self._specs.of(name) is None and (is_packed or holds_array(site.constants[name]))
         }
         # Something has to have rows.
         return frozenset(found) if names - site.constants.keys() else frozenset()
@@ -156,7 +160,7 @@ class DeviceExecutor:
             self._jitted[key] = self._make(placement, arguments, donated)
         return self._jitted[key]
 
-    def batch_sizes(self, batch: DeviceBatch, arguments: Arguments) -> tuple[int, ...]:
+    def batch_sizes(self, batch: DeviceBatch | PackedBatch, arguments: Arguments) -> tuple[int, ...]:
         """Return the sizes that batches are padded to: their rows are independent, and split over the mesh evenly."""
         return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
@@ -165,9 +169,13 @@ class DeviceExecutor:
         specs.check(placement)
         in_specs = [specs.of(name) for name in arguments.names]
         if arguments.stacker is not None:
-            in_specs += [specs.of_mask(name) for name in arguments.stacker.padded]
+            in_specs += [specs.of_mask(name) for name in arguments.masked]
+        if options.batch is None:
+            fn = _in_order(self.fn, arguments)
+        else:
+            fn = (_in_rows if isinstance(options.batch, PackedBatch) else _vectorised)(self.fn, arguments)
         return JittedFunction(
-            _vectorised(self.fn, arguments) if options.batch is not None else _in_order(self.fn, arguments),
+            fn,
             self.name,
             (*arguments.names, *arguments.masks),
             placement,
@@ -184,8 +192,10 @@ class DeviceExecutor:
     @property
     def label(self) -> str:
         """The device and the size of a batch, for drawings."""
-        options = self.options
-        return str(options.device) if self.batch is None else f"{options.device}, up to {self.batch.max_size}"
+        device, batch = self.options.device, self.batch
+        if isinstance(batch, PackedBatch):
+            return f"{device}, {batch.rows} rows of {' or '.join(map(str, batch.lengths))}"
+        return str(device) if batch is None else f"{device}, up to {batch.max_size}"
 
     @property
     def donates(self) -> bool:
@@ -312,7 +322,7 @@ class DeviceExecutor:
         if not self._is_open_ended:
             return
         async with pools.other(DevicePool, DevicePool).fitting:
-            if self.batch is not None and self._is_open_ended:
+            if isinstance(self.batch, DeviceBatch) and self._is_open_ended:
                 size = await DeviceExecutor.find_size(self, pools, device_strategy, arguments, values)
                 self.batch = replace(self.batch, max_size=size)
 
@@ -322,11 +332,11 @@ def _bucketed(arguments: Arguments) -> tuple[frozenset[int], ...]:
     if arguments.stacker is None:
         return ()
     rows = {position: {0} for position in arguments.stacked}
-    masks: list[frozenset[int]] = []
+    padded: dict[str, int] = {}
     for position, axes in zip(arguments.stacked, arguments.stacker.axes, strict=True):
         rows[position].update(axis + 1 for axis in axes)
-        if axes:
-            masks.append(frozenset(range(len(axes) + 1)))
+        padded[arguments.names[position]] = len(axes)
+    masks = [frozenset(range(padded[name] + 1)) for name in arguments.masked]
     return (*[frozenset(rows.get(position, ())) for position in range(len(arguments.names))], *masks)
 
 
@@ -350,6 +360,20 @@ def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., A
             return arguments.call(fn, tuple(merged), masks)
 
         return jax.vmap(one)([unwrapped(values[position]) for position in arguments.stacked], values[count:])
+
+    return call
+
+
+def _in_rows(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
+    """Return the function of packed rows, whose result is checked while it is traced."""
+    assert arguments.stacker is not None
+    stacker = arguments.stacker
+
+    def call(*values: Any) -> Any:
+        count = len(arguments.names)
+        result = arguments.call(fn, values[:count], values[count:])
+        stacker.check_packed(jax.tree.leaves(result), values[count].shape)
+        return result
 
     return call
 

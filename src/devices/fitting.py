@@ -18,7 +18,7 @@ from ..telemetry.rendered import Rendered
 from ..telemetry.tables import Column, Table, count, milliseconds, rate, scaled
 from .arguments import on_host
 from .benchmarking import quartiles
-from .device_batch import DeviceBatch
+from .device_batch import DeviceBatch, PackedBatch
 from .device_pool import DevicePool
 from .dispatch import is_out_of_memory
 from .engine_device import DeviceCall, EngineDevice, SingleCallQueue
@@ -214,6 +214,8 @@ async def fit(
     given: Any = sample
     if not isinstance(given, tuple):
         raise TypeError(f"devices.fit takes a tuple, of the arguments of one item, got {given!r}: write (argument,)")
+    if isinstance(executor.options.batch, PackedBatch):
+        raise TypeError(f"devices.fit tries sizes of batches, and node {executor.name!r} packs its items into rows")
     found = resources or {}
     if executor.options.batch is None:
         batched = replace(executor.options, batch=DeviceBatch(1))

@@ -26,6 +26,7 @@ from ..engine.tracing.template import (
 )
 from ..engine.tracing.tracer import Step
 from .contraction import Contraction
+from .device_batch import DeviceBatch, PackedBatch
 from .executor import DeviceExecutor, Samples
 from .untyped_jax import jax
 
@@ -492,8 +493,12 @@ def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> 
         return "it has a concurrency, timeout, retry or fallback of its own"
     if options.in_specs is not None or options.out_specs is not None:
         return "it says by in_specs or out_specs how its values are split"
-    if options.batch is not None and options.batch.pad_axes:
+    if isinstance(options.batch, DeviceBatch) and options.batch.pad_axes:
         return "it has pad_axes, and its masks belong to its own arguments"
+    if isinstance(options.batch, PackedBatch):
+        return "it has rows of several items, and its segments belong to its own arguments"
+    if options.batch is not None and options.batch.cost is not None:
+        return "its batches are limited by what its own arguments cost"
     if node.bound_to is not None:
         return "it is a method"
     if executor.is_apart:

@@ -107,6 +107,8 @@ class BatchStatistics:
         rows: all rows, with those of padding.
         real_elements: elements of the arrays of the calls.
         elements: elements of the arrays of the batches, with those of padding.
+        item_tokens: of a `PackedBatch`: elements along the packed axis that belong to calls.
+        tokens: of a `PackedBatch`: elements along the packed axis that were computed, with those of padding.
     """
 
     batches: int
@@ -114,6 +116,13 @@ class BatchStatistics:
     rows: int
     real_elements: int
     elements: int
+    item_tokens: int = 0
+    tokens: int = 0
+
+    @property
+    def fill(self) -> float:
+        """Share of the tokens that belong to calls: 0 to 1; 0 without a `PackedBatch`."""
+        return self.item_tokens / self.tokens if self.tokens else 0.0
 
     @property
     def mean_size(self) -> float:

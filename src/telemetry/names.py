@@ -49,6 +49,8 @@ DISPATCH_SECONDS = "penstock.dispatch_seconds"
 DEVICE_SECONDS = "penstock.device_seconds"
 BATCH_ITEMS = "penstock.batch.items"
 BATCH_ROWS = "penstock.batch.rows"
+BATCH_ITEM_TOKENS = "penstock.batch.item_tokens"
+BATCH_TOKENS = "penstock.batch.tokens"
 ARGUMENTS = "penstock.compile.arguments"
 TRANSFER_BYTES = "penstock.transfer.bytes"
 

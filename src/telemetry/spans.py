@@ -560,16 +560,20 @@ class JobSpan:
         """Note that the thread of the device takes the job again, now that its program is compiled."""
         self._dispatching_since = perf_counter()
 
-    def dispatched(self, rows: int | None) -> None:
+    def dispatched(self, rows: int | None, tokens: tuple[int, int] | None) -> None:
         """Note that the job is enqueued on the device.
 
         Args:
             rows: how many rows the batch has, including padding; None for a call that runs alone.
+            tokens: how many tokens of its items packed rows have, and how many with padding; None for other jobs.
         """
         self._dispatched_at = perf_counter()
         self._span.set_attribute(names.DISPATCH_SECONDS, self._dispatched_at - self._dispatching_since)
         if rows is not None:
             self._span.set_attribute(names.BATCH_ROWS, rows)
+        if tokens is not None:
+            self._span.set_attribute(names.BATCH_ITEM_TOKENS, tokens[0])
+            self._span.set_attribute(names.BATCH_TOKENS, tokens[1])
 
     def end(self, error: BaseException | None, *, has_run: bool) -> None:
         """End the span: the result of the job is ready, or the job has failed.

@@ -49,6 +49,47 @@ def test_wrong_options_are_refused(options: dict[str, Any], error: type[Exceptio
         devices.DeviceBatch(8, **options)
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"lengths": 256}, "lengths=256): a tuple of whole numbers of at least 1, in ascending order"),
+        ({"lengths": "powers_of_two"}, "a tuple of whole numbers"),
+        ({"lengths": (256, 128)}, "ascending"),
+        ({"lengths": ()}, "ascending"),
+        ({"rows": 0}, "rows=0): a whole number of at least 1"),
+        ({"items_per_row": 1.5}, "items_per_row=1.5): a whole number"),
+        ({"results": "rows"}, "results='rows'): one of 'items', 'tokens'"),
+        ({"max_wait_seconds": -1}, "max_wait_seconds=-1"),
+    ],
+)
+def test_wrong_options_of_packed_rows_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ps.OptionsError, match=re.escape(message)):
+        devices.PackedBatch(**{"lengths": (256,), **options})
+
+
+def test_a_packed_batch_is_a_batch_that_counts_its_items() -> None:
+    batch = devices.PackedBatch(lengths=(128, 256), rows=2, items_per_row=16)
+    assert isinstance(batch, ps.Batch)
+    assert (batch.max_size, batch.max_cost) == (32, None)
+    assert dataclasses.replace(batch, rows=3).max_size == 48
+    assert hash(batch) == hash(devices.PackedBatch(lengths=(128, 256), rows=2, items_per_row=16))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_cost": 10}, "max_cost=10, cost=None): give both"),
+        ({"cost": len}, "give both"),
+        ({"max_cost": 0, "cost": len}, "max_cost=0): a finite number above 0"),
+        ({"max_cost": 1, "cost": 2}, "cost=2): a function"),
+    ],
+)
+def test_a_cost_and_its_limit_belong_together(options: dict[str, Any], message: str) -> None:
+    for batch in ps.Batch, devices.DeviceBatch:
+        with pytest.raises(ps.OptionsError, match=re.escape(message)):
+            batch(8, **options)
+
+
 def test_what_is_for_device_nodes_is_refused_for_a_function_of_a_list() -> None:
     def double(items: list[int]) -> list[int]:
         return items * 2
@@ -59,4 +100,5 @@ def test_what_is_for_device_nodes_is_refused_for_a_function_of_a_list() -> None:
 
 def test_a_batch_of_device_nodes_is_a_batch() -> None:
     assert isinstance(devices.DeviceBatch(8), ps.Batch)
-    assert [field.name for field in dataclasses.fields(ps.Batch)] == ["max_size", "max_wait_seconds", "max_queue"]
+    names = ["max_size", "max_wait_seconds", "max_queue", "max_cost", "cost"]
+    assert [field.name for field in dataclasses.fields(ps.Batch)] == names

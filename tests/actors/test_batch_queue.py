@@ -1,13 +1,17 @@
 """Which items form a batch, and when: the queue without a clock, without tasks."""
 
 from dataclasses import dataclass
+from random import Random
+from statistics import mean, median
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
+from penstock import devices
 from penstock.actors.batching import BatchQueue
+from penstock.actors.packing import Rows, in_order
 
 
 @dataclass(eq=False)
@@ -19,6 +23,7 @@ class Entry:
     arrived_at: float = 0.0
     deadline: float = float("inf")
     group: str = ""
+    cost: float = 0
     is_cancelled: bool = False
 
     def is_wanted(self, now: float) -> bool:
@@ -149,3 +154,105 @@ def test_every_wanted_item_is_in_one_batch_and_none_waits_too_long(
             unwanted.is_cancelled = True
             assert queue.drop_unwanted(now) == [unwanted]
             waiting.remove(unwanted)
+
+
+def test_a_batch_ends_before_the_entry_that_would_cost_too_much() -> None:
+    queue: BatchQueue[Entry] = BatchQueue(ps.Batch(4, max_cost=10, cost=len, max_wait_seconds=1.0))
+    for number, cost in enumerate([4, 4, 3, 1, 2, 1, 1, 1]):
+        queue.add(Entry(number, cost=cost))
+    assert values(queue.take(0.0)) == [0, 1]  # and not the one of cost 1 behind them
+    assert values(queue.take(0.0)) == [2, 3, 4, 5]  # as many as there may be
+    assert queue.take(0.0) == []
+    assert values(queue.take(1.0)) == [6, 7]
+
+
+def test_the_cost_of_what_left_the_queue_fills_no_batch() -> None:
+    queue: BatchQueue[Entry] = BatchQueue(ps.Batch(4, max_cost=10, cost=len, max_wait_seconds=1.0))
+    gone, stays = Entry(0, cost=9), Entry(1, cost=9)
+    queue.add(gone)
+    assert not queue.is_due(0.0)
+    queue.add(stays)
+    assert queue.is_due(0.0)
+    queue.discard(gone)
+    assert not queue.is_due(0.0)
+    assert values(queue.take(1.0)) == [1]
+    queue.add(Entry(2, cost=5))
+    assert not queue.is_due(0.0)
+
+
+SIZES = st.lists(st.tuples(st.integers(1, 12), st.integers(0, 2)), min_size=1, max_size=40)
+
+
+@given(SIZES, st.integers(1, 4), st.integers(1, 5), st.integers(0, 12))
+def test_a_packed_batch_is_what_a_plain_search_for_the_best_rows_finds(
+    sizes: list[tuple[int, int]], count: int, items: int, look_ahead: int
+) -> None:
+    queue: BatchQueue[Entry] = BatchQueue(devices.PackedBatch(lengths=(5, 12), rows=count, items_per_row=items))
+    queue._rows = Rows((5, 12), items, count, look_ahead)
+    entries = [Entry(number, priority, cost=size, group=str(size > 5)) for number, (size, priority) in enumerate(sizes)]
+    for entry in entries:
+        queue.add(entry)
+    while entries:
+        groups = [[one for one in entries if one.group == group] for group in ("False", "True")]
+        ordered = [sorted(group, key=lambda one: (-one.priority, one.value)) for group in groups if group]
+        expected = [searched(group, count, items, look_ahead) for group in ordered]
+        batch = queue.take(0.0)
+        assert batch in expected
+        assert batch[0] in [group[0] for group in ordered]  # so nobody waits for more batches than are before it
+        length = 5 if batch[0].group == "False" else 12
+        rows = in_order(batch, lambda one: one.cost, length, items)
+        assert len(rows) in {1, count}
+        assert all(sum(one.cost for one in row) <= length and len(row) <= items for row in rows)
+        # Whatever leaves a batch, the others still fit its rows.
+        for gone in range(len(batch)):
+            left = batch[:gone] + batch[gone + 1 :]
+            assert len(in_order(left, lambda one: one.cost, length, items)) <= len(rows)
+        entries = [one for one in entries if one not in batch]
+    assert queue.count == 0
+
+
+def searched(waiting: list[Entry], count: int, items: int, look_ahead: int) -> list[Entry]:
+    """Return the next batch, found by trying every row for every entry."""
+    length = 5 if waiting[0].group == "False" else 12
+    rows: list[list[Entry]] = []
+    passed = 0
+    for entry in waiting:
+        fitting = [row for row in rows if sum(one.cost for one in (*row, entry)) <= length and len(row) < items]
+        if fitting:
+            max(fitting, key=lambda row: sum(one.cost for one in row)).append(entry)
+        elif len(rows) < count:
+            rows.append([entry])
+        elif passed == look_ahead:
+            break
+        else:
+            passed += 1
+    return [entry for row in (rows if len(rows) == count else rows[:1]) for entry in row]
+
+
+def test_a_long_item_is_overtaken_by_those_of_one_batch_only() -> None:
+    queue: BatchQueue[Entry] = BatchQueue(devices.PackedBatch(lengths=(8,), rows=1, items_per_row=4))
+    for number in range(4):
+        queue.add(Entry(number, cost=2))
+    queue.add(Entry(100, cost=8))
+    batches: list[list[int]] = []
+    for number in range(4, 10):  # and more come all the time
+        queue.add(Entry(number, cost=2))
+        batches.append(values(queue.take(0.0)))
+    assert batches[:3] == [[0, 1, 2, 3], [100], [4, 5, 6]]
+
+
+def test_what_waits_fills_rows_nearly_to_the_end() -> None:
+    random = Random(0)
+    texts = [min(256, max(3, round(random.lognormvariate(3.1, 0.85)))) for _ in range(600)]
+    assert 30 < mean(texts) < 38
+    fills: list[float] = []
+    for _ in range(100):
+        queue: BatchQueue[Entry] = BatchQueue(devices.PackedBatch(lengths=(256,), rows=4, items_per_row=32))
+        chosen = random.sample(texts, 64)
+        for number, size in enumerate(chosen):
+            queue.add(Entry(number, cost=size))
+        rows = 0
+        while batch := queue.take(0.0):
+            rows += len(in_order(batch, lambda one: one.cost, 256, 32))
+        fills.append(sum(chosen) / (256 * rows))
+    assert median(fills) >= 0.9

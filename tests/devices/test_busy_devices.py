@@ -832,3 +832,25 @@ def _devices() -> list[Any]:
         if isinstance(pool, DevicePool) and not pool._closed
         for device in pool._devices.values()
     ]
+
+
+async def test_a_batch_on_a_device_is_limited_by_what_its_items_cost() -> None:
+    @ps.device_node(device="cpu", batch=devices.DeviceBatch(8, max_wait_seconds=0.2, max_cost=10, cost=cost_of_item))
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return doubled(x)
+
+    async with engine.deploy(of) as service:
+        results = await asyncio.gather(*(service(row(n)) for n in (4, 5, 3, 11, 7, -1)), return_exceptions=True)
+    assert [float(r[0]) for r in results if not isinstance(r, BaseException)] == [8, 10, 6, 14]
+    assert isinstance(results[3], ValueError)
+    assert "node 'doubled' refuses an item: it costs 11.0, and max_cost=10" in str(results[3])
+    assert "cost= of its Batch returned -1.0; return a finite number that is not negative" in str(results[5])
+    assert doubled.batch_statistics().batches == 2
+
+
+def cost_of_item(x: Any) -> float:
+    return float(x[0])

@@ -1,5 +1,6 @@
 """The encoder against the vectors that sentence-transformers 6.2.0 gives for the same weights."""
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -10,15 +11,17 @@ import numpy.typing as npt
 import pytest
 from tokenizers import Tokenizer
 
-from examples import minilm, plain_embedding
+from examples import embedding, minilm, plain_embedding
 from examples.minilm import Parameters, load_parameters, load_tokenizer, tokenize
 from examples.plain_embedding import embed_plain, encode_batch, pad
+from penstock.actors.packing import in_order
 
 DATA = Path(__file__).parent / "data" / "minilm"
 SENTENCES: list[str] = json.loads((DATA / "sentences.json").read_text())
 EXPECTED: npt.NDArray[np.float32] = np.load(DATA / "normalized.npy")
 
 encode = jax.jit(minilm.encode)
+encode_packed = jax.jit(minilm.encode_packed, static_argnums=4)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +51,36 @@ def cosines(vectors: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
 
 def test_a_batch_of_mixed_lengths(mixed: npt.NDArray[np.float32]) -> None:
     assert cosines(mixed).min() >= 0.9999
+
+
+def test_rows_of_several_texts(parameters: Parameters, tokenizer: Tokenizer) -> None:
+    texts = [tokenize(tokenizer, sentence) for sentence in SENTENCES]
+    vectors = np.empty((len(texts), minilm.DIMENSIONS), np.float32)
+    rows = in_order(range(len(texts)), lambda number: len(texts[number]), 256, 8)
+    tokens, segments, positions = (np.zeros((len(rows), 256), np.int32) for _ in range(3))
+    for row, numbers in enumerate(rows):
+        start = 0
+        for place, number in enumerate(numbers):
+            part = row, slice(start, start + len(texts[number]))
+            tokens[part], segments[part], positions[part] = texts[number], place + 1, np.arange(len(texts[number]))
+            start += len(texts[number])
+    found = np.asarray(encode_packed(parameters, tokens, segments, positions, 8))
+    for row, numbers in enumerate(rows):
+        vectors[numbers] = found[row, : len(numbers)]
+        np.testing.assert_array_equal(found[row, len(numbers) :], 0)  # of no text
+    assert cosines(vectors).min() >= 0.9999
+    for number in range(0, len(texts), 7):
+        alone = encode(parameters, texts[number], np.ones(len(texts[number]), np.bool_))
+        assert alone @ vectors[number] >= 0.9999995
+        np.testing.assert_allclose(vectors[number], alone, atol=2e-6)
+
+
+def test_the_graph_packs_texts_into_rows_with_few_programs(mixed: npt.NDArray[np.float32]) -> None:
+    vectors = asyncio.run(embedding.embed_all(SENTENCES))
+    assert cosines(vectors).min() >= 0.9999
+    np.testing.assert_allclose(vectors, mixed, atol=2e-6)
+    assert embedding.encode.compile_statistics().programs <= 4
+    assert embedding.encode.batch_statistics().calls == len(SENTENCES)
 
 
 def test_the_plain_loop(parameters: Parameters, tokenizer: Tokenizer, mixed: npt.NDArray[np.float32]) -> None:

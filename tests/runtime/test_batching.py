@@ -78,6 +78,43 @@ def test_a_small_batch_waits_for_others_and_no_longer() -> None:
     assert recorder.at == [0.5, 1.5]
 
 
+async def test_a_batch_is_limited_by_what_its_items_cost() -> None:
+    sizes: list[list[int]] = []
+
+    @ps.node(batch=ps.Batch(3, max_wait_seconds=0.01, max_cost=10, cost=len))
+    async def lengths(texts: list[str]) -> list[int]:
+        sizes.append([*map(len, texts)])
+        return [*map(len, texts)]
+
+    @ps.graph
+    async def of(text: str) -> int:
+        return await lengths(text)
+
+    async with engine.deploy(of) as service:
+        results = await asyncio.gather(*(service("x" * size) for size in (6, 4, 1, 1, 1, 1, 10, 9, 2)))
+    assert results == [6, 4, 1, 1, 1, 1, 10, 9, 2]
+    assert sizes == [[6, 4], [1, 1, 1], [1], [10], [9], [2]]
+
+
+async def test_an_item_that_costs_too_much_or_has_no_cost_is_refused_alone() -> None:
+    def cost(value: int) -> float:
+        if value == 3:
+            raise KeyError("no price")
+        return {4: float("nan"), 5: -1}.get(value, value)
+
+    @ps.node(batch=ps.Batch(8, max_wait_seconds=0.01, max_cost=10, cost=cost))
+    async def same(values: list[int]) -> list[int]:
+        return values
+
+    async with engine.deploy(graph_of(same)) as service:
+        calls = [service(value) for value in (1, 3, 4, 5, 11, 10)]
+        first, *others, last = await asyncio.gather(*calls, return_exceptions=True)
+    assert (first, last) == (1, 10)
+    assert [type(error) for error in others] == [KeyError, TypeError, TypeError, ValueError]
+    assert "node 'same': cost= of its Batch returned nan; return a finite number that is not negative" in str(others[1])
+    assert "node 'same' refuses an item: it costs 11, and max_cost=10 of its Batch" in str(others[3])
+
+
 async def test_an_error_of_an_item_does_not_touch_its_batch_mates() -> None:
     @ps.node(batch=ps.Batch(4))
     async def picky(items: list[int]) -> list[int | Exception]:

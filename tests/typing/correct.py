@@ -107,7 +107,9 @@ class Client:
         return page.decode()
 
 
-@ps.node(batch=ps.Batch(32, max_wait_seconds=0.004, max_queue=100), concurrency=2, timeout_seconds=3)
+@ps.node(
+    batch=ps.Batch(32, max_wait_seconds=0.004, max_queue=100, max_cost=8192, cost=len), concurrency=2, timeout_seconds=3
+)
 async def embed(texts: list[str]) -> list[float | Exception]:
     return [float(len(text)) if text else ValueError("empty") for text in texts]
 
