@@ -9,6 +9,7 @@ from .idle_deployments import IDLE_DEPLOYMENTS
 from .io import IO
 from .memory import MEMORY
 from .planning import PLANNING
+from .processes import PROCESSES
 from .random_graph import RANDOM_GRAPH
 from .scaling import CHAIN_LENGTH, DEPLOYMENTS, FRAMES_AT_ONCE, STREAM_LENGTH
 from .telemetry import TELEMETRY
@@ -22,6 +23,7 @@ WORKLOADS: tuple[Workload, ...] = (
     FAN_OUT,
     IO,
     THREADS,
+    PROCESSES,
     RANDOM_GRAPH,
     PLANNING,
     TELEMETRY,
