@@ -60,8 +60,9 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
             except MemoryError as error:
                 answer = _failure(error, error, began)
             process_messages.send(connection, answer)
-    except (EOFError, OSError):  # the engine's process is gone, or wants this one to end
-        close_instances(list(_instances))
+    except (EOFError, OSError):  # the engine's process is gone
+        pass
+    close_instances(list(_instances))
 
 
 def _end_with_parent() -> None:
