@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import cache
 from time import perf_counter
-from typing import Any, cast
+from typing import Any
 
 from ..telemetry import logs
 from ..telemetry.spans import incoming
@@ -110,7 +110,8 @@ def _answer(
         return _failure(error, error, began)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
         if "batch_size" in item and isinstance(result, list):  # the others of the batch do not fail with this one
-            results = [_sendable(target, value) for value in cast("list[Any]", result)]
+            values: list[Any] = result
+            results = [_sendable(target, value) for value in values]
             return process_messages.encode((True, results, perf_counter() - began))
         return _failure(_unsendable(target, result, error), error, began)
 

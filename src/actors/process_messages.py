@@ -84,7 +84,9 @@ class Reader:
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._memory = memoryview(bytearray(JOIN_MAX_BYTES))
-        self._begin = self._end = 0  # of what was read from the connection and not yet taken
+        # Of what was read from the connection and not yet taken.
+        self._begin: int = 0
+        self._end: int = 0
 
     @property
     def is_empty(self) -> bool:

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from multiprocessing import process, resource_tracker
+from queue import SimpleQueue
 from typing import Any, cast
 
 from .._errors import EngineClosedError, WorkerDied
@@ -84,7 +85,10 @@ class WorkerProcess:
         expected_seconds: how long its calls will take, from the first one on.
         since: when the first of these was sent, or the one before it was answered.
         is_ready: whether it has started.
-        is_woken: whether its thread was woken and has not noticed yet.
+        is_resting: whether its thread waits for the doorbell, because the worker has no calls.
+        is_woken: whether its thread was woken otherwise, and has not noticed yet.
+        doorbell: has an entry once the thread shall not rest any longer. A queue, because ringing it does not give up
+            the GIL, which the event loop needs until it waits itself.
         replies: reads the answers.
     """
 
@@ -94,7 +98,8 @@ class WorkerProcess:
         self.calls: deque[_Call] = deque()
         self.errands: deque[_Call] = deque()
         self.expected_seconds = self.since = 0.0
-        self.is_ready = self.is_woken = False
+        self.is_ready = self.is_resting = self.is_woken = False
+        self.doorbell: SimpleQueue[None] = SimpleQueue()
         self.connection, child_end = socket.socketpair()
         self._queue, self._worker_queue = socket.socketpair(socket.AF_UNIX, _PACKETS)
         _sockets.update((self.connection, child_end, self._queue, self._worker_queue))
@@ -129,9 +134,9 @@ class WorkerProcess:
             pass
         return self.is_ready
 
-    def has_reply(self, seconds: float | None) -> bool:
+    def has_reply(self, seconds: float) -> bool:
         """Block until there is a reply, this thread is woken or the time is over; raises EOFError if it has died."""
-        events = self._events.poll(None if seconds is None else seconds * 1000)
+        events = self._events.poll(seconds * 1000)
         if not events and seconds == _ALIVE_CHECK_SECONDS and not self.alive():
             raise EOFError("the process is gone")
         connection = self.connection.fileno()
@@ -143,8 +148,11 @@ class WorkerProcess:
         return False
 
     def wake(self) -> None:
-        """Have the thread that waits for replies look after the worker; with the lock of the pool held."""
-        if not self.is_woken:
+        """Have the thread of the worker look after it; with the lock of the pool held."""
+        if self.is_resting:
+            self.is_resting = False
+            self.doorbell.put(None)
+        elif not self.is_woken:
             self.is_woken = True
             try:
                 self._worker_queue.send(b"w", socket.MSG_DONTWAIT)
@@ -204,8 +212,9 @@ class WorkerProcess:
         return self._process.exitcode is None
 
     def kill(self) -> None:
-        """Kill the process, and wake the thread that waits for its replies."""
+        """Kill the process, and wake its thread; with the lock of the pool held."""
         self.killed = True
+        self.wake()
         self._process.kill()
         try:
             self.connection.shutdown(socket.SHUT_RDWR)
@@ -580,35 +589,44 @@ class ProcessPool(ThreadOwner):
 
     def _serve(self, worker: WorkerProcess) -> None:
         """Give a worker calls and settle them, until the pool is closed; raises EOFError or OSError if it dies."""
-        while True:
-            self._feed(worker)
-            with self._lock:
-                if worker.calls:
-                    seconds = _OVERDUE_SECONDS if len(worker.calls) > 1 else _ALIVE_CHECK_SECONDS
-                    if not self._is_waiting() and worker.expected_seconds > _HAND_OVER_SECONDS:
-                        self._has_room.add(worker)
-                elif self._closed or worker.killed:  # its last call was answered at the same moment
-                    return
-                else:
-                    seconds = None
-                    self._idle.append(worker)
-                    if worker.errands or self._is_waiting():
+        outcomes: list[_Outcome] = []
+        try:
+            while True:
+                self._feed(worker, outcomes)
+                with self._lock:
+                    if worker in self._idle:
                         self._idle.remove(worker)
-                        continue
-            if len(worker.calls) > 2:
-                time.sleep(min(_GATHER_SECONDS, worker.expected_seconds / 2))
-            has_reply = worker.has_reply(seconds)
-            with self._lock:
-                self._has_room.discard(worker)
-                if seconds is None and worker in self._idle:
-                    self._idle.remove(worker)
-            if has_reply:
-                self._receive(worker)
-            elif seconds is None:
-                if not worker.alive():
-                    return
-            elif seconds == _OVERDUE_SECONDS:
-                self._leave_to_others(worker)
+                    if worker.calls:
+                        seconds = _OVERDUE_SECONDS if len(worker.calls) > 1 else _ALIVE_CHECK_SECONDS
+                        if not self._is_waiting() and worker.expected_seconds > _HAND_OVER_SECONDS:
+                            self._has_room.add(worker)
+                    elif self._closed or worker.killed:  # its last call was answered at the same moment
+                        return
+                    else:
+                        # It has said so before it looks for calls the last time: see `run`.
+                        self._idle.append(worker)
+                        if worker.errands or self._is_waiting():
+                            self._idle.remove(worker)
+                            continue
+                        worker.is_resting, seconds = True, None
+                # Only now: the event loop needs the GIL for the results, which this thread gives up while it waits.
+                outcomes = self._post(outcomes)
+                if seconds is None:
+                    worker.doorbell.get()
+                    if worker.killed or not worker.alive():
+                        return
+                    continue
+                if len(worker.calls) > 2:
+                    time.sleep(min(_GATHER_SECONDS, worker.expected_seconds / 2))
+                has_reply = worker.has_reply(seconds)
+                with self._lock:
+                    self._has_room.discard(worker)
+                if has_reply:
+                    self._receive(worker, outcomes)
+                elif seconds == _OVERDUE_SECONDS:
+                    self._leave_to_others(worker)
+        finally:
+            self._post(outcomes)
 
     def _leave_to_others(self, worker: WorkerProcess) -> None:
         """Take back what waits behind a call that takes too long."""
@@ -621,8 +639,8 @@ class ProcessPool(ThreadOwner):
         for _ in taken[: self._max_workers]:
             self._mailbox.post(self._recruit)
 
-    def _feed(self, worker: WorkerProcess) -> None:
-        """Send a worker as many calls as it may have."""
+    def _feed(self, worker: WorkerProcess, outcomes: "list[_Outcome]") -> None:
+        """Send a worker as many calls as it may have; before one that takes long to send, settle what has ended."""
         while True:
             with self._lock:
                 call = self._next_for(worker)
@@ -645,6 +663,8 @@ class ProcessPool(ThreadOwner):
                 self._mailbox.post(self._recruit)
                 return
             if call.is_large:
+                self._post(outcomes.copy())
+                outcomes.clear()
                 process_messages.send(worker.connection, call.message or [])
 
     def _next_for(self, worker: WorkerProcess) -> _Call | None:
@@ -677,38 +697,37 @@ class ProcessPool(ThreadOwner):
                 return False
         return True
 
-    def _receive(self, worker: WorkerProcess) -> None:
-        """Settle all calls whose answers have come."""
+    def _receive(self, worker: WorkerProcess, outcomes: "list[_Outcome]") -> None:
+        """Add the outcomes of all calls whose answers have come."""
         assert self._mailbox is not None
-        outcomes: list[_Outcome] = []
-        try:
-            while True:
-                error: MemoryError | None = None
-                body, buffers = memoryview(b""), list[process_messages.Memory]()
-                try:
-                    body, buffers = worker.replies.receive()
-                except MemoryError as of_reply:
-                    error = of_reply
-                if not body and error is None:
-                    self._mailbox.post(_tell_begun, worker.calls[0])
-                else:
-                    with self._lock:
-                        call = worker.answered()
-                        self._completed += not call.is_errand
-                    outcome = _Outcome(call, error=error) if error else _unpack(call, body, buffers)
-                    if outcome.seconds is not None and not call.is_errand:
-                        mean = self._mean_seconds.get(call.request.target, outcome.seconds)
-                        self._mean_seconds[call.request.target] = mean + _LATEST * (outcome.seconds - mean)
-                    outcomes.append(outcome)
-                if worker.replies.is_empty:
-                    return
-        finally:
-            self._post(outcomes)
+        while True:
+            error: MemoryError | None = None
+            body, buffers = memoryview(b""), list[process_messages.Memory]()
+            try:
+                body, buffers = worker.replies.receive()
+            except MemoryError as of_reply:
+                error = of_reply
+            if not body and error is None:
+                self._mailbox.post(_tell_begun, worker.calls[0])
+            else:
+                with self._lock:
+                    call = worker.answered()
+                    self._completed += not call.is_errand
+                outcome = _Outcome(call, error=error) if error else _unpack(call, body, buffers)
+                if outcome.seconds is not None and not call.is_errand:
+                    mean = self._mean_seconds.get(call.request.target, outcome.seconds)
+                    self._mean_seconds[call.request.target] = mean + _LATEST * (outcome.seconds - mean)
+                outcomes.append(outcome)
+            if worker.replies.is_empty:
+                return
 
-    def _post(self, outcomes: "list[_Outcome]") -> None:
+    def _post(self, outcomes: "list[_Outcome]") -> "list[_Outcome]":
+        """Have calls settled on the loop; return an empty list for the next outcomes."""
         assert self._mailbox is not None
-        if outcomes:
-            self._mailbox.post(_settle, outcomes)
+        if not outcomes:
+            return outcomes
+        self._mailbox.post(_settle, outcomes)
+        return []
 
     def _remove(self, worker: WorkerProcess, error: BaseException | None = None) -> str:
         """Wait for a process that is ending, and settle what it has begun; return a text that says how it ended."""

@@ -170,11 +170,10 @@ class ProcessPoolStatistics:
         workers: processes started and not yet found dead.
         idle: processes that wait for a call.
         busy: processes that start, or run a call.
-        queued: calls that wait for a process.
+        queued: calls that no process has begun: that wait for one, or that one has ahead.
         completed: calls that came back, with a result or an error.
         died: processes that ended by themselves, busy or idle.
-        killed: processes killed because their call was cancelled, its result did not fit into memory, or the pool
-            closed.
+        killed: processes killed because their call was cancelled, or the pool closed.
     """
 
     workers: int

@@ -353,7 +353,7 @@ def node(
             say "process" as well: each worker process makes an instance of its own for each run, stream or deployment,
             enters it with `__enter__`, and leaves it with `__exit__`. It is for what is slow to make, and not for
             state: a worker that dies or is killed takes its instance along.
-        timeout_seconds: how long one attempt may take, in seconds.
+        timeout_seconds: how long one attempt may take, in seconds; in a worker process, from when it begins there.
         retry: which failures are worth another attempt.
         fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
             result of the node.
