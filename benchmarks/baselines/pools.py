@@ -93,7 +93,7 @@ def release_by_compressing(value: int) -> int:
 def compute_for_600_us(value: int) -> int:
     """A body that computes in Python for about 0.6 ms: the same work in every process, however busy that is."""
     total = 0
-    for number in range(12_000):
+    for number in range(16_000):
         total += number
     return value
 

@@ -96,10 +96,20 @@ class Reader:
     def receive(self) -> Received:
         """Return the body and the buffers of a message, which are empty for `BEGUN`; block until it is there.
 
+        The body is valid until the next call of this method.
+
         Raises:
             EOFError, OSError: the other process is gone.
             MemoryError: there is no memory for the message; the next one can be received.
         """
+        if self._begin == self._end:
+            self._begin, self._end = 0, self._receive_into(self._memory)
+        begin = self._begin + _PREFIX.size
+        if begin <= self._end:
+            number, body_bytes = _PREFIX.unpack_from(self._memory, self._begin)
+            if not number and begin + body_bytes <= self._end:  # as most messages are: small, and here already
+                self._begin = begin + body_bytes
+                return self._memory[begin : self._begin], []
         number, body_bytes = _PREFIX.unpack(self._take(_PREFIX.size))
         lengths = body_bytes, *struct.unpack(f"!{number}Q", self._take(8 * number))
         parts: list[Memory] = []
