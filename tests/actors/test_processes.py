@@ -439,7 +439,7 @@ async def test_one_can_hear_when_a_call_begins_and_how_long_it_took(door: Door) 
 
 
 async def test_under_kills_and_cancels_each_call_has_one_outcome_and_runs_once(tmp_path: Path, effort: int) -> None:
-    for seed in range(4 * effort):
+    for seed in range(2 + effort // 8):
         rng, path = random.Random(seed), tmp_path / f"noted-{seed}"
         async with aclosing(ProcessPool(rng.choice((1, 2, 3)))) as pool:
             await warm(pool, path)
@@ -453,7 +453,8 @@ async def test_under_kills_and_cancels_each_call_has_one_outcome_and_runs_once(t
                     tasks[number].cancel()
                 elif workers := sorted(worker.pid for worker in pool._workers):
                     kills += 1
-                    os.kill(rng.choice(workers), signal.SIGKILL)
+                    with suppress(ProcessLookupError):  # it has died meanwhile
+                        os.kill(rng.choice(workers), signal.SIGKILL)
             await asyncio.wait(tasks)
             begun = noted(path)
             assert len(begun) == len(set(begun)), f"seed {seed}: a call has run twice"
