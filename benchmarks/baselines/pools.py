@@ -90,6 +90,19 @@ def release_by_compressing(value: int) -> int:
     return value
 
 
+def compute_for_600_us(value: int) -> int:
+    """A body that computes in Python for about 0.6 ms: the same work in every process, however busy that is."""
+    total = 0
+    for number in range(16_000):
+        total += number
+    return value
+
+
+def do_nothing(value: int) -> int:
+    """A body that takes no time."""
+    return value
+
+
 def bare_threads(body: Callable[[int], int], items: int, threads: int) -> float:
     """The limit: threads that share out the items beforehand and hand nothing over."""
 

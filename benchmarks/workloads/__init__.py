@@ -10,6 +10,7 @@ from .io import IO
 from .memory import MEMORY
 from .node_options import NODE_OPTIONS
 from .planning import PLANNING
+from .processes import PROCESSES
 from .random_graph import RANDOM_GRAPH
 from .saving import DURABLE, LARGE_CUTS, MARKS
 from .scaling import CHAIN_LENGTH, DEPLOYMENTS, FRAMES_AT_ONCE, STREAM_LENGTH
@@ -25,6 +26,7 @@ WORKLOADS: tuple[Workload, ...] = (
     FAN_OUT,
     IO,
     THREADS,
+    PROCESSES,
     RANDOM_GRAPH,
     SCHEDULING,
     NODE_OPTIONS,

@@ -1,4 +1,4 @@
-"""The main function of a worker process: it answers one call at a time from a socket, until the socket closes."""
+"""The main function of a worker process: it takes one call at a time from its queue, until the queue closes."""
 
 import multiprocessing
 import os
@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import cache
+from time import perf_counter
 from typing import Any
 
 from ..telemetry import logs
 from ..telemetry.spans import incoming
 from . import process_messages
-from .process_messages import resolve
+from .process_messages import IN_CONNECTION, JOIN_MAX_BYTES, KILLS_WORKER, TELLS_BEGIN, Reader, resolve
 from .tasks import no_item
 
 READY = b"R"
@@ -27,27 +28,41 @@ _PARENT_CHECK_SECONDS = 1.0
 _item: ContextVar[Mapping[str, object]] = ContextVar("penstock_item_of_call", default={})  # noqa: B039 - never changed
 
 
-def serve(connection: socket.socket, set_up_tracing: Callable[[], None] | None) -> None:
-    """Answer calls until the engine's process closes the connection or dies; the main function of a worker process.
+def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Callable[[], None] | None) -> None:
+    """Answer calls until the engine's process closes the queue or dies; the main function of a worker process.
 
     Args:
-        connection: the worker's end of the connection.
+        connection: the worker's end of the connection for answers, and for calls that are too large for a packet.
+        queue: the end of the queue of calls that the engine's process has as well, to take back what waits in it.
         set_up_tracing: called before the first call that is sampled.
     """
     # Ctrl-C goes to the whole process group; only the engine's process decides what to do then.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked while the interpreter started
     connection.set_inheritable(False)
+    queue.set_inheritable(False)
     logs.describe_items(_item.get)
     no_item.set('in a worker process, from where no value comes back before the result: use runs_on="thread"')
     set_up_once = cache(set_up_tracing or _nothing)
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
+    large, packet = Reader(connection), memoryview(bytearray(1 + JOIN_MAX_BYTES))
     try:
         connection.sendall(READY)
-        while True:
-            process_messages.send(connection, _answer(*process_messages.receive(connection), set_up_once))
-    except (EOFError, OSError):  # the engine's process is gone, or wants this one to end
-        close_instances(list(_instances))
+        while length := queue.recv_into(packet):  # a call has begun once it is no longer in the queue
+            began, flags = perf_counter(), packet[0]
+            if flags & TELLS_BEGIN:
+                process_messages.send(connection, process_messages.BEGUN)
+            if flags & KILLS_WORKER:
+                os.kill(os.getpid(), signal.SIGKILL)
+            try:
+                call = large.receive() if flags & IN_CONNECTION else process_messages.split(packet[1:length])
+                answer = _answer(*call, set_up_once, began)
+            except MemoryError as error:
+                answer = _failure(error, error, began)
+            process_messages.send(connection, answer)
+    except (EOFError, OSError):  # the engine's process is gone
+        pass
+    close_instances(list(_instances))
 
 
 def _end_with_parent() -> None:
@@ -66,14 +81,18 @@ def _nothing() -> None:
 
 
 def _answer(
-    body: memoryview, buffers: list[process_messages.Memory], set_up_tracing: Callable[[], None]
+    body: memoryview, buffers: list[process_messages.Memory], set_up_tracing: Callable[[], None], began: float
 ) -> process_messages.Message:
-    """Run one call and encode `(True, result)` or `(False, exception)`, as `process_messages.encode_error` does."""
+    """Run one call, and encode its answer.
+
+    That is `(True, result, seconds)`, or `(False, exception, seconds)` with an exception as of `encode_error`; the
+    seconds are those since the call has begun.
+    """
     try:
         target, args, kwargs, headers, item, instance = process_messages.decode(body, buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the arguments' own code and may raise anything
         reason = f"an argument cannot be rebuilt in the worker process: {type(error).__name__}: {error}"
-        return _failure(TypeError(reason), error)
+        return _failure(process_messages.NotSentError(reason), error, began)
     token = _item.set(item)
     try:
         function = resolve(target)  # first, because its module may set up tracing by itself
@@ -82,19 +101,35 @@ def _answer(
                 function = _instance(function, instance)
             result = function(*args, **kwargs)
     except BaseException as error:  # noqa: BLE001 - the caller raises it
-        return _failure(error, error)
+        return _failure(error, error, began)
     finally:
         _item.reset(token)
     try:
-        return process_messages.encode((True, result))
+        return process_messages.encode((True, result, perf_counter() - began))
     except MemoryError as error:
-        return _failure(error, error)
+        return _failure(error, error, began)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
-        reason = (
-            f"the result of {target!r} ({process_messages.type_name(result)}) cannot be sent back from a worker "
-            f"process: {error}; return plain data instead"
-        )
-        return _failure(TypeError(reason), error)
+        if "batch_size" in item and isinstance(result, list):  # the others of the batch do not fail with this one
+            values: list[Any] = result
+            results = [_sendable(target, value) for value in values]
+            return process_messages.encode((True, results, perf_counter() - began))
+        return _failure(_unsendable(target, result, error), error, began)
+
+
+def _sendable(target: str, value: object) -> object:
+    """Return the value; if it does not pickle, an error in its place."""
+    try:
+        process_messages.encode(value)
+    except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
+        return _unsendable(target, value, error)
+    return value
+
+
+def _unsendable(target: str, result: object, error: Exception) -> TypeError:
+    return TypeError(
+        f"the result of {target!r} ({process_messages.type_name(result)}) cannot be sent back from a worker "
+        f"process: {error}; return plain data instead"
+    )
 
 
 # The instances of classes with runs_on="process" that were called in this process, by their numbers.
@@ -122,8 +157,8 @@ def close_instances(keys: Iterable[int]) -> None:
                 logs.warning("actor.not_released", node=type(instance).__name__, error=repr(error))
 
 
-def _failure(error: BaseException, cause: BaseException) -> process_messages.Message:
+def _failure(error: BaseException, cause: BaseException, began: float) -> process_messages.Message:
     frames = cause.__traceback__
     # Without the first stack frame, which is `_answer`.
     text = "".join(traceback.format_exception(type(cause), cause, frames.tb_next if frames else None))
-    return process_messages.encode((False, process_messages.encode_error(error, text)))
+    return process_messages.encode((False, process_messages.encode_error(error, text), perf_counter() - began))

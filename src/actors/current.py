@@ -106,17 +106,21 @@ class Position:
         actor: the actor of the present handler, or of the last one.
         attempt: the number of the attempt, from 1.
         attempt_deadline: when the attempt times out, in the loop's time; None without a timeout.
+        waited_seconds: for how long the present handler has waited for a thread or a process.
+        timeout: ends the attempt of a handler that has to begin in a worker process first; None for others.
         task: the task of the worker, while it runs. For any other task, which a handler has started, this position is
             not reliable: it says where the worker is now, and not where it was when that task was started.
     """
 
-    __slots__ = ("actor", "attempt", "attempt_deadline", "frame", "task")
+    __slots__ = ("actor", "attempt", "attempt_deadline", "frame", "task", "timeout", "waited_seconds")
 
     def __init__(self) -> None:
         self.frame: Frame | None = None
         self.actor: NodeActor | None = None
         self.attempt = 1
         self.attempt_deadline: float | None = None
+        self.waited_seconds = 0.0
+        self.timeout: asyncio.Timeout | None = None
         self.task: asyncio.Task[Any] | None = None
 
     @property

@@ -315,12 +315,15 @@ async def invoke_once(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any
         return await actor.body(worker, actor, frame, args, kwargs)
     finally:
         leave_outside_call(worker, actor)
-        executed(actor, began, frame)
+        executed(actor, began, frame, worker.position)
 
 
-def executed(actor: "NodeActor", began: float, frame: Frame) -> None:
-    """Count an execution that ends now, also in a profile if one is taken."""
+def executed(actor: "NodeActor", began: float, frame: Frame, position: "Position | None" = None) -> None:
+    """Count an execution that ends now, also in a profile if one is taken; without what it has waited."""
     ended = perf_counter()
+    if position is not None and position.waited_seconds:
+        began += position.waited_seconds
+        position.waited_seconds = 0.0
     actor.busy_seconds += ended - began
     if actor.sampler is not None:
         actor.sampler.add(began, ended, frame, frame.group.loop)
@@ -451,7 +454,6 @@ class Invocation:
         "_begun",
         "_kwargs",
         "_readers",
-        "_waited_seconds",
         "actor",
         "cancelling",
         "frame",
@@ -470,7 +472,6 @@ class Invocation:
         self.actor = actor
         self.frame = frame
         self._readers = readers
-        self._waited_seconds = 0.0  # for a thread
         self._begun = begun
         if begun is None:
             assert worker.task is not None
@@ -516,7 +517,7 @@ class Invocation:
         finally:
             worker.position.attempt_deadline = None
             leave_outside_call(worker, actor)
-            executed(actor, began + self._waited_seconds, self.frame)
+            executed(actor, began, self.frame, worker.position)
 
     def _note_failure(self) -> None:
         """Let a thread or a task of the attempt know that it has failed; they may go on nevertheless."""
@@ -545,9 +546,13 @@ class Invocation:
             if seconds is None:
                 return await self._run_body()
             position = self.worker.position
-            if self._begun is None:
-                position.attempt_deadline = self.worker.group.loop.time() + seconds
-            timer = asyncio.timeout_at(position.attempt_deadline)
+            if self.actor.begins_later:
+                position.attempt_deadline = None
+                timer = position.timeout = asyncio.timeout_at(None)
+            else:
+                if self._begun is None:
+                    position.attempt_deadline = self.worker.group.loop.time() + seconds
+                timer = asyncio.timeout_at(position.attempt_deadline)
             try:
                 async with timer:
                     return await self._run_body()
@@ -569,7 +574,7 @@ class Invocation:
         try:
             await take_thread(self.worker)
         finally:
-            self._waited_seconds += perf_counter() - began
+            self.worker.position.waited_seconds += perf_counter() - began
 
     def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
         return self.actor.arguments(self.frame.values)
@@ -618,7 +623,7 @@ class Invocation:
                     raise
                 error = of_failover
             finally:
-                self._waited_seconds += perf_counter() - began
+                self.worker.position.waited_seconds += perf_counter() - began
         if frame.span is not None:
             spans.fell_back(actor.name, error)
         return await self._fall_back(error)
@@ -803,8 +808,25 @@ def in_process(pool_of: "Callable[[], ProcessPool]", target: str, instance: "Wor
     async def run_in_process(
         worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": worker.position.attempt}
-        work = pool_of().run(target, args, kwargs, item, instance)
+        position, given = worker.position, perf_counter()
+        timeout, position.timeout = position.timeout, None
+
+        def begun() -> None:
+            seconds = actor.policy.timeout_seconds
+            assert timeout is not None
+            assert seconds is not None
+            position.waited_seconds = perf_counter() - given
+            position.attempt_deadline = worker.group.loop.time() + seconds
+            timeout.reschedule(position.attempt_deadline)
+
+        def took(seconds: float) -> None:
+            position.waited_seconds = max(0.0, perf_counter() - given - seconds)
+
+        item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": position.attempt}
+        work = pool_of().run(
+            target, args, kwargs, item, instance,
+            priority=frame.priority, begun=None if timeout is None else begun, took=took,
+        )  # fmt: skip
         if actor.hedge is None:
             return await work
         worker.outside_call = call = ProcessCall(start_task(worker.group.loop, work))

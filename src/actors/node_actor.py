@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 # No limit is a very large number, so that the hot path needs no branch for it.
 UNLIMITED = 1 << 60
+# How many items a node may have waiting for each worker process, besides the one that runs there.
+AHEAD_ITEMS = 15
 
 
 class Limiter:
@@ -36,14 +38,17 @@ class Limiter:
 
     `free` may be negative: a thread that was abandoned keeps a place, while the worker that has left it gives back its
     own (see `owe`).
+
+    Besides its places, there may be room for items that are sent `ahead` to worker processes, which have not begun.
     """
 
-    __slots__ = ("free", "limit", "nested", "shared", "waiting")
+    __slots__ = ("ahead", "free", "limit", "nested", "shared", "waiting")
 
-    def __init__(self, limit: int = UNLIMITED, *, shared: bool = False) -> None:
+    def __init__(self, limit: int = UNLIMITED, *, shared: bool = False, ahead: int = 0) -> None:
         self.limit = limit
         self.shared = shared
-        self.free = limit
+        self.ahead = ahead
+        self.free = limit + ahead
         # The actors whose inbox is not empty, each once; they take turns, item by item. A list, because there are few,
         # and an empty deque takes 760 bytes, which add up in an idle deployment.
         self.waiting: list[NodeActor] = []
@@ -53,7 +58,8 @@ class Limiter:
     @property
     def in_flight(self) -> int:
         """How many places are taken now."""
-        return self.limit - self.free
+        taken = self.limit + self.ahead - self.free
+        return min(taken, self.limit) if self.ahead else taken
 
     def release(self) -> None:
         """Give a place back: the next queued frame gets it, if there is one."""
@@ -178,6 +184,7 @@ class NodeActor:
         "_all_returned",
         "abandoned",
         "args_of",
+        "begins_later",
         "body",
         "busy_seconds",
         "cache",
@@ -236,6 +243,7 @@ class NodeActor:
         self.invoke: Invoke = invoke
         self.body: Body = _unset
         self.needs_thread = False  # whether its body runs in a thread
+        self.begins_later = False  # whether its body tells when it has begun; a timeout counts from then
         self.emits = False  # whether its handler may call `penstock.emit`
         self.carrier: Carrier | None = None  # runs executions outside of the loop; only without timeout and retries
         self.links: tuple[Link, ...] = ()  # the plain functions of the chain

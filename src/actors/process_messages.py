@@ -22,7 +22,15 @@ Received: TypeAlias = "tuple[memoryview, list[Memory]]"
 
 _PREFIX = struct.Struct("!IQ")
 # Messages up to this size are joined and sent with one system call; for larger ones, the copy costs more than a call.
-_JOIN_MAX_BYTES = 64 * 1024
+JOIN_MAX_BYTES = 64 * 1024
+# A message without a body: the worker has begun a call whose caller wants to know that.
+BEGUN: Message = [_PREFIX.pack(0, 0)]
+
+# Each call comes to a worker through its queue, a socket of whole packets, from which the engine's process takes back
+# those that the worker has not begun. A packet is one byte of these flags, then the message.
+IN_CONNECTION = 1  # the message is too large for a packet, and comes through the connection
+TELLS_BEGIN = 2
+KILLS_WORKER = 4  # an injected fault
 # A new bytearray is filled with zeros, and no other thread can run meanwhile, not even the event loop: for 50 to 90 ms
 # at this size, 0.8 s at 500 MB. Larger messages are received into mapped memory, whose pages the system zeroes at the
 # first write to each: the loop waits 5 to 15 ms, and the whole takes no longer (decision 0002).
@@ -33,9 +41,12 @@ def encode(value: object) -> Message:
     """Pickle `value` into a message; errors of its reducers are raised."""
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    if not buffers:
+        head = _PREFIX.pack(0, len(body))
+        return [head + body] if len(body) <= JOIN_MAX_BYTES else [head, body]
     views = [buffer.raw() for buffer in buffers]
     head = _PREFIX.pack(len(views), len(body)) + struct.pack(f"!{len(views)}Q", *[view.nbytes for view in views])
-    if len(body) + sum(view.nbytes for view in views) <= _JOIN_MAX_BYTES:
+    if len(body) + sum(view.nbytes for view in views) <= JOIN_MAX_BYTES:
         return [b"".join([head, body, *views])]
     return [head, body, *views]
 
@@ -45,36 +56,104 @@ def decode(body: memoryview, buffers: Sequence[Memory]) -> Any:
     return pickle.loads(body, buffers=buffers)
 
 
+def split(message: memoryview) -> Received:
+    """Return the body and the buffers of a whole message; the buffers in memory of their own."""
+    number, body_bytes = _PREFIX.unpack_from(message)
+    ends = _PREFIX.size + 8 * number + body_bytes
+    buffers: list[Memory] = []
+    for length in struct.unpack_from(f"!{number}Q", message, _PREFIX.size):
+        buffers.append(bytearray(message[ends : ends + length]))
+        ends += length
+    begins = _PREFIX.size + 8 * number
+    return message[begins : begins + body_bytes], buffers
+
+
 def send(connection: socket.socket, message: Message) -> None:
     """Write a message, blocking; raises OSError if the other process is gone."""
     for segment in message:
         connection.sendall(segment)
 
 
-def receive(connection: socket.socket) -> Received:
-    """Read the body and the buffers of a message, blocking.
+class Reader:
+    """Reads messages from a connection, of small ones as many at once as have come.
 
-    Raises:
-        EOFError, OSError: the other process is gone.
-        MemoryError: there is no memory for the message; the rest of it stays unread in the connection.
+    Args:
+        connection: a socket, from which nothing else reads.
     """
-    number, body_bytes = _PREFIX.unpack(_receive_exactly(connection, _PREFIX.size))
-    rest = memoryview(_receive_exactly(connection, 8 * number + body_bytes))
-    lengths = struct.unpack_from(f"!{number}Q", rest)
-    return rest[8 * number :], [_receive_exactly(connection, length) for length in lengths]
 
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._memory = memoryview(bytearray(JOIN_MAX_BYTES))
+        # Of what was read from the connection and not yet taken.
+        self._begin: int = 0
+        self._end: int = 0
 
-def _receive_exactly(connection: socket.socket, length: int) -> Memory:
-    # At 1 and 16 MB, mapped memory was two to four times slower than a bytearray: each new page faults once, while the
-    # allocator mostly reuses pages. See docs/decisions/0002-process-workers.md.
-    data = bytearray(length) if length <= _ZEROED_MAX_BYTES else _map(length)
-    rest = memoryview(data)
-    while rest:
-        received = connection.recv_into(rest)
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was read that is not yet taken."""
+        return self._begin == self._end
+
+    def receive(self) -> Received:
+        """Return the body and the buffers of a message, which are empty for `BEGUN`; block until it is there.
+
+        The body is valid until the next call of this method.
+
+        Raises:
+            EOFError, OSError: the other process is gone.
+            MemoryError: there is no memory for the message; the next one can be received.
+        """
+        if self._begin == self._end:
+            self._begin, self._end = 0, self._receive_into(self._memory)
+        begin = self._begin + _PREFIX.size
+        if begin <= self._end:
+            number, body_bytes = _PREFIX.unpack_from(self._memory, self._begin)
+            if not number and begin + body_bytes <= self._end:  # as most messages are: small, and here already
+                self._begin = begin + body_bytes
+                return self._memory[begin : self._begin], []
+        number, body_bytes = _PREFIX.unpack(self._take(_PREFIX.size))
+        lengths = body_bytes, *struct.unpack(f"!{number}Q", self._take(8 * number))
+        parts: list[Memory] = []
+        for position, length in enumerate(lengths):
+            try:
+                parts.append(self._take(length))
+            except MemoryError:
+                parts.clear()
+                for skipped in lengths[position:]:
+                    self._skip(skipped)
+                raise
+        return memoryview(parts[0]), parts[1:]
+
+    def _take(self, length: int) -> Memory:
+        """Return the next bytes, in memory of their own."""
+        # At 1 and 16 MB, mapped memory was two to four times slower than a bytearray: each new page faults once, while
+        # the allocator mostly reuses pages. See docs/decisions/0002-process-workers.md.
+        data = bytearray(length) if length <= _ZEROED_MAX_BYTES else _map(length)
+        rest = memoryview(data)
+        while rest:
+            if self._begin < self._end:
+                taken = self._memory[self._begin : min(self._end, self._begin + len(rest))]
+                rest[: len(taken)] = taken
+                self._begin += len(taken)
+                rest = rest[len(taken) :]
+            elif len(rest) >= len(self._memory):
+                rest = rest[self._receive_into(rest) :]
+            else:
+                self._begin, self._end = 0, self._receive_into(self._memory)
+        return data
+
+    def _skip(self, length: int) -> None:
+        while length:
+            if self._begin == self._end:
+                self._begin, self._end = 0, self._receive_into(self._memory)
+            skipped = min(length, self._end - self._begin)
+            self._begin += skipped
+            length -= skipped
+
+    def _receive_into(self, memory: memoryview) -> int:
+        received = self._connection.recv_into(memory)
         if not received:
             raise EOFError("the process at the other end of the connection is gone")
-        rest = rest[received:]
-    return data
+        return received
 
 
 def _map(length: int) -> mmap.mmap:
@@ -98,39 +177,50 @@ class WorkerInstance(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
-def encode_request(
-    target: str,
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    headers: Mapping[str, str],
-    item: Mapping[str, object],
-    instance: "WorkerInstance | None" = None,
-) -> Message:
-    """Pickle a call.
+class Request(NamedTuple):
+    """A call, as it travels to a worker process.
 
-    Args:
+    Attributes:
         target: the name of the function; see `process_target`.
         args: its positional arguments.
         kwargs: its keyword arguments.
         headers: the headers of the trace that the call belongs to.
-        item: the fields for log records: graph, node, item and attempt.
+        item: the fields for log records: graph, node, item and attempt; of a batch, the node and `batch_size`.
         instance: for a class, its instance in the worker that is called.
+    """
+
+    target: str
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    headers: Mapping[str, str] = {}
+    item: Mapping[str, object] = {}
+    instance: WorkerInstance | None = None
+
+
+class NotSentError(TypeError):
+    """An argument cannot be sent to a worker process, so nothing has run."""
+
+
+def encode_request(request: Request) -> Message:
+    """Pickle a call.
 
     Raises:
-        TypeError: an argument does not pickle; the message names its position or keyword, and its type.
+        NotSentError: an argument does not pickle; the message names its position or keyword, and its type.
     """
     try:
-        return encode((target, args, kwargs, headers, item, instance))
+        return encode(tuple(request))
     except MemoryError:
         raise
     except Exception as error:  # reducers are the arguments' own code and may raise anything
-        places = [(f"argument {position}", value) for position, value in enumerate(args, start=1)]
-        places += [(f"argument {name!r}", value) for name, value in kwargs.items()]
-        places += [("an argument of the instance", instance)] if instance is not None else []
+        places = [(f"argument {position}", value) for position, value in enumerate(request.args, start=1)]
+        places += [(f"argument {name!r}", value) for name, value in request.kwargs.items()]
+        if "batch_size" in request.item:
+            places = places[:-1] + [("an item", value) for value in request.args[-1]]
+        places += [("an argument of the instance", request.instance)] if request.instance is not None else []
         culprits = [f"{place} ({type_name(value)})" for place, value in places if not _pickles(value)]
-        raise TypeError(
-            f"{' and '.join(culprits) or 'an argument'} of {target!r} cannot be sent to a worker process: {error}; "
-            "pass plain data instead (a path rather than an open file, a list rather than a generator)"
+        raise NotSentError(
+            f"{' and '.join(culprits) or 'an argument'} of {request.target!r} cannot be sent to a worker process: "
+            f"{error}; pass plain data instead (a path rather than an open file, a list rather than a generator)"
         ) from error
 
 

@@ -170,11 +170,10 @@ class ProcessPoolStatistics:
         workers: processes started and not yet found dead.
         idle: processes that wait for a call.
         busy: processes that start, or run a call.
-        queued: calls that wait for a process.
+        queued: calls that no process has begun: that wait for one, or that one has ahead.
         completed: calls that came back, with a result or an error.
         died: processes that ended by themselves, busy or idle.
-        killed: processes killed because their call was cancelled, its result did not fit into memory, or the pool
-            closed.
+        killed: processes killed because their call was cancelled, or the pool closed.
     """
 
     workers: int
@@ -342,7 +341,7 @@ class ThreadPool(ThreadOwner):
                 try:
                     is_received = post(settle, future, context.run(fn, *args, **kwargs), None, on_returned)
                 except BaseException as error:  # noqa: BLE001 - every error of a job is its caller's, not this thread's
-                    is_received = post(settle, future, None, _travelling(error), on_returned)
+                    is_received = post(settle, future, None, travelling(error), on_returned)
                 self._discarded += not is_received
             # An idle thread holds no item: drop everything of the job before waiting for the next.
             del job, future, context, fn, args, kwargs, on_returned
@@ -423,7 +422,7 @@ class ThreadShare:
         self._free.release()
 
 
-def _travelling(error: BaseException) -> BaseException:
+def travelling(error: BaseException) -> BaseException:
     """Return the form of `error` that a future accepts, its traceback beginning in the job and not in the pool."""
     if error.__traceback__ is not None:
         # Not by `error.with_traceback`, which the class of an exception may override with a method that raises: the

@@ -59,8 +59,9 @@ class Worker(current.Position):
 
     def __init__(self, group: "WorkerGroup", *, nested: bool = False) -> None:
         # `Position.__init__` written out.
-        self.frame = self.actor = self.attempt_deadline = None
+        self.frame = self.actor = self.attempt_deadline = self.timeout = None
         self.attempt = 1
+        self.waited_seconds = 0.0
         self.task = asyncio.current_task() if nested else None
         self.group = group
         self.cancels = 0

@@ -138,10 +138,17 @@ def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "T
                 threads.give_back()
 
     async def in_process(items: list[Any]) -> Any:
-        from ..actors.process_messages import process_target
+        from ..actors.process_messages import NotSentError, process_target
 
-        receiver = () if bound_to is None else (bound_to,)
-        return await pools.processes().run(process_target(function), (*receiver, items), {}, {"node": name})
+        target, receiver = process_target(function), () if bound_to is None else (bound_to,)
+        try:
+            return await pools.processes().run(target, (*receiver, items), {}, {"node": name, "batch_size": len(items)})
+        except NotSentError as error:  # and so nothing has run: the others of the batch do not fail with this item
+            if len(items) == 1:
+                return [error]
+            middle = len(items) // 2
+            halves = items[:middle], items[middle:]
+            return [result for half in halves for result in results_of(await in_process(half), len(half), name)]
 
     function, bound_to = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
     reported: list[float] = []
@@ -346,7 +353,7 @@ def node(
             say "process" as well: each worker process makes an instance of its own for each run, stream or deployment,
             enters it with `__enter__`, and leaves it with `__exit__`. It is for what is slow to make, and not for
             state: a worker that dies or is killed takes its instance along.
-        timeout_seconds: how long one attempt may take, in seconds.
+        timeout_seconds: how long one attempt may take, in seconds; in a worker process, from when it begins there.
         retry: which failures are worth another attempt.
         fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
             result of the node.

@@ -10,7 +10,7 @@ from ..actors.current import starts_tasks
 from ..actors.frame import Frame
 from ..actors.generators import reading
 from ..actors.invocation import LONGEST_LINE, Hedging, Link, compose, compose_line
-from ..actors.node_actor import ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
+from ..actors.node_actor import AHEAD_ITEMS, ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Cache, Policy
 from ..actors.stream_buffer import DEFAULT_CAPACITY
@@ -243,6 +243,7 @@ class Wiring:
             carrier = node._runs_in.carrier(_call_site(program, unit), self._pools, self._device_strategy)
         actor.body = carrier or self._body(node)
         actor.needs_thread = node._runs_on == "thread"
+        actor.begins_later = node._runs_on == "process" and node.policy.hedge is None
         if policy.ordered and not fake:
             actor.invoke = in_turn(actor.invoke)
         elif actor.gate is None and not unit.streams:
@@ -325,7 +326,9 @@ class Wiring:
                 return Limiter()
             return Limiter(self._pools.max_threads if self._threads is None else self._threads.limit)
         if policy.runs_on == "process":
-            return Limiter(self._pools.max_processes)
+            # Not for a hedged node, whose second attempts would begin because the first wait behind others.
+            is_ahead = node._runs_on == "process" and policy.hedge is None
+            return Limiter(self._pools.max_processes, ahead=AHEAD_ITEMS * self._pools.max_processes * is_ahead)
         if node._runs_in is not None:  # its executor gathers the items that wait, and must see all of them
             return Limiter()
         if node.gives_stream:  # a stream holds its place until it has ended, and streams may wait for each other

@@ -204,3 +204,16 @@ class RebuiltOnlyThere(Exception):
 
 def raise_rebuilt_only_there() -> None:
     raise RebuiltOnlyThere
+
+
+def note(path: str, number: int, act: str = "") -> int:
+    """Append the number and the process to a file, then do what `act` says: nothing, die, wait, or hold at a socket."""
+    with Path(path).open("a") as file:
+        file.write(f"{number} {os.getpid()}\n")
+    if act == "die":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif act == "wait":
+        time.sleep(0.02)
+    elif act:
+        hold(act, None)
+    return number

@@ -1,6 +1,7 @@
 """Process nodes of tests; a module of its own, so that a worker imports little."""
 
 import os
+import threading
 import time
 from pathlib import Path
 
@@ -16,6 +17,19 @@ def squares(numbers: list[int]) -> list[int | Exception]:
         Path(os.environ["PENSTOCK_TEST_FILE"]).write_text("begun")
         time.sleep(60)
     return [ValueError(f"no {number}") if number < 0 else number**2 for number in numbers]
+
+
+@ps.node(batch=ps.Batch(8), runs_on="process")
+def unlocked(values: list[object]) -> list[object]:
+    """Gives each value, and a lock in place of the text "lock"."""
+    return [threading.Lock() if value == "lock" else value for value in values]
+
+
+@ps.node(runs_on="process", timeout_seconds=0.6)
+def timed(seconds: float) -> float:
+    """Takes so long."""
+    time.sleep(seconds)
+    return seconds
 
 
 class Offset:

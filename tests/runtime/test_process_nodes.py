@@ -1,6 +1,8 @@
 """Process nodes that take lists, and classes of which each worker process has an instance."""
 
 import asyncio
+import re
+import threading
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.runtime.process_nodes import Model, Offset, squares
+from tests.runtime.process_nodes import Model, Offset, squares, timed, unlocked
 
 
 @ps.graph
@@ -34,8 +36,44 @@ async def test_a_batch_dies_with_its_worker_and_the_next_one_gets_another() -> N
     async with engine.Engine(max_processes=1) as own, own.deploy(squared) as service:
         assert await service(2) == 4
         results = await asyncio.gather(*map(service, (1, 13)), return_exceptions=True)
-        assert all(isinstance(result, ps.WorkerDied) for result in results)
+        for result in results:
+            assert isinstance(result, ps.WorkerDied)
+            message = str(result)
+            assert re.search(r"worker process \d+ was killed by SIGKILL while it ran '.*:squares'", message)
+            assert "the 2 items of this batch are affected, no others" in message
+            assert "fewer items in a batch" in message
         assert await service(3) == 9
+
+
+async def test_an_item_that_does_not_pickle_fails_alone_in_its_batch() -> None:
+    @ps.graph
+    async def graph(value: object) -> object:
+        return await unlocked(value)
+
+    lock, generator = threading.Lock(), (number for number in range(3))
+    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
+        values = [1, lock, 2, 3, "lock", generator, 4]
+        results = await asyncio.gather(*map(service, values), return_exceptions=True)
+    assert [result for result in results if isinstance(result, int)] == [1, 2, 3, 4]
+    assert "an item (_thread.lock) of 'tests.runtime.process_nodes:unlocked' cannot be sent to" in str(results[1])
+    assert "(_thread.lock) cannot be sent back" in str(results[4])
+    assert "an item (generator)" in str(results[5])
+    assert all(isinstance(results[position], TypeError) for position in (1, 4, 5))
+
+
+async def test_a_timeout_counts_from_the_begin_in_the_worker() -> None:
+    @ps.graph
+    async def graph(seconds: float) -> float:
+        return timed(seconds)
+
+    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
+        # Together they take longer than the timeout of each.
+        results = await asyncio.gather(*[service(0.1) for _ in range(10)], service(60), return_exceptions=True)
+        assert results[:10] == [0.1] * 10
+        assert isinstance(results[10], ps.NodeTimeoutError)
+        (node,) = service.statistics().actors
+        assert node.busy_seconds is not None
+        assert 1 < node.busy_seconds < 4  # without the waits, which are many times as long
 
 
 async def test_a_batch_whose_callers_have_left_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
