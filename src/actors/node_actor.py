@@ -199,6 +199,7 @@ class NodeActor:
         "index",
         "instance",
         "invoke",
+        "join",
         "kwargs_of",
         "limiter",
         "line",
@@ -219,6 +220,7 @@ class NodeActor:
         "successor",
         "warned",
         "was_slow",
+        "widens",
         "work",
     )  # fmt: skip
 
@@ -247,6 +249,8 @@ class NodeActor:
         self.reads: tuple[int, ...] = ()  # the slots to release when it is done
         self.consumers: tuple[NodeActor, ...] = ()
         self.successor: NodeActor | None = None  # the only consumer, if it waits for nothing else
+        self.join: NodeActor | None = None  # the only consumer, if it waits for others as well
+        self.widens = False  # whether it, or a step behind it, has several readers
         self.line: AsyncLine | None = None  # the rest of a line of async nodes, written out as one function
         self.ends_line = False  # whether its value is the result of the graph, and it is always the last step
         self.work: Mailbox[Any] | None = None  # for an actor that owns its loop: the inbox of the loop

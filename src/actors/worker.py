@@ -28,7 +28,10 @@ from .threads import ThreadShare
 # How many hops a worker makes before it yields to the loop: about 0.1 ms with handlers that do nothing. That is long
 # against the cost of the yield (2 us), and short against any timer.
 BUDGET = 256
+# How many turns of the loop frames may wait for workers that go on: a turn costs as much as one more worker.
+TURNS = 4
 _NO_FRAME: Frame = cast("Frame", None)
+_NO_ACTOR: NodeActor = cast("NodeActor", None)
 _NO_GROUP: "WorkerGroup" = cast("WorkerGroup", None)
 _OWN_CANCEL = "penstock: the item has ended"
 
@@ -93,9 +96,10 @@ class Worker(current.Position):
         task = self.task = asyncio.current_task(group.loop)
         assert task is not None
         undisturbed = task.cancelling()
+        leaves_early = group.is_exclusive and not self._nested
         if not self._nested:
             group.runnable -= 1
-        actor: NodeActor
+        actor = _NO_ACTOR
         frame: Frame
         values: list[Any]
         following: NodeActor | None
@@ -133,7 +137,7 @@ class Worker(current.Position):
                         continue
                     actor, frame = pulled
                     pulled = None
-                elif group.closed:
+                elif group.closed or (leaves_early and len(group.workers) > 1 and not (actor and actor.widens)):
                     return
                 else:
                     await group.wait_for_work()
@@ -178,7 +182,7 @@ class Worker(current.Position):
                         if actor.line is not None and self.actor is not None:
                             actor = self.actor  # it may have come further
                             cut_line(error)
-                    if failure is not None or self.cancels or frame.state != "running":  # a late result is discarded
+                    if failure is not None or frame.state != "running":  # a late result is discarded
                         stopped = self._is_stopped(undisturbed)
                         self._end_without_result(actor, frame, failure, stopped=stopped)
                         break
@@ -206,7 +210,15 @@ class Worker(current.Position):
                         frame.listener.frame_done(frame)
                     else:
                         values[actor.out] = value
-                        if actor.consumers:
+                        join = actor.join
+                        if join is not None and frame.missing[join.index] > 1:
+                            # `_distribute` written out for a branch that is not the last.
+                            frame.missing[join.index] -= 1
+                            for slot in actor.reads:
+                                frame.readers[slot] -= 1
+                                if not frame.readers[slot]:
+                                    values[slot] = None
+                        elif actor.consumers:
                             following, full = self._distribute(actor, frame)
                         else:
                             self._finish(actor, frame)
@@ -246,10 +258,12 @@ class Worker(current.Position):
 
     def _finish(self, actor: NodeActor, frame: Frame) -> None:
         """Count a step without readers as done; the last one finishes the frame."""
-        for slot in actor.reads:
-            frame.release(slot)
-        frame.sinks_left -= 1
-        if not frame.sinks_left:
+        if frame.sinks_left > 1:
+            frame.sinks_left -= 1
+            for slot in actor.reads:
+                frame.release(slot)
+        else:  # the frame has ended, and gives up all of its slots at once
+            frame.sinks_left = 0
             self.frame = None
             frame.finish()
 
@@ -289,11 +303,14 @@ class Worker(current.Position):
         """
         following: NodeActor | None = None
         full: tuple[NodeActor, ...] = ()
-        for slot in actor.reads:
-            frame.release(slot)
+        readers, missing = frame.readers, frame.missing
+        for slot in actor.reads:  # `Frame.release` written out
+            readers[slot] -= 1
+            if not readers[slot]:
+                frame.values[slot] = None
         for consumer in actor.consumers:
-            frame.missing[consumer.index] -= 1
-            if frame.missing[consumer.index]:
+            missing[consumer.index] -= 1
+            if missing[consumer.index]:
                 continue
             limiter = consumer.limiter
             if limiter.free > 0:
@@ -414,7 +431,9 @@ class Worker(current.Position):
 #
 # How many workers are there? As many as there are handlers suspended at the same time, plus one. They are not counted:
 # a worker that leaves work in `ready` schedules one callback. When that runs, the loop has control again, so all
-# workers are suspended, and if there is still work, one more worker is needed. A node that never suspends keeps one.
+# workers are suspended, and if there is still work, one more worker is needed. A node that never suspends keeps one. If
+# handlers suspend and return at once, a few workers do all: more are made only for what these would leave for long. In
+# the group of one frame, a worker that finds no work ends, unless a step behind it may need several workers again.
 
 _NONE_FULL: list[NodeActor] = []
 # The queue of a group before its first `enqueue`; it stays empty. It saves the 760 bytes of a deque for each call.
@@ -498,6 +517,7 @@ class WorkerGroup:
     detached: "DetachedStep | None" = None
     events: Any = None
     is_exclusive = False
+    _left_over = 0  # how many frames the last look for workers has left to those that there were
     waited_for_in: "set[WorkerGroup] | None" = None
 
     def __init__(
@@ -583,7 +603,19 @@ class WorkerGroup:
         elif not entries:
             frame.finish()
             return _NONE_FULL
-        return [actor for actor in entries if not actor.enter(frame)]
+        full: list[NodeActor] = []
+        if self.ready is NOTHING_READY:
+            self.ready = deque()
+        for actor in entries:  # `NodeActor.enter` and `enqueue` written out
+            limiter = actor.limiter
+            if limiter.free > 0:
+                limiter.free -= 1
+                self.ready.append((actor, frame))
+            elif not actor.offer(frame):
+                full.append(actor)
+        if self.ready and not self.armed:
+            self.arm()
+        return full
 
     def cancel_workers(self, frame: Frame) -> int:
         """Cancel all workers that run a handler of `frame`; return how many there are."""
@@ -637,26 +669,33 @@ class WorkerGroup:
         wanted += len(self.ready)
         self.armed = False  # only now: while the feed puts frames into `ready`, it need not arm the group
         if not wanted:
+            self._left_over = 0
             return
         if self.runnable:  # a worker is about to run; look again after that
             self.arm()
             return
-        if not self._wake(wanted):
+        more = self._wake(wanted)  # if there is an idle worker, one may be enough for all the work
+        if not more:
             # Doubling their number reaches any number of workers in a few turns of the loop, and makes few in vain if
             # handlers suspend only now and then.
-            for _ in range(min(wanted, max(1, len(self.workers)))):
+            more = min(wanted, max(1, len(self.workers)))
+            taken = self._left_over - wanted
+            if taken > 0:  # handlers return at once, so the workers will soon take more
+                more = max(0, min(more, wanted // TURNS - taken))
+            for _ in range(more):
                 self.hire()
+        self._left_over = wanted - more
         self.arm()
 
-    def _wake(self, wanted: int) -> bool:
-        """Wake up to `wanted` idle workers; return whether there was any, since one may be enough for all the work."""
+    def _wake(self, wanted: int) -> int:
+        """Wake up to `wanted` idle workers; return how many there were."""
         before = self.runnable
         while self._idle and self.runnable - before < wanted:
             future = self._idle.pop()
             if not future.done():
                 self.runnable += 1
                 future.set_result(None)
-        return self.runnable > before
+        return self.runnable - before
 
     def hire(
         self,
@@ -683,7 +722,8 @@ class WorkerGroup:
         if eagerly:
             start_eagerly(self.loop, worker.run(), context)
         else:
-            worker.task = start_task(self.loop, worker.run(), context=context)
+            # With a name, because asyncio takes half a microsecond to make one up.
+            worker.task = start_task(self.loop, worker.run(), name="penstock-worker", context=context)
 
 
 def _ignore(group: WorkerGroup) -> None:

@@ -105,6 +105,10 @@ class Wiring:
                 actor.consumers = tuple(actors[index] for index in unit.consumers)
                 if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
                     actor.successor = actor.consumers[0]
+                elif len(actor.consumers) == 1:
+                    actor.join = actor.consumers[0]
+            for actor in reversed(actors):
+                actor.widens = len(actor.consumers) > 1 or any(consumer.widens for consumer in actor.consumers)
             entries = tuple(actors[index] for index in program.entries)
             if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
                 actors[-1].ends_line = True
