@@ -11,7 +11,7 @@ from .._errors import Interrupted
 from . import current
 from .frame import NOTHING, Frame, Interruption, foreign_cancel
 from .invocation import LONGEST_LINE, DetachedStep, OutsideCall, cut_line
-from .node_actor import ASYNC, INLINE, Limiter, NodeActor
+from .node_actor import ASYNC, INLINE, NOTHING_READY, Limiter, NodeActor
 from .tasks import start_eagerly, start_task
 from .threads import ThreadShare
 
@@ -44,6 +44,7 @@ class Worker(current.Position):
             contexts refer to positions, and groups to contexts.
         outside_call: the last call in a thread or on a device, which may go on after its attempt has ended.
         cancels: how often the engine has cancelled this task without undoing it yet.
+        undisturbed: the value of `cancelling()` of the task without the cancellations of the engine.
         budget: how many hops it may make before it yields to the loop; when it has ended, how many were left.
         inner_budget: how many hops are left to the workers inside of its handlers, which run bodies of control flow in
             the same task.
@@ -58,6 +59,7 @@ class Worker(current.Position):
         "group",
         "inner_budget",
         "outside_call",
+        "undisturbed",
     )  # fmt: skip
 
     def __init__(self, group: "WorkerGroup", *, nested: bool = False) -> None:
@@ -70,6 +72,7 @@ class Worker(current.Position):
         self.first: tuple[Frame, tuple[NodeActor, ...], NodeActor | None] | None = None
         self.outside_call: OutsideCall | None = None
         self.budget = self.inner_budget = BUDGET
+        self.undisturbed = 0
         self._nested = nested
         group.joined(self)
 
@@ -95,7 +98,7 @@ class Worker(current.Position):
         loop, deadline = group.loop, group.ends_at
         task = self.task = asyncio.current_task(group.loop)
         assert task is not None
-        undisturbed = task.cancelling()
+        undisturbed = self.undisturbed = task.cancelling()
         leaves_early = group.is_exclusive and not self._nested
         if not self._nested:
             group.runnable -= 1
@@ -137,7 +140,9 @@ class Worker(current.Position):
                         continue
                     actor, frame = pulled
                     pulled = None
-                elif group.closed or (leaves_early and len(group.workers) > 1 and not (actor and actor.widens)):
+                elif group.closed or (
+                    leaves_early and len(group.workers) > 1 and (actor is _NO_ACTOR or not actor.widens)
+                ):
                     return
                 else:
                     await group.wait_for_work()
@@ -162,7 +167,17 @@ class Worker(current.Position):
                         if mode == ASYNC and not traced:
                             slot = actor.slot
                             if actor.line is not None and deadline is None and budget > LONGEST_LINE:
-                                actor, value, hops = await actor.line(self, frame, values)
+                                self.budget = budget
+                                going = actor.line(self, frame, values)
+                                frame, values = _NO_FRAME, NOTHING  # the line may go on to further items
+                                come = await going
+                                budget = self.budget
+                                if come is None:
+                                    break
+                                assert self.frame is not None
+                                frame = self.frame
+                                values = frame.values
+                                actor, value, hops = come
                                 budget -= hops
                             elif slot >= 0:
                                 value = await actor.fn(values[slot])
@@ -177,10 +192,12 @@ class Worker(current.Position):
                                 budget = 0
                         else:
                             value = await actor.invoke(self, actor, frame)
-                    except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
+                    except BaseException as error:
                         failure = error
-                        if actor.line is not None and self.actor is not None:
-                            actor = self.actor  # it may have come further
+                        if frame is _NO_FRAME:
+                            if self.frame is None or self.actor is None:  # it came between two items of the line
+                                raise
+                            frame, actor, budget = self.frame, self.actor, self.budget
                             cut_line(error)
                     if failure is not None or frame.state != "running":  # a late result is discarded
                         stopped = self._is_stopped(undisturbed)
@@ -247,7 +264,7 @@ class Worker(current.Position):
                     if self._nested:
                         raise asyncio.CancelledError
                     return
-                if budget <= 0:
+                if budget <= LONGEST_LINE:  # so that the next frame can go through a whole line
                     budget = BUDGET
                     await self._let_others_run()
         finally:
@@ -255,6 +272,30 @@ class Worker(current.Position):
             self.frame = self.task = None
             self.group = _NO_GROUP
             group.left(self)
+
+    def next_item(self, actor: NodeActor) -> Frame | None:
+        """Take the next item from the feed, if it begins in `actor` and `run` has nothing to do before.
+
+        This is what `run` does between two items that go through one line of nodes, which has ended the first.
+        """
+        group, task = self.group, self.task
+        assert group.feed is not None
+        assert task is not None
+        if group.ready or self.budget <= LONGEST_LINE or task.cancelling() != self.undisturbed or actor.mode != ASYNC:
+            return None
+        if not group.armed:
+            group.arm()
+        pulled = group.feed.pull(self)
+        if pulled is None:
+            if not group.ready and group.feed is not None:  # pyright: ignore[reportUnnecessaryComparison] - see `run`
+                self.budget = 0
+            return None
+        first, frame = pulled
+        if first is not actor:
+            group.enqueue(first, frame)
+            return None
+        self.frame, self.actor = frame, actor
+        return frame
 
     def _finish(self, actor: NodeActor, frame: Frame) -> None:
         """Count a step without readers as done; the last one finishes the frame."""
@@ -436,8 +477,6 @@ class Worker(current.Position):
 # the group of one frame, a worker that finds no work ends, unless a step behind it may need several workers again.
 
 _NONE_FULL: list[NodeActor] = []
-# The queue of a group before its first `enqueue`; it stays empty. It saves the 760 bytes of a deque for each call.
-NOTHING_READY: deque[tuple[NodeActor, Frame]] = deque()
 
 
 class Feed(Protocol):

@@ -228,7 +228,8 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_item_only() -> None
     assert "'suicide'" in raised.value.__notes__[0]
 
 
-async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_other_item() -> None:
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_other_item(is_last: bool) -> None:
     @ps.node
     async def suicide(x: int) -> int:
         if x % 2:
@@ -239,12 +240,13 @@ async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_othe
 
     @ps.node
     async def wait(x: int) -> int:
-        await asyncio.sleep(0)
+        if not is_last or x == 4:
+            await asyncio.sleep(0)
         return x
 
     @ps.graph
     async def line(x: int) -> int:
-        return await wait(await suicide(x))
+        return await suicide(await wait(x)) if is_last else await wait(await suicide(x))
 
     async with engine.stream((line(x) for x in range(10)), max_in_flight=3) as results:
         outcomes = [outcome async for outcome in results.outcomes()]
