@@ -374,7 +374,13 @@ def _compose_lines(actors: Sequence[NodeActor]) -> None:
 
 def _goes_on(actor: NodeActor) -> bool:
     following = actor.successor
-    return actor.mode == ASYNC and following is not None and following.mode == ASYNC and following.slot == actor.out
+    return (
+        following is not None
+        and actor.mode == following.mode == ASYNC
+        and following.slot == actor.out
+        # An item that goes on needs a place before it gives back its own. Two of one limit are often not to be had.
+        and following.limiter is not actor.limiter
+    )
 
 
 def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
