@@ -193,3 +193,35 @@ async def test_a_line_that_waits_with_an_item_has_let_go_of_the_one_before() -> 
         assert [one() for one in known] == [None, None, None, kept]
         may_return.set()
         assert await anext(stream) is kept
+
+
+@pytest.mark.parametrize("last", [1, 2])
+async def test_an_item_that_ends_in_a_line_goes_no_further(last: int) -> None:
+    begun: list[int] = []
+
+    def step(number: int) -> ps.Node[[int], int]:
+        @ps.node(name=f"step{number}")
+        async def pass_on(x: int) -> int:
+            begun.append(number)
+            if number == last:
+                call.cancel()
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    return x  # a handler that swallows the cancellation
+            return x
+
+        return pass_on
+
+    nodes = [step(number) for number in range(3)]
+
+    @ps.graph
+    async def whole(x: int) -> int:
+        for node in nodes:
+            x = await node(x)
+        return x
+
+    call = asyncio.ensure_future(engine.run(whole(1)))
+    await asyncio.wait([call])
+    assert call.cancelled()
+    assert begun == list(range(last + 1))
