@@ -258,7 +258,7 @@ class NodeActor:
         self.reads: tuple[int, ...] = ()  # the slots to release when it is done
         self.consumers: tuple[NodeActor, ...] = ()
         self.successor: NodeActor | None = None  # the only consumer, if it waits for nothing else
-        self.join: NodeActor | None = None  # the only consumer, if it waits for others as well
+        self.join = -1  # the index of the only consumer, if that waits for others as well
         self.widens = False  # whether it, or a step behind it, has several readers
         self.line: AsyncLine | None = None  # the rest of a line of async nodes, written out as one function
         self.ends_line = False  # whether its value is the result of the graph, and it is always the last step

@@ -228,12 +228,12 @@ class Worker(current.Position):
                     else:
                         values[actor.out] = value
                         join = actor.join
-                        if join is not None and frame.missing[join.index] > 1:
+                        if join >= 0 and (left := frame.missing[join]) > 1:
                             # `_distribute` written out for a branch that is not the last.
-                            frame.missing[join.index] -= 1
+                            frame.missing[join] = left - 1
                             for slot in actor.reads:
-                                frame.readers[slot] -= 1
-                                if not frame.readers[slot]:
+                                left = frame.readers[slot] = frame.readers[slot] - 1
+                                if not left:
                                     values[slot] = None
                         elif actor.consumers:
                             following, full = self._distribute(actor, frame)
@@ -645,14 +645,15 @@ class WorkerGroup:
         full: list[NodeActor] = []
         if self.ready is NOTHING_READY:
             self.ready = deque()
+        ready = self.ready
         for actor in entries:  # `NodeActor.enter` and `enqueue` written out
             limiter = actor.limiter
             if limiter.free > 0:
                 limiter.free -= 1
-                self.ready.append((actor, frame))
+                ready.append((actor, frame))
             elif not actor.offer(frame):
                 full.append(actor)
-        if self.ready and not self.armed:
+        if ready and not self.armed:
             self.arm()
         return full
 

@@ -106,7 +106,7 @@ class Wiring:
                 if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
                     actor.successor = actor.consumers[0]
                 elif len(actor.consumers) == 1:
-                    actor.join = actor.consumers[0]
+                    actor.join = unit.consumers[0]
             for actor in reversed(actors):
                 actor.widens = len(actor.consumers) > 1 or any(consumer.widens for consumer in actor.consumers)
             entries = tuple(actors[index] for index in program.entries)
