@@ -111,6 +111,8 @@ def _compiled(length: int, arguments: str, *, is_sampled: bool) -> Callable[...,
 
 # Each length that there is gets compiled once, in about a millisecond for the longest.
 LONGEST_LINE: Final = 16
+# To enter a line costs as much as it saves at three nodes. One that is a whole graph is entered once for many items.
+SHORTEST_PART: Final = 4
 _LINE_FILE: Final = "<penstock line>"
 
 # Takes the worker, the frame and its values. Returns None if the frame has ended; otherwise the actor that it has come
@@ -118,37 +120,51 @@ _LINE_FILE: Final = "<penstock line>"
 AsyncLine = Callable[["Worker", Frame, list[Any]], Coroutine[Any, Any, "tuple[NodeActor, Any, int] | None"]]
 
 
-def compose_line(actors: "Sequence[NodeActor]") -> AsyncLine:
+def compose_line(actors: "Sequence[NodeActor]", *, is_whole: bool) -> AsyncLine:
     """Return a function that carries a frame on from the first of these actors as far as it comes.
 
     It does what `Worker.run` does from one node to the next. It leaves to that what comes less often: it returns early
     where the next node has no free place, or the frame has ended. An error is that of `worker.actor`.
 
-    If the line is the whole graph, it ends the frame, and goes on to the next items of a stream.
+    Args:
+        actors: the actors.
+        is_whole: whether they are all of the graph; then the line ends the frame, and goes on to the next of a stream.
     """
-    compiled = _compiled_line(len(actors), actors[-1].ends_line)
+    compiled = _compiled_line(tuple([bool(actor.links) for actor in actors]), is_whole)
     line: AsyncLine = compiled(*actors, *[a.limiter for a in actors], *[a.fn for a in actors], NOTHING)
     return line
 
 
 @cache
-def _compiled_line(length: int, is_whole: bool) -> Callable[..., Any]:
+def _compiled_line(are_plain: tuple[bool, ...], is_whole: bool) -> Callable[..., Any]:
+    length = len(are_plain)
     names = [f"{kind}{index}" for kind in ("actor", "limiter", "fn") for index in range(length)]
     last = length - 1
     lines = ["value = await fn0(values[actor0.slot])"]
     for index in range(1, length):
         lines += [
             f"free = limiter{index}.free",
-            "if free <= 0 or not values:",  # a frame that has ended without a result has no values
+            # A frame that has ended without a result has no values. Plain functions run in another way at first.
+            f"if free <= 0 or not values{f' or not actor{index}.completed' * are_plain[index]}:",
             f" return actor{index - 1}, value, {index - 1}",
             f"actor{index - 1}.completed += 1",
             f"limiter{index}.free = free - 1",
             *_release(index - 1),
             f"worker.actor = actor{index}",
-            # The first value is in its slot until here, and is given up now, as where each value replaces the last.
-            *(["values[actor0.out] = None"] if index == 1 else []),
-            f"value = await fn{index}(value)",
         ]
+        if are_plain[index]:
+            lines += [
+                "values[actor0.out] = value",
+                f"value = actor{index}.run(values)",
+                f"if actor{index}.was_slow:",
+                f" actor{index}.was_slow = False",
+                " worker.budget = 0",
+                f" return actor{index}, value, {index}",
+            ]
+            continue
+        if index == 1 or are_plain[index - 1]:  # the slot is given up now, as where each value replaces the last
+            lines.append("values[actor0.out] = None")
+        lines.append(f"value = await fn{index}(value)")
     if is_whole:
         lines += [
             "if not values:",

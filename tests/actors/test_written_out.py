@@ -77,8 +77,21 @@ async def test_a_worker_begins_as_the_position_that_it_is() -> None:
     assert group.workers == (worker,)
 
 
-def stage(number: int, failing: int, concurrency: int | None, *, hangs: bool) -> ps.Node[[int], int]:
+Numbers = tuple[int, ...]
+
+
+def stage(number: int, failing: int, concurrency: int | None, *, hangs: bool, is_plain: bool) -> Any:
     """Return a node of a line; some items fail at the failing one, and some wait there for ever or for a turn."""
+
+    if is_plain:
+
+        @ps.node(name=f"stage{number}")
+        def step(x: int) -> int:
+            if number == failing and x % 3 == 1:
+                raise ValueError(x)
+            return x + 1000 * (ps.current().node == f"stage{number}")
+
+        return step
 
     @ps.node(name=f"stage{number}", concurrency=concurrency if number % 2 else None)
     async def pass_on(x: int) -> int:
@@ -94,14 +107,15 @@ def stage(number: int, failing: int, concurrency: int | None, *, hangs: bool) ->
     return pass_on
 
 
-async def after_a_storm(stages: int, failing: int, *, concurrency: int | None) -> list[object]:
+async def after_a_storm(stages: int, failing: int, plain_ones: Numbers, *, concurrency: int | None) -> list[object]:
     """Send items through a line of nodes: most end well, some fail, some are cancelled; return all that is seen."""
-    nodes = [stage(number, failing, concurrency, hangs=True) for number in range(stages)]
+    nodes = [stage(number, failing, concurrency, hangs=True, is_plain=number in plain_ones) for number in range(stages)]
 
     @ps.graph
     async def whole(x: int) -> int:
         for node in nodes:
-            x = await node(x)
+            step = node(x)
+            x = await step if node.is_async else step
         return x
 
     async with engine.deploy(whole, max_in_flight=30) as service:
@@ -125,23 +139,34 @@ async def after_a_storm(stages: int, failing: int, *, concurrency: int | None) -
 
 
 @pytest.mark.parametrize("concurrency", [None, 1, 3])
-@pytest.mark.parametrize(("stages", "failing"), [(2, 0), (2, 1), (5, 2), (19, 15), (19, 16), (19, 18)])
+@pytest.mark.parametrize(
+    ("stages", "failing", "plain_ones"),
+    [
+        (2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 15, ()), (19, 16, ()), (19, 18, ()),
+        (2, 1, (1,)), (5, 2, (1, 3)), (5, 3, (1, 3)), (6, 4, (0, 2, 3, 5)), (19, 16, (2, 15, 16)),
+    ],
+)  # fmt: skip
 async def test_a_line_does_what_its_nodes_do_one_by_one(
-    stages: int, failing: int, concurrency: int | None, monkeypatch: pytest.MonkeyPatch
+    stages: int, failing: int, plain_ones: Numbers, concurrency: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written_out = await after_a_storm(stages, failing, concurrency=concurrency)
+    written_out = await after_a_storm(stages, failing, plain_ones, concurrency=concurrency)
     monkeypatch.setattr("penstock.engine.wiring._compose_lines", lambda actors: None)
-    assert written_out == await after_a_storm(stages, failing, concurrency=concurrency)
+    assert written_out == await after_a_storm(stages, failing, plain_ones, concurrency=concurrency)
 
 
-async def after_a_stream(stages: int, failing: int, *, concurrency: int | None, size: int) -> list[object]:
+async def after_a_stream(
+    stages: int, failing: int, plain_ones: Numbers, *, concurrency: int | None, size: int
+) -> list[object]:
     """Stream items through a line of nodes and, now and then, through other graphs; return all that is seen."""
-    nodes = [stage(number, failing, concurrency, hangs=False) for number in range(stages)]
+    nodes = [
+        stage(number, failing, concurrency, hangs=False, is_plain=number in plain_ones) for number in range(stages)
+    ]
 
     @ps.graph
     async def whole(x: int) -> int:
         for node in nodes:
-            x = await node(x)
+            step = node(x)
+            x = await step if node.is_async else step
         return x
 
     calls = ((plain if x % 97 == 0 else line if x % 31 == 0 else whole)(x) for x in range(600))
@@ -156,14 +181,22 @@ async def after_a_stream(stages: int, failing: int, *, concurrency: int | None, 
 
 @pytest.mark.parametrize("concurrency", [None, 2])
 @pytest.mark.parametrize("size", [1, 64])
-@pytest.mark.parametrize(("stages", "failing"), [(2, 0), (2, 1), (5, 2), (19, 18)])
+@pytest.mark.parametrize(
+    ("stages", "failing", "plain_ones"),
+    [(2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 18, ()), (2, 1, (1,)), (5, 3, (1, 3)), (6, 5, (0, 2, 3, 5))],
+)
 async def test_a_line_takes_the_items_of_a_stream_as_its_nodes_do_one_by_one(
-    stages: int, failing: int, size: int, concurrency: int | None, monkeypatch: pytest.MonkeyPatch
+    stages: int,
+    failing: int,
+    plain_ones: Numbers,
+    size: int,
+    concurrency: int | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    written_out = await after_a_stream(stages, failing, concurrency=concurrency, size=size)
+    written_out = await after_a_stream(stages, failing, plain_ones, concurrency=concurrency, size=size)
     assert len(written_out[0]) == 600  # type: ignore[arg-type]
     monkeypatch.setattr("penstock.engine.wiring._compose_lines", lambda actors: None)
-    assert written_out == await after_a_stream(stages, failing, concurrency=concurrency, size=size)
+    assert written_out == await after_a_stream(stages, failing, plain_ones, concurrency=concurrency, size=size)
 
 
 async def test_a_line_that_waits_with_an_item_has_let_go_of_the_one_before() -> None:
