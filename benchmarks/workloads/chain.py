@@ -32,7 +32,7 @@ CHAIN = Workload(
             title="10 async stages as a stream / asyncio.Queue stages",
             subject="stream",
             reference="queues",
-            limits=Limits(must=0.6, aim=0.35),
+            limits=Limits(must=0.45, aim=0.38),
         ),
         Row(
             title="10 plain def stages as a stream / asyncio.Queue stages",

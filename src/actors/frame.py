@@ -142,13 +142,13 @@ class Frame:
         self.further_queues = ()
         self.timer = None
         self.unwinding = 0
+        self.parent = parent
         self.values: list[Any] = [*inputs, *layout.blank]
         if not layout.is_line:  # in a line, each step has one reader, which takes over its slot: no counters needed
             self.missing = layout.countdown.copy()
             self.readers = layout.readers.copy()
             self.sinks_left = layout.sinks
         if parent is not None:
-            self.parent = parent
             self.deadline = parent.deadline
 
     def body_begun(self, stop: Callable[[], None]) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import inspect
 import sys
-from collections.abc import Awaitable, Callable, Generator, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import cache
@@ -15,7 +15,7 @@ from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NodeTim
 from ..telemetry import spans
 from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution
 from .current import Handling, Position, source
-from .frame import Frame, Interruption, foreign_cancel
+from .frame import NOTHING, Frame, Interruption, foreign_cancel
 from .loop_host import LoopHost
 from .own_loops import Request
 from .policy import Hedge
@@ -111,51 +111,95 @@ def _compiled(length: int, arguments: str, *, is_sampled: bool) -> Callable[...,
 
 # Each length that there is gets compiled once, in about a millisecond for the longest.
 LONGEST_LINE: Final = 16
+# To enter a line costs as much as it saves at three nodes. One that is a whole graph is entered once for many items.
+SHORTEST_PART: Final = 4
 _LINE_FILE: Final = "<penstock line>"
 
-# Takes the worker, the frame and its values; returns the actor that it has come to, the value of that one, and how many
-# others were before.
-AsyncLine = Callable[["Worker", Frame, list[Any]], Awaitable["tuple[NodeActor, Any, int]"]]
+# Takes the worker, the frame and its values. Returns None if the frame has ended; otherwise the actor that it has come
+# to, the value of that one, and how many others were before.
+AsyncLine = Callable[["Worker", Frame, list[Any]], Coroutine[Any, Any, "tuple[NodeActor, Any, int] | None"]]
 
 
-def compose_line(actors: "Sequence[NodeActor]") -> AsyncLine:
+def compose_line(actors: "Sequence[NodeActor]", *, is_whole: bool) -> AsyncLine:
     """Return a function that carries a frame on from the first of these actors as far as it comes.
 
     It does what `Worker.run` does from one node to the next. It leaves to that what comes less often: it returns early
     where the next node has no free place, or the frame has ended. An error is that of `worker.actor`.
+
+    Args:
+        actors: the actors.
+        is_whole: whether they are all of the graph; then the line ends the frame, and goes on to the next of a stream.
     """
-    line: AsyncLine = _compiled_line(len(actors))(*actors, *[a.limiter for a in actors], *[a.fn for a in actors])
+    compiled = _compiled_line(tuple([bool(actor.links) for actor in actors]), is_whole)
+    line: AsyncLine = compiled(*actors, *[a.limiter for a in actors], *[a.fn for a in actors], NOTHING)
     return line
 
 
 @cache
-def _compiled_line(length: int) -> Callable[..., Any]:
+def _compiled_line(are_plain: tuple[bool, ...], is_whole: bool) -> Callable[..., Any]:
+    length = len(are_plain)
     names = [f"{kind}{index}" for kind in ("actor", "limiter", "fn") for index in range(length)]
-    lines = [
-        f"def enclose({', '.join(names)}):",
-        " async def line(worker, frame, values):",
-        "  value = await fn0(values[actor0.slot])",
-    ]
+    last = length - 1
+    lines = ["value = await fn0(values[actor0.slot])"]
     for index in range(1, length):
         lines += [
-            f"  if worker.cancels or frame.state != 'running' or limiter{index}.free <= 0:",
-            f"   return actor{index - 1}, value, {index - 1}",
-            f"  actor{index - 1}.completed += 1",
-            f"  limiter{index}.free -= 1",
-            f"  if limiter{index - 1}.waiting:",
-            f"   limiter{index - 1}.release()",
-            "  else:",
-            f"   limiter{index - 1}.free += 1",
-            f"  worker.actor = actor{index}",
-            # The first value is in its slot until here, and is given up now, as where each value replaces the last.
-            *(["  values[actor0.out] = None"] if index == 1 else []),
-            f"  value = await fn{index}(value)",
+            f"free = limiter{index}.free",
+            # A frame that has ended without a result has no values. Plain functions run in another way at first.
+            f"if free <= 0 or not values{f' or not actor{index}.completed' * are_plain[index]}:",
+            f" return actor{index - 1}, value, {index - 1}",
+            f"actor{index - 1}.completed += 1",
+            f"limiter{index}.free = free - 1",
+            *_release(index - 1),
+            f"worker.actor = actor{index}",
         ]
-    lines += [f"  return actor{length - 1}, value, {length - 1}", " return line"]
+        if are_plain[index]:
+            lines += [
+                "values[actor0.out] = value",
+                f"value = actor{index}.run(values)",
+                f"if actor{index}.was_slow:",
+                f" actor{index}.was_slow = False",
+                " worker.budget = 0",
+                f" return actor{index}, value, {index}",
+            ]
+            continue
+        if index == 1 or are_plain[index - 1]:  # the slot is given up now, as where each value replaces the last
+            lines.append("values[actor0.out] = None")
+        lines.append(f"value = await fn{index}(value)")
+    if is_whole:
+        lines += [
+            "if not values:",
+            f" return actor{last}, value, {last}",
+            f"actor{last}.completed += 1",
+            "worker.frame = None",
+            "frame.result = value",  # `Frame.end_with` written out
+            "frame.state = 'done'",
+            "frame.values = nothing",
+            "if frame.timer is not None:",
+            " frame.timer.cancel()",
+            "frame.listener.frame_done(frame)",
+            *_release(last),
+            f"worker.budget -= {length}",
+            "frame = values = value = None",
+            "frame = worker.next_item(actor0) if worker.group.feed is not None else None",
+            "if frame is None:",
+            " return None",
+            "values = frame.values",
+        ]
+        lines = ["while True:", *[f" {line}" for line in lines]]
+    else:
+        lines.append(f"return actor{last}, value, {last}")
+    source = [f"def enclose({', '.join(names)}, nothing):", " async def line(worker, frame, values):"]
+    source += [*[f"  {line}" for line in lines], " return line"]
     namespace: dict[str, Any] = {}
-    exec(compile("\n".join(lines), _LINE_FILE, "exec"), namespace)
+    exec(compile("\n".join(source), _LINE_FILE, "exec"), namespace)
     enclose: Callable[..., Any] = namespace["enclose"]
     return enclose
+
+
+def _release(index: int) -> list[str]:
+    """Return the lines that give back the place in an actor."""
+    limiter = f"limiter{index}"
+    return [f"if {limiter}.waiting:", f" {limiter}.release()", "else:", f" {limiter}.free += 1"]
 
 
 def cut_line(error: BaseException) -> None:

@@ -41,10 +41,12 @@ def start_task(
     An eager task runs before its starter has the task object: a handler would run in the midst of the code that starts
     it, and could not be cancelled there.
     """
-    if _EAGER is None:  # Python 3.11
-        return loop.create_task(work, name=name, context=context)
     factory: Any = loop.get_task_factory()
     if factory is None:
+        return asyncio.Task(
+            work, loop=loop, name=name, context=context
+        )  # what `create_task` does, in two thirds of its time
+    if _EAGER is None:  # Python 3.11
         return loop.create_task(work, name=name, context=context)
     if getattr(factory, "__code__", None) is not _EAGER:
         return _start_task_of_another_factory(loop, work, name, context)

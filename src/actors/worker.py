@@ -11,7 +11,7 @@ from .._errors import Interrupted
 from . import current
 from .frame import NOTHING, Frame, Interruption, foreign_cancel
 from .invocation import LONGEST_LINE, DetachedStep, OutsideCall, cut_line
-from .node_actor import ASYNC, INLINE, Limiter, NodeActor
+from .node_actor import ASYNC, INLINE, NOTHING_READY, Limiter, NodeActor
 from .tasks import start_eagerly, start_task
 from .threads import ThreadShare
 
@@ -28,7 +28,10 @@ from .threads import ThreadShare
 # How many hops a worker makes before it yields to the loop: about 0.1 ms with handlers that do nothing. That is long
 # against the cost of the yield (2 us), and short against any timer.
 BUDGET = 256
+# How many turns of the loop frames may wait for workers that go on: a turn costs as much as one more worker.
+TURNS = 4
 _NO_FRAME: Frame = cast("Frame", None)
+_NO_ACTOR: NodeActor = cast("NodeActor", None)
 _NO_GROUP: "WorkerGroup" = cast("WorkerGroup", None)
 _OWN_CANCEL = "penstock: the item has ended"
 
@@ -41,6 +44,7 @@ class Worker(current.Position):
             contexts refer to positions, and groups to contexts.
         outside_call: the last call in a thread or on a device, which may go on after its attempt has ended.
         cancels: how often the engine has cancelled this task without undoing it yet.
+        undisturbed: the value of `cancelling()` of the task without the cancellations of the engine.
         budget: how many hops it may make before it yields to the loop; when it has ended, how many were left.
         inner_budget: how many hops are left to the workers inside of its handlers, which run bodies of control flow in
             the same task.
@@ -55,6 +59,7 @@ class Worker(current.Position):
         "group",
         "inner_budget",
         "outside_call",
+        "undisturbed",
     )  # fmt: skip
 
     def __init__(self, group: "WorkerGroup", *, nested: bool = False) -> None:
@@ -68,6 +73,7 @@ class Worker(current.Position):
         self.first: tuple[Frame, tuple[NodeActor, ...], NodeActor | None] | None = None
         self.outside_call: OutsideCall | None = None
         self.budget = self.inner_budget = BUDGET
+        self.undisturbed = 0
         self._nested = nested
         group.joined(self)
 
@@ -93,10 +99,11 @@ class Worker(current.Position):
         loop, deadline = group.loop, group.ends_at
         task = self.task = asyncio.current_task(group.loop)
         assert task is not None
-        undisturbed = task.cancelling()
+        undisturbed = self.undisturbed = task.cancelling()
+        leaves_early = group.is_exclusive and not self._nested
         if not self._nested:
             group.runnable -= 1
-        actor: NodeActor
+        actor = _NO_ACTOR
         frame: Frame
         values: list[Any]
         following: NodeActor | None
@@ -134,7 +141,9 @@ class Worker(current.Position):
                         continue
                     actor, frame = pulled
                     pulled = None
-                elif group.closed:
+                elif group.closed or (
+                    leaves_early and len(group.workers) > 1 and (actor is _NO_ACTOR or not actor.widens)
+                ):
                     return
                 else:
                     await group.wait_for_work()
@@ -159,7 +168,17 @@ class Worker(current.Position):
                         if mode == ASYNC and not traced:
                             slot = actor.slot
                             if actor.line is not None and deadline is None and budget > LONGEST_LINE:
-                                actor, value, hops = await actor.line(self, frame, values)
+                                self.budget = budget
+                                going = actor.line(self, frame, values)
+                                frame, values = _NO_FRAME, NOTHING  # the line may go on to further items
+                                come = await going
+                                budget = self.budget
+                                if come is None:
+                                    break
+                                assert self.frame is not None
+                                frame = self.frame
+                                values = frame.values
+                                actor, value, hops = come
                                 budget -= hops
                             elif slot >= 0:
                                 value = await actor.fn(values[slot])
@@ -174,12 +193,14 @@ class Worker(current.Position):
                                 budget = 0
                         else:
                             value = await actor.invoke(self, actor, frame)
-                    except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
+                    except BaseException as error:
                         failure = error
-                        if actor.line is not None and self.actor is not None:
-                            actor = self.actor  # it may have come further
+                        if frame is _NO_FRAME:
+                            if self.frame is None or self.actor is None:  # it came between two items of the line
+                                raise
+                            frame, actor, budget = self.frame, self.actor, self.budget
                             cut_line(error)
-                    if failure is not None or self.cancels or frame.state != "running":  # a late result is discarded
+                    if failure is not None or frame.state != "running":  # a late result is discarded
                         stopped = self._is_stopped(undisturbed)
                         self._end_without_result(actor, frame, failure, stopped=stopped)
                         break
@@ -207,7 +228,15 @@ class Worker(current.Position):
                         frame.listener.frame_done(frame)
                     else:
                         values[actor.out] = value
-                        if actor.consumers:
+                        join = actor.join
+                        if join >= 0 and (left := frame.missing[join]) > 1:
+                            # `_distribute` written out for a branch that is not the last.
+                            frame.missing[join] = left - 1
+                            for slot in actor.reads:
+                                left = frame.readers[slot] = frame.readers[slot] - 1
+                                if not left:
+                                    values[slot] = None
+                        elif actor.consumers:
                             following, full = self._distribute(actor, frame)
                         else:
                             self._finish(actor, frame)
@@ -236,7 +265,7 @@ class Worker(current.Position):
                     if self._nested:
                         raise asyncio.CancelledError
                     return
-                if budget <= 0:
+                if budget <= LONGEST_LINE:  # so that the next frame can go through a whole line
                     budget = BUDGET
                     await self._let_others_run()
         finally:
@@ -245,12 +274,38 @@ class Worker(current.Position):
             self.group = _NO_GROUP
             group.left(self)
 
+    def next_item(self, actor: NodeActor) -> Frame | None:
+        """Take the next item from the feed, if it begins in `actor` and `run` has nothing to do before.
+
+        This is what `run` does between two items that go through one line of nodes, which has ended the first.
+        """
+        group, task = self.group, self.task
+        assert group.feed is not None
+        assert task is not None
+        if group.ready or self.budget <= LONGEST_LINE or task.cancelling() != self.undisturbed or actor.mode != ASYNC:
+            return None
+        if not group.armed:
+            group.arm()
+        pulled = group.feed.pull(self)
+        if pulled is None:
+            if not group.ready and group.feed is not None:  # pyright: ignore[reportUnnecessaryComparison] - see `run`
+                self.budget = 0
+            return None
+        first, frame = pulled
+        if first is not actor:
+            group.enqueue(first, frame)
+            return None
+        self.frame, self.actor = frame, actor
+        return frame
+
     def _finish(self, actor: NodeActor, frame: Frame) -> None:
         """Count a step without readers as done; the last one finishes the frame."""
-        for slot in actor.reads:
-            frame.release(slot)
-        frame.sinks_left -= 1
-        if not frame.sinks_left:
+        if frame.sinks_left > 1:
+            frame.sinks_left -= 1
+            for slot in actor.reads:
+                frame.release(slot)
+        else:  # the frame has ended, and gives up all of its slots at once
+            frame.sinks_left = 0
             self.frame = None
             frame.finish()
 
@@ -290,11 +345,14 @@ class Worker(current.Position):
         """
         following: NodeActor | None = None
         full: tuple[NodeActor, ...] = ()
-        for slot in actor.reads:
-            frame.release(slot)
+        readers, missing = frame.readers, frame.missing
+        for slot in actor.reads:  # `Frame.release` written out
+            readers[slot] -= 1
+            if not readers[slot]:
+                frame.values[slot] = None
         for consumer in actor.consumers:
-            frame.missing[consumer.index] -= 1
-            if frame.missing[consumer.index]:
+            missing[consumer.index] -= 1
+            if missing[consumer.index]:
                 continue
             limiter = consumer.limiter
             if limiter.free > 0:
@@ -415,11 +473,11 @@ class Worker(current.Position):
 #
 # How many workers are there? As many as there are handlers suspended at the same time, plus one. They are not counted:
 # a worker that leaves work in `ready` schedules one callback. When that runs, the loop has control again, so all
-# workers are suspended, and if there is still work, one more worker is needed. A node that never suspends keeps one.
+# workers are suspended, and if there is still work, one more worker is needed. A node that never suspends keeps one. If
+# handlers suspend and return at once, a few workers do all: more are made only for what these would leave for long. In
+# the group of one frame, a worker that finds no work ends, unless a step behind it may need several workers again.
 
 _NONE_FULL: list[NodeActor] = []
-# The queue of a group before its first `enqueue`; it stays empty. It saves the 760 bytes of a deque for each call.
-NOTHING_READY: deque[tuple[NodeActor, Frame]] = deque()
 
 
 class Feed(Protocol):
@@ -499,6 +557,7 @@ class WorkerGroup:
     detached: "DetachedStep | None" = None
     events: Any = None
     is_exclusive = False
+    _left_over = 0  # how many frames the last look for workers has left to those that there were
     waited_for_in: "set[WorkerGroup] | None" = None
 
     def __init__(
@@ -584,7 +643,20 @@ class WorkerGroup:
         elif not entries:
             frame.finish()
             return _NONE_FULL
-        return [actor for actor in entries if not actor.enter(frame)]
+        full: list[NodeActor] = []
+        if self.ready is NOTHING_READY:
+            self.ready = deque()
+        ready = self.ready
+        for actor in entries:  # `NodeActor.enter` and `enqueue` written out
+            limiter = actor.limiter
+            if limiter.free > 0:
+                limiter.free -= 1
+                ready.append((actor, frame))
+            elif not actor.offer(frame):
+                full.append(actor)
+        if ready and not self.armed:
+            self.arm()
+        return full
 
     def cancel_workers(self, frame: Frame) -> int:
         """Cancel all workers that run a handler of `frame`; return how many there are."""
@@ -638,26 +710,33 @@ class WorkerGroup:
         wanted += len(self.ready)
         self.armed = False  # only now: while the feed puts frames into `ready`, it need not arm the group
         if not wanted:
+            self._left_over = 0
             return
         if self.runnable:  # a worker is about to run; look again after that
             self.arm()
             return
-        if not self._wake(wanted):
+        more = self._wake(wanted)  # if there is an idle worker, one may be enough for all the work
+        if not more:
             # Doubling their number reaches any number of workers in a few turns of the loop, and makes few in vain if
             # handlers suspend only now and then.
-            for _ in range(min(wanted, max(1, len(self.workers)))):
+            more = min(wanted, max(1, len(self.workers)))
+            taken = self._left_over - wanted
+            if taken > 0:  # handlers return at once, so the workers will soon take more
+                more = max(0, min(more, wanted // TURNS - taken))
+            for _ in range(more):
                 self.hire()
+        self._left_over = wanted - more
         self.arm()
 
-    def _wake(self, wanted: int) -> bool:
-        """Wake up to `wanted` idle workers; return whether there was any, since one may be enough for all the work."""
+    def _wake(self, wanted: int) -> int:
+        """Wake up to `wanted` idle workers; return how many there were."""
         before = self.runnable
         while self._idle and self.runnable - before < wanted:
             future = self._idle.pop()
             if not future.done():
                 self.runnable += 1
                 future.set_result(None)
-        return self.runnable > before
+        return self.runnable - before
 
     def hire(
         self,
@@ -684,7 +763,8 @@ class WorkerGroup:
         if eagerly:
             start_eagerly(self.loop, worker.run(), context)
         else:
-            worker.task = start_task(self.loop, worker.run(), context=context)
+            # With a name, because asyncio takes half a microsecond to make one up.
+            worker.task = start_task(self.loop, worker.run(), name="penstock-worker", context=context)
 
 
 def _ignore(group: WorkerGroup) -> None:

@@ -12,10 +12,10 @@ from opentelemetry.trace import Span
 from ..actors.current import calling_actor, enclosing_frame, is_detached, source
 from ..actors.frame import AnyDeployment, Frame, Listener
 from ..actors.invocation import Carrier, DetachedStep, outcome_of
-from ..actors.node_actor import NodeActor
+from ..actors.node_actor import NOTHING_READY, NodeActor
 from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
-from ..actors.worker import NOTHING_READY, WorkerGroup
+from ..actors.worker import WorkerGroup
 from ..telemetry import metrics, spans
 from .options import ExecutionOptions
 from .program import Wired

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _epoch = 0
 
 
+_REFS = frozenset({Ref, PendingRef})
 _REPLACED = "testing.replace has replaced or restored a node"
 
 
@@ -215,13 +216,18 @@ class Graph(Generic[P, R_co]):
             call = Call(self, self._bound(args, kwargs))
             tracer.pending[call] = call_location()
             return call
-        return Call(self, self._arguments(args, kwargs))
+        # `_arguments` written out.
+        arguments: tuple[Any, ...] = args if len(args) == self._arity and not kwargs else self._bound(args, kwargs)
+        for arg in arguments:
+            if type(arg) in _REFS:
+                refuse_leak("graph", self.name, cast("Any", arg))
+        return Call(self, arguments)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
         """Return the arguments in the order of the parameters, for a call outside of a trace: all must be values."""
         arguments = args if len(args) == self._arity and not kwargs else self._bound(args, kwargs)
         for arg in arguments:
-            if type(arg) is Ref or type(arg) is PendingRef:
+            if type(arg) in _REFS:
                 refuse_leak("graph", self.name, arg)
         return arguments
 

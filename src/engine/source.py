@@ -3,6 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, TypeAlias
 
 from .._errors import NodeCancelledError, OptionsError
@@ -334,6 +335,7 @@ class PulledSource:
         # Different workers step a generator, but always in this one context, in which it may set variables.
         self._context = group.context.copy()
         self._iterator: Iterator[Any] = self._context.run(iter, calls)
+        self._next_call: Callable[[], Any] = partial(self._context.run, next, self._iterator)
         self._window = window
         self._group = group
         self._prepare = prepare
@@ -342,7 +344,11 @@ class PulledSource:
         # Items with spans or a deadline cannot run inside of `pull`: a worker has to look after these between steps.
         self._may_run = deadline is None and not group.traced and window.ordered
         self._wired: dict[Graph[..., Any], Wired] = {}
-        self._entry: NodeActor | None = None  # the actor in which the last item began
+        # Of the last item: its graph, the actors, the one in which it began, and the only one if it may run here.
+        self._graph: Graph[..., Any] | None = None
+        self._actors: Wired | None = None
+        self._entry: NodeActor | None = None
+        self._chain: NodeActor | None = None
         self._asked_for: Call[Any] | None = None  # a call from the source that could not be started yet
         self._blocked: tuple[Frame, list[NodeActor]] | None = None  # an item, and the full inboxes that it has to enter
         self._stopped: asyncio.Future[None] = group.loop.create_future()
@@ -384,46 +390,43 @@ class PulledSource:
         Returns:
             None if there is no item now, or if the items were run here or put into an inbox.
         """
-        window, group, wired_for = self._window, self._group, self._wired
-        run_in_context, iterator = self._context.run, self._iterator
-        while window.submitted < window.limit:
+        window, group = self._window, self._group
+        while (index := window.submitted) < window.limit:
             call = self._asked_for
             if call is None:
                 try:
-                    call = run_in_context(next, iterator)
+                    call = self._next_call()
                 except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
                     self._stop(_Ended() if isinstance(error, StopIteration) else error)
                     return None
             else:
                 self._asked_for = None
-            wired = wired_for.get(call.graph) if call.__class__ is Call else None
-            if wired is None:
+            if (call.__class__ is not Call or call.graph is not self._graph) and not self._goes_on_with(call):
                 self._asked_for = call
                 self._stop(None)
                 return None
-            if self._may_run and position is not None:
-                chain = wired.chain
-                # The first item goes the longer way, through a worker, which looks at each function of the chain.
-                if chain is not None and chain.completed and chain.limiter.free > 0:
-                    self._burst(call, wired, chain, position)
-                    return None
-            entry = self._entry = wired.only_entry
-            has_place = entry is not None and entry.limiter.free > 0
-            if not has_place and entry is not None and entry.inbox.room:
+            wired, chain, entry = self._actors, self._chain, self._entry
+            assert wired is not None
+            # The first item goes the longer way, through a worker, which looks at each function of the chain.
+            if chain is not None and chain.completed and chain.limiter.free > 0 and position is not None:
+                self._burst(call, wired, chain, position)
+                return None
+            if entry is not None and entry.limiter.free > 0:
+                # `ReorderWindow.new_frame` written out, as in `_burst`; nothing is reserved by workers.
+                entry.limiter.free -= 1
+                window.submitted = index + 1
+                frame = window.frames[index] = Frame(wired.program, call.arguments, group, window, index, self._parent)
+                if self._deadline is not None:
+                    frame.deadline = self._deadline
+                return entry, frame
+            if entry is not None and entry.inbox.room:
                 self._fill(call, wired, entry)
                 if group.feed is not None and window.submitted >= window.limit:
                     self._wait_for_room()
                 return None  # the loop gets its turn
-            # `ReorderWindow.new_frame` written out, as in `_burst`; nothing is reserved by workers.
-            index = window.submitted
-            window.submitted = index + 1
-            frame = window.frames[index] = Frame(wired.program, call.arguments, group, window, index, self._parent)
+            frame = window.new_frame(wired, call.arguments, group, self._parent)
             if self._deadline is not None:
                 frame.deadline = self._deadline
-            if has_place:
-                assert entry is not None
-                entry.limiter.free -= 1
-                return entry, frame
             full = group.start(frame, wired.entries)
             if full:
                 self._blocked = frame, full
@@ -433,6 +436,15 @@ class PulledSource:
                 return None
         self._wait_for_room()
         return None
+
+    def _goes_on_with(self, call: Any) -> bool:
+        """Note the actors of a call of another graph than the last one; return False if they are not known yet."""
+        wired = self._wired.get(call.graph) if call.__class__ is Call else None
+        if wired is None:
+            return False
+        self._graph, self._actors, self._entry = call.graph, wired, wired.only_entry
+        self._chain = wired.chain if self._may_run else None
+        return True
 
     def wanted(self) -> int:
         """Return how many workers would get an item now, supposing that items begin in the same actor as the last."""
@@ -456,7 +468,7 @@ class PulledSource:
         # once.
         window, group, parent = self._window, self._group, self._parent
         graph, program, frames, run = call.graph, wired.program, window.frames, chain.run
-        run_in_context, iterator = self._context.run, self._iterator
+        next_call = self._next_call
         index = window.submitted
         ends_at = min(index + _BURST, window.limit)
         position.actor = chain
@@ -484,7 +496,7 @@ class PulledSource:
                     chain.was_slow = False
                     return
                 try:
-                    call = run_in_context(next, iterator)
+                    call = next_call()
                 except BaseException as error:  # noqa: BLE001 - it ends the stream, as in `pull`
                     self._stop(_Ended() if isinstance(error, StopIteration) else error)
                     return
@@ -498,7 +510,7 @@ class PulledSource:
         """Put items into the inbox of their first actor, all at once, as many as it has room for."""
         window, group, parent, deadline = self._window, self._group, self._parent, self._deadline
         graph, program, waiting = call.graph, wired.program, window.frames
-        run_in_context, iterator = self._context.run, self._iterator
+        next_call = self._next_call
         index = window.submitted
         ends_at = min(index + entry.inbox.room, index + _BURST, window.limit)
         frames: list[Frame] = []
@@ -513,7 +525,7 @@ class PulledSource:
                 if index >= ends_at:
                     return
                 try:
-                    call = run_in_context(next, iterator)
+                    call = next_call()
                 except BaseException as error:  # noqa: BLE001 - it ends the stream, as in `pull`
                     self._stop(_Ended() if isinstance(error, StopIteration) else error)
                     return

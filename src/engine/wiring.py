@@ -9,7 +9,7 @@ from ..actors.channel import Channel
 from ..actors.current import starts_tasks
 from ..actors.frame import Frame
 from ..actors.generators import reading
-from ..actors.invocation import LONGEST_LINE, Hedging, Link, compose, compose_line
+from ..actors.invocation import LONGEST_LINE, SHORTEST_PART, Hedging, Link, compose, compose_line
 from ..actors.node_actor import AHEAD_ITEMS, ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Cache, Policy
@@ -105,6 +105,10 @@ class Wiring:
                 actor.consumers = tuple(actors[index] for index in unit.consumers)
                 if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
                     actor.successor = actor.consumers[0]
+                elif len(actor.consumers) == 1:
+                    actor.join = unit.consumers[0]
+            for actor in reversed(actors):
+                actor.widens = len(actor.consumers) > 1 or any(consumer.widens for consumer in actor.consumers)
             entries = tuple(actors[index] for index in program.entries)
             if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
                 actors[-1].ends_line = True
@@ -358,22 +362,34 @@ class Wiring:
 
 
 def _compose_lines(actors: Sequence[NodeActor]) -> None:
-    """Give the first node of each line of async nodes a function that takes items through the line."""
+    """Give the first async node of each line of nodes a function that takes items through the line."""
+    consumers = {consumer for actor in actors for consumer in actor.consumers}
     behind_others = {actor.successor for actor in actors if _goes_on(actor)}
     for first in actors:
-        if first in behind_others or first.slot < 0:
+        if first in behind_others:
             continue
         line = [first]
         while line[-1].successor is not None and _goes_on(line[-1]):
             line.append(line[-1].successor)
-        for begin in range(0, len(line) - 1, LONGEST_LINE):
-            if len(part := line[begin : begin + LONGEST_LINE]) > 1:
-                part[0].line = compose_line(part)
+        while line:
+            if line[0].mode != ASYNC or line[0].slot < 0:
+                del line[0]
+                continue
+            part, line = line[:LONGEST_LINE], line[LONGEST_LINE:]
+            is_whole = part[0] not in consumers and part[-1].ends_line
+            if len(part) >= (2 if is_whole else SHORTEST_PART):
+                part[0].line = compose_line(part, is_whole=is_whole)
 
 
 def _goes_on(actor: NodeActor) -> bool:
     following = actor.successor
-    return actor.mode == ASYNC and following is not None and following.mode == ASYNC and following.slot == actor.out
+    return (
+        following is not None
+        and actor.mode in (ASYNC, INLINE)
+        and (following.mode == INLINE or (following.mode == ASYNC and following.slot == actor.out))
+        # An item that goes on needs a place before it gives back its own. Two of one limit are often not to be had.
+        and following.limiter is not actor.limiter
+    )
 
 
 def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:

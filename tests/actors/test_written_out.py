@@ -2,6 +2,7 @@
 
 import asyncio
 import traceback
+import weakref
 from contextvars import copy_context
 from typing import Any
 
@@ -28,6 +29,16 @@ async def right(x: int) -> int:
 @ps.graph
 async def line(x: int) -> int:
     return await left(x)
+
+
+@ps.node
+def negated(x: int) -> int:
+    return -x
+
+
+@ps.graph
+async def plain(x: int) -> int:
+    return negated(x)
 
 
 @ps.graph
@@ -66,29 +77,45 @@ async def test_a_worker_begins_as_the_position_that_it_is() -> None:
     assert group.workers == (worker,)
 
 
-async def after_a_storm(stages: int, failing: int, *, concurrency: int | None) -> list[object]:
-    """Send items through a line of nodes: most end well, some fail, some are cancelled; return all that is seen."""
+Numbers = tuple[int, ...]
 
-    def stage(number: int) -> ps.Node[[int], int]:
-        @ps.node(name=f"stage{number}", concurrency=concurrency if number % 2 else None)
-        async def pass_on(x: int) -> int:
+
+def stage(number: int, failing: int, concurrency: int | None, *, hangs: bool, is_plain: bool) -> Any:
+    """Return a node of a line; some items fail at the failing one, and some wait there for ever or for a turn."""
+
+    if is_plain:
+
+        @ps.node(name=f"stage{number}")
+        def step(x: int) -> int:
             if number == failing and x % 3 == 1:
                 raise ValueError(x)
-            if number == failing and x % 3 == 2:
-                await asyncio.Event().wait()
-            elif x % 5 == 0:
-                await asyncio.sleep(0)
-            node = ps.current().node
-            return x + 1000 * (node == f"stage{number}")
+            return x + 1000 * (ps.current().node == f"stage{number}")
 
-        return pass_on
+        return step
 
-    nodes = [stage(number) for number in range(stages)]
+    @ps.node(name=f"stage{number}", concurrency=concurrency if number % 2 else None)
+    async def pass_on(x: int) -> int:
+        if number == failing and x % 3 == 1:
+            raise ValueError(x)
+        if number == failing and x % 3 == 2 and hangs:
+            await asyncio.Event().wait()
+        elif x % 5 == 0:
+            await asyncio.sleep(0)
+        node = ps.current().node
+        return x + 1000 * (node == f"stage{number}")
+
+    return pass_on
+
+
+async def after_a_storm(stages: int, failing: int, plain_ones: Numbers, *, concurrency: int | None) -> list[object]:
+    """Send items through a line of nodes: most end well, some fail, some are cancelled; return all that is seen."""
+    nodes = [stage(number, failing, concurrency, hangs=True, is_plain=number in plain_ones) for number in range(stages)]
 
     @ps.graph
     async def whole(x: int) -> int:
         for node in nodes:
-            x = await node(x)
+            step = node(x)
+            x = await step if node.is_async else step
         return x
 
     async with engine.deploy(whole, max_in_flight=30) as service:
@@ -112,10 +139,122 @@ async def after_a_storm(stages: int, failing: int, *, concurrency: int | None) -
 
 
 @pytest.mark.parametrize("concurrency", [None, 1, 3])
-@pytest.mark.parametrize(("stages", "failing"), [(2, 0), (2, 1), (5, 2), (19, 15), (19, 16), (19, 18)])
+@pytest.mark.parametrize(
+    ("stages", "failing", "plain_ones"),
+    [
+        (2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 15, ()), (19, 16, ()), (19, 18, ()),
+        (2, 1, (1,)), (5, 2, (1, 3)), (5, 3, (1, 3)), (6, 4, (0, 2, 3, 5)), (19, 16, (2, 15, 16)),
+    ],
+)  # fmt: skip
 async def test_a_line_does_what_its_nodes_do_one_by_one(
-    stages: int, failing: int, concurrency: int | None, monkeypatch: pytest.MonkeyPatch
+    stages: int, failing: int, plain_ones: Numbers, concurrency: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    written_out = await after_a_storm(stages, failing, concurrency=concurrency)
+    written_out = await after_a_storm(stages, failing, plain_ones, concurrency=concurrency)
     monkeypatch.setattr("penstock.engine.wiring._compose_lines", lambda actors: None)
-    assert written_out == await after_a_storm(stages, failing, concurrency=concurrency)
+    assert written_out == await after_a_storm(stages, failing, plain_ones, concurrency=concurrency)
+
+
+async def after_a_stream(
+    stages: int, failing: int, plain_ones: Numbers, *, concurrency: int | None, size: int
+) -> list[object]:
+    """Stream items through a line of nodes and, now and then, through other graphs; return all that is seen."""
+    nodes = [
+        stage(number, failing, concurrency, hangs=False, is_plain=number in plain_ones) for number in range(stages)
+    ]
+
+    @ps.graph
+    async def whole(x: int) -> int:
+        for node in nodes:
+            step = node(x)
+            x = await step if node.is_async else step
+        return x
+
+    calls = ((plain if x % 97 == 0 else line if x % 31 == 0 else whole)(x) for x in range(600))
+    async with engine.stream(calls, on_error="skip", max_in_flight=size) as stream:
+        outcomes = [
+            (one.index, one.value, repr(one.error), getattr(one.error, "__notes__", None))
+            async for one in stream.outcomes()
+        ]
+        actors = [(one.node, one.completed, one.failed, one.in_flight) for one in stream.statistics().actors]
+    return [outcomes, actors]
+
+
+@pytest.mark.parametrize("concurrency", [None, 2])
+@pytest.mark.parametrize("size", [1, 64])
+@pytest.mark.parametrize(
+    ("stages", "failing", "plain_ones"),
+    [(2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 18, ()), (2, 1, (1,)), (5, 3, (1, 3)), (6, 5, (0, 2, 3, 5))],
+)
+async def test_a_line_takes_the_items_of_a_stream_as_its_nodes_do_one_by_one(
+    stages: int,
+    failing: int,
+    plain_ones: Numbers,
+    size: int,
+    concurrency: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    written_out = await after_a_stream(stages, failing, plain_ones, concurrency=concurrency, size=size)
+    assert len(written_out[0]) == 600  # type: ignore[arg-type]
+    monkeypatch.setattr("penstock.engine.wiring._compose_lines", lambda actors: None)
+    assert written_out == await after_a_stream(stages, failing, plain_ones, concurrency=concurrency, size=size)
+
+
+async def test_a_line_that_waits_with_an_item_has_let_go_of_the_one_before() -> None:
+    class Value:
+        pass
+
+    values = [Value() for _ in range(4)]
+    may_return = asyncio.Event()
+
+    @ps.node
+    async def wait_with_the_last(value: Value) -> Value:
+        if value is values[-1]:
+            await may_return.wait()
+        return value
+
+    @ps.graph
+    async def twice(value: Value) -> Value:
+        return await wait_with_the_last(await wait_with_the_last(value))
+
+    async with engine.stream(twice(value) for value in list(values)) as stream:
+        for _ in range(3):
+            await anext(stream)
+        await testing.wait_quiescent()
+        known = [weakref.ref(value) for value in values]
+        kept = values.pop()
+        values[:] = [kept]
+        assert [one() for one in known] == [None, None, None, kept]
+        may_return.set()
+        assert await anext(stream) is kept
+
+
+@pytest.mark.parametrize("last", [1, 2])
+async def test_an_item_that_ends_in_a_line_goes_no_further(last: int) -> None:
+    begun: list[int] = []
+
+    def step(number: int) -> ps.Node[[int], int]:
+        @ps.node(name=f"step{number}")
+        async def pass_on(x: int) -> int:
+            begun.append(number)
+            if number == last:
+                call.cancel()
+                try:
+                    await asyncio.sleep(0)
+                except asyncio.CancelledError:
+                    return x  # a handler that swallows the cancellation
+            return x
+
+        return pass_on
+
+    nodes = [step(number) for number in range(3)]
+
+    @ps.graph
+    async def whole(x: int) -> int:
+        for node in nodes:
+            x = await node(x)
+        return x
+
+    call = asyncio.ensure_future(engine.run(whole(1)))
+    await asyncio.wait([call])
+    assert call.cancelled()
+    assert begun == list(range(last + 1))

@@ -65,6 +65,26 @@ MUTANTS = [
         "tests/promises/test_promise_1_one_outcome.py",
     ),
     Mutant(
+        "an item that has ended goes no further in its line",
+        "actors/invocation.py", '"if free <= 0 or not values:"', '"if free <= 0:"',
+        "tests/actors/test_written_out.py::test_an_item_that_ends_in_a_line_goes_no_further",
+    ),
+    Mutant(
+        "a line that never waits gives the loop its turn",
+        "actors/worker.py", "self.budget <= LONGEST_LINE or", "",
+        "tests/promises/test_promise_7_nothing_blocks_the_loop.py",
+    ),
+    Mutant(
+        "a line takes no item in a task that was cancelled",
+        "actors/worker.py", "or task.cancelling() != self.undisturbed or", "or",
+        "tests/runtime/test_handlers_keep_their_task.py",
+    ),
+    Mutant(
+        "branches that wait do not wait for each other",
+        "actors/worker.py", "            if taken > 0:", "            if True:",
+        "tests/runtime/test_handlers_keep_their_task.py",
+    ),
+    Mutant(
         "a node has as many attempts as it asked for",
         "actors/invocation.py", "attempt >= retry.attempts", "attempt > retry.attempts",
         "tests/promises/test_promise_4_exactly_once.py",

@@ -99,6 +99,13 @@ async def plain_hops(x: int) -> int:
 
 
 @ps.graph
+async def line_hops(x: int) -> int:
+    for _ in range(8):
+        x = await never_waits(x)
+    return x
+
+
+@ps.graph
 async def mixed_hops(x: int) -> int:
     return await never_waits(await waits(await never_waits(x)))
 
@@ -118,7 +125,7 @@ def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explor
 
     async def main() -> int:
         rng = random.Random(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
-        graph: ps.Graph[[int], Any] = rng.choice([hops, plain_hops, mixed_hops, looping_hops, mapping_hops])
+        graph: ps.Graph[[int], Any] = rng.choice([hops, plain_hops, line_hops, mixed_hops, looping_hops, mapping_hops])
         size = 10 if graph in (looping_hops, mapping_hops) else 100
         turns.most = 0
         turns.watch()

@@ -228,7 +228,8 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_item_only() -> None
     assert "'suicide'" in raised.value.__notes__[0]
 
 
-async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_other_item() -> None:
+@pytest.mark.parametrize("is_last", [True, False])
+async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_other_item(is_last: bool) -> None:
     @ps.node
     async def suicide(x: int) -> int:
         if x % 2:
@@ -239,12 +240,13 @@ async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_othe
 
     @ps.node
     async def wait(x: int) -> int:
-        await asyncio.sleep(0)
+        if not is_last or x == 4:
+            await asyncio.sleep(0)
         return x
 
     @ps.graph
     async def line(x: int) -> int:
-        return await wait(await suicide(x))
+        return await suicide(await wait(x)) if is_last else await wait(await suicide(x))
 
     async with engine.stream((line(x) for x in range(10)), max_in_flight=3) as results:
         outcomes = [outcome async for outcome in results.outcomes()]
@@ -356,3 +358,101 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         assert await service(2) == 2
+
+
+def fan_out(branch: ps.Node[[int], object], *, layers: int = 1) -> ps.Graph[[int], int]:
+    """Return a graph of 32 branches and a join, once or several times in a row."""
+
+    @ps.node
+    def join(parts: list[object]) -> int:
+        return len(parts)
+
+    @ps.graph
+    async def layered(x: int) -> int:
+        for _ in range(layers):
+            x = join([await branch(x) for _ in range(32)])
+        return x
+
+    return layered
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+async def test_branches_that_return_at_once_share_a_few_tasks(layers: int) -> None:
+    tasks = set()
+
+    @ps.node
+    async def suspend_once(x: int) -> int:
+        tasks.add(asyncio.current_task())
+        await asyncio.sleep(0)
+        return x
+
+    assert await engine.run(fan_out(suspend_once, layers=layers)(1)) == 32
+    assert len(tasks) <= 10 + 2 * (layers - 1)
+
+
+async def test_branches_that_wait_have_all_begun_within_a_few_turns_of_the_loop() -> None:
+    may_return = asyncio.Event()
+    begun = 0
+
+    @ps.node
+    async def wait(x: int) -> int:
+        nonlocal begun
+        begun += 1
+        await may_return.wait()
+        return x
+
+    call = asyncio.ensure_future(engine.run(fan_out(wait)(1)))
+    for _ in range(12):
+        await asyncio.sleep(0)
+    assert begun == 32
+    may_return.set()
+    assert await call == 32
+
+
+async def test_branches_behind_some_that_return_at_once_do_not_wait_for_their_tasks_for_long() -> None:
+    may_return = asyncio.Event()
+    begun = 0
+
+    @ps.node
+    async def some_wait(x: int) -> int:
+        nonlocal begun
+        begun += 1
+        if begun % 8:
+            await may_return.wait()
+        else:
+            await asyncio.sleep(0)
+        return x
+
+    call = asyncio.ensure_future(engine.run(fan_out(some_wait)(1)))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert begun == 32
+    may_return.set()
+    assert await call == 32
+
+
+@pytest.mark.parametrize("mode", MODES)
+async def test_tasks_end_when_the_branches_that_are_left_need_none(mode: str) -> None:
+    may_return = [asyncio.Event() for _ in range(2)]
+    begun = 0
+    working: set[asyncio.Task[object]] = set()
+
+    @ps.node
+    async def wait(x: int) -> int:
+        nonlocal begun
+        begun += 1
+        task = asyncio.current_task()
+        assert task is not None
+        working.add(task)
+        await may_return[begun == 32].wait()
+        return x
+
+    call = asyncio.ensure_future(through(mode, fan_out(wait)(1)))
+    await testing.wait_quiescent()
+    assert (begun, len(working)) == (32, 32)
+    may_return[0].set()
+    await testing.wait_quiescent()
+    if mode != "stream":  # its tasks wait for further items
+        assert sum(not task.done() for task in working) == 1
+    may_return[1].set()
+    assert await call == 32

@@ -434,7 +434,8 @@ class NodeProfile:
         count: how many items it finished with a result.
         errors: how many items ended here with an error.
         busy_seconds: the time in its handler over all items, including waits; in a thread, also the wait for a
-            free one; in a worker process, from its begin there. None for a node that gives or reads a stream, whose time would include that of other nodes.
+            free one; in a worker process, from its begin there. None for a node that gives or reads a stream, whose
+            time would include that of other nodes.
         busy_share: `busy_seconds` divided by the place-seconds: how many items the node may have at a time, times the
             seconds for which its scopes were open inside of the profile. 1 means always busy. A node without a limit
             counts as one place; its share is the number of items that it had at a time, on average. None if
