@@ -15,7 +15,7 @@ from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NodeTim
 from ..telemetry import spans
 from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution
 from .current import Position, source
-from .frame import Frame, Interruption, foreign_cancel
+from .frame import NOTHING, Frame, Interruption, foreign_cancel
 from .loop_host import LoopHost
 from .own_loops import Request
 from .policy import Hedge
@@ -1200,8 +1200,18 @@ class DetachedStep:
         actor, frame = self._over()
         actor.completed += 1
         if actor.ends_line:
-            actor.limiter.release()
-            frame.end_with(value)
+            # `Limiter.release` and `Frame.end_with` written out, as all calls of a batch end in one turn of the loop.
+            limiter = actor.limiter
+            if limiter.waiting:
+                limiter.release()
+            else:
+                limiter.free += 1
+            frame.result = value
+            frame.state = "done"
+            frame.values = NOTHING
+            if frame.timer is not None:
+                frame.timer.cancel()
+            frame.listener.frame_done(frame)
             return
         frame.values[actor.out] = value
         for slot in actor.reads:
@@ -1234,5 +1244,8 @@ class DetachedStep:
         # None if the step could not begin. A `Request` has always returned: its actor runs on the loop.
         if call is not None and not call.returned and not isinstance(call, Request):
             abandon(call, actor)
-        executed(actor, self._began, frame)
+        ended = perf_counter()
+        actor.busy_seconds += ended - self._began  # as in `executed`
+        if actor.sampler is not None:
+            actor.sampler.add(self._began, ended, frame, frame.group.loop)
         return actor, frame

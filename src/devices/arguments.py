@@ -879,6 +879,7 @@ class Arguments:
         self._by_keyword = tuple(
             i for i, one in enumerate(self.names) if found[one].kind is inspect.Parameter.KEYWORD_ONLY
         )
+        self._last: _LastItem | None = None
         self.stacker = None
         if batch is not None:
             if self.names and {*self.names} <= {*static, *shared}:
@@ -922,12 +923,29 @@ class Arguments:
             ValueError: an argument is too long.
         """
         assert self.stacker is not None
-        shared = self._shared_of(values)
-        item = self.stacker.item(self._stacked_of(values), current(), shared)
+        last = self._last
+        if last is not None:  # nearly always an item is like the last one, and to see that takes less than what follows
+            for position, version in last.versions:
+                if id(values[position]) != version:
+                    break
+            else:
+                for position, dtype, shape in last.kinds:
+                    array = values[position]
+                    if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
+                        break
+                else:
+                    arrays, shared = self._stacked_of(values), self._shared_of(values)
+                    return BatchItem(last.signature, arrays, (), True, last.size_bytes, shared), last.group
+        arrays, shared = self._stacked_of(values), self._shared_of(values)
+        item = self.stacker.item(arrays, current(), shared)
         # A batch has one version of each shared argument. Versions are compared by identity.
-        versions: Iterable[Any] = map(id, shared)
+        versions = [*map(id, shared)]
         if len(self.shared) > len(self.parameters):
             versions = [self._version(i, value) for i, value in zip(self.shared, shared, strict=True)]
+        elif not self.stacker.padded and all(map(_is_of_any_configuration, arrays)):
+            kinds = [(i, array.dtype, array.shape) for i, array in zip(self.stacked, arrays, strict=True)]
+            known = [*zip(self.shared, versions, strict=True)]
+            self._last = _LastItem(kinds, known, item.signature, item.size_bytes, (item.signature, *versions))
         return item, (item.signature, *versions)
 
     def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
@@ -973,6 +991,21 @@ class Arguments:
         by_name = dict(zip(self.masks, masks, strict=False))
         by_name.update({self.names[i]: values[i] for i in self._by_keyword})
         return fn(*[value for i, value in enumerate(values) if i not in self._by_keyword], **by_name)
+
+
+class _LastItem(NamedTuple):
+    """What the last item was like, and so the next one as well, as a rule. It holds no array."""
+
+    kinds: list[tuple[int, Any, tuple[int, ...]]]  # position, dtype and shape of each argument that is stacked
+    versions: list[tuple[int, int]]  # position and identity of each of the others
+    signature: ItemSignature
+    size_bytes: int
+    group: Hashable
+
+
+def _is_of_any_configuration(array: object) -> bool:
+    """Return whether it is an array whose dtype JAX takes as it is; numbers of 64 bits may become such of 32."""
+    return type(array) is np.ndarray and array.dtype.itemsize <= 4  # pyright: ignore[reportUnknownMemberType]
 
 
 def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -159,7 +159,8 @@ class DeviceFunction:
         if jitted is None or jitted.placement is not placement or placement.mesh is not None:
             kept = None if placement.mesh is None else _kept(args, placement.mesh)
             jitted = self._jitted = _jitted(self._fn, placement, self._donate_argnums, kept)
-        call = DeviceCall(device.loop, jitted, args, hands_on=not self._ready, size_bytes=size_on_host(args))
+        call = DeviceCall(device.loop, jitted, args, size_on_host(args))
+        call.hands_on = not self._ready
         call.wait = spans.waiting()
         if collectors.running and (actor := calling_actor()) is not None:
             call.sampler, call.frame = actor.sampler, enclosing_frame()

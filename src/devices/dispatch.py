@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from time import perf_counter, thread_time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -1086,7 +1086,7 @@ class BatchJob(Job):
     Args:
         jitted: the function that it runs.
         device: the device that it runs on.
-        calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
+        calls: the calls; the arguments of each are a `BatchItem`, and all are of one group.
         on_over: called on the loop with the job when it is over.
         arguments: how the batch items become the arguments of the program.
         size: rows of the batch, padding included.
@@ -1126,8 +1126,8 @@ class BatchJob(Job):
     def _items(self) -> list[BatchItem]:
         """Return the items to be stacked. If the computation of an item's array has failed, only its call fails."""
         calls = self.calls
-        given: list[BatchItem] = [call.args[0] for call in calls]
-        if all(item.is_on_host for item in given):  # nearly always
+        given = cast("list[BatchItem]", [call.args for call in calls])
+        if all([item.is_on_host for item in given]):  # nearly always
             return given
         items: list[BatchItem] = []
         self.calls = []
