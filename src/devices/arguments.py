@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -223,18 +223,10 @@ def types_of(leaves: list[Any]) -> list[Any] | None:
     Args:
         leaves: the leaves of the arguments of a function that has no static ones.
     """
-    types: list[Any] = []
-    for leaf in leaves:
-        kind = _kinds.get(leaf.__class__)
-        if kind is _DEVICE or kind is _KEY:
-            types.append(leaf.aval)
-        elif kind is _HOST:
-            types.append((leaf.shape, leaf.dtype))
-        elif kind is _SCALAR:
-            types.append(leaf.__class__)
-        else:
-            return None
-    return types
+    try:
+        return [_type_readers[leaf.__class__](leaf) for leaf in leaves]
+    except KeyError:
+        return None
 
 
 def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
@@ -321,10 +313,17 @@ def _kind(leaf_type: type) -> int:
     else:
         return _OTHER  # not remembered: their number has no bound
     _kinds[leaf_type] = kind
+    if kind in _READERS:
+        _type_readers[leaf_type] = _READERS[kind]
     return kind
 
 
 _kinds: dict[type, int] = {}
+# For `types_of`: what reads the type of a leaf of each class.
+_type_readers: dict[type, Callable[[Any], Any]] = {}
+_READERS: Final[dict[int, Callable[[Any], Any]]] = {
+    _DEVICE: attrgetter("aval"), _KEY: attrgetter("aval"), _HOST: attrgetter("shape", "dtype"), _SCALAR: type,
+}  # fmt: skip
 
 
 # Stacking: arrays of several items become one array each, with a row per item; results become rows again.
@@ -982,7 +981,7 @@ class Arguments:
 
     def size_bytes(self, values: tuple[Any, ...]) -> int:
         """Return how many bytes of the arguments are not on a device yet."""
-        return size_on_host(self._stacked_of(values))
+        return size_on_host(jax.tree.leaves(self._stacked_of(values)))
 
     def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:
         """Call the function with arguments in the order of the parameters."""
@@ -1018,9 +1017,9 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any
     return cast("Callable[[tuple[Any, ...]], tuple[Any, ...]]", itemgetter(*positions))
 
 
-def size_on_host(values: tuple[Any, ...]) -> int:
-    """Return how many bytes of the arrays in pytrees are not on a device yet, and have to be transferred."""
-    on_host = not_on_device(jax.tree.leaves(values))
+def size_on_host(leaves: Iterable[Any]) -> int:
+    """Return how many bytes of some arrays are not on a device yet, and have to be transferred."""
+    on_host = not_on_device(leaves)
     return sum([getattr(leaf, "nbytes", 0) for leaf in on_host]) if on_host else 0
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -246,9 +246,19 @@ class Executable:
         Returns:
             The function's result, of arrays that may not be ready yet.
         """
+        return self.enqueue(args)
+
+    def enqueue(self, args: tuple[Any, ...], leaves: Sequence[Any] | None = None) -> Any:
+        """Do as a call does.
+
+        Args:
+            args: all arguments, static ones included.
+            leaves: the leaves of these arguments, if the caller knows them.
+        """
         if self._static_argnums:
-            args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
-        leaves = args if self._is_flat else jax.tree.leaves(args)
+            args, leaves = tuple([arg for i, arg in enumerate(args) if i not in self._static_argnums]), None
+        if leaves is None:
+            leaves = args if self._is_flat else jax.tree.leaves(args)
         where = [getattr(leaf, "sharding", None) for leaf in leaves]
         if not all(map(is_, where, self._usual)):  # comparing takes microseconds, and they are nearly always the same
             moved = self._moved(args)

@@ -36,6 +36,7 @@ class DeviceCall:
     Attributes:
         jitted: the function that it runs.
         args: the arguments, one for each parameter; for a batch, a `BatchItem`.
+        flat: leaves and structure of the arguments, if they are known and the program gets the arguments as they are.
         result: the future that the caller waits for; None before the call is submitted, and once the caller has the
             result or has left. It is dropped then because an error refers, by its traceback, to this call, and the two
             would keep each other alive.
@@ -62,6 +63,7 @@ class DeviceCall:
         "args",
         "arrived_at",
         "deadline",
+        "flat",
         "frame",
         "group",
         "hands_on",
@@ -96,6 +98,7 @@ class DeviceCall:
         self.arrived_at = loop.time()
         self.result: asyncio.Future[Any] | DetachedStep | None = None
         self.hands_on = self.started = self.returned = self._has_begun = False
+        self.flat: tuple[list[Any], Any] | None = None
         self.label: str | None = None
         self.wait: DeviceWait | None = None
         self.queue: CallQueue | None = None
@@ -152,7 +155,7 @@ class DeviceCall:
     def finish(self, value: Any) -> None:
         """Give the caller the result, unless it has it or has left; the device is done with it."""
         self.returned = True
-        self.args = ()
+        self.args, self.flat = (), None
         if self._on_returned:
             self._return()
         self.hand_on(value)
@@ -198,7 +201,7 @@ class DeviceCall:
 
     def _return(self) -> None:
         self.returned = True
-        self.args = ()
+        self.args, self.flat = (), None
         if self._on_returned:
             callbacks, self._on_returned = self._on_returned, ()
             for callback in callbacks:
