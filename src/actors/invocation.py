@@ -1163,8 +1163,11 @@ class DetachedStep:
         """Begin the step, for which a place was taken; return False if it needs a worker."""
         frame, actor = self._frame, self._actor
         assert frame is not None
+        values = frame.values
         try:
-            args, kwargs = actor.arguments(frame.values)
+            # `NodeActor.arguments` written out
+            args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
+            kwargs = {} if actor.kwargs_of is None else actor.kwargs_of(values)
             self._call = carrier.begin(self, actor, frame, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
             # Later: if calls failed at once, a caller that makes many would keep the loop from other tasks.
