@@ -1004,7 +1004,7 @@ class _LastItem(NamedTuple):
 
 def _is_of_any_configuration(array: object) -> bool:
     """Return whether it is an array whose dtype JAX takes as it is; numbers of 64 bits may become such of 32."""
-    return type(array) is np.ndarray and array.dtype.itemsize <= 4  # pyright: ignore[reportUnknownMemberType]
+    return type(array) is np.ndarray and array.dtype.itemsize <= 4
 
 
 def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:

@@ -236,27 +236,24 @@ class Executable:
         self.used = 0
 
     def __call__(self, *args: Any) -> Any:
+        """Enqueue a call with these arguments; see `enqueue`."""
+        return self.enqueue(args)
+
+    def enqueue(self, args: tuple[Any, ...], leaves: Sequence[Any] | None = None) -> Any:
         """Enqueue a call, and return before it is computed.
 
         Arguments of NumPy and Python go to the device with the call. A `jax.Array` on another device is moved.
 
         Args:
-            *args: all arguments, static ones included, with the signature that this was found for.
+            args: all arguments, static ones included, with the signature that this was found for.
+            leaves: the leaves of these arguments, if the caller knows them.
 
         Returns:
             The function's result, of arrays that may not be ready yet.
         """
-        return self.enqueue(args)
-
-    def enqueue(self, args: tuple[Any, ...], leaves: Sequence[Any] | None = None) -> Any:
-        """Do as a call does.
-
-        Args:
-            args: all arguments, static ones included.
-            leaves: the leaves of these arguments, if the caller knows them.
-        """
         if self._static_argnums:
-            args, leaves = tuple([arg for i, arg in enumerate(args) if i not in self._static_argnums]), None
+            args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
+            leaves = None
         if leaves is None:
             leaves = args if self._is_flat else jax.tree.leaves(args)
         where = [getattr(leaf, "sharding", None) for leaf in leaves]
