@@ -1,4 +1,7 @@
-"""A device behind a thread, as one writes it by hand: no limits, no cancellation, no errors, one function."""
+"""A device behind a thread, as one writes it by hand: no limits, no cancellation, no errors, one function.
+
+And once more with what a call through Penstock promises of these (`PromisingThread`), for what the promises cost.
+"""
 
 import asyncio
 import threading
@@ -113,6 +116,114 @@ def batched(call: Callable[[Any], jax.Array], max_size: int) -> AbstractContextM
             mailbox.post([(future, result) for (_, future), result in zip(batch, results, strict=False)])
 
     return _running(work)
+
+
+PLACES = 128
+
+
+class PromisingThread:
+    """A thread behind which calls are bounded, fail alone, and leave at once; what was donated is not lost.
+
+    A caller that leaves is released, its call is skipped if it has not begun, and its place is free when the device is
+    done with it. Calls run together if their arrays are alike.
+    """
+
+    def __init__(self, call: Callable[[Any], Any], max_size: int = 1) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self._settled: deque[tuple[list[Job], list[Any], Exception | None]] = deque()
+        self._armed = False
+        self._free = PLACES
+        self._call = call
+        self._max_size = max_size
+        self._thread = threading.Thread(target=self._work)
+        self._thread.start()
+
+    async def run(self, argument: Any) -> Any:
+        return await self._submitted(argument)
+
+    async def run_to_end(self, argument: Any) -> Any:
+        """A call that destroys its argument: the result is kept for a caller that is cancelled meanwhile."""
+        future = self._submitted(argument)
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError as error:
+            result = await future
+            task = asyncio.current_task()
+            assert task is not None
+            self._loop.call_soon(task.cancel, *error.args)  # where it waits next
+            return result
+
+    def end(self) -> None:
+        self._jobs.put(None)
+        self._thread.join()
+
+    def _submitted(self, argument: Any) -> asyncio.Future[Any]:
+        if not self._free:
+            raise RuntimeError("too many calls")
+        self._free -= 1
+        future: asyncio.Future[Any] = self._loop.create_future()
+        self._jobs.put((argument, future))
+        return future
+
+    def _work(self) -> None:
+        put_back: deque[Job | None] = deque()
+        while (first := put_back.popleft() if put_back else self._jobs.get()) is not None:
+            batch, alike = [first], _kind(first[0]) if self._max_size > 1 else None
+            while len(batch) < self._max_size and not self._jobs.empty():
+                job = self._jobs.get()
+                if job is None or _kind(job[0]) != alike:
+                    put_back.append(job)
+                    break
+                batch.append(job)
+            left: list[Job] = []
+            wanted: list[Job] = []
+            for job in batch:
+                (left if job[1].cancelled() else wanted).append(job)
+            results, error = list[Any](), None
+            try:
+                if wanted:
+                    results = self._computed([argument for argument, _ in wanted])
+            except Exception as failure:  # noqa: BLE001 - the callers get it
+                error = failure
+            self._settled += [(wanted, results, error), (left, [], None)]
+            if not self._armed:
+                self._armed = True
+                self._loop.call_soon_threadsafe(self._settle)
+            del first, job, batch, left, wanted, results, error  # an idle thread holds nothing
+
+    def _computed(self, arguments: list[Any]) -> list[Any]:
+        if self._max_size == 1:
+            return [jax.block_until_ready(self._call(arguments[0]))]
+        size = 1 << (len(arguments) - 1).bit_length()
+        results = np.asarray(self._call(np.stack(arguments + [arguments[-1]] * (size - len(arguments)))))
+        return list(results[: len(arguments)])
+
+    def _settle(self) -> None:
+        self._armed = False
+        while self._settled:
+            jobs, results, error = self._settled.popleft()
+            self._free += len(jobs)
+            for number, (_, future) in enumerate(jobs):
+                if future.done():
+                    continue
+                if error is not None:
+                    future.set_exception(error)
+                else:
+                    future.set_result(results[number])
+
+
+def _kind(array: Any) -> tuple[Any, ...]:
+    return array.shape, array.dtype
+
+
+@contextmanager
+def promising(call: Callable[[Any], Any], max_size: int = 1) -> Generator[PromisingThread]:
+    thread = PromisingThread(call, max_size)
+    try:
+        yield thread
+    finally:
+        thread.end()
 
 
 @contextmanager

@@ -16,6 +16,7 @@ from penstock import engine
 
 from ..baselines.device_thread import batched as batched_by_hand
 from ..baselines.device_thread import one_by_one as one_by_one_by_hand
+from ..baselines.device_thread import promising
 from ..harness import Contenders, Row, Sample, Workload
 from ..summary import Limits
 from .device import DEVICE
@@ -90,11 +91,13 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         with (
             batched_by_hand(partial(vmapped, parameters), CALLERS) as together,
             one_by_one_by_hand(partial(compiled, parameters)) as alone,
+            promising(partial(vmapped, parameters), CALLERS) as promised,
         ):
             yield {
                 "batched": throughput(lambda row: service.run(call_batched(row))),
                 "one by one": throughput(lambda row: service.run(call_one(row))),
                 "batched by hand": throughput(together.submit),
+                "batched by hand, with promises": throughput(promised.run),
                 "one by one by hand": throughput(alone.submit),
                 "plain batch": plain_batch,
                 "plain": plain,
@@ -131,6 +134,12 @@ BATCHING = Workload(
             reference="batched by hand",
             unit="times",
             limits=Limits(must=0.65, aim=0.85, at_least=True),
+        ),
+        Row(
+            title="64 callers of that thread by hand with promises, over the one without",
+            subject="batched by hand, with promises",
+            reference="batched by hand",
+            unit="times",
         ),
         Row(title="64 callers, batched", subject="batched", unit="calls/s"),
         Row(title="64 callers, one by one", subject="one by one", unit="calls/s"),

@@ -14,7 +14,7 @@ from penstock import devices, engine
 from penstock.devices import select
 
 from ..baselines.calls import median_call_seconds
-from ..baselines.device_thread import bare, one_by_one
+from ..baselines.device_thread import bare, one_by_one, promising
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
 from .device import DEVICE
@@ -75,13 +75,14 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         return 1e6 * blocking_seconds()
 
     async with engine.deploy(call) as service:
-        with one_by_one(compiled) as thread:
+        with one_by_one(compiled) as thread, promising(compiled) as promised:
             yield {
                 "actor": by_actor,
                 "awake": awake,
                 "awake hop": awake_hop,
                 "service": lambda: added_us(lambda: service(array)),
                 "by hand": lambda: added_us(lambda: thread.submit(array)),
+                "by hand, with promises": lambda: added_us(lambda: promised.run(array)),
                 "blocking": blocking,
                 "to_thread": to_thread,
                 "hop": hop,
@@ -106,6 +107,11 @@ LATENCY = Workload(
             subject="actor",
             reference="by hand",
             limits=Limits(must=1.0, aim=0.8, at_least=False),
+        ),
+        Row(
+            title="a thread by hand with promises over the one without",
+            subject="by hand, with promises",
+            reference="by hand",
         ),
         Row(title="the same through a deployment", subject="service", unit="us"),
         Row(title="the blocking call by a thread written by hand", subject="by hand", unit="us"),

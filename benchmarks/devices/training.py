@@ -13,6 +13,7 @@ from examples.train_digits import Parameters, create_parameters, optimizer, trai
 from penstock import devices, engine
 from penstock.devices import select
 
+from ..baselines.device_thread import promising
 from ..harness import Contenders, Row, Sample, Workload
 from ..summary import Limits
 from .device import DEVICE
@@ -74,13 +75,15 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     def unbound(*args: Any) -> Awaitable[Any]:
         return actor.run(train_step, *args, donate_argnums=DONATED, ready=False)
 
-    yield {
-        "ready": through(actor.bind(train_step, donate_argnums=DONATED)),
-        "blocking": by_hand(ready=True),
-        "handed on": through(actor.bind(train_step, donate_argnums=DONATED, ready=False)),
-        "enqueuing": by_hand(ready=False),
-        "unbound": through(unbound),
-    }
+    with promising(lambda args: plain(*args)) as thread:
+        yield {
+            "ready": through(actor.bind(train_step, donate_argnums=DONATED)),
+            "by a thread": through(lambda *args: thread.run_to_end(args)),
+            "blocking": by_hand(ready=True),
+            "handed on": through(actor.bind(train_step, donate_argnums=DONATED, ready=False)),
+            "enqueuing": by_hand(ready=False),
+            "unbound": through(unbound),
+        }
 
 
 @asynccontextmanager
@@ -149,6 +152,12 @@ TRAINING_STEP = Workload(
             reference="blocking",
             limits=Limits(must=1.3, aim=1.1, at_least=False),
         ),
+        Row(
+            title="the same by a thread by hand, which loses no result, over plain JAX that blocks",
+            subject="by a thread",
+            reference="blocking",
+        ),
+        Row(title="a donated step, ready, over that thread", subject="ready", reference="by a thread"),
         Row(
             title="the same handed on, over plain JAX that enqueues",
             subject="handed on",

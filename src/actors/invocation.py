@@ -1244,8 +1244,11 @@ class DetachedStep:
         """Begin the step, for which a place was taken; return False if it needs a worker."""
         frame, actor = self._frame, self._actor
         assert frame is not None
+        values = frame.values
         try:
-            args, kwargs = actor.arguments(frame.values)
+            # `NodeActor.arguments` written out
+            args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
+            kwargs = {} if actor.kwargs_of is None else actor.kwargs_of(values)
             self._call = carrier.begin(self, actor, frame, args, kwargs)
         except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
             # Later: if calls failed at once, a caller that makes many would keep the loop from other tasks.
@@ -1281,8 +1284,18 @@ class DetachedStep:
         actor, frame = self._over()
         actor.completed += 1
         if actor.ends_line:
-            actor.limiter.release()
-            frame.end_with(value)
+            # `Limiter.release` and `Frame.end_with` written out, as all calls of a batch end in one turn of the loop.
+            limiter = actor.limiter
+            if limiter.waiting:
+                limiter.release()
+            else:
+                limiter.free += 1
+            frame.result = value
+            frame.state = "done"
+            frame.values = NOTHING
+            if frame.timer is not None:
+                frame.timer.cancel()
+            frame.listener.frame_done(frame)
             return
         frame.values[actor.out] = value
         for slot in actor.reads:
@@ -1315,5 +1328,8 @@ class DetachedStep:
         # None if the step could not begin. A `Request` has always returned: its actor runs on the loop.
         if call is not None and not call.returned and not isinstance(call, Request):
             abandon(call, actor)
-        executed(actor, self._began, frame)
+        ended = perf_counter()
+        actor.busy_seconds += ended - self._began  # as in `executed`
+        if actor.sampler is not None:
+            actor.sampler.add(self._began, ended, frame, frame.group.loop)
         return actor, frame

@@ -143,7 +143,7 @@ def raise_postponed() -> None:
     Raises:
         asyncio.CancelledError: there is such a cancellation.
     """
-    args = _still_wanted(_running_task())
+    args = _still_wanted(_running_task()) if _postponed else None  # nearly always there is none
     if args is not None:
         raise asyncio.CancelledError(*args)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Se
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -224,18 +224,10 @@ def types_of(leaves: list[Any]) -> list[Any] | None:
     Args:
         leaves: the leaves of the arguments of a function that has no static ones.
     """
-    types: list[Any] = []
-    for leaf in leaves:
-        kind = _kinds.get(leaf.__class__)
-        if kind is _DEVICE or kind is _KEY:
-            types.append(leaf.aval)
-        elif kind is _HOST:
-            types.append((leaf.shape, leaf.dtype))
-        elif kind is _SCALAR:
-            types.append(leaf.__class__)
-        else:
-            return None
-    return types
+    try:
+        return [_type_readers[leaf.__class__](leaf) for leaf in leaves]
+    except KeyError:
+        return None
 
 
 def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
@@ -322,10 +314,17 @@ def _kind(leaf_type: type) -> int:
     else:
         return _OTHER  # not remembered: their number has no bound
     _kinds[leaf_type] = kind
+    if kind in _READERS:
+        _type_readers[leaf_type] = _READERS[kind]
     return kind
 
 
 _kinds: dict[type, int] = {}
+# For `types_of`: what reads the type of a leaf of each class.
+_type_readers: dict[type, Callable[[Any], Any]] = {}
+_READERS: Final[dict[int, Callable[[Any], Any]]] = {
+    _DEVICE: attrgetter("aval"), _KEY: attrgetter("aval"), _HOST: attrgetter("shape", "dtype"), _SCALAR: type,
+}  # fmt: skip
 
 
 # Stacking: arrays of several items become one array each, with a row per item; results become rows again.
@@ -1016,6 +1015,7 @@ class Arguments:
         self._by_keyword = tuple(
             i for i, one in enumerate(self.names) if found[one].kind is inspect.Parameter.KEYWORD_ONLY
         )
+        self._last: _LastItem | None = None
         self.stacker = None
         self.masked: tuple[str, ...] = ()
         if batch is not None:
@@ -1064,14 +1064,31 @@ class Arguments:
             ValueError: an argument is too long.
         """
         assert self.stacker is not None
-        shared = self._shared_of(values)
-        item = self.stacker.item(self._stacked_of(values), current(), shared)
+        last = self._last
+        if last is not None:  # nearly always an item is like the last one, and to see that takes less than what follows
+            for position, version in last.versions:
+                if id(values[position]) != version:
+                    break
+            else:
+                for position, dtype, shape in last.kinds:
+                    array = values[position]
+                    if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
+                        break
+                else:
+                    arrays, shared = self._stacked_of(values), self._shared_of(values)
+                    return BatchItem(last.signature, arrays, (), True, last.size_bytes, shared), last.group
+        arrays, shared = self._stacked_of(values), self._shared_of(values)
+        item = self.stacker.item(arrays, current(), shared)
         if self._cost is not None:
-            item = item._replace(cost=self._cost(self._stacked_of(values), self.name))
+            item = item._replace(cost=self._cost(arrays, self.name))
         # A batch has one version of each shared argument. Versions are compared by identity.
-        versions: Iterable[Any] = map(id, shared)
+        versions = [*map(id, shared)]
         if len(self.shared) > len(self.parameters):
             versions = [self._version(i, value) for i, value in zip(self.shared, shared, strict=True)]
+        elif not self.stacker.padded and self._cost is None and all(map(_is_of_any_configuration, arrays)):
+            kinds = [(i, array.dtype, array.shape) for i, array in zip(self.stacked, arrays, strict=True)]
+            known = [*zip(self.shared, versions, strict=True)]
+            self._last = _LastItem(kinds, known, item.signature, item.size_bytes, (item.signature, *versions))
         return item, (item.signature, *versions)
 
     def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
@@ -1108,7 +1125,7 @@ class Arguments:
 
     def size_bytes(self, values: tuple[Any, ...]) -> int:
         """Return how many bytes of the arguments are not on a device yet."""
-        return size_on_host(self._stacked_of(values))
+        return size_on_host(jax.tree.leaves(self._stacked_of(values)))
 
     def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:
         """Call the function with arguments in the order of the parameters."""
@@ -1117,6 +1134,21 @@ class Arguments:
         by_name = dict(zip(self.masks, masks, strict=False))
         by_name.update({self.names[i]: values[i] for i in self._by_keyword})
         return fn(*[value for i, value in enumerate(values) if i not in self._by_keyword], **by_name)
+
+
+class _LastItem(NamedTuple):
+    """What the last item was like, and so the next one as well, as a rule. It holds no array."""
+
+    kinds: list[tuple[int, Any, tuple[int, ...]]]  # position, dtype and shape of each argument that is stacked
+    versions: list[tuple[int, int]]  # position and identity of each of the others
+    signature: ItemSignature
+    size_bytes: int
+    group: Hashable
+
+
+def _is_of_any_configuration(array: object) -> bool:
+    """Return whether it is an array whose dtype JAX takes as it is; numbers of 64 bits may become such of 32."""
+    return type(array) is np.ndarray and array.dtype.itemsize <= 4
 
 
 def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
@@ -1129,9 +1161,9 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any
     return cast("Callable[[tuple[Any, ...]], tuple[Any, ...]]", itemgetter(*positions))
 
 
-def size_on_host(values: tuple[Any, ...]) -> int:
-    """Return how many bytes of the arrays in pytrees are not on a device yet, and have to be transferred."""
-    on_host = not_on_device(jax.tree.leaves(values))
+def size_on_host(leaves: Iterable[Any]) -> int:
+    """Return how many bytes of some arrays are not on a device yet, and have to be transferred."""
+    on_host = not_on_device(leaves)
     return sum([getattr(leaf, "nbytes", 0) for leaf in on_host]) if on_host else 0
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Generator, Hashable, Iterable, Iterator
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -236,19 +236,26 @@ class Executable:
         self.used = 0
 
     def __call__(self, *args: Any) -> Any:
+        """Enqueue a call with these arguments; see `enqueue`."""
+        return self.enqueue(args)
+
+    def enqueue(self, args: tuple[Any, ...], leaves: Sequence[Any] | None = None) -> Any:
         """Enqueue a call, and return before it is computed.
 
         Arguments of NumPy and Python go to the device with the call. A `jax.Array` on another device is moved.
 
         Args:
-            *args: all arguments, static ones included, with the signature that this was found for.
+            args: all arguments, static ones included, with the signature that this was found for.
+            leaves: the leaves of these arguments, if the caller knows them.
 
         Returns:
             The function's result, of arrays that may not be ready yet.
         """
         if self._static_argnums:
             args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
-        leaves = args if self._is_flat else jax.tree.leaves(args)
+            leaves = None
+        if leaves is None:
+            leaves = args if self._is_flat else jax.tree.leaves(args)
         where = [getattr(leaf, "sharding", None) for leaf in leaves]
         if not all(map(is_, where, self._usual)):  # comparing takes microseconds, and they are nearly always the same
             moved = self._moved(args)

@@ -159,8 +159,11 @@ class DeviceFunction:
         if jitted is None or jitted.placement is not placement or placement.mesh is not None:
             kept = None if placement.mesh is None else _kept(args, placement.mesh)
             jitted = self._jitted = _jitted(self._fn, placement, self._donate_argnums, kept)
-        call = DeviceCall(device.loop, jitted, args, hands_on=not self._ready, size_bytes=size_on_host(args))
-        call.wait = spans.waiting()
+        flat = jax.tree.flatten(args)
+        call = DeviceCall(device.loop, jitted, args, size_on_host(flat[0]))
+        call.hands_on, call.wait = not self._ready, spans.waiting()
+        if self._ready:  # else arrays of NumPy are replaced by copies
+            call.flat = flat
         if collectors.running and (actor := calling_actor()) is not None:
             call.sampler, call.frame = actor.sampler, enclosing_frame()
         return await (device.functions.run_to_end(call) if self._donate_argnums else device.functions.run(call))

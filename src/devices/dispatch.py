@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from time import perf_counter, thread_time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
 
 import numpy as np
 
@@ -246,6 +246,7 @@ class DispatchThread(ThreadOwner):
         self._busy_seconds = 0.0
         self._busy_until = 0.0
         self._usual_seconds = LEAD_SECONDS / MIN_DEPTH  # of a computation, recently
+        self._depth = MIN_DEPTH  # how many computations may be in flight: as many as last for the lead
         self._came_alone = 0  # jobs in a row: nothing was in flight, and nothing came while they were
         self._timed_seconds = 0.0  # of those whose end was seen
         self._untimed = _TIMED_EVERY  # computations since, whose end was not
@@ -313,7 +314,7 @@ class DispatchThread(ThreadOwner):
     def _take_jobs(self, begin: "Callable[[Job], None]") -> None:
         jobs, in_flight = self._jobs, self._in_flight
         while True:
-            depth, is_idle = self._depth(), jobs.empty()
+            depth, is_idle = self._depth, jobs.empty()
             # Where computations are short, as a rule, a job that comes late may as well wait for one of several; and
             # for the only one, if none has come late for some time.
             waits_itself = is_idle and depth > MIN_DEPTH and len(in_flight) > (self._came_alone < _RECENT)
@@ -346,7 +347,8 @@ class DispatchThread(ThreadOwner):
                 return self._jobs.get(timeout=LEAD_SECONDS)
             except Empty:
                 pass
-        self._lend()
+        if self._in_flight:
+            self._lend()
         return self._jobs.get()
 
     def _dispatch(self, job: "Job") -> None:
@@ -375,12 +377,6 @@ class DispatchThread(ThreadOwner):
             self._untimed += 1
             self._finish(in_flight.popleft(), is_timed=False)
 
-    def _depth(self) -> int:
-        """Return how many computations may be in flight: as many as last for the lead."""
-        if self._usual_seconds * MAX_DEPTH <= LEAD_SECONDS:
-            return MAX_DEPTH
-        return max(MIN_DEPTH, int(LEAD_SECONDS / self._usual_seconds))
-
     def _wait_for_oldest(self) -> None:
         if self._lent_out:
             self._take_back()
@@ -393,8 +389,7 @@ class DispatchThread(ThreadOwner):
 
     def _lend(self) -> None:
         """Have the second thread wait for the jobs in flight, after those that it has."""
-        if self._in_flight:
-            self._untimed = 0
+        self._untimed = 0
         while self._in_flight:
             self._lent.put(self._in_flight[0])
             self._lent_out += 1
@@ -453,6 +448,8 @@ class DispatchThread(ThreadOwner):
         self._busy_until = now
         # If it had ended before this thread looked, its time is unknown, and more should have been in flight.
         self._usual_seconds += ((0.0 if is_late else seconds) - self._usual_seconds) / _RECENT
+        usual = self._usual_seconds
+        self._depth = MAX_DEPTH if usual * MAX_DEPTH <= LEAD_SECONDS else max(MIN_DEPTH, int(LEAD_SECONDS / usual))
         if is_timed:
             self._timed_seconds = seconds
 
@@ -748,6 +745,7 @@ class Job:
         self._compiled: Executable | BaseException | None = None  # outcome of the compilation that it has waited for
         self._args: tuple[Any, ...] | None = None
         self._leaves: list[Any] = []  # of its arguments
+        self._flat: tuple[list[Any], Any] | None = None  # leaves and structure of its arguments, if they are known
         self._given: Any = None
         self._origin: Origin | None = None
         self._is_over = False
@@ -794,12 +792,13 @@ class Job:
             raise self._compiled  # not from a local variable, which its traceback would refer to
         executable, self._compiled = self._compiled, None
         if self._args is None:
-            self._times_begin()
+            if collectors.running:
+                self._times_begin()
             self._args = self.arguments()
         elif self.times is not None:
             self.times.dispatch_begins()
-        flat = jax.tree.flatten(self._args)
-        self._leaves = flat[0]
+        flat = self._flat or jax.tree.flatten(self._args)
+        self._leaves, self._flat = flat[0], None
         span = self._span
         if executable is None:
             executable = CACHE.find(self._jitted, self._args, flat)
@@ -841,13 +840,12 @@ class Job:
         """
 
     def _times_begin(self) -> None:
-        """Begin to measure the phases of the job, if a profile is taken."""
-        self.times = JobTimes(self._submitted_at) if collectors.running else None
-        if self.times is not None:
-            self.times.dispatch_begins()
-            for call in self.calls[:1]:
-                if call.sampler is not None:
-                    call.sampler.works_here()
+        """Begin to measure the phases of the job, because a profile is taken."""
+        self.times = JobTimes(self._submitted_at)
+        self.times.dispatch_begins()
+        for call in self.calls[:1]:
+            if call.sampler is not None:
+                call.sampler.works_here()
 
     def inputs(self) -> Iterable[Any]:
         """Return the arrays that it reads."""
@@ -906,7 +904,7 @@ class Job:
     def _enqueue(self, executable: "Executable", args: tuple[Any, ...]) -> Any:
         times, span = self.times, self._span
         if times is None and span is None:
-            return executable(*args)
+            return executable.enqueue(args, self._leaves)
         # Arguments are transferred before the program is enqueued, so that the transfer can be timed by itself.
         around = _untold if span is None else span.transfer
         placed = executable.transferred(args, around) if times is None else times.place(executable, args, around)
@@ -1030,11 +1028,18 @@ class SingleJob(Job):
         super().__init__(jitted, device, [call], queue.ended)
         self._queue = queue
         self._call_args = call.args
+        self._flat = call.flat
         self._parameters = parameters
         self._hands_on = call.hands_on
 
     def _is_wanted(self) -> bool:
         return not self.calls[0].is_left
+
+    def begin(self) -> bool:
+        """Return whether a caller still waits for it."""
+        if self.calls[0].wait is None and not self.calls[0].is_left:  # nearly always
+            return True
+        return super().begin()
 
     def claim(self) -> bool:
         """Return False if the call was taken back; after True it cannot be taken back."""
@@ -1074,11 +1079,12 @@ class SingleJob(Job):
 
     def ready(self) -> None:
         """Give the caller its result."""
-        # Nearly always there is a shorter way than that of several calls.
-        if self._on_over is not None and self.times is None and self._span is None:
-            self._device.mailbox.post(self._queue.give, self.calls[0], self._given)
-            self._on_over = None
-        super().ready()
+        if self._on_over is None or self.times is not None or self._span is not None or self._origin is not None:
+            super().ready()
+            return
+        # Nearly always there is a shorter way: what `ready`, `results_of`, `_over` and `settle` do for one result.
+        self._device.mailbox.post(self._queue.give, self.calls[0], self._given)
+        self._is_over, self._on_over, self._args, self._given, self._leaves = True, None, None, None, []
 
     def results_of(self, given: Any) -> list[Any]:
         """Return what the program gave."""
@@ -1091,7 +1097,7 @@ class BatchJob(Job):
     Args:
         jitted: the function that it runs.
         device: the device that it runs on.
-        calls: the calls; the only argument of each is a `BatchItem`, and all are of one group.
+        calls: the calls; the arguments of each are a `BatchItem`, and all are of one group.
         on_over: called on the loop with the job when it is over.
         arguments: how the batch items become the arguments of the program.
         size: rows of the batch, padding included.
@@ -1137,7 +1143,7 @@ class BatchJob(Job):
     def _items(self) -> list[BatchItem]:
         """Return the items to be stacked. If the computation of an item's array has failed, only its call fails."""
         calls = self.calls
-        given: list[BatchItem] = [call.args[0] for call in calls]
+        given = cast("list[BatchItem]", [call.args for call in calls])
         if all(item.is_on_host for item in given):  # nearly always
             return given
         items: list[BatchItem] = []

@@ -5,7 +5,7 @@ import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from .._errors import DeviceError, EngineClosedError, Overloaded
 from ..actors.batching import Batch, BatchQueue
@@ -13,7 +13,7 @@ from ..actors.tasks import Condition, postpone, raise_postponed, until
 from ..actors.threads import LoopMailbox
 from ..telemetry import metrics, names, spans
 from ..telemetry.metrics import Reading, series
-from .arguments import Arguments, Stacked
+from .arguments import Arguments, BatchItem, Stacked
 from .compiling import CACHE, Executable, JittedFunction
 from .device_batch import PackedBatch
 from .dispatch import THREADS, BatchJob, Job, SingleJob, is_out_of_memory
@@ -36,7 +36,8 @@ class DeviceCall:
 
     Attributes:
         jitted: the function that it runs.
-        args: the arguments, one for each parameter.
+        args: the arguments, one for each parameter; for a batch, a `BatchItem`.
+        flat: leaves and structure of the arguments, if they are known and the program gets the arguments as they are.
         result: the future that the caller waits for; None before the call is submitted, and once the caller has the
             result or has left. It is dropped then because an error refers, by its traceback, to this call, and the two
             would keep each other alive.
@@ -63,6 +64,7 @@ class DeviceCall:
         "args",
         "arrived_at",
         "deadline",
+        "flat",
         "frame",
         "group",
         "hands_on",
@@ -83,33 +85,28 @@ class DeviceCall:
         loop: asyncio.AbstractEventLoop,
         jitted: JittedFunction,
         args: tuple[Any, ...],
-        *,
-        hands_on: bool = False,
+        size_bytes: int = 0,
         priority: int = 0,
         deadline: float | None = None,
         group: Hashable = None,
-        label: str | None = None,
-        size_bytes: int = 0,
     ) -> None:
         self.jitted = jitted
         self.args: tuple[Any, ...] = args
-        self.result: asyncio.Future[Any] | DetachedStep | None = None
-        self.hands_on = hands_on
         self.priority = priority
         self.deadline = deadline
         self.group = group
-        self.label = label
         self.size_bytes = size_bytes
-        self.wait: DeviceWait | None = None
         self.arrived_at = loop.time()
+        self.result: asyncio.Future[Any] | DetachedStep | None = None
+        self.hands_on = self.started = self.returned = self._has_begun = False
+        self.flat: tuple[list[Any], Any] | None = None
+        self.label: str | None = None
+        self.wait: DeviceWait | None = None
         self.queue: CallQueue | None = None
-        self.started = False
-        self.returned = False
         self.sampler: ExecutionSampler | None = None
         self.frame: Frame | None = None
         self._on_returned: tuple[Callable[[], None], ...] = ()
         self._turn: threading.Lock | None = None
-        self._has_begun = False
 
     def may_be_taken_back(self) -> None:
         """Make `take_back` possible; to be called before the call is submitted."""
@@ -149,20 +146,25 @@ class DeviceCall:
 
     def is_wanted(self, now: float) -> bool:
         """Whether its caller waits for the result, and has time left."""
-        if self.result is None or self.result.done():
-            return False
-        return self.deadline is None or now < self.deadline
+        result = self.result
+        return result is not None and not result.done() and (self.deadline is None or now < self.deadline)
 
     def hand_on(self, value: Any) -> None:
         """Give the caller a result that is not ready yet, unless it has left."""
-        if self._has_begun and self.result is not None and self.result.cancelled():
-            self.waited_for_again()  # its caller was cancelled, and has not run since
-        if self.result is not None and not self.result.done():
-            self.result.set_result(value)
+        result = self.result
+        if result is None:
+            return
+        if not result.done():
+            result.set_result(value)
+        elif self._has_begun and result.cancelled():  # its caller was cancelled, and has not run since
+            self.waited_for_again().set_result(value)
 
     def finish(self, value: Any) -> None:
         """Give the caller the result, unless it has it or has left; the device is done with it."""
-        self._return()
+        self.returned = True
+        self.args, self.flat = (), None
+        if self._on_returned:
+            self._return()
         self.hand_on(value)
 
     def fail(self, error: BaseException) -> None:
@@ -206,7 +208,7 @@ class DeviceCall:
 
     def _return(self) -> None:
         self.returned = True
-        self.args = ()
+        self.args, self.flat = (), None
         if self._on_returned:
             callbacks, self._on_returned = self._on_returned, ()
             for callback in callbacks:
@@ -228,6 +230,7 @@ class CallQueue:
         self.device = device
         self.waiting: BatchQueue[DeviceCall] = BatchQueue(batch or _ONE_BY_ONE)
         self.gathers = batch is not None
+        self._may_refuse = batch is not None and batch.max_queue is not None
         self.free = limit
         self.largest: dict[Hashable, int] = {}  # of these groups, more calls together did not fit the device
         self.served = 0.0
@@ -308,7 +311,7 @@ class CallQueue:
         if not self.gathers and not device.busy and self.free and device.has_room and len(self.replicas) == 1:
             device.begin(self, [call])  # no other call waits, so it need not either
             return
-        if waiting.is_full:
+        if self._may_refuse and waiting.is_full:
             for unwanted in waiting.drop_unwanted(device.loop.time()):
                 unwanted.expire()
             if waiting.is_full:
@@ -757,7 +760,7 @@ class BatchCallQueue(CallQueue):
     def describe(self, call: DeviceCall) -> str:
         """Return what a call holds, for an error."""
         assert self._arguments.stacker is not None
-        return self._arguments.stacker.describe(call.args[0])
+        return self._arguments.stacker.describe(cast("BatchItem", call.args))
 
 
 class _Search:

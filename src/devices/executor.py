@@ -436,35 +436,23 @@ class PlacedNode:
         for future in compiled:
             future.result()
 
-    def call(
-        self,
-        values: tuple[Any, ...],
-        priority: int = 0,
-        deadline: float | None = None,
-        *,
-        hands_on: bool = False,
-        label: str | None = None,
-    ) -> DeviceCall:
+    def call(self, values: tuple[Any, ...], priority: int = 0, deadline: float | None = None) -> DeviceCall:
         """Return a call with these arguments, one for each parameter.
 
         Raises:
             TypeError: the node is batched, and an argument cannot be stacked.
             ValueError: the node is batched, and an argument is too long.
         """
+        arguments = self._arguments
         for position, same in self._parameters:
-            value = same.of(values[position])
-            if value is not values[position]:
-                values = (*values[:position], value, *values[position + 1 :])
-        if self._arguments.stacker is None:
-            return DeviceCall(
-                self._loop, self._jitted[0], values, hands_on=hands_on, priority=priority, deadline=deadline,
-                label=label, size_bytes=self._arguments.size_bytes(values),
-            )  # fmt: skip
-        item, group = self._arguments.item(values)
-        return DeviceCall(
-            self._loop, self._jitted[0], (item,), priority=priority, deadline=deadline, group=group,
-            size_bytes=item.size_bytes,
-        )  # fmt: skip
+            value = values[position]
+            if value is not same.last and (known := same.of(value)) is not value:
+                values = (*values[:position], known, *values[position + 1 :])
+        if arguments.stacker is None:
+            size_bytes = arguments.size_bytes(values)
+            return DeviceCall(self._loop, self._jitted[0], values, size_bytes, priority, deadline)
+        item, group = arguments.item(values)
+        return DeviceCall(self._loop, self._jitted[0], item, item.size_bytes, priority, deadline, group)
 
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options
@@ -534,9 +522,8 @@ class OnDevice:
     def _call(
         self, placed: PlacedNode, actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> DeviceCall:
-        call = placed.call(
-            self._arguments.bind(args, kwargs), frame.priority, frame.deadline, hands_on=self._is_handed_on,
-            label=self._label,
-        )  # fmt: skip
-        call.sampler, call.frame = actor.sampler, frame
+        call = placed.call(self._arguments.bind(args, kwargs), frame.priority, frame.deadline)
+        if self._is_handed_on:
+            call.hands_on = True
+        call.label, call.sampler, call.frame = self._label, actor.sampler, frame
         return call

@@ -368,7 +368,7 @@ class _Trial:
         until = math.inf
         while len(seconds) < _MOST_RUNS and (len(seconds) <= _FEWEST_RUNS or perf_counter() < until):
             began = perf_counter()
-            call = DeviceCall(self._device.loop, self._jitted, args, size_bytes=size * self.item_bytes)
+            call = DeviceCall(self._device.loop, self._jitted, args, size * self.item_bytes)
             await self._queue.run(call)
             seconds.append(perf_counter() - began)
             if len(seconds) == 1:

@@ -127,21 +127,22 @@ class SameParameters:
     """Maps equal parameters of one argument to the same object, because parameters are compared by identity.
 
     `f([weights["a"], weights["b"]], x)` makes a new list for each call, and `f(weights[0], x)` a new view of an array.
+
+    Attributes:
+        last: what stands for those that came last.
     """
 
     def __init__(self) -> None:
-        self._last: Any = None
+        self.last: Any = None
         self._leaves: list[Any] = []
         self._structure: Any = None
 
     def of(self, value: Any) -> Any:
         """Return the last object if it has the same arrays in the same structure as `value`; else `value`."""
-        if value is self._last:
-            return value
         leaves, structure = jax.tree.flatten(value)
         if self._structure is not None and structure == self._structure and all(map(_is_same, leaves, self._leaves)):
-            return self._last
-        self._last, self._leaves, self._structure = value, leaves, structure
+            return self.last
+        self.last, self._leaves, self._structure = value, leaves, structure
         return value
 
 

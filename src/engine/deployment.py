@@ -634,8 +634,10 @@ class ServiceCall(RunningCall):
     def frame_done(self, frame: Frame) -> None:
         """Release the caller at once."""
         self.closed = True
-        if self._idle or not self.workers:  # rare: nearly always the only worker of the call is running this
+        if self._idle:
             self.close()
+        elif not self.workers:  # nearly always there is one, which is running this; after a detached step there is none
+            self.ended()
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
         if self.error is not None and not isinstance(self.error, Exception):

@@ -238,6 +238,34 @@ async def test_a_number_of_python_and_an_array_never_share_a_batch(count: int) -
     assert node.batch_statistics().batches == 2
 
 
+UNLIKE: list[Any] = [
+    np.arange(4, dtype=np.float32), np.arange(3, dtype=np.int32), np.arange(3, dtype=np.float64), np.float32(2), 2,
+    jnp.arange(3, dtype=jnp.float32), [np.arange(3, dtype=np.float32)],
+]  # fmt: skip
+
+
+async def test_an_item_that_is_unlike_the_one_before_is_taken_for_what_it_is() -> None:
+    def doubled(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf * 2, x)
+
+    node = ps.device_node(device="cpu", batch=devices.DeviceBatch(8, buckets=(8,)))(doubled)
+
+    @ps.graph
+    async def called(x: Any) -> Any:
+        return node(x)
+
+    usual = np.arange(3, dtype=np.float32)
+    items = [usual, *[one for number, unlike in enumerate(UNLIKE) for one in (unlike, usual + number)]]
+    async with engine.deploy(called) as service:
+        await service(usual)
+        for item, found in zip(items, await asyncio.gather(*map(service, items)), strict=True):
+            alone = jax.jit(doubled)(item)
+            assert jax.tree.structure(found) == jax.tree.structure(alone)
+            for result, expected in zip(jax.tree.leaves(found), jax.tree.leaves(alone), strict=True):
+                assert (result.dtype, result.shape) == (expected.dtype, expected.shape)
+                assert result.tolist() == np.asarray(expected).tolist()
+
+
 def drawn(key: Any, scale: Any) -> Any:
     return {"uniform": jax.random.uniform(key, (2,)) * scale, "next": jax.random.split(key, 3)}
 
