@@ -22,7 +22,7 @@ from ..engine.control import split as split_stream
 from ..engine.node import Node
 from ..engine.tracing.ref import Ref
 from .batches import Array, Unlike, collate, joined, part_of, size_of
-from .records import Record, Source
+from .records import Record, Records, Source
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -137,10 +137,44 @@ _COLUMNS = ("epoch", "position", "index", "seed")
 # Reading records.
 
 
-def read(
-    source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread", concurrency: int = 1
-) -> Stage[AsyncIterator[Record[Any]], AsyncIterator[Record[U]]]:
-    """Read the value of each record from a source.
+class ReadStage(Generic[U]):
+    """The stage that reads the values of records: of each, or of a batch of them at once."""
+
+    def __init__(self, apply: Callable[[Any], Any]) -> None:
+        self._apply = apply
+
+    @overload
+    def __call__(self, stream: AsyncIterator[Record[Any]]) -> AsyncIterator[Record[U]]: ...
+    @overload
+    def __call__(self, stream: AsyncIterator[Records[Any]]) -> AsyncIterator[Records[Any]]: ...
+    def __call__(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Return the records with their values."""
+        return cast("AsyncIterator[Any]", self._apply(stream))
+
+    @overload
+    def __rrshift__(self, stream: AsyncIterator[Record[Any]]) -> AsyncIterator[Record[U]]: ...
+    @overload
+    def __rrshift__(self, stream: AsyncIterator[Records[Any]]) -> AsyncIterator[Records[Any]]: ...
+    def __rrshift__(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Return the records with their values."""
+        return cast("AsyncIterator[Any]", self._apply(stream))
+
+
+class _Read(Reading[Any, Any]):
+    """Reads on the event loop: for what is in memory, an item of a `map_each` would cost more than the value."""
+
+    is_one_to_one = True
+
+    def __init__(self, values: AsyncIterator[Any], source: Source[Any]) -> None:
+        super().__init__(values)
+        self._source = source
+
+    async def __anext__(self) -> Any:
+        return _value_of(self._source, await anext(self._values))
+
+
+def read(source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread", concurrency: int = 1) -> ReadStage[U]:
+    """Read the value of each record from a source; of `Records`, the batch of their values, `source[records.index]`.
 
     Args:
         source: the source that `data.order` got; it may be a value of the graph.
@@ -156,24 +190,35 @@ def read(
     """
     check("runs_on", runs_on, one_of(Literal["thread", "loop"]), "data.read(")
     check("concurrency", concurrency, whole(1), "data.read(")
-    policy = Policy(runs_on=runs_on, concurrency=concurrency)
     given: Any = source
-    if isinstance(given, Ref):
-        node: Node[..., Any] = Node(_value_of, policy, name="read")
-        return _mapped(lambda record: node(given, record))
+    is_ref = isinstance(given, Ref)
+    if runs_on == "loop":
+        if is_ref:
+            on_loop: Node[..., Any] = Node(_Read, Policy(), name="read")
+            return ReadStage(lambda records: on_loop(records, given))
+        return ReadStage(stage_node("read", _Read, source=source))
+    policy = Policy(runs_on=runs_on, concurrency=concurrency)
+    if is_ref:
+        in_thread: Node[..., Any] = Node(_value_of, policy, name="read")
+        return _mapped(lambda record: in_thread(given, record))
     return _mapped(Node(functools.partial(_value_of, source), policy, name="read"))
 
 
-def _mapped(body: Callable[[Any], Any]) -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
-    return Stage(lambda records: map_each(body, records, name="read"))  # pyright: ignore[reportUnknownLambdaType]
+def _mapped(body: Callable[[Any], Any]) -> ReadStage[Any]:
+    return ReadStage(lambda records: map_each(body, records, name="read"))  # pyright: ignore[reportUnknownLambdaType]
 
 
-def _value_of(source: Source[U], record: Record[Any]) -> Record[U]:
+def _value_of(source: Source[Any], record: "Record[Any] | Records[Any]") -> "Record[Any] | Records[Any]":
     try:
-        return record.with_value(source[record.index])
+        index: Any = record.index  # of `Records`, an array, for a source that takes it
+        return record.with_value(source[index])
     except Exception as error:
-        place = f"position {record.position} of epoch {record.epoch}, index {record.index} of {len(source):,}"
-        add_note(error, f"while data.read read the record at {place}")
+        if isinstance(record, Records):
+            what = f"the {len(record)} records at positions {record.position.tolist()}"
+            add_note(error, f"while data.read read {what}; order(batch=) is for a source that takes arrays of indexes")
+        else:
+            place = f"position {record.position} of epoch {record.epoch}, index {record.index} of {len(source):,}"
+            add_note(error, f"while data.read read the record at {place}")
         raise
 
 
