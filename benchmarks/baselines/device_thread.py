@@ -171,11 +171,11 @@ class PromisingThread:
         while (first := put_back.popleft() if put_back else self._jobs.get()) is not None:
             batch, alike = [first], _kind(first[0]) if self._max_size > 1 else None
             while len(batch) < self._max_size and not self._jobs.empty():
-                job = self._jobs.get()
-                if job is None or _kind(job[0]) != alike:
-                    put_back.append(job)
+                following = self._jobs.get()
+                if following is None or _kind(following[0]) != alike:
+                    put_back.append(following)
                     break
-                batch.append(job)
+                batch.append(following)
             left: list[Job] = []
             wanted: list[Job] = []
             for job in batch:
@@ -190,7 +190,7 @@ class PromisingThread:
             if not self._armed:
                 self._armed = True
                 self._loop.call_soon_threadsafe(self._settle)
-            del first, job, batch, left, wanted, results, error  # an idle thread holds nothing
+            del first, batch, left, wanted, results, error  # an idle thread holds no more than the last call
 
     def _computed(self, arguments: list[Any]) -> list[Any]:
         if self._max_size == 1:

@@ -254,9 +254,8 @@ class Executable:
         if self._static_argnums:
             args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
             leaves = None
-        if leaves is None:
-            leaves = args if self._is_flat else jax.tree.leaves(args)
-        where = [getattr(leaf, "sharding", None) for leaf in leaves]
+        known: Sequence[Any] = args if self._is_flat else jax.tree.leaves(args) if leaves is None else leaves
+        where = [getattr(leaf, "sharding", None) for leaf in known]
         if not all(map(is_, where, self._usual)):  # comparing takes microseconds, and they are nearly always the same
             moved = self._moved(args)
             if moved is args:
