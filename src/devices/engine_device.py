@@ -134,9 +134,8 @@ class DeviceCall:
 
     @property
     def cost(self) -> float:
-        """The cost of the batch item that is its only argument."""
-        cost: float = self.args[0].cost
-        return cost
+        """The cost of the batch item that its arguments are."""
+        return cast("BatchItem", self.args).cost
 
     @property
     def is_left(self) -> bool:
@@ -755,7 +754,7 @@ class BatchCallQueue(CallQueue):
         if self.packed is None:
             return calls
         assert self._arguments.stacker is not None
-        return self._arguments.stacker.rows_of([call.args[0] for call in calls], self.packed)
+        return self._arguments.stacker.rows_of([cast("BatchItem", call.args) for call in calls], self.packed)
 
     def describe(self, call: DeviceCall) -> str:
         """Return what a call holds, for an error."""

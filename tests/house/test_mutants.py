@@ -66,7 +66,7 @@ MUTANTS = [
     ),
     Mutant(
         "an item that has ended goes no further in its line",
-        "actors/invocation.py", '"if free <= 0 or not values:"', '"if free <= 0:"',
+        "actors/invocation.py", "if free <= 0 or not values{", "if free <= 0{",
         "tests/actors/test_written_out.py::test_an_item_that_ends_in_a_line_goes_no_further",
     ),
     Mutant(
