@@ -134,8 +134,9 @@ class DeviceCall:
 
     @property
     def cost(self) -> float:
-        """The cost of the batch item that is its only argument."""
-        cost: float = self.args[0].cost
+        """The cost of the batch item that its arguments are."""
+        item: Any = self.args
+        cost: float = item.cost
         return cost
 
     @property
@@ -755,7 +756,7 @@ class BatchCallQueue(CallQueue):
         if self.packed is None:
             return calls
         assert self._arguments.stacker is not None
-        return self._arguments.stacker.rows_of([call.args[0] for call in calls], self.packed)
+        return self._arguments.stacker.rows_of([cast("BatchItem", call.args) for call in calls], self.packed)
 
     def describe(self, call: DeviceCall) -> str:
         """Return what a call holds, for an error."""
