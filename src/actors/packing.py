@@ -83,14 +83,12 @@ class Rows(NamedTuple):
     Attributes:
         lengths: the sizes that a row may have, ascending; all rows of a batch have the first that holds its items.
         items: the most items of a row.
-        count: the most rows of a batch.
-        look_ahead: once an item does not fit, how many of those behind it may still go into the batch; with 0, a batch
-            has the next items in order.
+        look_ahead: how many items that do not fit a batch are passed over for later ones that do; with 0, a batch has
+            the next items in order.
     """
 
     lengths: tuple[float, ...]
     items: int
-    count: int = 1
     look_ahead: int = 0
 
     def length_for(self, size: float) -> float:

@@ -122,7 +122,7 @@ class PackedBatch(Batch):
 
     @property
     def _rows(self) -> Rows:
-        return Rows(self.lengths, self.items_per_row, self.rows, LOOK_AHEAD)
+        return Rows(self.lengths, self.items_per_row, LOOK_AHEAD)
 
 
 def _are_lengths(value: object) -> bool:

@@ -188,7 +188,7 @@ def test_a_packed_batch_is_what_a_plain_search_for_the_best_rows_finds(
     sizes: list[tuple[int, int]], count: int, items: int, look_ahead: int
 ) -> None:
     queue: BatchQueue[Entry] = BatchQueue(devices.PackedBatch(lengths=(5, 12), rows=count, items_per_row=items))
-    queue._rows = Rows((5, 12), items, count, look_ahead)
+    queue._rows = Rows((5, 12), items, look_ahead)
     entries = [Entry(number, priority, cost=size, group=str(size > 5)) for number, (size, priority) in enumerate(sizes)]
     for entry in entries:
         queue.add(entry)
