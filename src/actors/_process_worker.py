@@ -115,9 +115,8 @@ def _answer(
     except MemoryError as error:
         return _failure(error, error, began)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
-        if "batch_size" in item and isinstance(result, list):  # the others of the batch do not fail with this one
-            values: list[Any] = result
-            results = [_sendable(target, value) for value in values]
+        if "batch_size" in item and issubclass(type(result), list):  # the others of the batch do not fail with this one
+            results = [_sendable(target, value) for value in result]
             return process_messages.encode((True, results, perf_counter() - began))
         return _failure(_unsendable(target, result, error), error, began)
 

@@ -400,15 +400,14 @@ class ProcessPool(ThreadOwner):
         # Without the lock, which a thread may hold while it sends. A thread that is about to rest has said so before it
         # looks here for the last time.
         self._arrived.append(call)
-        if self._idle or self._has_room or self._drivers < self._max_workers:
-            self._recruit()
         self._futures.add(future)
         try:
+            if self._idle or self._has_room or self._drivers < self._max_workers:
+                self._recruit()
             return await future
-        except asyncio.CancelledError:
-            self._cancel(call)
-            raise
         finally:
+            if not future.done() or future.cancelled():
+                self._cancel(call)
             self._futures.discard(future)
 
     def statistics(self) -> ProcessPoolStatistics:
@@ -494,14 +493,19 @@ class ProcessPool(ThreadOwner):
                     self._has_room.pop().wake()
                 return
             self._drivers += 1
-        self._threads.submit(contextvars.Context(), None, self._drive)
+        try:
+            self._threads.submit(contextvars.Context(), None, self._drive)
+        except BaseException:
+            with self._lock:
+                self._drivers -= 1
+            raise
 
     def _cancel(self, call: _Call) -> None:
         with self._lock:
             call.is_cancelled = True
             worker = call.worker
             if worker is None:
-                call.request = _NO_REQUEST  # it waits, and must not keep its arguments until it is next
+                call.request, call.message = _NO_REQUEST, None  # it must not keep its arguments until it is next
             elif not worker.killed:
                 self._put_back(worker.take_back())
                 # Nothing can begin there now. So if this call was the last to begin, the worker is not at another one.
@@ -511,9 +515,11 @@ class ProcessPool(ThreadOwner):
 
     def _put_back(self, calls: Iterable[_Call]) -> None:
         """Have calls wait that were taken back, at their places in the order; with the lock held."""
+        assert self._mailbox is not None
         for call in calls:
             if not call.is_cancelled:
                 heappush(self._waiting, call)
+                self._mailbox.post(self._recruit)
 
     def _drive(self) -> None:
         """Start a worker, give it calls and settle them until it ends; then another one, while calls wait.
@@ -630,11 +636,7 @@ class ProcessPool(ThreadOwner):
         with self._lock:
             if len(worker.calls) < 2 or time.monotonic() - worker.since < _OVERDUE_SECONDS:
                 return
-            taken = worker.take_back()
-            self._put_back(taken)
-        assert self._mailbox is not None
-        for _ in taken[: self._max_workers]:
-            self._mailbox.post(self._recruit)
+            self._put_back(worker.take_back())
 
     def _feed(self, worker: WorkerProcess, outcomes: "list[_Outcome]") -> None:
         """Send a worker as many calls as it may have; before one that takes long to send, settle what has ended."""
