@@ -104,12 +104,12 @@ def _compiled(length: int, arguments: str, *, is_sampled: bool) -> Callable[...,
     return enclose
 
 
-# Lines of async nodes, each of which awaits the one before and nothing else.
+# Lines of async nodes, and of plain functions between them, each of which reads the one before and nothing else.
 #
 # `Worker.run` could carry an item on through any graph, and asks at each step what this one is like. In a line that is
 # known beforehand, so what is left to do between two nodes is written out: a third less per node.
 
-# Each length that there is gets compiled once, in about a millisecond for the longest.
+# Each sequence of async and plain nodes gets compiled once, in about a millisecond for the longest.
 LONGEST_LINE: Final = 16
 # To enter a line costs as much as it saves at three nodes. One that is a whole graph is entered once for many items.
 SHORTEST_PART: Final = 4
