@@ -1,0 +1,70 @@
+"""What feeds are measured with: 2,000 different files of Python, and 100,000 records in memory.
+
+It imports nothing heavy, as the worker processes of every loader import it.
+"""
+
+import ast
+import re
+import sysconfig
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+FILES, FILES_BATCH = 2_000, 40  # so that an epoch is a whole number of batches
+RECORDS, RECORDS_BATCH, RECORD_BYTES = 100_000, 256, 1_000
+PIECE = 32 * 1024  # larger files are cut into several
+LENGTH = 1024  # tokens of a file that go into a batch
+WORDS = re.compile(r"\w+|[^\w\s]")
+VOCABULARY = 32_768
+
+
+def write_files(folder: Path) -> list[str]:
+    """Writes the standard library into a folder, in pieces that Python can parse; returns the paths."""
+    texts = sorted(set(_pieces(Path(sysconfig.get_path("stdlib")))), key=lambda text: zlib.crc32(text.encode()))
+    paths = [folder / f"{number:04}.py" for number in range(FILES)]
+    for path, text in zip(paths, texts, strict=False):
+        path.write_text(text, encoding="utf-8")
+    return [str(path) for path in paths]
+
+
+def _pieces(library: Path) -> Iterator[str]:
+    for path in sorted(library.rglob("*.py")):
+        if "site-packages" in path.parts:
+            continue
+        try:
+            text = path.read_text(encoding="utf-8")
+            statements = ast.parse(text).body
+        except (SyntaxError, ValueError):
+            continue  # tests of Python's own parser
+        lines = text.splitlines(keepends=True)
+        yield from _cut(lines, [statement.end_lineno or 0 for statement in statements])
+
+
+def _cut(lines: list[str], ends: list[int]) -> Iterator[str]:
+    """Yields the text in pieces that end where a statement does."""
+    begin = 0
+    for end in ends:
+        piece = "".join(lines[begin:end])
+        if len(piece) >= PIECE:
+            yield piece
+            begin = end
+    if rest := "".join(lines[begin:]):
+        yield rest
+
+
+def load(path: str) -> tuple[np.ndarray, int]:
+    """Reads, parses and tokenises a file; returns the ids of its first tokens, and how much it defines."""
+    text = Path(path).read_text(encoding="utf-8")
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+    definitions = sum(isinstance(node, kinds) for node in ast.walk(ast.parse(text)))
+    ids = [zlib.crc32(word.encode()) % VOCABULARY for word in WORDS.findall(text)]
+    tokens = np.zeros(LENGTH, np.int32)
+    tokens[: len(ids)] = ids[:LENGTH]
+    return tokens, definitions
+
+
+def records() -> np.ndarray:
+    """Returns records of random bytes."""
+    return np.random.default_rng(0).integers(256, size=(RECORDS, RECORD_BYTES), dtype=np.uint8)
