@@ -15,11 +15,12 @@ if _find_spec("numpy") is None:
 from .batches import Ragged, collate
 from .for_loop import Iterate, iterate
 from .placing import to_device
-from .records import Record, Source, order
+from .records import Record, Records, Source, order
 from .stages import (
     KeepingStage,
     MergedStage,
     Packed,
+    ReadStage,
     SplitStage,
     Stage,
     batched,
@@ -39,10 +40,10 @@ if TYPE_CHECKING:
     from .benchmarking import Benchmark, Comparison, Environment, Run, Spread, benchmark
 
 __all__ = [
-    "Benchmark", "Comparison", "Environment", "Iterate", "KeepingStage", "MergedStage", "Packed", "Ragged", "Record",
-    "Run", "Source", "SplitStage", "Spread", "Stage", "batched", "benchmark", "collate", "filtered",
-    "iterate", "merged", "mix", "order", "packed", "prefetched", "read", "rebatched", "shuffled", "split", "to_device",
-    "unbatched",
+    "Benchmark", "Comparison", "Environment", "Iterate", "KeepingStage", "MergedStage", "Packed", "Ragged", "ReadStage",
+    "Record", "Records", "Run", "Source", "SplitStage", "Spread", "Stage", "batched", "benchmark", "collate",
+    "filtered", "iterate", "merged", "mix", "order", "packed", "prefetched", "read", "rebatched", "shuffled", "split",
+    "to_device", "unbatched",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:

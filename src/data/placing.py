@@ -13,7 +13,7 @@ from ..devices.jax_import import Device, require_jax
 from ..devices.selection import DeviceMesh
 from ..engine.control import mapped_ahead
 from ..engine.node import Node
-from .records import Record
+from .records import Record, Records
 from .stages import Stage
 
 if TYPE_CHECKING:
@@ -55,8 +55,8 @@ def _placed(device: Any, specs: Any, batch: Any) -> Any:
     from ..devices.device_pool import placements_of
     from ..devices.untyped_jax import jax
 
-    if isinstance(batch, Record):
-        record = cast("Record[Any]", batch)  # type: ignore[redundant-cast]
+    if isinstance(batch, Record | Records):
+        record = cast("Record[Any] | Records[Any]", batch)  # type: ignore[redundant-cast]
         return record.with_value(_placed(device, specs, record.value))
     [placement] = placements_of(device, 1)
     leaves, tree = jax.tree.flatten(batch)

@@ -30,11 +30,15 @@ T_co = TypeVar("T_co", covariant=True)
 Shard: TypeAlias = "str | tuple[int, int]"
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
-# Positions that are permuted at a time. One costs 100 µs in NumPy's calls, 1024 of them 300 µs, or 0.3 µs each.
-_BLOCK = 1024
+# Positions that are permuted at a time. One costs 100 µs in NumPy's calls, 1024 of them 300 µs, or 0.3 µs each. Batches
+# take more of them, as each costs less, and the event loop has less else to do for it.
+_BLOCK, _BLOCK_OF_BATCHES = 1024, 4096
 # A Feistel network of four rounds is a pseudo-random permutation of a large domain (Luby and Rackoff, 1988). Small ones
 # need more: with 12, the 24 orders of four records are equally frequent, as far as 100,000 keys can tell.
 _ROUNDS = 12
+
+# An order of at most so many bits keeps the permutation of all numbers: 32 KB.
+_TABLE_BITS = 12
 
 
 class Source(Protocol[T_co]):
@@ -81,6 +85,38 @@ class Record(Generic[T_co]):
         return np.array((self.seed >> 32, self.seed & 0xFFFFFFFF), np.uint32)
 
 
+@dataclass(slots=True, eq=False)
+class Records(Generic[T_co]):
+    """Several places in the order of a source, and, once they were read, a batch of the values there.
+
+    Attributes:
+        epoch: the epoch of each, int64 [records]; like those of `Record`, as the following.
+        position: int64 [records].
+        index: int64 [records].
+        seed: uint64 [records].
+        value: the batch, which the source gave for `index`; None until it is read.
+    """
+
+    epoch: npt.NDArray[np.int64]
+    position: npt.NDArray[np.int64]
+    index: npt.NDArray[np.int64]
+    seed: _Words
+    value: T_co
+
+    def __len__(self) -> int:
+        """Return how many records these are."""
+        return len(self.index)
+
+    def with_value(self, value: U) -> "Records[U]":
+        """Return records with another batch, at the same places and with the same random bits."""
+        return Records(self.epoch, self.position, self.index, self.seed, value)
+
+    @property
+    def key(self) -> npt.NDArray[np.uint32]:
+        """The raw keys for JAX, uint32 [records, 2]."""
+        return self.seed.astype(">u8").view(">u4").astype(np.uint32).reshape(-1, 2)
+
+
 class Permutation:
     """A random order of the numbers below `length` that takes no memory: the index at each position is computed.
 
@@ -100,16 +136,21 @@ class Permutation:
         self._left_shift, self._right_shift = np.uint64(64 - (bits - bits // 2)), np.uint64(64 - bits // 2)
         digest = hashlib.shake_256(f"penstock order {key}".encode()).digest(8 * _ROUNDS)
         self._keys = np.frombuffer(digest, "<u8").astype(np.uint64)
+        # Of few numbers, all at once: what is outside is looked up then, and not computed again and again.
+        self._table = self._encrypted(np.arange(1 << bits, dtype=np.uint64)) if bits <= _TABLE_BITS else None
 
     def indexes(self, positions: _Words) -> _Words:
         """Return the numbers at these positions."""
-        found = self._encrypted(positions)
+        found = self._permuted(positions)
         outside = np.flatnonzero(found >= self._length)
         while outside.size:
-            again = self._encrypted(found[outside])
+            again = self._permuted(found[outside])
             found[outside] = again
             outside = outside[again >= self._length]
         return found
+
+    def _permuted(self, numbers: _Words) -> _Words:
+        return self._encrypted(numbers) if self._table is None else self._table[numbers]
 
     def _encrypted(self, numbers: _Words) -> _Words:
         left, right = numbers >> self._right_bits, numbers & self._right_mask
@@ -146,6 +187,8 @@ class Order(AsyncIterator[Record[None]]):
         epoch: the epoch of the next record.
         step: how many records of this epoch came before it, in this shard.
     """
+
+    _block_size = _BLOCK
 
     def __new__(
         cls, source: Any, shuffle_seed: int | None, epochs: int | None, shard: Shard, drop_remainder: bool, pad: bool
@@ -195,13 +238,18 @@ class Order(AsyncIterator[Record[None]]):
     async def __anext__(self) -> Record[None]:
         """Return the next record."""
         if not self._block:
-            self._fill()
+            columns = (column.tolist() for column in self._next_places())
+            self._block = list(zip(*columns, strict=True))[::-1]
         position, index, seed = self._block.pop()
         self.step += 1
         return Record(self.epoch, position, index, seed, None)
 
-    def _fill(self) -> None:
-        """Compute what comes next, in this epoch or another one."""
+    def _next_places(self) -> tuple[_Words, _Words, _Words]:
+        """Return positions, indexes and seeds of what comes next, in this epoch or another one.
+
+        Raises:
+            StopAsyncIteration: nothing does.
+        """
         if not self._places or self.epoch == self._epochs:
             raise StopAsyncIteration
         if self.step == len(self._places):
@@ -213,15 +261,71 @@ class Order(AsyncIterator[Record[None]]):
                     f"data.order: its source had {self._length:,} records when it began, and has "
                     f"{_length_of(self._source):,} at the beginning of epoch {self.epoch}; a source must not change"
                 )
-        places = self._places[self.step : self.step + _BLOCK]
+        places = self._places[self.step : self.step + self._block_size]
         positions = np.arange(places.start, places.stop, places.step, dtype=np.uint64)
         indexes = positions % np.uint64(self._length)  # what fills up a shard comes from the beginning
         if self._seed is not None:
             if self._permutation is None:
                 self._permutation = Permutation(self._length, f"{self._seed} {self.epoch}")
             indexes = self._permutation.indexes(indexes)
-        seeds = _seeds(indexes, f"{self._seed or 0} {self.epoch}")
-        self._block = list(zip(positions.tolist(), indexes.tolist(), seeds.tolist(), strict=True))[::-1]
+        return positions, indexes, _seeds(indexes, f"{self._seed or 0} {self.epoch}")
+
+
+class OrderOfBatches(Order):
+    """The same order in batches, which go on from one epoch to the next.
+
+    Args:
+        batch: how many records a batch has.
+    """
+
+    _block_size = _BLOCK_OF_BATCHES
+
+    def __new__(cls, source: Any, batch: int, *settings: Any) -> Any:
+        """Return an order; for an argument of the graph without an index, there is none."""
+        if _has_no_index(source):
+            _refuse_order(source, None, 1, False, False, batch)
+        return object.__new__(cls)
+
+    def __init__(self, source: Any, batch: int, *settings: Any) -> None:
+        check("batch", batch, whole(1), "data.order(")
+        super().__init__(source, *settings)
+        self._size = batch
+        self._places_left: tuple[_Words, ...] = ()  # of this epoch, as far as they are known
+
+    def restore(self, state: Mapping[str, int]) -> None:
+        """Go on from a place."""
+        super().restore(state)
+        self._places_left = ()
+
+    def after(self, count: int) -> dict[str, int]:
+        """Return the place behind so many batches."""
+        return super().after(count * self._size)
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what the order depends on."""
+        return {**super().fingerprint(), "batch": self._size}
+
+    async def __anext__(self) -> Any:
+        """Return the next batch of records."""
+        parts: list[tuple[Any, ...]] = []
+        missing = self._size
+        while missing:
+            if not self._places_left:
+                try:
+                    self._places_left = self._next_places()
+                except StopAsyncIteration:
+                    if not parts or self._settings["drop_remainder"]:
+                        raise
+                    break
+            left = self._places_left
+            taken = min(missing, len(left[0]))
+            parts.append((np.full(taken, self.epoch), *[column[:taken] for column in left]))
+            self._places_left = tuple(column[taken:] for column in left) if taken < len(left[0]) else ()
+            self.step += taken
+            missing -= taken
+        columns = parts[0] if len(parts) == 1 else tuple(map(np.concatenate, zip(*parts, strict=True)))
+        epochs, positions, indexes, seeds = columns
+        return Records(epochs, positions.astype(np.int64), indexes.astype(np.int64), seeds, None)
 
 
 class Numbered(AsyncIterator[Record[Any]]):
@@ -360,8 +464,14 @@ def _has_no_index(source: object) -> bool:
     return _is_iterator(source) or (callable(source) and not hasattr(source, "__getitem__"))
 
 
-def _refuse_order(source: object, shuffle_seed: object, epochs: object, drop_remainder: object, pad: object) -> None:
+def _refuse_order(
+    source: object, shuffle_seed: object, epochs: object, drop_remainder: object, pad: object, batch: object = None
+) -> None:
     """Refuse what only a source with an index can do."""
+    if batch is not None:
+        raise OptionsError(
+            "data.order(batch=): a source without an index gives its values one by one; use `>> data.batched(size)`"
+        )
     if shuffle_seed is not None or drop_remainder or pad:
         raise OptionsError(
             "data.order: a source without an index has an unknown length, and its own order; use "
@@ -397,6 +507,7 @@ class _Held:
 
 
 _ORDER: Node[..., Any] = Node(Order, Policy(), name="order")
+_BATCHES: Node[..., Any] = Node(OrderOfBatches, Policy(), name="order")
 _NUMBERED: Node[..., Any] = Node(Numbered, Policy(), name="order")
 
 
@@ -426,16 +537,29 @@ def order(
     drop_remainder: bool = ...,
     pad: bool = ...,
 ) -> AsyncIterator[Record[None]]: ...
+@overload
+def order(
+    source: Source[Any],
+    /,
+    *,
+    batch: int,
+    shuffle_seed: int | None = ...,
+    epochs: int | None = ...,
+    shard: Shard = ...,
+    drop_remainder: bool = ...,
+    pad: bool = ...,
+) -> AsyncIterator[Records[None]]: ...
 def order(
     source: Any,
     /,
     *,
+    batch: int | None = None,
     shuffle_seed: int | None = None,
     epochs: int | None = 1,
     shard: Shard = "process",
     drop_remainder: bool = False,
     pad: bool = False,
-) -> AsyncIterator[Record[Any]]:
+) -> AsyncIterator[Any]:
     """Give the indexes of a source in a known order, as a stream of records; `data.read(source)` reads their values.
 
     In a graph, each argument may be a value of the graph. Outside a graph, pass the stream to one.
@@ -450,11 +574,14 @@ def order(
         shard: the part of each epoch, (number, count), counted from 0. "process": the part of this process, as
             `jax.distributed` numbers processes; all records if it is not initialized. No two shards have a record in
             common, and together they have all records; their lengths differ by one at most.
-        drop_remainder: leave out the last records of an epoch that do not suffice for all shards.
+        batch: give so many records as one `Records`, for data in memory: `data.read` asks the source for all of them at
+            once, `source[array of indexes]`, as NumPy's arrays take it. A batch goes on from one epoch to the next.
+        drop_remainder: leave out the last records of an epoch that do not suffice for all shards, and with `batch`, the
+            last batch of all if it is smaller.
         pad: repeat first records of an epoch in the shards that have one less.
 
     Returns:
-        A stream of records, without values; with values if the source has no index.
+        A stream of records, or of `Records`, without values; with values if the source has no index.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -464,12 +591,14 @@ def order(
     tracer = active()
     is_ref = isinstance(source, Ref)
     if tracer is not None and tracer.is_stream(source) if is_ref else _has_no_index(source):
-        _refuse_order(source, shuffle_seed, epochs, drop_remainder, pad)
-        return cast("AsyncIterator[Record[Any]]", _NUMBERED(source if is_ref else _Held(source), epochs, shard))
+        _refuse_order(source, shuffle_seed, epochs, drop_remainder, pad, batch)
+        return cast("AsyncIterator[Any]", _NUMBERED(source if is_ref else _Held(source), epochs, shard))
     if not is_ref:
         _length_of(source)
         source = _Held(source)
-    return cast("AsyncIterator[Record[Any]]", _ORDER(source, shuffle_seed, epochs, shard, drop_remainder, pad))
+    if batch is None:
+        return cast("AsyncIterator[Any]", _ORDER(source, shuffle_seed, epochs, shard, drop_remainder, pad))
+    return cast("AsyncIterator[Any]", _BATCHES(source, batch, shuffle_seed, epochs, shard, drop_remainder, pad))
 
 
 def _is_shard(value: Any) -> bool:

@@ -22,7 +22,7 @@ from ..engine.control import split as split_stream
 from ..engine.node import Node
 from ..engine.tracing.ref import Ref
 from .batches import Array, Unlike, collate, joined, part_of, size_of
-from .records import Record, Source
+from .records import Record, Records, Source
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -137,10 +137,31 @@ _COLUMNS = ("epoch", "position", "index", "seed")
 # Reading records.
 
 
-def read(
-    source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread", concurrency: int = 1
-) -> Stage[AsyncIterator[Record[Any]], AsyncIterator[Record[U]]]:
-    """Read the value of each record from a source.
+class ReadStage(Generic[U]):
+    """The stage that reads the values of records: of each, or of a batch of them at once."""
+
+    def __init__(self, node: Callable[[Any], Any]) -> None:
+        self._node = node
+
+    @overload
+    def __call__(self, stream: AsyncIterator[Record[Any]]) -> AsyncIterator[Record[U]]: ...
+    @overload
+    def __call__(self, stream: AsyncIterator[Records[Any]]) -> AsyncIterator[Records[Any]]: ...
+    def __call__(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Return the records with their values."""
+        return map_each(self._node, stream, name="read")
+
+    @overload
+    def __rrshift__(self, stream: AsyncIterator[Record[Any]]) -> AsyncIterator[Record[U]]: ...
+    @overload
+    def __rrshift__(self, stream: AsyncIterator[Records[Any]]) -> AsyncIterator[Records[Any]]: ...
+    def __rrshift__(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Return the records with their values."""
+        return self(stream)
+
+
+def read(source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread", concurrency: int = 1) -> ReadStage[U]:
+    """Read the value of each record from a source; of `Records`, the batch of their values, `source[records.index]`.
 
     Args:
         source: the source that `data.order` got; it may be a value of the graph.
@@ -160,20 +181,21 @@ def read(
     given: Any = source
     if isinstance(given, Ref):
         node: Node[..., Any] = Node(_value_of, policy, name="read")
-        return _mapped(lambda record: node(given, record))
-    return _mapped(Node(functools.partial(_value_of, source), policy, name="read"))
+        return ReadStage(lambda record: node(given, record))
+    return ReadStage(Node(functools.partial(_value_of, source), policy, name="read"))
 
 
-def _mapped(body: Callable[[Any], Any]) -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
-    return Stage(lambda records: map_each(body, records, name="read"))  # pyright: ignore[reportUnknownLambdaType]
-
-
-def _value_of(source: Source[U], record: Record[Any]) -> Record[U]:
+def _value_of(source: Source[Any], record: "Record[Any] | Records[Any]") -> "Record[Any] | Records[Any]":
     try:
-        return record.with_value(source[record.index])
+        index: Any = record.index  # of `Records`, an array, for a source that takes it
+        return record.with_value(source[index])
     except Exception as error:
-        place = f"position {record.position} of epoch {record.epoch}, index {record.index} of {len(source):,}"
-        add_note(error, f"while data.read read the record at {place}")
+        if isinstance(record, Records):
+            what = f"the {len(record)} records at positions {record.position.tolist()}"
+            add_note(error, f"while data.read read {what}; order(batch=) is for a source that takes arrays of indexes")
+        else:
+            place = f"position {record.position} of epoch {record.epoch}, index {record.index} of {len(source):,}"
+            add_note(error, f"while data.read read the record at {place}")
         raise
 
 

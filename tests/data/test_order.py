@@ -155,6 +155,47 @@ def test_shards_are_disjoint_cover_all_and_differ_by_one(length: int, count: int
     assert everyone == [whole[position % length] for position in range(steps * count)]
 
 
+@given(st.integers(0, 3000), st.integers(1, 1200), st.none() | st.integers(0, 5), st.booleans(), st.integers(1, 3))
+def test_batches_have_the_same_records_in_the_same_order(
+    length: int, size: int, seed: int | None, drop: bool, shards: int
+) -> None:
+    settings: dict[str, Any] = {
+        "shuffle_seed": seed, "epochs": 2, "drop_remainder": drop, "shard": (shards - 1, shards)
+    }  # fmt: skip
+    records = asyncio.run(collected(data.order(Numbers(length), **settings)))
+    expected = [records[at : at + size] for at in range(0, len(records), size)]
+    expected = [batch for batch in expected if not drop or len(batch) == size]
+    batches = asyncio.run(collected(data.order(Numbers(length), batch=size, **settings)))
+    assert list(map(len, batches)) == list(map(len, expected))
+    for batch, ones in zip(batches, expected, strict=True):
+        for name in ("epoch", "position", "index", "seed"):
+            assert getattr(batch, name).tolist() == [getattr(one, name) for one in ones]
+        assert batch.key.dtype == np.uint32
+        assert batch.key.tolist() == [one.key.tolist() for one in ones]
+
+
+async def test_the_values_of_a_batch_are_read_at_once() -> None:
+    squares = np.arange(10) ** 2
+
+    @ps.graph
+    async def batches(source: Any, size: int) -> AsyncIterator[data.Records[Any]]:
+        return data.order(source, shuffle_seed=1, batch=size) >> data.read(source, runs_on="loop")
+
+    async with engine.stream(batches(squares, 4)) as stream:
+        read = await collected(stream)
+    assert [batch.value.tolist() for batch in read] == [(batch.index**2).tolist() for batch in read]
+    assert [len(batch) for batch in read] == [4, 4, 2]
+    with pytest.raises(TypeError) as caught:  # a list takes one index
+        async with engine.stream(batches(squares.tolist(), 4)) as stream:
+            await collected(stream)
+    assert any("the 4 records at positions [0, 1, 2, 3]" in note for note in caught.value.__notes__)
+    with pytest.raises(ps.OptionsError, match=r"data.batched\(size\)"):
+        data.order(iter("ab"), batch=2)  # type: ignore[call-overload]
+    with pytest.raises(ps.OptionsError, match="batch=0"):
+        async with engine.stream(batches(squares, 0)) as stream:
+            await collected(stream)
+
+
 def test_keys_depend_on_the_record_and_the_epoch_alone() -> None:
     whole = asyncio.run(collected(data.order(Numbers(40), shuffle_seed=5, epochs=2)))
     keys = {(record.epoch, record.index): record.seed for record in whole}
@@ -332,7 +373,7 @@ async def test_an_iterator_that_is_written_in_a_graph_is_not_read_twice() -> Non
 def test_wrong_arguments_are_refused_where_they_are_written() -> None:
     wrong: list[dict[str, Any]] = [
         {"shuffle_seed": -1}, {"shuffle_seed": True}, {"epochs": 0}, {"shard": (2, 2)}, {"shard": (0, 0)},
-        {"shard": "host"}, {"shard": (0, 1, 2)}, {"drop_remainder": True, "pad": True}, {"pad": 1},
+        {"shard": "host"}, {"shard": (0, 1, 2)}, {"drop_remainder": True, "pad": True}, {"pad": 1}, {"batch": 0},
     ]  # fmt: skip
     for arguments in wrong:
         with pytest.raises(ps.OptionsError, match=next(iter(arguments))):

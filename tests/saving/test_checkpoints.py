@@ -427,6 +427,28 @@ async def test_a_mix_is_one_source(tmp_path: Path) -> None:
     assert sorted(got.items()) == whole
 
 
+@ps.node
+def total(records: data.Records[Any]) -> float:
+    return float((records.index * (records.epoch + 1)).sum())
+
+
+@pytest.mark.parametrize("mixes", [False, True])
+async def test_an_order_of_batches_goes_on_between_two_of_them(tmp_path: Path, mixes: bool) -> None:
+    @ps.graph
+    async def batches() -> AsyncIterator[float]:
+        first = data.order(SOURCE, batch=3, shuffle_seed=1, epochs=4, drop_remainder=True)
+        if mixes:
+            first = data.mix([(first, 0.5), (data.order(SOURCE, batch=2, epochs=2), 0.5)], seed=1, until="all")
+        return first >> total >> summed
+
+    whole = await plain(batches())
+    checkpoint = ps.Checkpoint(tmp_path, every=4)
+    assert await taken(batches(), checkpoint, 11) == whole[:11]
+    rest = await taken(batches(), checkpoint)
+    assert rest[0][0] in (5, 9)
+    assert rest == whole[rest[0][0] - 1 :]
+
+
 async def test_resuming_far_behind_replays_nothing(tmp_path: Path) -> None:
     asked: list[int] = []
 
