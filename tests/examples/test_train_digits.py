@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from examples import train_digits
-from examples.train_digits import BATCH_SIZE, Batch, Digits, feed, moved, read_digits, train
+from examples.train_digits import BATCH_SIZE, STEPS, Batch, Digits, feed, moved, read_digits, train
 from penstock import engine
 
 PROGRAM = Path(train_digits.__file__)
+TOGETHER = STEPS * BATCH_SIZE
 
 
 def test_the_program_gets_over_95_percent_right() -> None:
@@ -34,8 +35,23 @@ def trained(epochs: int) -> tuple[float, list[float]]:
 def test_it_goes_the_same_way_every_time() -> None:
     (share, losses), (other_share, other_losses) = trained(2), trained(2)
     assert losses == other_losses
-    assert len(losses) == 2 * 1438 // BATCH_SIZE
+    assert len(losses) == 2 * 1438 // TOGETHER * STEPS
     assert share == other_share > 0.5  # a tenth is what guessing gives
+
+
+def test_steps_in_one_program_are_those_one_by_one() -> None:
+    digits, _ = read_digits()
+    some = digits[np.arange(3 * BATCH_SIZE)]
+    keys = np.random.default_rng(0).integers(2**32, size=(len(some), 2), dtype=np.uint32)
+    parameters = train_digits.create_parameters()
+    begin = parameters, train_digits.optimizer.init(parameters)
+    *together, losses = jax.jit(train_digits.train_steps)(*begin, some.images, some.labels, keys)
+    one_by_one = list(begin)
+    for number in range(3):
+        at = slice(number * BATCH_SIZE, (number + 1) * BATCH_SIZE)
+        *one_by_one, loss = jax.jit(train_digits.train_step)(*one_by_one, some.images[at], some.labels[at], keys[at])
+        np.testing.assert_allclose(losses[number], loss, rtol=1e-4)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4), together, one_by_one)
 
 
 def test_no_digit_is_held_out_and_learned_from() -> None:
@@ -62,9 +78,9 @@ async def batches(digits: Digits, epochs: int) -> list[Batch]:
 
 
 async def test_each_epoch_has_another_order_and_batches_of_one_size() -> None:
-    count = 2 * BATCH_SIZE + 5
-    labels = [batch.labels for batch in await batches(numbered(count), epochs=2)]
-    assert [len(each) for each in labels] == [BATCH_SIZE] * 4
+    count = 2 * TOGETHER + 5
+    labels = [np.asarray(batch.labels) for batch in await batches(numbered(count), epochs=2)]
+    assert [len(each) for each in labels] == [TOGETHER] * 4
     first, second = np.split(np.concatenate(labels), [count])
     assert sorted(first) == list(range(count))
     assert len(set(second)) == len(second)
@@ -81,10 +97,10 @@ def test_an_augmented_digit_is_moved_by_one_pixel_at_most() -> None:
 
 
 async def test_a_digit_is_augmented_the_same_every_time_and_differently_in_each_epoch() -> None:
-    digits = numbered(BATCH_SIZE)
+    digits = numbered(TOGETHER)
     (first, second), (again, _) = [await batches(digits, epochs=2) for _ in range(2)]
     by_label = [
-        np.asarray(jax.vmap(moved)(batch.images, batch.keys))[batch.labels.argsort()]
+        np.asarray(jax.vmap(moved)(batch.images, batch.keys))[np.asarray(batch.labels).argsort()]
         for batch in (first, again, second)
     ]
     np.testing.assert_array_equal(by_label[0], by_label[1])
