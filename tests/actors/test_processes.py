@@ -1,6 +1,7 @@
 """Worker processes: values there and back, deaths, cancellation, clean ends."""
 
 import asyncio
+import gc
 import os
 import random
 import resource
@@ -184,6 +185,12 @@ async def test_workers_start_on_demand_and_are_reused(door: Door) -> None:
         await door.release()
         await asyncio.gather(*holds)
         assert (pool.statistics().idle, pool.statistics().busy) == (2, 0)
+
+
+async def test_the_collector_of_a_worker_runs_rarely() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        thresholds = await call(pool, gc.get_threshold)
+    assert thresholds[0] > gc.get_threshold()[0]
 
 
 # Errors
