@@ -67,6 +67,7 @@ class Train:
     """Owns the weights, which never leave the device: each step takes their memory for the next ones."""
 
     async def __aenter__(self) -> Self:
+        self._step = devices.actor("auto").bind(train_step, donate_argnums=(0,), ready=False)
         self._weights = jnp.zeros(SIZE)
         return self
 
@@ -74,9 +75,7 @@ class Train:
         del self._weights
 
     async def __call__(self, batch: Image) -> jax.Array:
-        self._weights, loss = await devices.actor("auto").run(
-            train_step, self._weights, batch, donate_argnums=(0,), ready=False
-        )
+        self._weights, loss = await self._step(self._weights, batch)
         return loss
 
 

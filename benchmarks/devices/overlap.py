@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import penstock as ps
-from penstock import engine
+from penstock import data, engine
 from penstock.devices import select
 
 from ..harness import Contenders, Row, Workload
@@ -64,6 +64,32 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
                 pass
         return time.perf_counter() - began
 
+    class Slow:
+        """Data that takes as long to read."""
+
+        def __len__(self) -> int:
+            return items
+
+        def __getitem__(self, index: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":
+            time.sleep(pause)
+            return x
+
+    @ps.node
+    def value_of(record: data.Record[jax.Array]) -> jax.Array:
+        return record.value
+
+    @ps.graph
+    async def training(source: Slow) -> AsyncIterator[jax.Array]:
+        placed = data.order(source, shuffle_seed=0) >> data.read(source) >> data.to_device(DEVICE)
+        return placed >> value_of >> step
+
+    async def feed() -> float:
+        began = time.perf_counter()
+        async with engine.stream(training(Slow())) as results:
+            async for _ in results:
+                pass
+        return time.perf_counter() - began
+
     async def slower() -> float:
         """The slower of the two, by itself."""
         began = time.perf_counter()
@@ -72,7 +98,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         computing = time.perf_counter() - began
         return max(computing, loading_seconds(items, pause))
 
-    yield {"pipeline": pipeline, "slower": slower}
+    yield {"pipeline": pipeline, "feed": feed, "slower": slower}
 
 
 OVERLAP = Workload(
@@ -84,6 +110,12 @@ OVERLAP = Workload(
             subject="pipeline",
             reference="slower",
             limits=Limits(must=1.1, aim=1.05, at_least=False),
+        ),
+        Row(
+            title="the same as a feed, by data.to_device",
+            subject="feed",
+            reference="slower",
+            limits=Limits(must=1.12, at_least=False),
         ),
     ),
 )

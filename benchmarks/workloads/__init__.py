@@ -4,6 +4,7 @@ from ..harness import Workload
 from .chain import CHAIN
 from .deployment import DEPLOYMENT
 from .fan_out import FAN_OUT
+from .feeds import FEEDS
 from .fold import FOLD, FOLD_MEMORY
 from .idle_deployments import IDLE_DEPLOYMENTS
 from .io import IO
@@ -36,6 +37,7 @@ WORKLOADS: tuple[Workload, ...] = (
     DURABLE,
     MARKS,
     LARGE_CUTS,
+    FEEDS,
     MEMORY,
     FOLD_MEMORY,
     IDLE_DEPLOYMENTS,

@@ -178,6 +178,8 @@ def size_of(batch: Any) -> int:
 
 def part_of(batch: Any, which: "int | slice") -> Any:
     """Return one value of a batch, or a smaller batch; arrays are views of it."""
+    if type(batch) is np.ndarray:  # which needs none of the below: a tenth of its time
+        return batch[which]
     return _mapped([batch], lambda leaves: leaves[0][which])
 
 
