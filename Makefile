@@ -22,7 +22,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo train-lm train-kills test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-embedding docs clean
+.PHONY: help demo train-lm train-kills test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
@@ -40,6 +40,7 @@ help:
 	@echo "make bench-devices  what runs on devices, against plain JAX; make bench-gpu on a GPU"
 	@echo "make bench-servers  requests a second of web servers, against the same ones written by hand; load by wrk"
 	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
+	@echo "make bench-feeds  feeds of files and of records in memory, beside Grain and PyTorch's DataLoader, in .venv-peers"
 	@echo "make bench-embedding  texts a second beside other encoders, in .venv-embedding (6 GB, with PyTorch)"
 	@echo "make docs         build the documentation into site/"
 	@echo "make clean        remove everything that the targets above made"
@@ -164,6 +165,9 @@ bench-servers: $(VENV)/.dev $(if $(findstring --peers,$(ARGS)),.venv-server-peer
 
 bench-peers: .venv-peers/.stamp
 	.venv-peers/bin/python -m benchmarks.peers $(ARGS)
+
+bench-feeds: .venv-peers/.stamp
+	.venv-peers/bin/python -m benchmarks.peers.feeds $(ARGS)
 
 bench-embedding: .venv-embedding/.stamp
 	.venv-embedding/bin/python -m benchmarks.encoders $(ARGS)

@@ -105,6 +105,23 @@ def encoders_table(content: dict[str, Any]) -> str:
     return "\n".join([*lines, *skipped(content)])
 
 
+def feeds_table(content: dict[str, Any]) -> str:
+    """Every loader with its own number in each feed, and Penstock's ratio to it."""
+    lines = [f"From {machine(content)}, with {versions(content)}:", "", "| | alone | Penstock over it | must |"]
+    lines.append("|---|---|---|---|")
+    for feed in dict.fromkeys(row["workload"] for row in content["rows"]):
+        rows: Rows = [row for row in content["rows"] if row["workload"] == feed]
+        ratios = {row["row"]["reference"]: row for row in rows if row["row"]["reference"] is not None}
+        lines.append(f"| **{feed}**, control {spread(Interval(**rows[0]['control']))} | | | |")
+        for row in rows:
+            if row["row"]["reference"] is None:
+                ratio = ratios.get(row["row"]["subject"])
+                held = ratio and ratio["row"]["limits"]
+                must = limits(Limits(**held))[0] if held else ""
+                lines.append(f"| {row['row']['title']} | {value(row)} | {value(ratio)} | {must} |")
+    return "\n".join([*lines, *skipped(content)])
+
+
 def servers_table(content: dict[str, Any]) -> str:
     """Every row as the process is and tuned, and the peers of one of them."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
@@ -158,6 +175,7 @@ def main() -> None:
         ("devices", "devices.json", own_table, "benchmarks.md"),
         ("encoders", "encoders.json", encoders_table, "benchmarks.md"),
         ("peers", "peers.json", peers_table, "benchmarks.md"),
+        ("feeds", "feeds.json", feeds_table, "benchmarks.md"),
         ("servers", "servers.json", servers_table, "how-to/servers.md"),
     )
     for name, file, table, page in filled:
