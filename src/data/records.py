@@ -22,6 +22,7 @@ from ..engine.marks import has_state
 from ..engine.node import Node
 from ..engine.tracing.ref import Ref
 from ..engine.tracing.tracer import active
+from ..telemetry import logs
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -207,8 +208,9 @@ class Order(AsyncIterator[Record[None]]):
         self._length = _length_of(self._source)
         self._seed = shuffle_seed
         self._epochs = epochs
-        self._settings = {"shard": list(_shard_of(shard)), "drop_remainder": drop_remainder, "pad": pad}
-        self._places = _places(self._length, *_shard_of(shard), drop_remainder=drop_remainder, pad=pad)
+        number, count = _shard_of(shard)
+        self._settings = {"shard": [number, count], "drop_remainder": drop_remainder, "pad": pad}
+        self._places = _places(self._length, number, count, drop_remainder=drop_remainder, pad=pad)
         self._permutation: Permutation | None = None  # of this epoch
         self._block: list[tuple[int, int, int]] = []  # what comes next, the last first
         self.epoch = 0
@@ -650,12 +652,18 @@ def _shard_of(shard: Shard) -> tuple[int, int]:
     Raises:
         DataError: that of this process is not known.
     """
-    if not isinstance(shard, str):
-        return shard
     # What `jax.process_index()` returns, which would start a backend.
     distributed: Any = sys.modules.get("jax._src.distributed")
-    if distributed is not None and distributed.global_state.client is not None:
-        return distributed.global_state.process_id, distributed.global_state.num_processes
+    state = None if distributed is None or distributed.global_state.client is None else distributed.global_state
+    if not isinstance(shard, str):
+        if state is not None and shard[1] == state.num_processes and shard[0] != state.process_id:
+            logs.warning(
+                "data.shard_of_another_process", shard=shard, process=state.process_id,
+                remedy='pass shard="process"; if two processes read the same shard, one shard is read by none',
+            )  # fmt: skip
+        return shard
+    if state is not None:
+        return state.process_id, state.num_processes
     slurm = read_slurm(os.environ)
     if slurm is not None and slurm.tasks is not None and slurm.tasks > 1:
         raise DataError(

@@ -460,6 +460,15 @@ def test_processes_of_distributed_jax_have_a_shard_each_and_start_no_backend() -
     assert distributed(DISTRIBUTED) == [[str(whole[number::2]), "False"] for number in range(2)]
 
 
+def test_a_process_that_reads_the_shard_of_another_is_told() -> None:
+    both_read_the_first = DISTRIBUTED.replace("shuffle_seed=1", "shuffle_seed=1, shard=(0, 2)")
+    first, second = distributed(both_read_the_first)
+    assert first == [str(indexes(7, shuffle_seed=1)[0::2]), "False"]
+    assert second[1:] == first
+    assert "data.shard_of_another_process" in second[0]
+    assert 'shard="process"' in second[0]
+
+
 GLOBAL_ARRAYS = """
 import sys
 import threading

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TypedDict, assert_type
 
 import penstock as ps
-from penstock import engine, testing
+from penstock import data, engine, testing
 
 
 class Document(TypedDict):
@@ -132,6 +132,27 @@ async def answers(query: str) -> list[str]:
 
 async def without_an_engine(query: str) -> list[str]:
     return [token async for token in await rag(query)]
+
+
+@ps.node
+def length(record: data.Record[bytes]) -> int:
+    return len(record.value)
+
+
+def feeds(blobs: list[bytes]) -> None:
+    """Stages keep the types of records and values."""
+    records = data.order(blobs, shuffle_seed=1)
+    assert_type(records, AsyncIterator[data.Record[None]])
+    read_records = records >> data.read(blobs)
+    assert_type(read_records, AsyncIterator[data.Record[bytes]])
+    assert_type(read_records >> data.prefetched(4), AsyncIterator[data.Record[bytes]])
+    left, right = read_records >> data.split(2)
+    assert_type((left, right) >> data.merged(), AsyncIterator[data.Record[bytes]])
+    assert_type(ps.map_each(length, left), AsyncIterator[int])
+    assert_type(ps.map_each(length, right, on_error="return"), AsyncIterator[engine.Outcome[int]])
+    batches = data.order(blobs, batch=4)
+    assert_type(batches, AsyncIterator[data.Records[None]])
+    assert_type(data.order(iter(blobs)), AsyncIterator[data.Record[bytes]])
 
 
 if __name__ == "__main__":
