@@ -140,8 +140,8 @@ _COLUMNS = ("epoch", "position", "index", "seed")
 class ReadStage(Generic[U]):
     """The stage that reads the values of records: of each, or of a batch of them at once."""
 
-    def __init__(self, node: Callable[[Any], Any]) -> None:
-        self._node = node
+    def __init__(self, apply: Callable[[Any], Any]) -> None:
+        self._apply = apply
 
     @overload
     def __call__(self, stream: AsyncIterator[Record[Any]]) -> AsyncIterator[Record[U]]: ...
@@ -149,7 +149,7 @@ class ReadStage(Generic[U]):
     def __call__(self, stream: AsyncIterator[Records[Any]]) -> AsyncIterator[Records[Any]]: ...
     def __call__(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """Return the records with their values."""
-        return map_each(self._node, stream, name="read")
+        return cast("AsyncIterator[Any]", self._apply(stream))
 
     @overload
     def __rrshift__(self, stream: AsyncIterator[Record[Any]]) -> AsyncIterator[Record[U]]: ...
@@ -157,7 +157,20 @@ class ReadStage(Generic[U]):
     def __rrshift__(self, stream: AsyncIterator[Records[Any]]) -> AsyncIterator[Records[Any]]: ...
     def __rrshift__(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
         """Return the records with their values."""
-        return self(stream)
+        return cast("AsyncIterator[Any]", self._apply(stream))
+
+
+class _Read(Reading[Any, Any]):
+    """Reads on the event loop: for what is in memory, an item of a `map_each` would cost more than the value."""
+
+    is_one_to_one = True
+
+    def __init__(self, values: AsyncIterator[Any], source: Source[Any]) -> None:
+        super().__init__(values)
+        self._source = source
+
+    async def __anext__(self) -> Any:
+        return _value_of(self._source, await anext(self._values))
 
 
 def read(source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread", concurrency: int = 1) -> ReadStage[U]:
@@ -177,12 +190,22 @@ def read(source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread",
     """
     check("runs_on", runs_on, one_of(Literal["thread", "loop"]), "data.read(")
     check("concurrency", concurrency, whole(1), "data.read(")
-    policy = Policy(runs_on=runs_on, concurrency=concurrency)
     given: Any = source
-    if isinstance(given, Ref):
-        node: Node[..., Any] = Node(_value_of, policy, name="read")
-        return ReadStage(lambda record: node(given, record))
-    return ReadStage(Node(functools.partial(_value_of, source), policy, name="read"))
+    is_ref = isinstance(given, Ref)
+    if runs_on == "loop":
+        if is_ref:
+            on_loop: Node[..., Any] = Node(_Read, Policy(), name="read")
+            return ReadStage(lambda records: on_loop(records, given))
+        return ReadStage(stage_node("read", _Read, source=source))
+    policy = Policy(runs_on=runs_on, concurrency=concurrency)
+    if is_ref:
+        in_thread: Node[..., Any] = Node(_value_of, policy, name="read")
+        return _mapped(lambda record: in_thread(given, record))
+    return _mapped(Node(functools.partial(_value_of, source), policy, name="read"))
+
+
+def _mapped(body: Callable[[Any], Any]) -> ReadStage[Any]:
+    return ReadStage(lambda records: map_each(body, records, name="read"))  # pyright: ignore[reportUnknownLambdaType]
 
 
 def _value_of(source: Source[Any], record: "Record[Any] | Records[Any]") -> "Record[Any] | Records[Any]":
