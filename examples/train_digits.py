@@ -58,14 +58,6 @@ class Digits:
         return Digits(self.images[which], self.labels[which])
 
 
-class Batch(NamedTuple):
-    """Digits to learn from, and for each a raw key of JAX, uint32 [digits, 2], which says how it is moved."""
-
-    images: Array
-    labels: Array
-    keys: Array
-
-
 def read_digits() -> tuple[Digits, Digits]:
     """Return the digits to train with, and those to hold out: the same ones every time."""
     bunch: Any = load_digits()
@@ -73,13 +65,6 @@ def read_digits() -> tuple[Digits, Digits]:
     order = np.random.default_rng(SEED).permutation(len(digits))
     held_out, rest = np.split(order, [int(len(order) * HELD_OUT)])
     return digits[rest], digits[held_out]
-
-
-@ps.node
-def read(digits: Digits, records: data.Records[None]) -> Batch:
-    """Return the digits of records with their keys, which depend on the epoch and on the digit alone."""
-    found = digits[records.index]
-    return Batch(found.images, found.labels, records.key)
 
 
 # --- The model ---
@@ -158,12 +143,12 @@ def train_steps(
     A step of such a small network takes less time than to begin it. As one program, eight of them are begun at once.
     """
 
-    def step(state: tuple[Parameters, Any], batch: Batch) -> tuple[tuple[Parameters, Any], jax.Array]:
+    def step(state: tuple[Parameters, Any], batch: Any) -> tuple[tuple[Parameters, Any], jax.Array]:
         parameters, optimizer_state, loss = train_step(*state, *batch)
         return (parameters, optimizer_state), loss
 
     together = images, labels, keys
-    batches = Batch(*(jnp.reshape(array, (-1, BATCH_SIZE, *array.shape[1:])) for array in together))
+    batches = [jnp.reshape(array, (-1, BATCH_SIZE, *array.shape[1:])) for array in together]
     state, losses = jax.lax.scan(step, (parameters, optimizer_state), batches)
     return *state, losses
 
@@ -191,11 +176,14 @@ class Trainer:
     async def __aexit__(self, *exc_info: object) -> None:
         del self._parameters, self._state
 
-    async def __call__(self, given: Batch | Digits) -> jax.Array:
+    async def __call__(self, given: data.Records[Digits] | Digits) -> jax.Array:
         """Return the losses of steps to learn from, or how many digits are classified as what they show."""
         if isinstance(given, Digits):
             return await self._device.run(count_right, self._parameters, given.images, given.labels)
-        self._parameters, self._state, losses = await self._step(self._parameters, self._state, *given)
+        digits, keys = given.value, given.key  # a key depends on the epoch and on the digit alone
+        self._parameters, self._state, losses = await self._step(
+            self._parameters, self._state, digits.images, digits.labels, keys
+        )
         return losses
 
 
@@ -209,11 +197,11 @@ trainer = Trainer()
 
 
 @ps.graph
-async def feed(digits: Digits, epochs: int) -> AsyncIterator[Batch]:
+async def feed(digits: Digits, epochs: int) -> AsyncIterator[data.Records[Digits]]:
     """Give digits for several steps at a time, in another order in each epoch; the last ones, too few, are left out."""
     # With `batch`, as they are in memory: all of them are read at once.
     records = data.order(digits, batch=STEPS * BATCH_SIZE, shuffle_seed=SEED, epochs=epochs, drop_remainder=True)
-    return ps.map_each(lambda some: read(digits, some), records)
+    return records >> data.read(digits, runs_on="loop")
 
 
 @ps.graph

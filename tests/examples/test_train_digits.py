@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from examples import train_digits
-from examples.train_digits import BATCH_SIZE, STEPS, Batch, Digits, feed, moved, read_digits, train
-from penstock import engine
+from examples.train_digits import BATCH_SIZE, STEPS, Digits, feed, moved, read_digits, train
+from penstock import data, engine
 
 PROGRAM = Path(train_digits.__file__)
 TOGETHER = STEPS * BATCH_SIZE
@@ -73,13 +73,13 @@ def numbered(count: int) -> Digits:
     return Digits(images, np.arange(count, dtype=np.int32))
 
 
-async def batches(digits: Digits, epochs: int) -> list[Batch]:
+async def batches(digits: Digits, epochs: int) -> list[data.Records[Digits]]:
     return [batch async for batch in engine.stream(feed(digits, epochs))]
 
 
 async def test_each_epoch_has_another_order_and_batches_of_one_size() -> None:
     count = 2 * TOGETHER + 5
-    labels = [np.asarray(batch.labels) for batch in await batches(numbered(count), epochs=2)]
+    labels = [batch.value.labels for batch in await batches(numbered(count), epochs=2)]
     assert [len(each) for each in labels] == [TOGETHER] * 4
     first, second = np.split(np.concatenate(labels), [count])
     assert sorted(first) == list(range(count))
@@ -100,7 +100,7 @@ async def test_a_digit_is_augmented_the_same_every_time_and_differently_in_each_
     digits = numbered(TOGETHER)
     (first, second), (again, _) = [await batches(digits, epochs=2) for _ in range(2)]
     by_label = [
-        np.asarray(jax.vmap(moved)(batch.images, batch.keys))[np.asarray(batch.labels).argsort()]
+        np.asarray(jax.vmap(moved)(batch.value.images, batch.key))[batch.value.labels.argsort()]
         for batch in (first, again, second)
     ]
     np.testing.assert_array_equal(by_label[0], by_label[1])
