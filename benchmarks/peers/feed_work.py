@@ -14,7 +14,7 @@ import numpy as np
 
 FILES, FILES_BATCH = 2_000, 40  # so that an epoch is a whole number of batches
 RECORDS, RECORDS_BATCH, RECORD_BYTES = 100_000, 256, 1_000
-PIECE = 32 * 1024  # larger files are cut into several
+PIECE, LARGEST = 32 * 1024, 128 * 1024  # larger files are cut into several; a table that is one statement is left out
 LENGTH = 1024  # tokens of a file that go into a batch
 WORDS = re.compile(r"\w+|[^\w\s]")
 VOCABULARY = 32_768
@@ -22,9 +22,10 @@ VOCABULARY = 32_768
 
 def write_files(folder: Path) -> list[str]:
     """Writes the standard library into a folder, in pieces that Python can parse; returns the paths."""
-    texts = sorted(set(_pieces(Path(sysconfig.get_path("stdlib")))), key=lambda text: zlib.crc32(text.encode()))
+    pieces = {piece for piece in _pieces(Path(sysconfig.get_path("stdlib"))) if len(piece) <= LARGEST}
+    texts = sorted(pieces, key=lambda text: zlib.crc32(text.encode()))[:FILES]
     paths = [folder / f"{number:04}.py" for number in range(FILES)]
-    for path, text in zip(paths, texts, strict=False):
+    for path, text in zip(paths, texts, strict=True):
         path.write_text(text, encoding="utf-8")
     return [str(path) for path in paths]
 
