@@ -35,7 +35,7 @@ from penstock.devices import Array
 SIDE, CLASSES = 8, 10
 HIDDEN = 128
 BATCH_SIZE = 64
-STEPS = 8  # of the training, in one call of the device
+STEPS = 16  # of the training, in one call of the device
 HELD_OUT = 0.2
 SEED = 0
 
@@ -140,7 +140,7 @@ def train_steps(
 ) -> tuple[Parameters, Any, jax.Array]:
     """Learn from several batches, one after the other; returns the loss of each. Otherwise like `train_step`.
 
-    A step of such a small network takes less time than to begin it. As one program, eight of them are begun at once.
+    A step of such a small network takes less time than to begin it. As one program, sixteen of them are begun at once.
     """
 
     def step(state: tuple[Parameters, Any], batch: Any) -> tuple[tuple[Parameters, Any], jax.Array]:
