@@ -42,8 +42,14 @@ class OneStep:
 class RecordingGroup:
     """Stands for the workers: remembers which frame got a place in which actor."""
 
+    armed = True  # nobody has to be told
+
     def __init__(self) -> None:
         self.running: list[tuple[NodeActor, Frame]] = []
+
+    @property
+    def ready(self) -> list[tuple[NodeActor, Frame]]:
+        return self.running
 
     def enqueue(self, actor: NodeActor, frame: Frame) -> None:
         self.running.append((actor, frame))
