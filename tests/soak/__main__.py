@@ -90,9 +90,9 @@ async def soak(seconds: float, seed: int) -> list[str]:
         never = [repr(one) for one in injections if not one]
     after = await Sample.take()
     workers = len(os.sched_getaffinity(0))
-    # Each worker process has a thread, a socket and a handle to wait for it.
+    # Each worker process has a thread, a socket, a queue of three descriptors, and a handle to wait for it.
     bounds = Sample(
-        0, idle.tasks, idle.threads + MAX_THREADS + workers, idle.children + workers, idle.descriptors + 3 * workers
+        0, idle.tasks, idle.threads + MAX_THREADS + workers, idle.children + workers, idle.descriptors + 5 * workers
     )
     wrong += growth(samples[WARM_UP_ROUNDS:], bounds)
     wrong += [f"after the end: {line}" for line in growth([after], before)[:4] if "memory" not in line]

@@ -296,7 +296,7 @@ async def test_what_was_taken_over_hedged_and_kept(collected: Collected) -> None
         await asyncio.sleep(60 if attempts == 1 else 0)
         return x
 
-    @ps.node(cache=ps.Cache(max_bytes=40))
+    @ps.node(cache=ps.Cache(max_bytes=600))
     async def kept(x: int) -> int:
         return x
 
@@ -307,7 +307,7 @@ async def test_what_was_taken_over_hedged_and_kept(collected: Collected) -> None
     async with engine.deploy(all_three) as service:
         for x in (1, 1, 2):
             await service.run(all_three(x))
-        assert collected.total(names.METRIC_NODE_CACHE_SIZE, node="kept") == 32
+        assert collected.total(names.METRIC_NODE_CACHE_SIZE, node="kept") == 468
     assert collected.total(names.METRIC_NODE_FAILOVERS, node="fails") == 3
     assert collected.total(names.METRIC_NODE_HEDGES, node="hedged") == 1
     assert collected.total(names.METRIC_NODE_HEDGES_WON, node="hedged") == 1

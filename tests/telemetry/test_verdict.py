@@ -45,6 +45,23 @@ def waits(name: str, seconds: float, **policy: Any) -> Any:
 # --- Planted bottlenecks ---
 
 
+async def test_worker_processes_that_have_to_start() -> None:
+    async with engine.Engine() as fresh:
+        profile = await profile_of(fresh.stream((in_a_process(number) for number in range(100)), max_in_flight=100))
+    verdict = profile.verdict
+    assert (verdict.node, verdict.limit) == ("negate", "pool")
+    assert verdict.reason.startswith("its inbox is full for ")
+    assert "while it waits for worker processes" in verdict.reason
+    assert "so that workers start once" in verdict.remedy
+
+
+def negate(number: int) -> int:
+    return -number
+
+
+in_a_process = ps.graph(ps.node(runs_on="process")(negate))
+
+
 def test_a_slow_node(virtual: VirtualTime) -> None:
     fetch, decode = waits("fetch", 0.01, concurrency=4), waits("decode", 0.01, concurrency=1)
 

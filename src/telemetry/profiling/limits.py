@@ -174,6 +174,24 @@ def untimed(evidence: Evidence) -> Iterator[Limit]:
             yield Limit(min(waiting, 1.0), 0, Verdict(node.node, reason, "make it faster", node.graph, "places"))
 
 
+def without_workers(evidence: Evidence) -> Iterator[Limit]:
+    """Yield the process nodes that items wait for while their places are free: the workers start, or do other work.
+
+    The time of a process node counts from when a worker has begun the item.
+    """
+    groups = evidence.sums.groups
+    for (graph, name), node in evidence.sums.nodes.items():
+        is_idle = all(groups[key].utilisation < LEAST_USED for key in node.places)
+        if node.reading.runs_on == "process" and is_idle and node.inbox_full_share >= LEAST_USED:
+            reason = (
+                f"its inbox is full for {node.inbox_full_share:.0%} of the time, while it waits for worker processes"
+            )
+            yield Limit(node.inbox_full_share, 2, Verdict(name, reason, _KEPT_WORKERS, graph, "pool"))
+
+
+_KEPT_WORKERS: Final = "keep one Engine or deployment, so that workers start once, and let less import at their start"
+
+
 # For how much of the time a node must be free. The inbox of a busy node is full as a rule.
 _LEAST_FREE: Final = 0.1
 # For how much of the time a node must be blocked by a full inbox after it, to count as held up.
@@ -490,6 +508,7 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
 def limits(evidence: Evidence) -> Iterator[Limit]:
     """Yield all limits: each can be used for at most all of the time."""
     yield from untimed(evidence)
+    yield from without_workers(evidence)
     yield from places(evidence)
     yield from loop(evidence)
     yield from gil(evidence)
