@@ -100,7 +100,7 @@ async def _sample(contenders: Contenders, control: str | None, rounds: int) -> d
     for turn in range(rounds):
         order = list(entries)
         for name in order if turn % 2 == 0 else reversed(order):
-            # The collector stays on, as it does for users; nobody pays for the garbage of the one before.
+            # The collector stays on, as it does for users; no row pays for the garbage of the one before.
             gc.collect()
             samples[name].append(await entries[name]())
     return samples

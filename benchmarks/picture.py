@@ -192,11 +192,19 @@ PICTURES = (
 )
 
 
-def main() -> None:
+def pictures() -> dict[Path, str]:
+    """The files of the documentation, as they are drawn from the committed results."""
+    found: dict[Path, str] = {}
     for name, results, panels_of, title in PICTURES:
         rows = json.loads((HERE / "results" / f"{results}.json").read_text(encoding="utf-8"))["rows"]
         for kind, theme in THEMES.items():
-            (ASSETS / f"{name}-{kind}.svg").write_text(picture(panels_of(rows), title, theme), encoding="utf-8")
+            found[ASSETS / f"{name}-{kind}.svg"] = picture(panels_of(rows), title, theme)
+    return found
+
+
+def main() -> None:
+    for path, text in pictures().items():
+        path.write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .report import limits, number, spread
-from .servers.__main__ import NAMES, NUMBERS, PENSTOCK, ROWS
+from .servers.__main__ import NAMES, NUMBERS, PENSTOCK, PROMISED, REQUESTS, ROWS
 from .summary import Interval, Limits
 from .workloads.schedulers import COST, SCHEDULERS, SCHEDULING, SHAPES
 
@@ -122,6 +122,11 @@ def feeds_table(content: dict[str, Any]) -> str:
     return "\n".join([*lines, *skipped(content)])
 
 
+_SERVER_COLUMNS = (
+    "one request is", "process", "requests, p99, processor time", "by hand", "requests", "p99", "processor time",
+)  # fmt: skip
+
+
 def servers_table(content: dict[str, Any]) -> str:
     """Every row as the process is and tuned, and the peers of one of them."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
@@ -136,18 +141,19 @@ def servers_table(content: dict[str, Any]) -> str:
     lines = [
         f"From {machine(content)}:",
         "",
-        "| one request is | process | requests, p99, processor time | by hand | requests | p99 | processor time |",
-        "|---|---|---|---|---|---|---|",
+        f"| {' | '.join((*_SERVER_COLUMNS, f'requests over {NAMES[PROMISED]}'))} |",
+        "|---" * 8 + "|",
     ]
     for (workload, side), numbers in found.items():
         row, tuning = workload.split(", ")
         name = "penstock" if side == PENSTOCK else side
-        what = ROWS[row][0] if side == PENSTOCK else f"the same {NAMES.get(side, f'by {side}')}"
+        what = ROWS[row][0] if side == PENSTOCK else f"the same, {NAMES.get(side, f'by {side}')}"
         mine, other = (
             ", ".join(value(numbers[f"{number.name} {by}"], spread_too=False) for number in NUMBERS)
             for by in (f"with {name}", "by hand")
         )
         ratios = [value(numbers[f"{number.name} with {name} over by hand"]) for number in NUMBERS]
+        ratios.append(value(numbers.get(f"{REQUESTS.name} with {name} over {NAMES[PROMISED]}")))
         lines.append(f"| {what} | {tuning} | {mine} | {other} | {' | '.join(ratios)} |")
     return "\n".join(lines)
 
@@ -168,24 +174,35 @@ def fill(page: str, name: str, table: str) -> str:
     return re.sub(pattern, lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page, flags=re.DOTALL)
 
 
+FILLED = (
+    ("benchmarks", "baseline.json", own_table, "benchmarks.md"),
+    ("schedulers", "baseline.json", schedulers_table, "how-to/performance.md"),
+    ("devices", "devices.json", own_table, "benchmarks.md"),
+    ("encoders", "encoders.json", encoders_table, "benchmarks.md"),
+    ("peers", "peers.json", peers_table, "benchmarks.md"),
+    ("feeds", "feeds.json", feeds_table, "benchmarks.md"),
+    ("servers", "servers.json", servers_table, "how-to/servers.md"),
+)
+
+
+def pages() -> dict[Path, str]:
+    """The pages with tables, as they are once the tables are filled from the committed results."""
+    found: dict[Path, str] = {}
+    for name, file, table, page in FILLED:
+        path, results = DOCS / page, HERE / "results" / file
+        text = found.get(path) or path.read_text(encoding="utf-8")
+        if results.exists():
+            text = fill(text, name, table(json.loads(results.read_text(encoding="utf-8"))))
+        found[path] = text
+    return found
+
+
 def main() -> None:
-    filled = (
-        ("benchmarks", "baseline.json", own_table, "benchmarks.md"),
-        ("schedulers", "baseline.json", schedulers_table, "how-to/performance.md"),
-        ("devices", "devices.json", own_table, "benchmarks.md"),
-        ("encoders", "encoders.json", encoders_table, "benchmarks.md"),
-        ("peers", "peers.json", peers_table, "benchmarks.md"),
-        ("feeds", "feeds.json", feeds_table, "benchmarks.md"),
-        ("servers", "servers.json", servers_table, "how-to/servers.md"),
-    )
-    for name, file, table, page in filled:
-        results = HERE / "results" / file
-        if not results.exists():
-            print(f"{results.name} is not there: its table stays as it is")
-            continue
-        content = json.loads(results.read_text(encoding="utf-8"))
-        path = DOCS / page
-        path.write_text(fill(path.read_text(encoding="utf-8"), name, table(content)), encoding="utf-8")
+    for path, text in pages().items():
+        path.write_text(text, encoding="utf-8")
+    for _, file, *_ in FILLED:
+        if not (HERE / "results" / file).exists():
+            print(f"{file} is not there: its table stays as it is")
 
 
 if __name__ == "__main__":

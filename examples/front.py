@@ -12,13 +12,14 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Generator
+from collections.abc import AsyncIterator, Generator, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import httpx
 from starlette.applications import Starlette
-from starlette.requests import Request
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -28,7 +29,18 @@ from penstock import asgi, engine
 PLACES = 64  # max_in_flight of each worker
 LOOK_SECONDS = 1.0  # between two looks at a worker
 LOOK_TIMEOUT_SECONDS = 2.0  # after which a worker that does not answer a look counts as down
-ANSWER_TIMEOUT_SECONDS = 10.0  # the same for a request
+ANSWER_TIMEOUT_SECONDS = 10.0  # the same for a request: more than the slowest answer takes
+MAX_BODY_BYTES = 1 << 20  # a body is kept until the answer is there, since it may be sent again
+
+# HTTP lets these be done twice (RFC 9110, 9.2.2). A POST may be if it has a key by which the worker knows it again.
+IDEMPOTENT = ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
+# What is about one connection is not passed on (RFC 9110, 7.6.1), nor what httpx and the server write themselves.
+OWN = frozenset(
+    b"connection keep-alive te trailer transfer-encoding upgrade host date server content-length accept-encoding "
+    b"content-encoding".split()
+)
+
+Headers = tuple[tuple[bytes, bytes], ...]
 
 # --- the front
 
@@ -39,9 +51,18 @@ class Asked:
 
     tenant: str
     method: str
-    target: str  # path and query
+    target: bytes  # path and query, as they came: "%2F" is no "/"
+    headers: Headers = ()
     body: bytes = b""
-    content_type: str = "application/json"
+
+    @property
+    def may_be_done_twice(self) -> bool:
+        """Whether another worker may be asked when nobody knows whether one has done it."""
+        return self.method in IDEMPOTENT or any(name == b"idempotency-key" for name, _ in self.headers)
+
+
+class Lost(Exception):
+    """The worker is gone, and may have done what must not be done twice."""
 
 
 class Worker:
@@ -50,18 +71,28 @@ class Worker:
     def __init__(self, url: str) -> None:
         self.in_flight = 0
         self.is_up = True
+        self.url = httpx.URL(url)
         # uvicorn closes a connection after 5 idle seconds; if a request comes in that moment, the worker seems down.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
-        self.client = httpx.AsyncClient(base_url=url, timeout=ANSWER_TIMEOUT_SECONDS, limits=limits)
+        self.client = httpx.AsyncClient(timeout=ANSWER_TIMEOUT_SECONDS, limits=limits, trust_env=False)
 
     async def watch(self) -> None:
         """Look every second whether the worker is up."""
         while True:
             try:
-                self.is_up = (await self.client.get("/health", timeout=LOOK_TIMEOUT_SECONDS)).is_success
-            except httpx.TransportError:
+                look = await self.client.get(self.url.join("/health"), timeout=LOOK_TIMEOUT_SECONDS)
+                self.is_up = look.is_success
+            except httpx.RequestError:
                 self.is_up = False
             await asyncio.sleep(LOOK_SECONDS)
+
+    async def answer(self, asked: Asked) -> httpx.Response:
+        """Have the worker answer; one that says 503 has done nothing."""
+        url = self.url.copy_with(raw_path=asked.target)
+        answer = await self.client.request(asked.method, url, content=asked.body, headers=asked.headers)
+        if answer.status_code == 503:
+            answer.raise_for_status()
+        return answer
 
 
 class Workers:
@@ -71,15 +102,15 @@ class Workers:
         self.all = [Worker(url) for url in urls]
 
     @contextlib.contextmanager
-    def chosen(self) -> Generator[httpx.AsyncClient]:
+    def chosen(self) -> Generator[Worker]:
         """Give a request to the worker that has the fewest. If none seems to be up, that may be wrong: any one may."""
         worker = min([worker for worker in self.all if worker.is_up] or self.all, key=lambda worker: worker.in_flight)
         self.all.remove(worker)
         self.all.append(worker)
         worker.in_flight += 1
         try:
-            yield worker.client
-        except httpx.TransportError:
+            yield worker
+        except httpx.HTTPError:  # without this, one that refuses at once would have the fewest, and get them all
             worker.is_up = False  # until the next look at it
             raise
         finally:
@@ -108,12 +139,15 @@ again = ps.Retry(
 @ps.node(retry=again)
 async def forward(workers: Workers, asked: Asked) -> httpx.Response:
     """Have one worker answer; the next attempt finds another one, since this one has failed or is full."""
-    headers = {"x-tenant": asked.tenant, "content-type": asked.content_type}
-    with workers.chosen() as worker:
-        answer = await worker.request(asked.method, asked.target, content=asked.body, headers=headers)
-    if answer.status_code == 503:
-        answer.raise_for_status()
-    return answer
+    try:
+        with workers.chosen() as worker:
+            return await worker.answer(asked)
+    except (httpx.ConnectError, httpx.ConnectTimeout):
+        raise  # it was not sent
+    except httpx.TransportError as error:
+        if asked.may_be_done_twice:
+            raise
+        raise Lost from error
 
 
 def deployed(owner: engine.Engine, urls: tuple[str, ...]) -> engine.Service[[Asked], httpx.Response]:
@@ -129,28 +163,51 @@ def deployed(owner: engine.Engine, urls: tuple[str, ...]) -> engine.Service[[Ask
     )
 
 
+def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """Leave out the headers that are not for the other side."""
+    headers = [(name.lower(), value) for name, value in headers]
+    named = b",".join(value for name, value in headers if name == b"connection")
+    own = OWN | {name.strip().lower() for name in named.split(b",")}
+    return tuple((name, value) for name, value in headers if name not in own)
+
+
+async def asked_by(request: Request) -> Asked:
+    """Read a request, body included."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MAX_BODY_BYTES:
+            raise HTTPException(413)
+    query: bytes = request.scope["query_string"]
+    target: bytes = request.scope["raw_path"] + (b"?" + query if query else b"")
+    headers = passed_on(request.headers.raw)
+    return Asked(request.headers.get("x-tenant", ""), request.method, target, headers, body)
+
+
 def create_front() -> Starlette:
     """Make the application that stands before the workers."""
     owner = engine.Engine()
     service = deployed(owner, tuple(os.environ["WORKERS"].split()))
 
     async def endpoint(request: Request) -> Response:
-        target = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        tenant, content_type = (request.headers.get(name, "") for name in ("x-tenant", "content-type"))
-        asked = Asked(tenant, request.method, target, await request.body(), content_type)
         try:
-            answer = await service(asked)
+            answer = await service(await asked_by(request))
         except TimeoutError:
             return Response("no worker has answered in time", 504)
         except httpx.HTTPStatusError as error:
             answer = error.response  # all workers are full, and this is what one of them says
         except httpx.TransportError:
             return Response("no worker is there", 502)
-        headers = {name: answer.headers[name] for name in ("content-type", "retry-after") if name in answer.headers}
-        return Response(answer.content, answer.status_code, headers)
+        except Lost:
+            return Response("the worker was lost, and may have done it", 502)
+        except ClientDisconnect:
+            return Response(status_code=499)  # nobody reads it
+        response = Response(answer.content, answer.status_code)
+        response.raw_headers += passed_on(answer.headers.raw)
+        return response
 
     app = Starlette(
-        routes=[Route("/{path:path}", endpoint, methods=["GET", "POST"])],
+        routes=[Route("/{path:path}", endpoint, methods=[*IDEMPOTENT, "POST", "PATCH"])],
         lifespan=asgi.lifespan(owner, service, tuned=True),
         exception_handlers={ps.Overloaded: lambda request, error: asgi.overloaded(error)},
     )
@@ -217,7 +274,7 @@ async def main() -> None:
 
             async def caller() -> None:
                 for word in words:
-                    answer = await service(Asked("me", "GET", f"/count?word={word}"))
+                    answer = await service(Asked("me", "GET", f"/count?word={word}".encode()))
                     letters.append(answer.raise_for_status().json()["letters"])
                     if len(letters) == 100:
                         processes[0].kill()

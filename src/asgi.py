@@ -58,7 +58,8 @@ def event_stream(
 
     The call begins with the response. Its status waits for the first item, or for `heartbeat_seconds`: an error before
     that, such as `Overloaded`, is raised, so that the application answers it. A later one is told to the client as an
-    event `failed`, with the name of its class, and raised then, which cuts the connection.
+    event `failed`, with the name of its class, and raised then, which cuts the connection. For HEAD, the call ends with
+    the status.
 
     Args:
         stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
@@ -110,7 +111,8 @@ def ndjson(
     them apart. A graph of one value whose events are read ends with a line of the kind "result".
 
     The call begins with the response, whose status waits for the first item: an error before that is raised, so that
-    the application answers it. A later one is raised, too, which cuts the connection before its end.
+    the application answers it. A later one is told in a last line, of the kind "failed" with the name of its class as
+    `error`, and raised then, which cuts the connection before its end. For HEAD, the call ends with the status.
 
     Args:
         stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
@@ -130,8 +132,11 @@ def ndjson(
     body = _Body(
         stream, lambda item: f"{line(item)}\n", stall_timeout_seconds,
         end=lambda results: "".join(f"{_as_json({'kind': 'result', 'value': value})}\n" for value in results),
+        # In words, too: HTTP/1.0 has no end to miss, and some middleware writes one all the same.
+        failed=lambda error: f"{_as_json({'kind': 'failed', 'error': type(error).__name__})}\n",
     )  # fmt: skip
-    return _response(body, "application/x-ndjson", status_code, {"cache-control": "no-store", **(headers or {})})
+    ours = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would gather lines, as it does events
+    return _response(body, "application/x-ndjson", status_code, {**ours, **(headers or {})})
 
 
 def overloaded(error: Exception, /) -> "responses.Response":
@@ -202,7 +207,7 @@ class _Body:
         chunk: returns what is sent for an item.
         stall_timeout_seconds: how long a chunk may wait for the client.
         end: returns what is sent at the end, for the result of the call in a list, which is empty if it has none.
-        failed: returns what is sent for an error before the connection is cut; None for nothing.
+        failed: returns what is sent for an error before the connection is cut.
         heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
     """
 
@@ -213,7 +218,7 @@ class _Body:
         stall_timeout_seconds: float | None,
         *,
         end: Callable[[list[Any]], str],
-        failed: Callable[[Exception], str] | None = None,
+        failed: Callable[[Exception], str],
         heartbeat_seconds: float | None = None,
     ) -> None:
         check("stall_timeout_seconds", stall_timeout_seconds, optional(POSITIVE))
@@ -224,11 +229,17 @@ class _Body:
         self._failed = failed
         self._heartbeat_seconds = heartbeat_seconds
         self._begin: _Message | None = None  # the beginning of the response; None once it was sent
+        self._is_head = False
 
-    async def serve(self, begin: _Message, receive: _Receive, send: _Send) -> None:
-        """Send the whole response, or as much as its client takes; when this returns, the call has ended."""
-        self._begin = begin
+    async def serve(self, begin: _Message, receive: _Receive, send: _Send, *, is_head: bool) -> None:
+        """Send the whole response, or as much as its client takes; when this returns, the call has ended.
+
+        Of an answer to HEAD, nobody reads more than the beginning, and no server tells that its client has gone while
+        another request waits behind it; so it ends there.
+        """
+        self._begin, self._is_head = begin, is_head
         loop = asyncio.get_running_loop()
+        silence, stall = _Limit(self._heartbeat_seconds), _Limit(self._stall_timeout_seconds)
         gone = asyncio.ensure_future(_gone(receive))
         connected = asyncio.timeout(None)
 
@@ -239,9 +250,11 @@ class _Body:
             async with self._stream, connected:
                 gone.add_done_callback(leave)
                 try:
-                    await self._send_all(send)
+                    await self._send_all(send, silence, stall)
                 finally:
                     gone.remove_done_callback(leave)
+                    silence.close()
+                    stall.close()
         except _ClientGoneError:
             pass
         except TimeoutError:
@@ -260,44 +273,47 @@ class _Body:
                 await send({"type": "http.response.start", "status": 499, "headers": []})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_all(self, send: _Send) -> None:
+    async def _send_all(self, send: _Send, silence: "_Limit", stall: "_Limit") -> None:
         stream = self._stream
         try:
             while True:
-                silence = asyncio.timeout(self._heartbeat_seconds)
                 try:
-                    async with silence:
+                    with silence:
                         item = await anext(stream)  # a read that is cancelled takes nothing
                 except StopAsyncIteration:
                     break
                 except TimeoutError:
-                    if not silence.expired():
+                    if not silence.expired:
                         raise
-                    await self._give(_COMMENT, send)
+                    chunk = _COMMENT
                 else:
-                    await self._give(self._chunk(item), send)
+                    chunk = self._chunk(item)
+                await self._give(chunk, send, stall, more=not self._is_head)
+                if self._is_head:
+                    return
             results: list[Any] = []
             if isinstance(stream, engine.EventStream) and not stream.gives_values:
                 results.append(await stream.result())
             last = self._end(results)
         except Exception as error:
-            if self._begin is None and self._failed is not None and not isinstance(error, _ClientGoneError):
-                await self._give(self._failed(error), send)
+            if self._begin is None and not isinstance(error, _ClientGoneError):
+                await self._give(self._failed(error), send, stall)
             raise
-        await self._give(last, send, more=False)
+        await self._give(last, send, stall, more=False)
 
-    async def _give(self, chunk: str, send: _Send, *, more: bool = True) -> None:
+    async def _give(self, chunk: str, send: _Send, stall: "_Limit", *, more: bool = True) -> None:
         """Send a chunk; the first one with the beginning of the response before it.
 
         Raises:
-            _ClientGoneError: the client has gone, or takes nothing any more.
+            _ClientGoneError: the client has gone, or has stopped reading.
         """
         try:
-            async with asyncio.timeout(self._stall_timeout_seconds):
+            with stall:
                 if self._begin is not None:
                     begin, self._begin = self._begin, None
                     await send(begin)
-                await send({"type": "http.response.body", "body": chunk.encode(errors="replace"), "more_body": more})
+                body = b"" if self._is_head else chunk.encode(errors="replace")
+                await send({"type": "http.response.body", "body": body, "more_body": more})
         except TimeoutError as error:
             logs.warning("asgi.client_stalled", stall_timeout_seconds=self._stall_timeout_seconds)
             raise _ClientGoneError from error
@@ -305,8 +321,60 @@ class _Body:
             raise _ClientGoneError from error
 
 
+class _Limit:
+    """A limit for each of many waits of one task, one after the other, as `asyncio.timeout` is for one.
+
+    All have one timer, which looks whether the present wait has come to its limit: to set a timer for each, and to
+    cancel it, would take longer than all else that an event takes.
+
+    Args:
+        seconds: how long a wait may take; None without a limit.
+
+    Attributes:
+        expired: whether the last wait took longer.
+    """
+
+    def __init__(self, seconds: float | None) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.expired = False
+        self._seconds = seconds
+        self._task: asyncio.Task[Any] = task
+        self._cancelling = task.cancelling()
+        self._loop = task.get_loop()
+        self._ends_at: float | None = None  # of the present wait
+        self._timer: asyncio.TimerHandle | None = None
+
+    def __enter__(self) -> None:
+        self.expired = False
+        if self._seconds is not None:
+            self._ends_at = self._loop.time() + self._seconds
+            if self._timer is None:
+                self._timer = self._loop.call_at(self._ends_at, self._look)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self._ends_at = None
+        if self.expired and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
+            raise TimeoutError from error
+
+    def close(self) -> None:
+        """Cancel the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        self._timer = None
+        if self._ends_at is None:
+            return  # the next wait sets a timer
+        if self._loop.time() < self._ends_at:
+            self._timer = self._loop.call_at(self._ends_at, self._look)
+        else:
+            self.expired = True
+            self._task.cancel()
+
+
 class _ClientGoneError(Exception):
-    """The client has gone, or takes nothing any more."""
+    """The client has gone, or has stopped reading."""
 
 
 async def _gone(receive: _Receive) -> None:
@@ -317,6 +385,8 @@ async def _gone(receive: _Receive) -> None:
 
 def _sse(data: str, name: str | None = None) -> str:
     """Return a server-sent event, as the HTML standard defines it."""
+    if name is None and "\n" not in data and "\r" not in data:  # as nearly all are
+        return f"data: {data}\n\n"
     lines = [] if name is None else [f"event: {name}"]
     lines += [f"data: {line}" for line in _NEW_LINE.split(data)]
     return "\n".join([*lines, "", ""])
@@ -375,7 +445,7 @@ def _response_class() -> Any:
 
         async def __call__(self, scope: Mapping[str, Any], receive: _Receive, send: _Send) -> None:
             begin = {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            await self.content.serve(begin, receive, send)
+            await self.content.serve(begin, receive, send, is_head=scope["method"] == "HEAD")
             if self.background is not None:
                 await self.background()
 

@@ -7,7 +7,7 @@ from collections.abc import Generator
 from contextlib import ExitStack, contextmanager
 
 _SPIN = "print(flush=True)\nwhile True: pass"
-# Whoever else wants the core gets it at once.
+# Any other process that wants the core gets it at once.
 _SPIN_WHEN_IDLE = f"import os\nos.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))\n{_SPIN}"
 
 

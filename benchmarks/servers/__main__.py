@@ -1,7 +1,8 @@
 """`python -m benchmarks.servers`: requests a second over those of the same server written by hand, under load by wrk.
 
-A round starts each server anew, warms it up, puts it under load and ends it; every second round in reverse order. In a
-full run the server by hand is measured twice a round: the control.
+A round starts each server anew, warms it up, puts it under load and ends it; every second round in reverse order. The
+server by hand is there twice: as a careful person writes it, and with what a call of Penstock promises. In a full run
+the first is measured twice a round: the control.
 """
 
 import argparse
@@ -18,18 +19,18 @@ from pathlib import Path
 from .. import report
 from ..harness import CONTROL, Measured, Row, evaluate
 from ..summary import Limits
-from . import by_hand_in_tasks, process
+from . import process
 from .process import Load
 
 RESULTS = Path(__file__).parents[1] / "results" / "servers-latest.json"
 PENSTOCK, BY_HAND = "with_penstock", "by_hand"
-IN_TASKS = "by_hand_in_tasks"  # each call in a task of its own: what the promises of a call cost in asyncio
+PROMISED = "by_hand_with_promises"  # what the promises of a call cost in asyncio
 LOOP = "uvloop"
 # Servers made for models, on the one row that they have, as they are by default.
 PEERS = ("litserve", "mosec")
 PEERS_ROW = "thread batch"
 # How the other sides are called in tables, where it is not their name.
-NAMES = {IN_TASKS: "by hand, in tasks"}
+NAMES = {PROMISED: "by hand, with promises"}
 PEERS_PYTHON = process.ROOT / ".venv-server-peers/bin/python"
 
 
@@ -62,7 +63,7 @@ ROWS: dict[str, tuple[str, Limits, Limits]] = {
 UNTUNED_P99 = Limits(must=1.2, aim=1)
 TUNINGS = ("untuned", "tuned")
 COLUMNS = (
-    "row", "process", "measured", "by hand", "CPU", "95 %", "p99", "95 %", "requests", "95 %",
+    "row", "process", "measured", "by hand", "CPU", "95 %", "p99", "95 %", "promised", "requests", "95 %",
     "control", "must", "aim", "met",
 )  # fmt: skip
 
@@ -90,9 +91,7 @@ def main() -> int:
     lines: list[tuple[str, ...]] = []
     for row in chosen.only or ROWS:
         for tuning in TUNINGS if chosen.tuning == "both" else (chosen.tuning,):
-            others = PEERS if chosen.peers and (row, tuning) == (PEERS_ROW, "untuned") else ()
-            if row in by_hand_in_tasks.APPLICATIONS:
-                others = (IN_TASKS,)
+            others = (PROMISED, *(PEERS if chosen.peers and (row, tuning) == (PEERS_ROW, "untuned") else ()))
             sides = (PENSTOCK, *others, BY_HAND, *(() if chosen.quick else (CONTROL,)))
             loads = samples(row, tuning, sides, rounds, seconds)
             for side in (PENSTOCK, *others):
@@ -150,23 +149,27 @@ def evaluated(row: str, tuning: str, number: Number, side: str, loads: dict[str,
     elif number is P99 and tuning == "untuned":
         limits = UNTUNED_P99
     name = "penstock" if side == PENSTOCK else side
-    rows = (
-        Row(title=f"{number.name} with {name} over by hand", subject=side, reference=BY_HAND, limits=limits),
-        Row(title=f"{number.name} with {name}", subject=side, unit=number.unit),
+    title = f"{number.name} with {name}"
+    rows = [
+        Row(title=f"{title} over by hand", subject=side, reference=BY_HAND, limits=limits),
+        Row(title=title, subject=side, unit=number.unit),
         Row(title=f"{number.name} by hand", subject=BY_HAND, unit=number.unit),
-    )
+    ]
+    if side == PENSTOCK:
+        rows.append(Row(title=f"{title} over {NAMES[PROMISED]}", subject=side, reference=PROMISED))
     values = {each: [number.value(load) for load in found] for each, found in loads.items()}
     return evaluate(f"{row}, {tuning}", rows, LOOP, values, BY_HAND)
 
 
 def line(row: str, tuning: str, found: dict[Number, list[Measured]]) -> tuple[str, ...]:
     """One line of the table."""
-    (requests, *_), (p99, *_), (cpu, *_) = (found[number] for number in NUMBERS)
+    (requests, _, _, *promised), (p99, *_), (cpu, *_) = (found[number] for number in NUMBERS)
     mine, other = (", ".join(report.number(found[number][side].value.median) for number in NUMBERS) for side in (1, 2))
     ratios = itertools.chain.from_iterable(
         (report.number(ratio.value.median), report.spread(ratio.value)) for ratio in (cpu, p99)
     )
-    return (row, tuning, mine, other, *ratios, *report.cells(requests)[3:])
+    over_promised = report.number(promised[0].value.median) if promised else ""
+    return (row, tuning, mine, other, *ratios, over_promised, *report.cells(requests)[3:])
 
 
 if __name__ == "__main__":

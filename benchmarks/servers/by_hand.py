@@ -102,11 +102,12 @@ def async_batches(tuned: Tuning) -> Starlette:
     return batches(double_all, tuned)
 
 
-def thread_batches(tuned: Tuning) -> Starlette:
-    async def model(xs: list[float]) -> list[float]:
-        return await asyncio.get_running_loop().run_in_executor(None, double_all_in_thread, xs)
+async def in_thread(xs: list[float]) -> list[float]:
+    return await asyncio.get_running_loop().run_in_executor(None, double_all_in_thread, xs)
 
-    return batches(model, tuned)
+
+def thread_batches(tuned: Tuning) -> Starlette:
+    return batches(in_thread, tuned)
 
 
 def small_model() -> tuple[Any, Callable[[Any, Any], Any]]:
@@ -124,13 +125,29 @@ def small_model() -> tuple[Any, Callable[[Any, Any], Any]]:
     return parameters, model
 
 
-def device_batches(tuned: Tuning) -> Starlette:
-    """A thread takes all that is there, and pads it to a power of two."""
+def compiled_model() -> Callable[[list[Any]], list[float]]:
+    """The small model for up to `MAX_BATCH` items, which it pads to a power of two; compiled for all of these."""
     import jax
     import numpy as np
 
     parameters, model = small_model()
     compiled = jax.jit(jax.vmap(model, in_axes=(None, 0)))
+
+    def compute(xs: list[Any]) -> list[float]:
+        rows = np.zeros(1 << (len(xs) - 1).bit_length(), np.float32)
+        rows[: len(xs)] = xs
+        outputs: list[float] = np.asarray(compiled(parameters, rows)).tolist()
+        return outputs
+
+    for size in range(MAX_BATCH.bit_length()):
+        compute([np.float32(0)] * (1 << size))
+    return compute
+
+
+def device_batches(tuned: Tuning) -> Starlette:
+    """A thread takes all that is there."""
+    import numpy as np
+
     waiting: queue.SimpleQueue[tuple[Any, asyncio.Future[float]] | None] = queue.SimpleQueue()
 
     def settle(batch: list[tuple[Any, asyncio.Future[float]]], outputs: list[float]) -> None:
@@ -138,7 +155,7 @@ def device_batches(tuned: Tuning) -> Starlette:
             if not future.done():
                 future.set_result(output)
 
-    def work(loop: asyncio.AbstractEventLoop) -> None:
+    def work(compute: Callable[[list[Any]], list[float]], loop: asyncio.AbstractEventLoop) -> None:
         while (first := waiting.get()) is not None:
             batch = [first]
             while len(batch) < MAX_BATCH:
@@ -150,15 +167,11 @@ def device_batches(tuned: Tuning) -> Starlette:
                     waiting.put(None)
                     break
                 batch.append(item)
-            rows = np.zeros(1 << (len(batch) - 1).bit_length(), np.float32)
-            rows[: len(batch)] = [x for x, _ in batch]
-            loop.call_soon_threadsafe(settle, batch, np.asarray(compiled(parameters, rows)).tolist())
+            loop.call_soon_threadsafe(settle, batch, compute([x for x, _ in batch]))
 
     @asynccontextmanager
     async def lifespan() -> AsyncIterator[None]:
-        for size in range(MAX_BATCH.bit_length()):
-            compiled(parameters, np.zeros(1 << size, np.float32))
-        worker = threading.Thread(target=work, args=(asyncio.get_running_loop(),))
+        worker = threading.Thread(target=work, args=(compiled_model(), asyncio.get_running_loop()))
         worker.start()
         yield
         waiting.put(None)

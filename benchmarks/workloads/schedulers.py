@@ -81,7 +81,7 @@ def tree(leaves: int) -> Shape:
 
 
 def random_dag(length: int) -> Shape:
-    """Each node reads up to three before it, and the last one all that nobody reads; a third of them wait longer."""
+    """Each node reads up to three before it, and the last one the unread rest; a third of them wait longer."""
     chooser = random.Random(3)
     nodes: list[tuple[tuple[int, ...], int]] = []
     for number in range(length - 1):

@@ -64,7 +64,7 @@ THREADS = Workload(
             subject="sleep, limit",
             reference="sleep, penstock",
             unit="of limit",
-            limits=Limits(must=0.88, aim=0.92, at_least=True),
+            limits=Limits(must=0.94, aim=0.97, at_least=True),
         ),
         Row(
             title="the same, asyncio.to_thread",

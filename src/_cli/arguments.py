@@ -15,7 +15,7 @@ def seconds(text: str) -> float:
     """Parse a time in seconds.
 
     Raises:
-        argparse.ArgumentTypeError: the text is no number above 0.
+        argparse.ArgumentTypeError: the text is not a number above 0.
     """
     return _above_zero(text, "number of seconds")
 
@@ -24,7 +24,7 @@ def factor(text: str) -> float:
     """Parse a factor, such as 2 for "twice as fast".
 
     Raises:
-        argparse.ArgumentTypeError: the text is no number above 0.
+        argparse.ArgumentTypeError: the text is not a number above 0.
     """
     return _above_zero(text, "factor")
 
@@ -33,7 +33,7 @@ def count(text: str) -> int:
     """Parse a number of things.
 
     Raises:
-        argparse.ArgumentTypeError: the text is no whole number of at least 1.
+        argparse.ArgumentTypeError: the text is not a whole number of at least 1.
     """
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number, at least 1")

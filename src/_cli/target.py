@@ -52,7 +52,7 @@ def run_profiled(options: argparse.Namespace) -> telemetry.Profile:
         if isinstance(target, Graph):
             calls: Any = _calls_of(cast("Graph[..., Any]", target), options)
         elif options.inputs or options.calls:
-            raise argparse.ArgumentTypeError(f"--input and --calls are for graphs, and {options.target} is none")
+            raise argparse.ArgumentTypeError(f"--input and --calls are for graphs, and {options.target} is not a graph")
         else:
             calls = _called(target, options.target)
     except argparse.ArgumentTypeError as error:

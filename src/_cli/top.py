@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments, and describe the command."""
     parser.description = (
         "Show the nodes of a running process, until it ends or Ctrl-C. The process has to open a socket for that: "
-        '`with telemetry.expose("PATH"):`. If the output is no terminal, a table is printed after each interval.'
+        '`with telemetry.expose("PATH"):`. If the output is not a terminal, a table is printed after each interval.'
     )
     parser.add_argument("path", metavar="PATH", help="the socket that the process has opened")
     parser.add_argument("--once", action="store_true", help="look for one interval, print that, and end")

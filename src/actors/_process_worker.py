@@ -17,7 +17,15 @@ from typing import Any
 from ..telemetry import logs
 from ..telemetry.spans import incoming
 from . import process_messages
-from .process_messages import IN_CONNECTION, JOIN_MAX_BYTES, KILLS_WORKER, TELLS_BEGIN, Reader, resolve
+from .process_messages import (
+    IN_CONNECTION,
+    JOIN_MAX_BYTES,
+    KILLS_WORKER,
+    PACKET_HEAD,
+    TELLS_BEGIN,
+    MessageReader,
+    resolve,
+)
 from .tasks import no_item
 
 READY = b"R"
@@ -51,7 +59,7 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
     no_item.set('in a worker process, from where no value comes back before the result: use runs_on="thread"')
     set_up_once = cache(set_up_tracing or _nothing)
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
-    large, packet = Reader(connection), memoryview(bytearray(1 + JOIN_MAX_BYTES))
+    large, packet = MessageReader(connection), memoryview(bytearray(PACKET_HEAD.size + JOIN_MAX_BYTES))
     try:
         connection.sendall(READY)
         while length := queue.recv_into(packet):  # a call has begun once it is no longer in the queue
@@ -61,7 +69,8 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
             if flags & KILLS_WORKER:
                 os.kill(os.getpid(), signal.SIGKILL)
             try:
-                call = large.receive() if flags & IN_CONNECTION else process_messages.split(packet[1:length])
+                whole = packet[PACKET_HEAD.size : length]
+                call = large.receive() if flags & IN_CONNECTION else process_messages.split(whole)
                 answer = _answer(*call, set_up_once, began)
             except MemoryError as error:
                 answer = _failure(error, error, began)
@@ -152,7 +161,7 @@ def _instance(cls: Callable[..., Any], wanted: process_messages.WorkerInstance) 
 
 
 def close_instances(keys: Iterable[int]) -> None:
-    """Leave instances whose scopes have ended, and forget them; errors are logged, since nobody waits for them."""
+    """Leave instances whose scopes have ended, and forget them; errors are logged, as no caller waits."""
     for key in keys:
         instance = _instances.pop(key, None)
         if hasattr(instance, "__exit__"):

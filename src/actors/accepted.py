@@ -139,13 +139,13 @@ def refuse_awaitable(key: object) -> None:
     if hasattr(type(key), "__await__"):
         if isinstance(key, Coroutine):
             key.close()
-        raise TypeError(f"key= returned {key!r:.100}, which nobody awaits: a key is what a plain function returns")
+        raise TypeError(f"key= returned {key!r:.100}, which is not awaited: a key is what a plain function returns")
 
 
 SWITCH = instance(bool, "True or False")
 NAME = Accepted("a text that is not empty", lambda value: isinstance(value, str) and bool(value))
 FUNCTION = Accepted("a function", callable)
-KEY = Accepted("a function that is not async, because nobody awaits a key", is_read_at_once)
+KEY = Accepted("a function that is not async, because a key is not awaited", is_read_at_once)
 POSITIVE = number("a finite number above 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = number("a finite number that is not negative", lambda value: 0 <= value < math.inf)
 TIMEOUT = optional(number("a number of seconds, 0 or more", lambda value: value >= 0))

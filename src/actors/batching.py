@@ -20,7 +20,7 @@ from .accepted import (
 )
 from .channel import PriorityFifo
 from .loop_host import Actor
-from .own_loops import Inbox, Request, Work
+from .own_loops import Inbox, Request, RunningBatch, Work
 from .packing import Rows
 from .tasks import Condition
 
@@ -101,7 +101,7 @@ BATCH_FIELDS: Final = {
     "max_wait_seconds": NOT_NEGATIVE,
     "max_queue": optional(whole(0)),
     "max_cost": optional(POSITIVE),
-    "cost": optional(Accepted("a function that is not async, because nobody awaits a cost", is_read_at_once)),
+    "cost": optional(Accepted("a function that is not async, because a cost is not awaited", is_read_at_once)),
 }
 # The values that `batch=` of a node accepts.
 BATCH: Final = optional(instance(Batch, "a Batch, such as penstock.Batch(max_size=32)"))
@@ -149,13 +149,14 @@ class BatchQueue(Generic[W]):
     event loop or in threads, and a device runs its batches of calls.
     """
 
-    __slots__ = ("_batch", "_costs", "_groups", "_max_size", "_rows", "count")
+    __slots__ = ("_batch", "_costs", "_fewest_rows", "_groups", "_max_size", "_rows", "count")
 
-    def __init__(self, batch: Batch) -> None:
+    def __init__(self, batch: Batch, fewest_rows: int = 1) -> None:
         assert batch.max_size != "auto"  # by now it is known
         self._batch = batch
         self._max_size = batch.max_size
         self._rows = batch._rows
+        self._fewest_rows = fewest_rows
         self._groups: dict[Hashable, PriorityFifo[W]] = {}
         self._costs: dict[Hashable, float] = {}  # of all entries of each group, if costs limit a batch
         self.count = 0
@@ -243,7 +244,7 @@ class BatchQueue(Generic[W]):
     def _taken(self, group: PriorityFifo[W], key: Hashable, size: int) -> list[W]:
         if self._rows is not None:
             length = self._rows.length_for(group.head().cost)
-            chosen = self._rows.choose(group.in_order(), _cost, length, size)
+            chosen = self._rows.choose(group.in_order(), _cost, length, size, self._fewest_rows)
             for entry in chosen:
                 self.discard(entry)
             return chosen
@@ -345,6 +346,9 @@ class Batcher(Actor[T, U]):
         """Find out what a work costs; return False if that fails, and the work with it."""
         try:
             work.cost = self._batch._cost_of((work.value,), self._name)
+        except asyncio.CancelledError as error:  # no cancellation of this loop, which does not wait here
+            work.fail(_foreign_cancel(self._name, error))
+            return False
         except Exception as error:  # noqa: BLE001 - an error of the function belongs to this item alone
             work.fail(error)
             return False
@@ -380,11 +384,11 @@ class Batcher(Actor[T, U]):
 
     async def _run(self, batch: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
-        demand = _BatchDemand(batch if self._is_cancellable else [])
+        running = RunningBatch(batch if self._is_cancellable else [])
         try:
             results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
         except asyncio.CancelledError as error:
-            if demand.task.cancelling() > demand.has_ended:  # the loop was cancelled, and not only this batch
+            if running.task.cancelling() > running.has_ended:  # the loop was cancelled, and not only this batch
                 raise
             results = [_foreign_cancel(self._name, error) for _ in batch]
         except Exception as error:  # noqa: BLE001 - an error of the function is the outcome of all items of the batch
@@ -410,32 +414,6 @@ class Batcher(Actor[T, U]):
             f"node {self._name!r} refuses an item: {self._queue.count} wait already, as many as one batch and "
             "max_queue= of its Batch"
         )
-
-
-class _BatchDemand:
-    """Cancels the present task, which handles a batch, as soon as the callers of all of its items have left.
-
-    Attributes:
-        task: the task.
-        has_ended: whether it was cancelled for that.
-    """
-
-    __slots__ = ("_callers", "has_ended", "task")
-
-    def __init__(self, batch: Sequence[Request[Any, Any]]) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self.task: asyncio.Task[Any] = task
-        self.has_ended = False
-        self._callers = len(batch)
-        for work in batch:
-            work.on_cancelled(self._caller_left)
-
-    def _caller_left(self) -> None:
-        self._callers -= 1
-        if not self._callers and not self.task.done():
-            self.has_ended = True
-            self.task.cancel()
 
 
 def _foreign_cancel(name: str, cause: BaseException) -> NodeCancelledError:

@@ -5,6 +5,7 @@ import sys
 from bisect import bisect_left, insort
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from time import perf_counter
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -65,8 +66,7 @@ class PriorityFifo(Generic[T]):
                 yield priority, entry
 
     def __iter__(self) -> Iterator[T]:
-        for lane in self._fifo.values():
-            yield from lane
+        return chain.from_iterable(self._fifo.values())
 
     def in_order(self) -> Iterator[T]:
         """Yield the entries in the order in which they are popped."""
@@ -170,8 +170,8 @@ class Channel(Generic[T]):
         "_fifo",
         "_get_wait",
         "_getters",
-        "_line",
         "_max_bytes",
+        "_plain",
         "_put_waits",
         "_putters",
         "_reserved",
@@ -200,8 +200,8 @@ class Channel(Generic[T]):
         self._size_of = size_of if max_bytes is not None else None
         self.count = 0
         self._bytes = 0
-        # Items are in `_line` while all have priority 0 and no sizes count, which is nearly always; else in `_fifo`.
-        self._line: deque[T] | None = None
+        # Items are in `_plain` while all have priority 0 and no sizes count, which is nearly always; else in `_fifo`.
+        self._plain: deque[T] | None = None
         self._fifo: PriorityFifo[_Entry[T]] | None = None if max_bytes is None else PriorityFifo()
         self._putters: PriorityFifo[_Putter[T]] | None = None
         self._getters: OrderedDict[asyncio.Future[None], None] | None = None
@@ -235,9 +235,9 @@ class Channel(Generic[T]):
         if priority or count >= self._capacity or self._fifo is not None or self._closed:
             return self._put_by_rule(item, priority)
         # The short way. Without sizes, puts wait only while the channel is full: none is overtaken here.
-        if self._line is None:
-            self._line = deque()
-        self._line.append(item)
+        if self._plain is None:
+            self._plain = deque()
+        self._plain.append(item)
         self.count = count + 1
         self.puts += 1
         if count >= self.high_water:
@@ -256,9 +256,9 @@ class Channel(Generic[T]):
         """
         if self._closed:
             raise ChannelClosed("put into a closed channel")
-        if self._line is None:
-            self._line = deque()
-        self._line.extend(items)
+        if self._plain is None:
+            self._plain = deque()
+        self._plain.extend(items)
         self.count += len(items)
         self.puts += len(items)
         self.high_water = max(self.high_water, self.count)
@@ -277,9 +277,9 @@ class Channel(Generic[T]):
             ChannelClosed: the channel is closed, or was closed while this waited; the item did not enter.
         """
         if not self.put_nowait(item, priority):
-            await self.put_in_line(item, priority)
+            await self.put_queued(item, priority)
 
-    async def put_in_line(self, item: T, priority: int = 0) -> None:
+    async def put_queued(self, item: T, priority: int = 0) -> None:
         """Do as `put`, for an item that `put_nowait` has just refused: it need not be tried again."""
         if self._putters is None:
             self._putters = PriorityFifo()
@@ -305,10 +305,10 @@ class Channel(Generic[T]):
             ChannelClosed: the channel is closed and empty.
         """
         if self.count > self._reserved:
-            line = self._line
-            if line and self._putters is None and self._watch is None:  # the short way
+            plain = self._plain
+            if plain and self._putters is None and self._watch is None:  # the short way
                 self.count -= 1
-                return line.popleft()
+                return plain.popleft()
             return self._take()
         if self._closed and not self.count:
             raise ChannelClosed("get from a closed and drained channel")
@@ -322,8 +322,8 @@ class Channel(Generic[T]):
         if self._fifo is not None:
             items = [self._pop(self._fifo) for _ in range(number)]
         else:
-            assert self._line is not None
-            items = [self._line.popleft() for _ in range(number)]
+            assert self._plain is not None
+            items = [self._plain.popleft() for _ in range(number)]
             self.count -= number
         if self._watch is not None:
             self._watch.changed(self.count)
@@ -344,7 +344,7 @@ class Channel(Generic[T]):
         woken_before = False
         try:
             while not self._closed or self.count:
-                await self._wait_in_line(self._getters, first=woken_before)
+                await self._wait_turn(self._getters, first=woken_before)
                 if self.count:
                     item = self._take()
                     if self._closed:
@@ -356,7 +356,7 @@ class Channel(Generic[T]):
             self._get_wait += perf_counter() - began
         raise ChannelClosed("get from a closed and drained channel")
 
-    async def _wait_in_line(self, getters: "OrderedDict[asyncio.Future[None], None]", *, first: bool) -> None:
+    async def _wait_turn(self, getters: "OrderedDict[asyncio.Future[None], None]", *, first: bool) -> None:
         getter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         getters[getter] = None
         if first:
@@ -460,17 +460,17 @@ class Channel(Generic[T]):
         if fifo is None:
             if priority:
                 fifo = self._fifo = PriorityFifo()
-                while self._line:
-                    fifo.push(_Entry(self._line.popleft(), 0))
+                while self._plain:
+                    fifo.push(_Entry(self._plain.popleft(), 0))
         elif not priority and not self.count and self._size_of is None:
             fifo = self._fifo = None  # the channel is empty: use the deque again, until the next item with a priority
         if fifo is not None:
             fifo.push(_Entry(item, size_bytes), priority)
             self._bytes += size_bytes
         else:
-            if self._line is None:
-                self._line = deque()
-            self._line.append(item)
+            if self._plain is None:
+                self._plain = deque()
+            self._plain.append(item)
         self.count += 1
         self.puts += 1
         if self.count > self.high_water:
@@ -482,8 +482,8 @@ class Channel(Generic[T]):
 
     def _take(self) -> T:
         if self._fifo is None:
-            assert self._line is not None
-            item = self._line.popleft()
+            assert self._plain is not None
+            item = self._plain.popleft()
             self.count -= 1
         else:
             item = self._pop(self._fifo)
@@ -508,10 +508,10 @@ class Channel(Generic[T]):
             self._bytes -= entry.size_bytes
         else:
             # By identity, unlike deque.remove: the class of an item may define equality in its own way, as arrays do.
-            place = next((place for place, queued in enumerate(self._line or ()) if queued is item), None)
-            if place is None or self._line is None:
+            place = next((place for place, queued in enumerate(self._plain or ()) if queued is item), None)
+            if place is None or self._plain is None:
                 return False
-            del self._line[place]
+            del self._plain[place]
         self.count -= 1
         if self._watch is not None:
             self._watch.changed(self.count)

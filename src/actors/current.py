@@ -258,7 +258,7 @@ logs.describe_items(_fields_of_item)
 
 
 def enclosing_frame() -> "Frame | None":
-    """Return the frame of the handler that makes a call; None if the caller is no handler."""
+    """Return the frame of the handler that makes a call; None if the caller is not a handler."""
     found = source.get()
     if found is None:
         return None

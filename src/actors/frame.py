@@ -297,7 +297,7 @@ class Frame:
     def fail(self, error: BaseException, actor: "NodeActor | None" = None, attempt: int = 1) -> None:
         """Claim the outcome "failed", and cancel the handlers of this frame; a later failure is only logged."""
         if self.state != "running":
-            if not isinstance(error, asyncio.CancelledError):
+            if error is not self.error and not isinstance(error, asyncio.CancelledError):
                 logs.warning(
                     "frame.late_failure", graph=self.layout.name, node=actor.label(error) if actor else None,
                     item=self.item, error=repr(error),

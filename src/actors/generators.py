@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
 from .._errors import NodeCancelledError
@@ -30,6 +30,7 @@ Start = Callable[[], Any]
 
 _END: Any = object()
 _OWN_CANCEL = "penstock: the stream has ended"
+_NOTHING_TO_LEAVE: AbstractAsyncContextManager[Any] = nullcontext()
 
 
 def open_stream(
@@ -168,7 +169,7 @@ class GeneratorTask:
         self.position.frame, self.position.actor = frame, actor
         self.cancels = 0
         self.outside_call: OutsideCall | None = None
-        self.inside = AsyncExitStack()
+        self.inside = _NOTHING_TO_LEAVE
         self._start = start
         self._actor = actor
         self._frame = frame
@@ -235,10 +236,10 @@ class GeneratorTask:
         self.position.remember()  # for the tasks that the generator starts
         try:
             if self._frame.span is None or self._given is not None:  # a stream from an argument has no node, so no span
-                await self._drive_or_close()
+                await self._drive()
             else:
                 with TracedExecution(self._frame.span, self._frame, self._actor) as execution:
-                    await self._drive_or_close()
+                    await self._drive()
                     execution.was_cancelled = bool(self.cancels)
         except asyncio.CancelledError as error:
             cancelled = NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled, not by the engine")
@@ -249,34 +250,31 @@ class GeneratorTask:
         finally:
             self.buffer.end()
 
-    async def _drive_or_close(self) -> None:
+    async def _drive(self) -> None:
+        buffer = self.buffer
         try:
-            if self.buffer.abandoned or self.buffer.ended:
+            if buffer.abandoned or buffer.ended:
                 await close_stream(self._given)
-            else:
-                await self._drive()
+                return
+            iterator, first = await _FirstItem(self, self._actor, self._frame, self.readers).run()
+            async with self.inside:
+                try:
+                    if first is _END or not await buffer.put(first):
+                        return
+                    del first  # or it would be kept alive until the end of the stream
+                    if isinstance(iterator, LoopStream):
+                        assert isinstance(buffer, StreamBuffer)
+                        await iterator.pour(buffer)
+                        return
+                    async for item in iterator:
+                        if not buffer.put_nowait(item) and not await buffer.put(item):
+                            return
+                        del item
+                finally:
+                    await close_stream(iterator)
         except asyncio.CancelledError:
             if not self.cancels:
                 raise
-
-    async def _drive(self) -> None:
-        iterator, first = await _FirstItem(self, self._actor, self._frame, self.readers).run()
-        buffer = self.buffer
-        async with self.inside:
-            try:
-                if first is _END or not await buffer.put(first):
-                    return
-                del first  # or it would be kept alive until the end of the stream
-                if isinstance(iterator, LoopStream):
-                    assert isinstance(buffer, StreamBuffer)
-                    await iterator.pour(buffer)
-                    return
-                async for item in iterator:
-                    if not buffer.put_nowait(item) and not await buffer.put(item):
-                        return
-                    del item
-            finally:
-                await close_stream(iterator)
 
     def _fail(self, error: BaseException) -> None:
         frame, actor, buffer = self._frame, self._actor, self.buffer

@@ -20,7 +20,7 @@ from .loop_host import LoopHost
 from .own_loops import Request
 from .policy import Hedge
 from .tasks import start_task, until
-from .threads import ThreadPool
+from .threads import Lane, ThreadPool
 
 if TYPE_CHECKING:
     from .node_actor import Body, Failover, NodeActor
@@ -394,7 +394,7 @@ async def invoke_begun(worker: "Worker", actor: "NodeActor", frame: Frame) -> An
     rest: Awaitable[Any]
     try:
         work = actor.fn(*args, **kwargs)
-        # What is no coroutine comes from a function that is only marked as an `async def`.
+        # A result that is not a coroutine comes from a function that is only marked as an `async def`.
         rest = _rest_of(work, work.send(None)) if work.__class__ is CoroutineType else work
     except StopIteration as stop:
         worker.attempt_deadline = None
@@ -540,7 +540,7 @@ class Invocation:
                     value = await self._attempt()
                     break
                 except Exception as error:  # the policy decides which errors are worth another attempt
-                    if isinstance(error, Interrupted):  # a question is no failure
+                    if isinstance(error, Interrupted):  # a question is not a failure
                         raise
                     self._note_failure()
                     pause = self._pause_seconds(error)
@@ -731,31 +731,37 @@ class ThreadCall:
 
     Attributes:
         handling: what the job finds in its context; None before it was submitted.
+        began: when the job has begun, by `perf_counter`; 0 before.
     """
 
-    __slots__ = ("_then", "abandoned", "handling", "returned", "started", "submitted")
+    __slots__ = ("_then", "abandoned", "began", "handling", "returned", "submitted")
 
     def __init__(self) -> None:
         self.handling: Handling | None = None
         self.submitted = False
         self.abandoned = False
-        self.started = False
+        self.began = 0.0
         self.returned = False
         self._then: list[Callable[[], None]] = []
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run the job, in the thread; skip it if it was abandoned before."""
-        self.started = True
+        self.began = perf_counter()
         return None if self.abandoned else fn(*args, **kwargs)
 
     def abandon(self) -> bool:
         """Note that the attempt has ended; return whether the job still holds a thread."""
-        # This writes `abandoned` and then reads `started`; `run` writes `started` and then reads `abandoned`. So at
+        # This writes `abandoned` and then reads `began`; `run` writes `began` and then reads `abandoned`. So at
         # least one of the two threads sees what the other has written.
         self.abandoned = True
         if not self.submitted and not self.returned:
             self.on_returned()
-        return self.started and not self.returned
+        return self.began > 0 and not self.returned
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the job was given to the threads, and none has begun it."""
+        return self.submitted and not self.began
 
     def on_returned(self) -> None:
         """Note that the thread is free again, and call the callbacks."""
@@ -812,7 +818,12 @@ async def take_thread(worker: "Member") -> None:
 
 
 def call_in_thread(
-    pool: ThreadPool, worker: "Worker", fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    pool: ThreadPool,
+    worker: "Worker",
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    lane: Lane | None = None,
 ) -> "asyncio.Future[Any]":
     """Run a blocking function in a thread, in a copy of the caller's context; `take_thread` must have been awaited."""
     context = copy_context()
@@ -820,26 +831,41 @@ def call_in_thread(
     assert isinstance(call, ThreadCall)
     # The thread knows this item also when the worker has gone on to the next.
     call.handling = context.run(worker.position.remember)
-    result = pool.submit(context, call.on_returned, call.run, fn, args, kwargs)
+    result = pool.submit_to(lane, context, call.on_returned, call.run, (fn, args, kwargs), {})
     call.submitted = True
     return result
 
 
-def in_thread(pool_of: Callable[[], ThreadPool]) -> "Body":
-    """Return a body that runs the plain function of a node in a thread, in a copy of the caller's context."""
+def in_thread(pool_of: Callable[[], ThreadPool], ahead: int) -> "Body":
+    """Return a body that runs the plain function of a node in a thread, in a copy of the caller's context.
+
+    Args:
+        pool_of: returns the threads.
+        ahead: how many items may be given to the threads besides those that run, if the function is short.
+    """
 
     async def run_in_thread(
         worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
-        pool, sampler = pool_of(), actor.sampler
-        if sampler is None:
-            value = await call_in_thread(pool, worker, actor.fn, args, kwargs)
-        else:
-            call = sampler.in_thread(actor.fn, is_free=pool.has_free_thread)
-            try:
-                value = await call_in_thread(pool, worker, call, args, kwargs)
-            finally:
-                call.came_back()
+        pool, sampler, limiter = pool_of(), actor.sampler, actor.limiter
+        lane, given = limiter.lane, perf_counter()
+        is_ahead = lane is not None and not lane.free
+        if is_ahead:
+            actor.begins_to_wait(frame)
+        try:
+            if sampler is None:
+                value = await call_in_thread(pool, worker, actor.fn, args, kwargs, lane)
+            else:
+                call = sampler.in_thread(actor.fn, is_free=pool.has_free_thread and not is_ahead)
+                try:
+                    value = await call_in_thread(pool, worker, call, args, kwargs, lane)
+                finally:
+                    call.came_back()
+        finally:
+            if lane is not None:
+                limiter.look_ahead(ahead if lane.is_short else 0)
+            if isinstance(worker.outside_call, ThreadCall):  # a wait for a thread is no work of the node
+                worker.position.waited_seconds += max(0.0, worker.outside_call.began - given)
         actor.refuse_coroutine(value, actor.name)
         return value
 
@@ -853,18 +879,19 @@ def in_process(pool_of: "Callable[[], ProcessPool]", target: str, instance: "Wor
         worker: "Worker", actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         position, given = worker.position, perf_counter()
+        before = position.waited_seconds  # that of earlier attempts
         timeout, position.timeout = position.timeout, None
 
         def begun() -> None:
             seconds = actor.policy.timeout_seconds
             assert timeout is not None
             assert seconds is not None
-            position.waited_seconds = perf_counter() - given
+            position.waited_seconds = before + perf_counter() - given
             position.attempt_deadline = worker.group.loop.time() + seconds
             timeout.reschedule(position.attempt_deadline)
 
         def took(seconds: float) -> None:
-            position.waited_seconds = max(0.0, perf_counter() - given - seconds)
+            position.waited_seconds = before + max(0.0, perf_counter() - given - seconds)
 
         item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": position.attempt}
         work = pool_of().run(
@@ -911,7 +938,7 @@ class InLoop:
         Raises:
             ActorStopped: its loop has ended.
         """
-        outcome = cast("asyncio.Future[Any]", detached)  # a step has the methods that settle a future
+        outcome: Any = detached  # a step has the methods that settle a future
         work: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
         return work if self._host.submit_nowait(work) else None
 
@@ -997,7 +1024,7 @@ class Hedging:
             if not race.has_lost:
                 if race.second is None:
                     raise
-                if isinstance(error, Interrupted):  # a question is no failure
+                if isinstance(error, Interrupted):  # a question is not a failure
                     race.stop()
                     raise
                 await race.second.over()

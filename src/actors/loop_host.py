@@ -37,7 +37,15 @@ class RestartGate:
     """
 
     __slots__ = (
-        "_cause", "_inside", "_line", "_name", "_on_crash", "_restart_on", "_someone_left", "_state", "_threads",
+        "_cause",
+        "_inside",
+        "_name",
+        "_on_crash",
+        "_restart_on",
+        "_someone_left",
+        "_state",
+        "_threads",
+        "_waiters",
         "_why",
     )  # fmt: skip
 
@@ -51,7 +59,7 @@ class RestartGate:
         self._cause: BaseException | None = None
         self._why: str | None = None
         self._inside: dict[GatedAttempt, None] = {}
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._waiters: deque[asyncio.Future[None]] = deque()
         self._threads = 0  # how many threads run on although their attempts have ended
         self._someone_left = Condition()  # an attempt or a thread
 
@@ -97,7 +105,7 @@ class RestartGate:
         Raises:
             ActorStopped: the gate is stopped for good.
         """
-        if self._state == "held" or self._line:
+        if self._state == "held" or self._waiters:
             await self._wait()
         if self._state == "stopped":
             raise self._stopped_error()
@@ -130,21 +138,21 @@ class RestartGate:
 
     async def _wait(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._line.append(waiter)
+        self._waiters.append(waiter)
         try:
             while True:
                 await waiter
                 if self._state != "held":
                     return
                 # The gate was held again before this attempt ran: it stays the first in line.
-                self._line[0] = waiter = asyncio.get_running_loop().create_future()
+                self._waiters[0] = waiter = asyncio.get_running_loop().create_future()
         finally:
-            self._line.remove(waiter)
+            self._waiters.remove(waiter)
             self._wake()
 
     def _wake(self) -> None:
-        if self._line and self._state != "held" and not self._line[0].done():
-            self._line[0].set_result(None)
+        if self._waiters and self._state != "held" and not self._waiters[0].done():
+            self._waiters[0].set_result(None)
 
     def _thread_returned(self) -> None:
         self._threads -= 1

@@ -10,18 +10,19 @@ from .._errors import ReentrantCallError
 from ..telemetry import logs
 from ..telemetry.counters import ActorStatistics, CacheStatistics
 from .channel import Channel
-from .invocation import SLOW_SECONDS, Link, compose, failed_link, invoke, invoke_plain, running_link
+from .invocation import SLOW_SECONDS, Link, ThreadCall, compose, failed_link, invoke, invoke_plain, running_link
 from .loop_host import RestartGate
 from .own_loops import Mailbox
 from .policy import Policy
 from .tasks import Condition
 
 if TYPE_CHECKING:
-    from ..telemetry.spans import Value
+    from ..telemetry.spans import AttributeValue
     from .frame import Frame
     from .invocation import AsyncLine, Carrier, Hedging
     from .sampler import ExecutionSampler, Sampling
     from .supervision import Child
+    from .threads import Lane
     from .worker import Member, Worker
 
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 # quarter faster below 2 ** 30.
 UNLIMITED = (1 << 30) - 1
 # How many items a node may have waiting for each worker process, besides the one that runs there.
-AHEAD_ITEMS = 15
+AHEAD_ITEMS = 23
 # The queue of a group of workers before its first frame; it stays empty. It saves each call the 760 bytes of a deque.
 NOTHING_READY: "deque[tuple[NodeActor, Frame]]" = deque()
 
@@ -43,16 +44,18 @@ class Limiter:
     `free` may be negative: a thread that was abandoned keeps a place, while the worker that has left it gives back its
     own (see `owe`).
 
-    Besides its places, there may be room for items that are sent `ahead` to worker processes, which have not begun.
+    Besides its places, there may be room for items that are sent `ahead` to worker processes or threads, which have not
+    begun. In threads, a `lane` keeps no more from running than there are places.
     """
 
-    __slots__ = ("ahead", "free", "limit", "nested", "shared", "waiting")
+    __slots__ = ("ahead", "free", "lane", "limit", "nested", "shared", "waiting")
 
     def __init__(self, limit: int = UNLIMITED, *, shared: bool = False, ahead: int = 0) -> None:
         self.limit = limit
         self.shared = shared
         self.ahead = ahead
         self.free = limit + ahead
+        self.lane: Lane | None = None  # for a node in threads with items ahead
         # The actors whose inbox is not empty, each once; they take turns, item by item. A list, because there are few,
         # and an empty deque takes 760 bytes, which add up in an idle deployment.
         self.waiting: list[NodeActor] = []
@@ -61,9 +64,15 @@ class Limiter:
 
     @property
     def in_flight(self) -> int:
-        """How many places are taken now."""
-        taken = self.limit + self.ahead - self.free
-        return min(taken, self.limit) if self.ahead else taken
+        """How many places are taken now, without those of items ahead."""
+        return min(self.limit + self.ahead - self.free, self.limit)
+
+    def look_ahead(self, items: int) -> None:
+        """Have room for so many items besides the places."""
+        more, self.ahead = items - self.ahead, items
+        self.free += min(more, 0)
+        for _ in range(more):
+            self.release()
 
     def release(self) -> None:
         """Give a place back: the next queued frame gets it, if there is one."""
@@ -120,10 +129,10 @@ def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
     found, not two nodes that wait for places of each other.
     """
     limiter = actor.limiter
-    if frame.state != "running" or actor not in frame.queues() or not _holders(frame, limiter):
+    if actor not in waits_at(frame) or not _holders(frame, limiter):
         return
     frames = [other for reference in limiter.nested or () if (other := reference()) is not None]
-    waiting = [other for other in frames if other is not frame and _waits(other, limiter)] + [frame]
+    waiting = [other for other in frames if other is not frame and _waits_for(other, limiter)] + [frame]
     limiter.nested = [ref(other) for other in waiting]
     holders: set[Member] = set()
     for other in waiting:
@@ -133,8 +142,20 @@ def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
         frame.fail(_error(actor, frame), actor)
 
 
-def _waits(frame: "Frame", limiter: "Limiter") -> bool:
-    return frame.state == "running" and any(actor.limiter is limiter for actor in frame.queues())
+def waits_at(frame: "Frame") -> "list[NodeActor]":
+    """Return the actors at which a frame waits: for a place or for room, or ahead of the threads."""
+    if frame.state != "running":
+        return []
+    actors = frame.queues()
+    for worker in frame.group.workers:
+        call, position = worker.outside_call, worker.position
+        if position.frame is frame and position.actor is not None and isinstance(call, ThreadCall) and call.is_ahead:
+            actors.append(position.actor)
+    return actors
+
+
+def _waits_for(frame: "Frame", limiter: "Limiter") -> bool:
+    return any(actor.limiter is limiter for actor in waits_at(frame))
 
 
 def _holders(frame: "Frame", limiter: "Limiter") -> "set[Member]":
@@ -285,7 +306,7 @@ class NodeActor:
         self.warned = False
         self.was_slow = False
         self.spans_others = False  # whether it gives or reads a stream: then its time includes that of other nodes
-        self.span_attributes: dict[str, Value] | None = None  # those of every execution, once one was sampled
+        self.span_attributes: dict[str, AttributeValue] | None = None  # those of every execution, once one was sampled
         self.owner: object = None  # the pools of its Engine, for `nesting.pools_around`
         self.gate: RestartGate | None = None  # for a stateful node that may be restarted
         self.instance: Child | None = None  # for a stateful node
@@ -313,9 +334,14 @@ class NodeActor:
             frame.queued(self)
         if inbox.count == 1:
             limiter.waiting.append(self)
-        if limiter.shared and (frame.parent is not None or frame.waiters):
-            frame.group.loop.call_soon(refuse_if_endless, self, frame)
+        if limiter.shared:
+            self.begins_to_wait(frame)
         return True
+
+    def begins_to_wait(self, frame: "Frame") -> None:
+        """Look soon whether a frame that waits for a shared place, or is ahead of the threads, waits for itself."""
+        if frame.parent is not None or frame.waiters:
+            frame.group.loop.call_soon(refuse_if_endless, self, frame)
 
     def offer_new(self, frames: "list[Frame]") -> None:
         """Queue new frames, when no place is free; the inbox must have room for all of them."""
@@ -340,7 +366,7 @@ class NodeActor:
             return
         frame.queued(self)
         try:
-            await self.inbox.put_in_line(frame, frame.priority)
+            await self.inbox.put_queued(frame, frame.priority)
         except BaseException:
             self.withdraw(frame)
             raise

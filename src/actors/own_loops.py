@@ -2,7 +2,7 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextvars import Context, copy_context
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
 
@@ -159,6 +159,36 @@ class Inbox(ABC, Generic[W_co]):
         """Take up to `max_items` works without waiting; return an empty list if there are none."""
 
 
+class RunningBatch:
+    """A batch that the present task handles, and cancels as soon as the callers of all of its items have left.
+
+    Attributes:
+        task: the task.
+        has_ended: whether it was cancelled for that.
+    """
+
+    __slots__ = ("_callers", "has_ended", "task")
+
+    def __init__(self, batch: "Sequence[Request[Any, Any]]") -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self.task: asyncio.Task[Any] = task
+        self.has_ended = False
+        self._callers = len(batch)
+        for work in batch:
+            if work.cancelled:
+                task.get_loop().call_soon(self.caller_left)
+            else:
+                work.batch = self
+
+    def caller_left(self) -> None:
+        """Count a caller that has left."""
+        self._callers -= 1
+        if not self._callers and not self.task.done():
+            self.has_ended = True
+            self.task.cancel()
+
+
 class AnyRequest(Generic[In]):
     """The common part of `Request` and `StreamRequest`.
 
@@ -170,6 +200,7 @@ class AnyRequest(Generic[In]):
         taken: whether it was handed out to the loop.
         on_over: called once with the request when it is settled or cancelled.
         arrived_at: when it began to wait for a batch, in the loop's time; nothing before that.
+        batch: the batch that it is handled in, which is told when its caller leaves; None without one.
         cost: its part of the `max_cost` of a batch; nothing without such a limit.
         group: None: any requests of one actor may be in one batch.
     """
@@ -179,6 +210,7 @@ class AnyRequest(Generic[In]):
         "_cancelled",
         "_settled",
         "arrived_at",
+        "batch",
         "cost",
         "deadline",
         "key",
@@ -201,6 +233,7 @@ class AnyRequest(Generic[In]):
         self.key = key
         self.taken = False
         self.on_over: Callable[[Any], None] | None = None
+        self.batch: RunningBatch | None = None
         self._callbacks: tuple[tuple[Callable[[], object], Context], ...] = ()
         self._settled = False
         self._cancelled = False
@@ -218,6 +251,8 @@ class AnyRequest(Generic[In]):
         """Note that the caller or reader has left; nothing if the request is settled."""
         if not self._settled and not self._cancelled:
             self._cancelled = True
+            if self.batch is not None:
+                asyncio.get_running_loop().call_soon(self.batch.caller_left)
             for callback, context in self._callbacks:
                 asyncio.get_running_loop().call_soon(callback, context=context)
             self._over()
@@ -272,13 +307,14 @@ class Request(AnyRequest[In], Work[In, Out]):
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time; None without one.
         key: the key of the call; None without one.
-        outcome: the object that takes the result; by default a future.
+        outcome: a detached step that takes the result, and withdraws the request when its caller leaves; by default a
+            future.
 
     Attributes:
         outcome: the future that the caller awaits, so that it is cancelled in the moment in which the caller is.
     """
 
-    __slots__ = ("outcome",)
+    __slots__ = ("_has_left", "outcome")
 
     # For a detached step: when the caller has left, no thread goes on with the request, and none holds a place for it.
     returned = True
@@ -291,18 +327,33 @@ class Request(AnyRequest[In], Work[In, Out]):
         key: Hashable = None,
         outcome: "asyncio.Future[Out] | None" = None,
     ) -> None:
-        super().__init__(value, priority, deadline, key)
-        self.outcome: asyncio.Future[Out] = asyncio.get_running_loop().create_future() if outcome is None else outcome
+        # `AnyRequest.__init__` written out, because one is made for each call of a batched node.
+        self.value = value
+        self.priority = priority
+        self.deadline = deadline
+        self.key = key
+        self.taken = False
+        self.on_over = None
+        self.batch = None
+        self._callbacks = ()
+        self._settled = False
+        self._cancelled = False
+        # Says whether the caller has left in a way that `_cancelled` does not tell yet.
+        self._has_left: Callable[[], bool] = bool  # no
+        if outcome is None:
+            outcome = asyncio.get_running_loop().create_future()
+            self._has_left = outcome.cancelled
+        self.outcome: asyncio.Future[Out] = outcome
 
     @property
     def cancelled(self) -> bool:
         """Whether the caller has left; settling the request then does nothing."""
-        return self._cancelled or self.outcome.cancelled()
+        return self._cancelled or self._has_left()
 
     def is_wanted(self, now: float) -> bool:
         """Return whether the caller still waits, and has time left."""
         # Written out, because each request is asked several times.
-        return not (self._cancelled or self.outcome.cancelled()) and (self.deadline is None or now < self.deadline)
+        return not (self._cancelled or self._has_left()) and (self.deadline is None or now < self.deadline)
 
     def finish(self, result: Out, /) -> None:
         """Give the result to the caller.
@@ -310,8 +361,15 @@ class Request(AnyRequest[In], Work[In, Out]):
         Raises:
             WorkSettledError: the work was finished or failed before.
         """
-        if self._claim():
-            self.outcome.set_result(result)
+        if self._settled or self._cancelled or self._has_left():
+            self._claim()
+            return
+        # `_claim` written out
+        self._settled = True
+        told, self.on_over = self.on_over, None
+        if told is not None:
+            told(self)
+        self.outcome.set_result(result)
 
     def fail(self, error: BaseException, /) -> None:
         """Raise an error in the caller.

@@ -70,7 +70,7 @@ class Packer(Generic[T]):
         return done
 
     def take(self) -> list[list[T]]:
-        """Give the fullest row away, of several the oldest; none if there is none."""
+        """Remove the fullest row, of several the oldest, and return it in a list; an empty list if there is no row."""
         if not self.rows:
             return []
         fullest = min(range(len(self.rows)), key=lambda number: self.rows[number][0])
@@ -99,16 +99,19 @@ class Rows(NamedTuple):
         """Return whether so many items, of this size together, fill a batch of at most `most_items`."""
         return items >= most_items or size >= length * self._count(most_items)
 
-    def choose(self, waiting: Iterable[T], size_of: Callable[[T], float], length: float, most_items: int) -> list[T]:
+    def choose(
+        self, waiting: Iterable[T], size_of: Callable[[T], float], length: float, most_items: int, fewest_rows: int
+    ) -> list[T]:
         """Choose the items of the next batch: the first one, and others that fill the rows.
 
-        A batch has all of its rows, or one: the rest of what waits is computed row by row.
+        A batch has all of its rows, or the fewest: the rest of what waits is computed row by row.
 
         Args:
             waiting: the items, those that come first at the beginning.
             size_of: returns the size of an item.
             length: of the rows.
             most_items: the most items of the batch.
+            fewest_rows: of a batch that does not have all: one, or on a mesh one for each device.
 
         Returns:
             The items, row by row: `in_order` finds the rows again.
@@ -128,7 +131,7 @@ class Rows(NamedTuple):
                 refused = min(refused, size)
             else:
                 break
-        chosen = packer.rows if len(packer.rows) == count else packer.rows[:1]
+        chosen = packer.rows if len(packer.rows) == count else packer.rows[:fewest_rows]
         return [item for _, items in chosen for item in items]
 
     def _count(self, most_items: int) -> int:

@@ -27,7 +27,9 @@ JOIN_MAX_BYTES = 64 * 1024
 BEGUN: Message = [_PREFIX.pack(0, 0)]
 
 # Each call comes to a worker through its queue, a socket of whole packets, from which the engine's process takes back
-# those that the worker has not begun. A packet is one byte of these flags, then the message.
+# those that the worker has not begun. A packet is a byte of these flags, the number of the call, and the message. It
+# needs the number: while this process takes back one after the other, the worker may take one from among them.
+PACKET_HEAD = struct.Struct("!BQ")
 IN_CONNECTION = 1  # the message is too large for a packet, and comes through the connection
 TELLS_BEGIN = 2
 KILLS_WORKER = 4  # an injected fault
@@ -74,7 +76,7 @@ def send(connection: socket.socket, message: Message) -> None:
         connection.sendall(segment)
 
 
-class Reader:
+class MessageReader:
     """Reads messages from a connection, of small ones as many at once as have come.
 
     Args:
@@ -177,7 +179,7 @@ class WorkerInstance(NamedTuple):
     kwargs: Mapping[str, Any]
 
 
-class Request(NamedTuple):
+class CallRequest(NamedTuple):
     """A call, as it travels to a worker process.
 
     Attributes:
@@ -201,7 +203,7 @@ class NotSentError(TypeError):
     """An argument cannot be sent to a worker process, so nothing has run."""
 
 
-def encode_request(request: Request) -> Message:
+def encode_request(request: CallRequest) -> Message:
     """Pickle a call.
 
     Raises:

@@ -25,8 +25,8 @@ from .._errors import EngineClosedError, WorkerDied
 from ..telemetry import spans
 from . import process_messages
 from ._process_worker import READY, serve
-from .process_messages import IN_CONNECTION, KILLS_WORKER, TELLS_BEGIN
-from .threads import LoopMailbox, ProcessPoolStatistics, ThreadOwner, ThreadPool, travelling
+from .process_messages import IN_CONNECTION, KILLS_WORKER, PACKET_HEAD, TELLS_BEGIN
+from .threads import LoopMailbox, ProcessPoolStatistics, ThreadOwner, ThreadPool, recent_mean, travelling
 
 # How often a thread that waits for a reply looks whether the process still exists. A closed socket tells it at once,
 # but a child that the process has forked may hold the socket open.
@@ -35,7 +35,7 @@ _ALIVE_CHECK_SECONDS = 1.0
 # Unix sockets; there, a read from datagrams fails once the other end was closed.
 _PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
 _NO_ITEM: Mapping[str, object] = {}
-_NO_REQUEST = process_messages.Request("", (), {})
+_NO_REQUEST = process_messages.CallRequest("", (), {})
 
 _spawn = multiprocessing.get_context("spawn")
 # Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads.
@@ -45,13 +45,13 @@ _sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 @dataclass(slots=True, eq=False)
 class _Call:
-    request: process_messages.Request
+    request: process_messages.CallRequest
     priority: int
     future: "asyncio.Future[Any]"
     begun: Callable[[], None] | None = None
     took: Callable[[float], None] | None = None
     kills_worker: bool = False  # an injected fault
-    number: int = 0  # its place among the calls of its priority
+    number: int = 0  # its own in the pool, and its place among the calls of its priority
     is_errand: bool = False  # for its worker alone, from the pool itself
     message: "process_messages.Message | None" = None  # once it is pickled
     worker: "WorkerProcess | None" = None  # that it was sent to
@@ -108,13 +108,13 @@ class WorkerProcess:
                 self._process = _spawn.Process(target=serve, args=arguments, name="penstock-worker")
                 self._process.start()
         except BaseException:
-            self._hang_up()
+            self.hang_up()
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         assert self._process.pid is not None
         self.pid = self._process.pid
-        self.replies = process_messages.Reader(self.connection)
+        self.replies = process_messages.MessageReader(self.connection)
         self._events = select.poll()
         self._events.register(self.connection, select.POLLIN)
         self._events.register(self._queue, select.POLLIN)
@@ -158,9 +158,9 @@ class WorkerProcess:
         """Put a call into the queue; return False if there is no room. With the lock of the pool held."""
         message = call.message
         assert message is not None
-        flags = bytes((self._flags(call),))
+        head = self._head(call)
         try:
-            self._queue.sendmsg([flags] if call.is_large else [flags, *message], (), socket.MSG_DONTWAIT)
+            self._queue.sendmsg([head] if call.is_large else [head, *message], (), socket.MSG_DONTWAIT)
         except OSError:  # it is full, or the process has ended, which its thread will notice
             return False
         if not self.calls:
@@ -175,25 +175,27 @@ class WorkerProcess:
 
     def take_back(self) -> list[_Call]:
         """Take the calls back that the worker has not begun, in their order; with the lock of the pool held."""
-        number = 0
+        numbers: set[int] = set()
         try:
-            while self._worker_queue.recv(1, socket.MSG_DONTWAIT):
-                number += 1
+            while packet := self._worker_queue.recv(PACKET_HEAD.size, socket.MSG_DONTWAIT):
+                numbers.add(PACKET_HEAD.unpack(packet)[1])
         except OSError:  # it is empty
             pass
-        taken = [self.calls.pop() for _ in range(number)][::-1]
+        taken = [call for call in self.calls if call.number in numbers]
         if taken and taken[0].is_large:  # its bytes are on their way through the connection: it counts as begun
-            self._queue.sendmsg([bytes((self._flags(taken[0]),))], (), socket.MSG_DONTWAIT)
-            self.calls.append(taken.pop(0))
+            self._queue.sendmsg([self._head(taken.pop(0))], (), socket.MSG_DONTWAIT)
         for call in taken:
+            self.calls.remove(call)
             call.worker = None
             self.expected_seconds -= call.expected_seconds
         self.errands.extendleft(call for call in reversed(taken) if call.is_errand)
         return [call for call in taken if not call.is_errand]
 
     @staticmethod
-    def _flags(call: _Call) -> int:
-        return call.is_large * IN_CONNECTION + (call.begun is not None) * TELLS_BEGIN + call.kills_worker * KILLS_WORKER
+    def _head(call: _Call) -> bytes:
+        tells_begin = call.begun is not None
+        flags = call.is_large * IN_CONNECTION + tells_begin * TELLS_BEGIN + call.kills_worker * KILLS_WORKER
+        return PACKET_HEAD.pack(flags, call.number)
 
     def answered(self) -> _Call:
         """Remove the call that was answered; with the lock of the pool held."""
@@ -216,13 +218,13 @@ class WorkerProcess:
         except OSError:  # the process had ended already, which closes its end of the socket
             pass
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
+        """Close the sockets; with the lock of the pool held, since others read from the queue."""
         for one in (self.connection, self._queue, self._worker_queue):
             one.close()
 
     def reap(self, grace_seconds: float) -> str:
-        """Wait until the process has ended, and kill it after `grace_seconds`; return a text that says how it ended."""
-        self._hang_up()
+        """Wait for the end of the process, and kill it after `grace_seconds`; return a text that says how it ended."""
         self._process.join(grace_seconds)
         if self.alive():
             self._process.kill()
@@ -290,7 +292,7 @@ _EXIT_GRACE_SECONDS = 0.5
 # For how long a worker is given calls ahead, by the mean time that calls of the same function took. It has to be longer
 # than the way of an answer and the next call, which is 0.1 to 1 ms where the event loop is busy, and than the pause
 # below. Measured: decision 0002.
-_AHEAD_SECONDS = 0.01
+_AHEAD_SECONDS = 0.015
 # If a call takes so much longer than that, what waits behind it is taken back.
 _OVERDUE_SECONDS = 2 * _AHEAD_SECONDS
 # A worker that has calls for less time than this answers before its thread could send it another one.
@@ -298,9 +300,7 @@ _HAND_OVER_SECONDS = 0.0002
 # A worker that has several calls is not asked for each answer: its thread, the event loop and the switches between
 # them take 50 to 100 us of a processor each time. For half of what it has to do, and no longer than this, its answers
 # gather in the socket.
-_GATHER_SECONDS = 0.004
-# The weight of the latest call in the mean time of a function.
-_LATEST = 0.125
+_GATHER_SECONDS = 0.0075
 # A slot for `penstock.testing.faults`: called with the target of each call. It may raise in place of the call, or
 # return True to have the worker of the call killed.
 fault_at_call: Callable[[str], Awaitable[bool]] | None = None
@@ -311,7 +311,7 @@ class ProcessPool(ThreadOwner):
 
     Processes start on demand and are reused. A worker that runs short calls has its next ones already. Calls begin in
     the order of priority and then of arrival, but one of higher priority does not overtake those that a worker has:
-    as many as take 10 ms, by the mean of their function. What waits behind a call that takes longer than 20 ms is taken
+    as many as take 15 ms, by the mean of their function. What waits behind a call that takes longer than 30 ms is taken
     back, for another worker or for later.
     """
 
@@ -394,7 +394,7 @@ class ProcessPool(ThreadOwner):
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
             self._mailbox = LoopMailbox(self._loop)
-        request = process_messages.Request(target, args, kwargs, spans.outgoing(), item, instance)
+        request = process_messages.CallRequest(target, args, kwargs, spans.outgoing(), item, instance)
         future: asyncio.Future[Any] = self._loop.create_future()
         call = _Call(request, priority, future, begun, took, kills_worker, next(self._numbers))
         # Without the lock, which a thread may hold while it sends. A thread that is about to rest has said so before it
@@ -435,12 +435,12 @@ class ProcessPool(ThreadOwner):
             for worker in self._workers:
                 if ended := worker.instances.intersection(keys):
                     worker.instances -= ended
-                    request = process_messages.Request(_CLOSE_INSTANCES, (ended,), {})
+                    request = process_messages.CallRequest(_CLOSE_INSTANCES, (ended,), {})
                     future = asyncio.get_running_loop().create_future()
                     if worker in self._idle:
                         self._idle.remove(worker)
                         closing[future] = worker
-                    worker.errands.append(_Call(request, 0, future, is_errand=True))
+                    worker.errands.append(_Call(request, 0, future, number=next(self._numbers), is_errand=True))
                     worker.wake()
         if closing:
             _, hanging = await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
@@ -668,13 +668,14 @@ class ProcessPool(ThreadOwner):
 
     def _next_for(self, worker: WorkerProcess) -> _Call | None:
         """Take the next call for a worker; None if it has enough. With the lock held."""
-        if worker.errands:
-            return worker.errands.popleft()
+        if worker.errands:  # each alone: behind a call that takes long it would be taken back again and again
+            return None if worker.calls else worker.errands.popleft()
         waiting = self._waiting
         if self._closed or worker.killed or not self._is_waiting():
             return None
         if worker.calls:
-            if worker.calls[0].is_large or len(worker.calls) * self._max_workers > len(waiting):
+            sent = sum([len(one.calls) for one in self._workers])
+            if worker.calls[0].is_large or len(worker.calls) * self._max_workers >= len(waiting) + sent:
                 return None  # the others get their share
             mean_seconds = self._mean_seconds.get(waiting[0].request.target, _AHEAD_SECONDS)
             if waiting[0].is_large or worker.expected_seconds + mean_seconds > _AHEAD_SECONDS:
@@ -715,8 +716,8 @@ class ProcessPool(ThreadOwner):
                     self._completed += not call.is_errand
                 outcome = _Outcome(call, error=error) if error else _unpack(call, body, buffers)
                 if outcome.seconds is not None and not call.is_errand:
-                    mean = self._mean_seconds.get(call.request.target, outcome.seconds)
-                    self._mean_seconds[call.request.target] = mean + _LATEST * (outcome.seconds - mean)
+                    target, means = call.request.target, self._mean_seconds
+                    means[target] = recent_mean(means.get(target), outcome.seconds)
                 outcomes.append(outcome)
             if worker.replies.is_empty:
                 return
@@ -732,12 +733,13 @@ class ProcessPool(ThreadOwner):
     def _remove(self, worker: WorkerProcess, error: BaseException | None = None) -> str:
         """Wait for a process that is ending, and settle what it has begun; return a text that says how it ended."""
         assert self._mailbox is not None
-        with self._lock:  # once it is no member of `_workers`, no other thread kills it
+        with self._lock:  # once it is not a member of `_workers`, no other thread kills it
             self._workers.discard(worker)
             self._has_room.discard(worker)
             if worker in self._idle:
                 self._idle.remove(worker)
             self._put_back(worker.take_back())
+            worker.hang_up()
             begun, errands = list(worker.calls), list(worker.errands)
             worker.calls.clear()
             if worker.killed:

@@ -178,7 +178,7 @@ class TimedInThread:
     Args:
         fn: the function.
         sampler: takes the times.
-        is_free: whether a thread is free; otherwise the time until it begins is no hop, but a wait for one.
+        is_free: whether a thread is free; otherwise the time until it begins is not a hop, but a wait for one.
     """
 
     __slots__ = ("_began", "_cpu_seconds", "_ended", "_fn", "_handed_over", "_sampler")

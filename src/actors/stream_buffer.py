@@ -252,7 +252,7 @@ class MarkedBuffer(StreamBuffer[T]):
             return False
         if self.mark is not None:
             self._behind.append(value)
-            self.capacity -= 1  # so that all who ask whether there is room see it
+            self.capacity -= 1  # so that every check for room counts it
             return True
         self.held.append(value)
         waiter = self.waiter
@@ -288,8 +288,8 @@ class MarkedBuffer(StreamBuffer[T]):
         self.mark = self._end = None
 
 
-# How often a split that waits for room asks whether that can ever come; short for who waits for the error, and nothing
-# beside what a value costs.
+# How often a split that waits for room checks whether there can ever be room. A person who waits for the error does not
+# notice it, and it costs nothing beside the values.
 _LOOK_SECONDS = 0.25
 
 

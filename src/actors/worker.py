@@ -179,6 +179,7 @@ class Worker(current.Position):
                                 frame = self.frame
                                 values = frame.values
                                 actor, value, hops = come
+                                come = None
                                 budget -= hops
                             elif slot >= 0:
                                 value = await actor.fn(values[slot])
@@ -198,7 +199,8 @@ class Worker(current.Position):
                         if frame is _NO_FRAME:
                             if self.frame is None or self.actor is None:  # it came between two items of the line
                                 raise
-                            frame, actor, budget = self.frame, self.actor, self.budget
+                            frame, actor = self.frame, self.actor
+                            budget = self.budget - LONGEST_LINE  # how far it came was not counted
                             cut_line(error)
                     if failure is not None or frame.state != "running":  # a late result is discarded
                         stopped = self._is_stopped(undisturbed)
@@ -427,7 +429,7 @@ class Worker(current.Position):
         elif stopped and self._nested and (failure is None or isinstance(failure, asyncio.CancelledError)):
             frame.cancel()
         else:
-            if not isinstance(failure, Interrupted | Interruption):  # a question is no failure
+            if not isinstance(failure, Interrupted | Interruption):  # a question is not a failure
                 actor.failed += 1
             if failure is None or isinstance(failure, asyncio.CancelledError):
                 failure = foreign_cancel(failure)
@@ -547,7 +549,7 @@ class WorkerGroup:
         detached: the first step of its only frame, while that runs outside of the loop and needs no worker.
         waited_for_in: the groups whose members a scope waits for, to which this one is added with its first member.
         caller: for a run, stream or call inside of a handler: the actor of that handler.
-        events: for the events that its handlers emit, an `EventBuffer` of the engine; None if nobody reads them.
+        events: for the events that its handlers emit, an `EventBuffer` of the engine; None if they are not read.
     """
 
     # As in a frame, attributes that few groups need have their defaults in the class, and attributes that every worker
@@ -557,7 +559,7 @@ class WorkerGroup:
     detached: "DetachedStep | None" = None
     events: Any = None
     is_exclusive = False
-    _left_over = 0  # how many frames the last look for workers has left to those that there were
+    _left_over = 0  # how many frames the last `_find_workers` left to the present workers
     waited_for_in: "set[WorkerGroup] | None" = None
 
     def __init__(

@@ -31,6 +31,11 @@ class Iterate(Generic[T]):
         self._options = options
         self._thread: threading.Thread | None = None
         self._opened: Future[tuple[asyncio.AbstractEventLoop, Stream[T], asyncio.Event]] = Future()
+        # The value that was asked for; kept if a signal handler, such as that of Ctrl-C, raises before it was given.
+        self._asked: Future[T] | None = None
+        self._reading: asyncio.Task[None] | None = None
+        self._is_waiting = False
+        self._given = 0  # the position before it
 
     def __enter__(self) -> Self:
         """Start the call.
@@ -53,8 +58,8 @@ class Iterate(Generic[T]):
             raise EngineClosedError("data.iterate was entered before; what it gives is read once: make a new one")
         context = copy_context()
         self._thread = threading.Thread(target=context.run, args=(asyncio.run, self._run()), name="penstock-iterate")
-        self._thread.start()
         try:
+            self._thread.start()
             self._opened.result()
         except BaseException:
             self._leave()
@@ -77,10 +82,20 @@ class Iterate(Generic[T]):
         if self._thread is None or not self._thread.is_alive():
             raise EngineClosedError("the values are read inside of `with data.iterate(call) as values:`")
         loop, stream, _ = self._opened.result()
+        if self._asked is None:
+            self._given = stream.position
+            self._asked = Future()
         try:
-            return asyncio.run_coroutine_threadsafe(anext(stream), loop).result()
+            self._is_waiting = True
+            if not self._asked.running():
+                loop.call_soon_threadsafe(self._read, stream, self._asked)
+            value = self._asked.result()
         except StopAsyncIteration:
             raise StopIteration from None
+        finally:
+            self._is_waiting = False
+        self._asked = None
+        return value
 
     def checkpoint(self) -> None:
         """Make a cut now, and wait until it is written; in the loop that reads the values, on SIGTERM for instance.
@@ -89,17 +104,53 @@ class Iterate(Generic[T]):
             OptionsError: there is no `checkpoint=`.
             CheckpointError: it could not be written.
             EngineClosedError: the values were not entered, or were left.
+            EngineLoopError: a signal handler has called it, while a value was waited for.
         """
         if self._thread is None or not self._thread.is_alive():
             raise EngineClosedError("a cut is made inside of `with data.iterate(call, checkpoint=...) as values:`")
+        if self._is_waiting:
+            raise EngineLoopError(
+                "checkpoint() was called in a signal handler, or in another thread, while the loop waits for a value: "
+                "note there that it should stop, and call checkpoint() in the loop that reads the values"
+            )
         loop, stream, _ = self._opened.result()
-        asyncio.run_coroutine_threadsafe(stream._checkpoint(is_reader=True), loop).result()
+        asked, unread = self._asked, list[T]()
+        if asked is not None:
+            if not asked.running():
+                loop.call_soon_threadsafe(self._read, stream, asked)
+            if asked.exception() is None:
+                self._asked, unread = None, [asked.result()]
+        made = asyncio.run_coroutine_threadsafe(stream._checkpoint(is_reader=True, unread=unread), loop)
+        try:
+            made.result()
+        except BaseException:
+            made.cancel()
+            raise
 
     @property
     def position(self) -> int:
         """How many values were taken, those before a restart included, with `checkpoint=`."""
+        if self._asked is not None:
+            return self._given
         is_open = self._opened.done() and self._opened.exception() is None
         return self._opened.result()[1].position if is_open else 0
+
+    def _read(self, stream: Stream[T], asked: "Future[T]") -> None:
+        """Read a value, on the loop; once, however often a signal handler has raised while it was asked for."""
+        if asked.running() or asked.done():
+            return
+        asked.set_running_or_notify_cancel()
+
+        async def read() -> None:
+            try:
+                asked.set_result(await anext(stream))
+            except asyncio.CancelledError:
+                asked.set_exception(EngineClosedError("the values were left before this one was there"))
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is raised where the value was asked for
+                asked.set_exception(error)
+
+        self._reading = asyncio.get_running_loop().create_task(read())
 
     async def _run(self) -> None:
         """Keep the call open until it is left; the only task that the thread begins with."""
@@ -118,11 +169,16 @@ class Iterate(Generic[T]):
 
     def _leave(self) -> None:
         assert self._thread is not None
-        if self._opened.done() and self._opened.exception() is None:
-            loop, _, is_left = self._opened.result()
-            if not loop.is_closed():
-                loop.call_soon_threadsafe(is_left.set)
-        self._thread.join()
+
+        def leave(opened: "Future[tuple[asyncio.AbstractEventLoop, Stream[T], asyncio.Event]]") -> None:
+            if opened.exception() is None:
+                loop, _, is_left = opened.result()
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(is_left.set)
+
+        self._opened.add_done_callback(leave)  # a signal handler may have raised before it was open
+        if self._thread.is_alive():
+            self._thread.join()
 
 
 def iterate(

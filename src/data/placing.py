@@ -40,7 +40,7 @@ def to_device(
         A stage. Arrays and numbers of a batch, or of the value of a record, become arrays of JAX; strings stay.
 
     Raises:
-        OptionsError: `ahead` is no whole number of at least 1.
+        OptionsError: `ahead` is not a whole number of at least 1.
         MissingExtraError: JAX is not installed.
     """
     check("ahead", ahead, whole(1), "data.to_device(")

@@ -12,7 +12,7 @@ from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overl
 import numpy as np
 import numpy.typing as npt
 
-from .._errors import DataError, OptionsError, PlanError
+from .._errors import CheckpointError, DataError, OptionsError, PlanError
 from ..actors.accepted import SWITCH, Accepted, check, is_whole, optional, whole
 from ..actors.policy import Policy
 from ..actors.stream_buffer import close_stream
@@ -225,8 +225,8 @@ class Order(AsyncIterator[Record[None]]):
         self.epoch, self.step = state["epoch"], state["step"]
         self._block, self._permutation = [], None
 
-    def after(self, count: int) -> dict[str, int]:
-        """Return the place behind so many records."""
+    def after(self, count: int, epochs: int | None) -> dict[str, int]:
+        """Return the place behind so many records of an order that had so many epochs."""
         epoch, step = divmod(count, len(self._places)) if self._places else (0, 0)
         return {"epoch": epoch, "step": step}
 
@@ -299,9 +299,22 @@ class OrderOfBatches(Order):
         super().restore(state)
         self._places_left = ()
 
-    def after(self, count: int) -> dict[str, int]:
-        """Return the place behind so many batches."""
-        return super().after(count * self._size)
+    def after(self, count: int, epochs: int | None) -> dict[str, int]:
+        """Return the place behind so many batches of an order that had so many epochs.
+
+        Raises:
+            CheckpointError: the last batch had fewer records, and there are more epochs now.
+        """
+        records = count * self._size
+        if epochs is not None and records > (end := epochs * len(self._places)):
+            if epochs != self._epochs:
+                raise CheckpointError(
+                    f"data.order(batch={self._size}, epochs={self._epochs}): with epochs={epochs} its last batch had "
+                    f"{records - end} records less, so a mix cannot count by batches where to go on; keep "
+                    f"epochs={epochs}, or begin anew, with drop_remainder=True if epochs should grow later"
+                )
+            records = end
+        return super().after(records, epochs)
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what the order depends on."""

@@ -1,6 +1,7 @@
 """Stages, which read a stream and give another one, as in `stream >> stage`; most become one step of the graph."""
 
 import asyncio
+import contextlib
 import functools
 import inspect
 from abc import abstractmethod
@@ -541,7 +542,7 @@ def filtered(fn: Callable[[T], Any], /) -> Stage[AsyncIterator[T], AsyncIterator
             for one value at a time.
 
     Raises:
-        OptionsError: `fn` is no function.
+        OptionsError: `fn` is not a function.
     """
     check("fn", fn, FUNCTION, "data.filtered(")
     return Stage(stage_node("filtered", _Filtered, fn=fn))
@@ -558,7 +559,7 @@ def prefetched(count: int, /) -> KeepingStage:
     """Keep up to `count` values ready before the reader asks for them; without it, each step of a stream keeps 16.
 
     Raises:
-        OptionsError: `count` is no whole number of at least 1.
+        OptionsError: `count` is not a whole number of at least 1.
     """
     check("count", count, whole(1), "data.prefetched(")
     return KeepingStage(stage_node("prefetched", _Prefetched, capacity=count))
@@ -787,6 +788,7 @@ class _Mixed(AsyncIterator[T]):
 
     Attributes:
         open: the streams that have not ended, each with its weight and number.
+        ended: those that had ended before a restart. They may have more epochs since, so each is asked once more.
         given: how many values were given.
         taken: how many of them were those of each stream.
         mixes: that it is the source, for checkpoints: what it reads goes on by the number of values taken.
@@ -802,6 +804,8 @@ class _Mixed(AsyncIterator[T]):
         self._until = until
         self._count = count
         self.open = list(zip(map(aiter, streams), weights, range(len(streams)), strict=True))
+        self.ended: list[tuple[AsyncIterator[T], float, int]] = []
+        self._first: dict[int, T] = {}  # what those of them that have not ended any more have given, by their numbers
         self.given = 0
         self.taken = [0] * len(streams)
 
@@ -812,17 +816,20 @@ class _Mixed(AsyncIterator[T]):
     def restore(self, state: Any) -> None:
         """Go on from so many values; those of each stream begin behind them."""
         self.given, self.taken = state["given"], state["taken"]
+        self.ended = [one for one in self.open if one[2] not in state["open"]]
         self.open = [one for one in self.open if one[2] in state["open"]]
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> T:
+        if self.ended:
+            await self._ask_again()
         while self.open and self.given != self._count:
             place = self._chosen()
             stream, _, number = self.open[place]
             try:
-                value = await anext(stream)
+                value = self._first.pop(number) if number in self._first else await anext(stream)
             except StopAsyncIteration:
                 if self._until == "first":
                     break
@@ -832,6 +839,15 @@ class _Mixed(AsyncIterator[T]):
                 self.taken[number] += 1
                 return value
         raise StopAsyncIteration
+
+    async def _ask_again(self) -> None:
+        """Open those that had ended, and have not any more."""
+        asked, self.ended = self.ended, []
+        for one in asked:
+            with contextlib.suppress(StopAsyncIteration):
+                self._first[one[2]] = await anext(one[0])
+                self.open.append(one)
+        self.open.sort(key=lambda one: one[2])
 
     def _chosen(self) -> int:
         """Return which stream is next: that depends on the seed, and on how many values were given."""
@@ -843,7 +859,7 @@ class _Mixed(AsyncIterator[T]):
         return len(self.open) - 1  # the sum was rounded
 
     async def aclose(self) -> None:
-        for stream, _, _ in self.open:
+        for stream, _, _ in (*self.open, *self.ended):
             await close_stream(stream)
 
 

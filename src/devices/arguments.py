@@ -14,6 +14,7 @@ from typing import Any, Final, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
 
+from .._errors import DeviceError
 from ..actors.packing import in_order
 from ..engine.tracing.annotations import signature_of as parameters_of
 from ..telemetry import logs
@@ -35,15 +36,17 @@ class Configuration:
 
     Attributes:
         state: a hashable value; two configurations with equal states are the same.
+        checks: the values of the options that JAX's C++ code does not compare when it looks a call up.
         values: the value of every option by its name, for explanations.
         dtypes: the dtype that JAX gives to an argument of each dtype of NumPy: float64 becomes float32 unless x64 is
             on.
     """
 
-    __slots__ = ("_carried", "dtypes", "state", "values")
+    __slots__ = ("_carried", "checks", "dtypes", "state", "values")
 
     def __init__(self, state: Hashable) -> None:
         self.state = state
+        self.checks = None if checks is None else checks()
         self.values: dict[str, Any] = dict(jax.config.values)
         self.dtypes: dict[Any, Any] = {}
         self._carried = [(setting, setting.value) for setting in _SETTINGS]
@@ -64,7 +67,7 @@ class Configuration:
         finally:
             for setting, before in reversed(restore):
                 setting.set_local(before)
-                _tell(setting, None if before is _UNSET else before)
+                _tell(setting, None if before is UNSET else before)
 
     def type_of(self, value: Any) -> Any:
         """Return JAX's type of a value under this configuration, even if the thread has another one now."""
@@ -84,8 +87,23 @@ class Configuration:
         return changed or {"mesh or axis environment": ("one", "another")}
 
 
+def refuse_own_x64(node: str) -> None:
+    """Refuse a call from a thread that has a setting of 64 bits of its own, which the thread of a device would not see.
+
+    Raises:
+        DeviceError: the thread is inside of `with jax.enable_x64(...)`, and the process has another setting.
+    """
+    own = own_x64()
+    if own is not UNSET and own != _X64.get_global():
+        raise DeviceError(
+            f"{node!r} was called inside of `with jax.enable_x64({own})`, which holds for the thread of the caller, "
+            "and is compiled and run on others: set it for the process, before the first call, by "
+            f'jax.config.update("jax_enable_x64", {own})'
+        )
+
+
 def current() -> Configuration:
-    """Return the configuration of the calling thread; this takes half a microsecond."""
+    """Return the configuration of the calling thread; this takes a microsecond."""
     global _last  # noqa: PLW0603 - one assignment, so that threads do not disturb each other
     while True:
         state = _state()
@@ -115,12 +133,29 @@ def _public_state() -> Hashable:
     return tuple((name, str(value)) for name, value in jax.config.values.items())
 
 
-def _private_parts() -> tuple[Callable[[], Hashable], list[Any], Any]:
-    """Return a function that reads this thread's state, the settings in it, and JAX's value for "not set".
+class _PrivateParts(NamedTuple):
+    """What JAX has no public name for.
 
-    JAX has no public name for the key of its own `jit`, so this reads the private one (0.1 us); if a release of JAX has
-    moved it, the public options (16 us). The private key lacks the options that JAX checks at each call (NaNs and
-    infinities) and those that only its compiler reads: `state` adds them.
+    Attributes:
+        state: returns the state of the calling thread.
+        checks: returns the part of it that JAX's C++ code does not compare.
+        settings: all settings that a thread can have for itself.
+        unset: JAX's value for "not set".
+        x64: the setting of 64 bits.
+    """
+
+    state: Callable[[], Hashable]
+    checks: Callable[[], Hashable] | None
+    settings: list[Any]
+    unset: Any
+    x64: Any
+
+
+def _private_parts() -> _PrivateParts:
+    """Return what JAX has no public name for; without it, the public options are read, which takes 16 us for 0.1.
+
+    The private key of `jit` lacks the options that JAX checks at each call (NaNs and infinities) and those that only
+    its compiler reads: `state` adds them.
     """
     try:
         config: Any = importlib.import_module("jax._src.config")
@@ -130,16 +165,23 @@ def _private_parts() -> tuple[Callable[[], Hashable], list[Any], Any]:
         settings = [value for value in cast("dict[str, Any]", vars(config)).values() if isinstance(value, setting_type)]
         nans, infs = config.debug_nans, config.debug_infs
         optimization, memory = config.optimization_level, config.memory_fitting_level
+        x64, unset = config.enable_x64, config.config_ext.unset
+        _ = x64.get_local(), x64.get_global()  # there they are
     except (ImportError, AttributeError):
-        return _public_state, [], None
+        return _PrivateParts(_public_state, None, [], None, None)
+
+    def checks() -> Hashable:
+        return nans.value, infs.value, optimization.value, memory.value
 
     def state() -> Hashable:
-        return trace_context(), nans.value, infs.value, optimization.value, memory.value
+        return trace_context(), checks()
 
-    return state, settings, config.config_ext.unset
+    return _PrivateParts(state, checks, settings, unset, x64)
 
 
-_state, _SETTINGS, _UNSET = _private_parts()
+_state, checks, _SETTINGS, UNSET, _X64 = _private_parts()
+# Returns the setting of 64 bits that the calling thread has for itself, or `UNSET`; in a thirtieth of a microsecond.
+own_x64: Final[Callable[[], Any]] = (lambda: None) if _X64 is None else _X64.get_local
 _known: dict[Hashable, Configuration] = {}
 _last: Configuration | None = None  # which `current` returned last
 
@@ -165,6 +207,7 @@ _KEY: Final = 4
 _WEAK: Final = 5
 _OTHER: Final = 0
 _PYTHON_SCALARS: Final = (bool, int, float, complex)
+_PLAIN: Final = {np.ndarray, *_PYTHON_SCALARS}
 
 
 class Names(Protocol):
@@ -252,6 +295,11 @@ def is_device_array(leaf: object) -> bool:
     if kind is None:
         kind = _kind(leaf.__class__)
     return kind is _DEVICE or kind is _KEY
+
+
+def are_arrays(values: Iterable[Any]) -> bool:
+    """Return whether values are arrays of JAX or NumPy, or numbers, and so their own leaves."""
+    return {*map(type, values)} <= _kinds.keys()
 
 
 def not_on_device(leaves: Iterable[Any]) -> list[Any]:
@@ -351,7 +399,7 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
         For each padded parameter the name of the one that takes its mask, in the order of the padded ones.
 
     Raises:
-        TypeError: a padded name is no parameter, or the function has no parameter for its mask.
+        TypeError: a padded name is not a parameter, or the function has no parameter for its mask.
     """
     names = list(padded)
     parameters = signature.parameters
@@ -441,6 +489,8 @@ class BatchItem(NamedTuple):
         size_bytes: the size of the arrays.
         shared: the arguments that are not stacked, but are the same for all items of a batch.
         cost: its part of the `max_cost` of a batch, or of a row; 0 without such a limit.
+        kept: the leaves of shared pytrees. Their identities are in the group of the item, and a pytree may make them
+            anew each time that it is flattened, so they are kept while the item waits: no other leaf gets an identity.
     """
 
     signature: ItemSignature
@@ -450,6 +500,7 @@ class BatchItem(NamedTuple):
     size_bytes: int
     shared: tuple[Any, ...] = ()
     cost: float = 0
+    kept: tuple[Any, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -588,7 +639,7 @@ class Stacker:
                 f"node {self._node!r}: the arrays of an item share the places of a row, and have different lengths "
                 f"({found}): name those that are no sequences in shared="
             )
-        if any(besides is not None for _, kinds in signature for *_, besides in kinds):
+        if any(besides not in (None, WEAK) for _, kinds in signature for *_, besides in kinds):
             raise TypeError(f"node {self._node!r}: random keys cannot be packed into rows: name them in shared=")
         return max(1, lengths[0][0])
 
@@ -655,11 +706,11 @@ class Stacker:
         real_elements = elements = 0
         for structure, kinds in items[0].signature:
             stacked: list[Array] = []
-            for (dtype, shape, _), arrays in zip(kinds, columns, strict=False):
+            for (dtype, shape, besides), arrays in zip(kinds, columns, strict=False):
                 column = np.zeros((size, *shape), dtype)
                 for place, array in zip(places, arrays, strict=True):
                     column[place] = array
-                stacked.append(column)
+                stacked.append(column.view(WeakRows) if besides is WEAK else column)
                 elements += column.size
                 real_elements += sum([array.size for array in arrays])
             arguments.append(structure.unflatten(stacked))
@@ -685,11 +736,12 @@ class Stacker:
         assert self.packed is not None
         wanted = (shape[0], self.packed.items_per_row) if self.packed.results == "items" else shape
         for array in result:
-            if array.shape[:2] != wanted:
+            found: tuple[int, ...] = getattr(array, "shape", ())  # a number of Python has none
+            if found[:2] != wanted:
                 raise ValueError(
                     f"node {self._node!r} has PackedBatch(results={self.packed.results!r}), so each array of its "
                     f"result begins with the axes [rows, {self.packed.results}], here {[*wanted]}, and one has the "
-                    f"shape {[*array.shape]}"
+                    f"shape {[*found]}"
                 )
 
     def describe(self, item: BatchItem) -> str:
@@ -1011,6 +1063,7 @@ class Arguments:
         self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources and one not in static)
         self.shared = tuple(i for i, one in enumerate(self.names) if one in shared or one in resources or one in static)
         self.stacked = tuple(i for i in range(len(self.names)) if i not in self.shared)
+        self._looks_at_all = self.shared == self.parameters  # those are on the device when the program begins
         self._shared_of, self._stacked_of = _picker(self.shared), _picker(self.stacked)
         self._by_keyword = tuple(
             i for i, one in enumerate(self.names) if found[one].kind is inspect.Parameter.KEYWORD_ONLY
@@ -1035,6 +1088,9 @@ class Arguments:
         if len(args) == len(self.names) and not kwargs:
             return args
         bound = self._signature.bind(*args, **kwargs)
+        for name in self.masks:
+            if name in bound.arguments:
+                raise TypeError(f"node {self.name!r}: its batch makes the argument {name!r}, so leave it out")
         bound.apply_defaults()
         return tuple([bound.arguments[name] for name in self.names])
 
@@ -1084,7 +1140,10 @@ class Arguments:
         # A batch has one version of each shared argument. Versions are compared by identity.
         versions = [*map(id, shared)]
         if len(self.shared) > len(self.parameters):
-            versions = [self._version(i, value) for i, value in zip(self.shared, shared, strict=True)]
+            kept: list[Any] = []
+            versions = [self._version(i, value, kept) for i, value in zip(self.shared, shared, strict=True)]
+            if kept:
+                item = item._replace(kept=tuple(kept))
         elif not self.stacker.padded and self._cost is None and all(map(_is_of_any_configuration, arrays)):
             kinds = [(i, array.dtype, array.shape) for i, array in zip(self.stacked, arrays, strict=True)]
             known = [*zip(self.shared, versions, strict=True)]
@@ -1105,14 +1164,16 @@ class Arguments:
             args[position] = argument
         return (*args, *stacked.masks[: len(self.masks)])  # not each function has positions
 
-    def _version(self, position: int, value: Any) -> Any:
-        """Return the part of a group that stands for a shared argument."""
+    def _version(self, position: int, value: Any, kept: list[Any]) -> Any:
+        """Return the part of a group that stands for a shared argument, and add to `kept` what must not be freed."""
         if position in self.static:
             return static_part(value, self, position)
         if position in self.parameters:
             return id(value)
         # A list or dictionary may be a new one for each call, of the same arrays.
         leaves, structure = jax.tree.flatten(value)
+        if len(leaves) != 1 or leaves[0] is not value:
+            kept += leaves
         return (structure, *map(id, leaves))
 
     def parameter(self, position: int) -> str:
@@ -1123,9 +1184,10 @@ class Arguments:
         """Return the positions of parameters."""
         return tuple(sorted(self.names.index(name) for name in names))
 
-    def size_bytes(self, values: tuple[Any, ...]) -> int:
-        """Return how many bytes of the arguments are not on a device yet."""
-        return size_on_host(jax.tree.leaves(self._stacked_of(values)))
+    def on_host_of(self, values: tuple[Any, ...]) -> tuple[int, bool]:
+        """Return how many bytes of the arguments are not on a device yet, and whether all are plain."""
+        size_bytes, is_plain = on_host_of(jax.tree.leaves(self._stacked_of(values)))
+        return size_bytes, is_plain and self._looks_at_all
 
     def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:
         """Call the function with arguments in the order of the parameters."""
@@ -1161,10 +1223,16 @@ def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any
     return cast("Callable[[tuple[Any, ...]], tuple[Any, ...]]", itemgetter(*positions))
 
 
-def size_on_host(leaves: Iterable[Any]) -> int:
-    """Return how many bytes of some arrays are not on a device yet, and have to be transferred."""
+def on_host_of(leaves: Iterable[Any]) -> tuple[int, bool]:
+    """Return how many bytes of some arrays have to be transferred to a device, and whether all are plain.
+
+    Plain are those that JAX's C++ code tells apart as `signature_of` does: it takes an array of a class that is derived
+    from NumPy's for one of NumPy's.
+    """
     on_host = not_on_device(leaves)
-    return sum([getattr(leaf, "nbytes", 0) for leaf in on_host]) if on_host else 0
+    if not on_host:
+        return 0, True
+    return sum([getattr(leaf, "nbytes", 0) for leaf in on_host]), _PLAIN.issuperset(map(type, on_host))
 
 
 def _check_shared(

@@ -30,7 +30,16 @@ from ..telemetry.counters import ProgramMemory
 from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.records import DeviceWork
-from .arguments import Configuration, Leaf, Signature, current, is_device_array, signature_of, types_of
+from .arguments import (
+    Configuration,
+    Leaf,
+    Signature,
+    checks,
+    current,
+    is_device_array,
+    signature_of,
+    types_of,
+)
 from .jax_import import Device
 from .shardings import REPLICATED, Placement, mesh_name, spec_text
 from .statistics import CompileStatistics, Recompilation, Transfer
@@ -185,10 +194,71 @@ def _devices(sharding: Sharding) -> set[Device]:
     return cast("set[Device]", cast("Any", sharding).device_set)
 
 
+class UnlikeBeforeError(Exception):
+    """The arguments of a call are unlike those of all calls that were looked at; nothing has run."""
+
+
+class _Gate:
+    """Stands before a program where JAX's C++ code calls Python: for arguments that are unlike all that it has seen.
+
+    That code keeps structure, shapes, dtypes and shardings of the arguments of each call, and the configuration that it
+    was made under, and compares them in a microsecond. So a call that does not come here is like one that was looked at
+    (`CompileCache.find`, `Executable.enqueue`), which takes ten times as long, and needs not be looked at again.
+
+    Attributes:
+        is_open: whether this call was looked at.
+        was_passed: whether a call has come here since it was set to False.
+    """
+
+    __slots__ = ("_program", "is_open", "was_passed")
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+        self.is_open = False
+        self.was_passed = False
+
+    def call(self, *args: Any) -> Any:
+        """Run the program; JAX calls this."""
+        if not self.is_open:
+            raise UnlikeBeforeError
+        self.was_passed = True
+        return self._program.call(*args)
+
+
+def _in_python(compiled: Any, params: Any) -> Callable[..., Any]:
+    """Return what calls a program without JAX's C++ code."""
+
+    def call(*args: Any) -> Any:
+        result, *_ = compiled.call(params, *args)
+        return result
+
+    return call
+
+
+def _gated(compiled: Any) -> tuple[Any, _Gate | None]:
+    """Return what calls a program by way of a gate, and the gate; None for the gate where JAX cannot do that."""
+    try:
+        params = compiled._params
+        if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # C++ would look at the first result only
+            return _in_python(compiled, params), None
+        gate = _Gate(params.executable)
+        call = compiled._executable.create_cpp_call(params._replace(executable=gate))
+    except (AttributeError, TypeError, ValueError):  # these names of JAX are private
+        call = gate = None
+    return (compiled, None) if call is None else (call, gate)
+
+
+# Calls in a row that go to one program before the next one is tried without a look; and the most, after calls that had
+# to be looked at after all, which takes half as long again.
+_FIRST_PATIENCE: Final = 2
+_LAST_PATIENCE: Final = 1024
+
+
 class Executable:
     """A compiled program for one signature; made by `CompileCache`, called on one device's thread.
 
     Attributes:
+        is_usual: whether the next call is likely to be like those that were looked at.
         hits: how often it was found in the cache.
         is_held: whether the cache holds it.
         transfers: how often an argument was moved for a call, by its name and its shardings before and after.
@@ -196,8 +266,8 @@ class Executable:
     """
 
     __slots__ = (
-        "__weakref__", "_compiled", "_is_alone", "_is_flat", "_locks", "_names", "_shardings", "_static_argnums",
-        "_usual", "hits", "is_held", "transfers", "used",
+        "__weakref__", "_alike", "_call", "_compiled", "_gate", "_is_alone", "_is_flat", "_locks", "_names",
+        "_patience", "_shardings", "_static_argnums", "_usual", "hits", "is_held", "is_usual", "transfers", "used",
     )  # fmt: skip
 
     def __init__(
@@ -214,7 +284,7 @@ class Executable:
         """Wrap a program that XLA has compiled.
 
         Args:
-            compiled: JAX's compiled object.
+            compiled: JAX's compiled object; its configuration is entered.
             names: the name of each leaf of the arguments.
             shardings: the sharding that each of them needs.
             static_argnums: positions of the arguments whose values are compiled in.
@@ -223,6 +293,10 @@ class Executable:
             is_alone: whether it has to run alone: it begins when no other such program is in flight.
         """
         self._compiled = compiled
+        self._call, self._gate = _gated(compiled)
+        self._alike = -1  # calls in a row that JAX's C++ code knew already; -1 before the first call
+        self._patience = _FIRST_PATIENCE
+        self.is_usual = False
         self._is_flat = is_flat
         self._is_alone = is_alone
         self._locks = locks
@@ -261,13 +335,50 @@ class Executable:
             if moved is args:
                 self._usual = where
             args = moved
+        gate = self._gate
+        if gate is None:
+            return self.call(args)
+        gate.is_open, gate.was_passed = True, False
+        try:
+            given = self.call(args)
+        finally:
+            gate.is_open = False
+        if not gate.was_passed:
+            if self._alike < 0:  # a first call is new to JAX: the gate is not where it should be
+                self._call, self._gate = self._compiled, None
+                return given
+            self._alike += 1
+            self.is_usual = self._alike >= self._patience
+        elif self._alike < 0:
+            self._alike = 0
+        return given
+
+    def enqueue_usual(self, args: tuple[Any, ...]) -> Any:
+        """Enqueue a call whose arguments nothing has looked at, if it is like one that was.
+
+        Raises:
+            UnlikeBeforeError: it is not; `enqueue` it, or call another program.
+        """
+        try:
+            return self.call(args)
+        except (UnlikeBeforeError, TypeError) as error:  # of another structure, which JAX refuses before
+            self._patience = min(2 * self._patience, _LAST_PATIENCE)
+            self.not_usual()
+            raise UnlikeBeforeError from error
+
+    def not_usual(self) -> None:
+        """Note that a call has gone to another program."""
+        self._alike, self.is_usual = min(self._alike, 0), False
+
+    def call(self, args: tuple[Any, ...]) -> Any:
+        """Enqueue a call whose arguments are where they belong."""
         if not self._locks:
-            return self._compiled(*args)
+            return self._call(*args)
         with holding(self._locks):
             if not self._is_alone:
-                return self._compiled(*args)
+                return self._call(*args)
             ENQUEUE_ORDER.wait_for_last()
-            given = self._compiled(*args)
+            given = self._call(*args)
             ENQUEUE_ORDER.begun_alone(given)
             return given
 
@@ -339,7 +450,7 @@ MANY_SHAPES: Final = 8
 _SAME_SHAPE: Final = "pass arrays of the same shape"
 _REMEDIES: Final = {
     "shape": f"{_SAME_SHAPE}, or of a few; a device node with batch=devices.DeviceBatch(buckets=...), and pad_axes= "
-    "for ragged axes, bounds their number",
+    "for ragged axes, bounds their number; for whole arrays, node.vmap(batch_size=...) does",
     "dtype": "convert the argument to one dtype before the node",
     "weak type": "pass an array with a dtype instead of a Python number, or always the number",
     "structure": "pass the same structure each time; None in the place of an array is another structure",
@@ -1023,7 +1134,7 @@ _Waiter: TypeAlias = tuple[OnCompiled, Context | None, _IsWanted]
 class CompileCache:
     """Holds at most `capacity` compiled programs, and drops those that were not used for the longest time.
 
-    The threads of devices call `find`; any thread may call the other methods. Compiling needs a lease.
+    The threads of devices call `find` and `usual`; any thread may call the other methods. Compiling needs a lease.
     """
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
@@ -1091,10 +1202,22 @@ class CompileCache:
             executable = self._held.get((jitted, configuration, signature))
             if executable is None:
                 return None
+            if usual is not None and usual[-1] is not executable:
+                usual[-1].not_usual()
         if types is not None:
             with self._lock:
                 if executable.is_held:  # the last call's, as a program's results have the same type objects again
                     self._usual[jitted] = configuration, structure, types, executable
+        executable.hits += 1
+        executable.used = next(self._uses)
+        return executable
+
+    def usual(self, jitted: JittedFunction) -> Executable | None:
+        """Return the program of the last calls of a function, if the next one may begin by `enqueue_usual`."""
+        usual = self._usual.get(jitted)
+        if usual is None or not usual[-1].is_usual or checks is None or checks() != usual[0].checks:
+            return None
+        executable = usual[-1]
         executable.hits += 1
         executable.used = next(self._uses)
         return executable
@@ -1254,7 +1377,7 @@ def set_program_cache(*, max_programs: int = DEFAULT_CAPACITY) -> None:
         max_programs: the most programs; 256 by default. If there are more now, they are dropped at once.
 
     Raises:
-        OptionsError: `max_programs` is no number above 0.
+        OptionsError: `max_programs` is not a number above 0.
         MissingExtraError: JAX is not installed.
     """
     check("max_programs", max_programs, whole(1))

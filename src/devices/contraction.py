@@ -209,7 +209,7 @@ class _Written:
 
     Attributes:
         shape: its shape; None if it is not known, because axes have no index.
-        cost: operations that it takes, by opt_einsum's count; None where it is no plain sum of products.
+        cost: operations that it takes, by opt_einsum's count; None where it is not a plain sum of products.
         largest: number of elements of the largest array that it needs.
     """
 

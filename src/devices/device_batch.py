@@ -81,7 +81,8 @@ class PackedBatch(Batch):
     of int32 [rows, row length]: `segments` is 1 for the first item of a row, 2 for the next, and 0 for padding;
     `positions` is the place of an element in its item, from 0. The function has to keep the items of a row apart, such
     as by attention that is masked where segments differ. All arrays of an item have the same length. Arguments that are
-    named in `shared=`, come from resources or are written in the graph are passed as they are.
+    named in `shared=`, come from resources or are written in the graph are passed as they are. Called outside of a
+    graph, the node is the plain function of rows.
 
     A batch has the oldest item of the highest priority, and of those behind it what fills the rows; at most 512 that do
     not fit are passed over. What is left has a program for one row, and so has a single caller.
@@ -89,7 +90,8 @@ class PackedBatch(Batch):
     Args:
         lengths: how many elements a row has, such as tokens: one number, or a few in ascending order. An item goes into
             rows of the first length that it fits; a longer one than all fails alone. Each length has its programs.
-        rows: how many rows run at once. There is one program for so many, and one for a single row.
+        rows: how many rows run at once. There is one program for so many, and one for a single row; on a mesh that
+            splits them, both numbers are rounded up to a multiple of its devices.
         items_per_row: the most items that share a row.
         results: what the function returns, in each of its arrays: "items", one entry for each item, of shape [rows,
             items_per_row, ...], where entry 0 is for segment 1; or "tokens", one for each element, of shape [rows, row

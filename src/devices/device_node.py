@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
+from .._errors import DeviceError
 from ..actors.accepted import NAME, SWITCH, check, optional, refuse_unknown, whole
 from ..actors.batching import BATCH, Batch
 from ..actors.policy import Policy, Retry
@@ -11,7 +12,9 @@ from ..engine.engine import default_engine
 from ..engine.graph import Graph
 from ..engine.node import Node, is_async, is_generator
 from ..engine.options import resolve
-from .device_batch import on_device
+from ..engine.tracing.annotations import signature_of
+from ..engine.tracing.tracer import active
+from .device_batch import PackedBatch, on_device
 from .jax_import import is_device, require_jax
 from .statistics import BatchStatistics, CompileStatistics
 
@@ -164,6 +167,22 @@ def device_node(
 class DeviceNode(Node[P, R]):
     """A node whose function runs on a device; made by `penstock.device_node`."""
 
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Call the function; while a graph is traced, record the call instead.
+
+        Raises:
+            DeviceError: the function is one of packed rows, and is called with an item, outside of an Engine.
+        """
+        if isinstance(self._device_executor.options.batch, PackedBatch) and active() is None:
+            bound = signature_of(self.fn).bind_partial(*args, **kwargs)
+            if bound.arguments.get("segments") is None:
+                raise DeviceError(
+                    f"device node {self.name!r} has batch=PackedBatch(...): its function takes rows, which an Engine "
+                    "makes of items. Have engine.run or a deployment run a graph with it; or call it with rows of "
+                    "your own, and segments="
+                )
+        return super().__call__(*args, **kwargs)
+
     def compile_statistics(self) -> CompileStatistics:
         """Return how many programs were compiled for this node, how long that took, and why each was needed."""
         return self._device_executor.statistics()
@@ -192,8 +211,8 @@ class DeviceNode(Node[P, R]):
             The node. It has the policy of this one, and calls of it are not stacked: `batch=` does not apply.
 
         Raises:
-            OptionsError: `batch_size` is no whole number.
-            TypeError: `in_axes` has more entries than there are parameters.
+            OptionsError: `batch_size` is not a whole number.
+            TypeError: `in_axes` has more entries than there are parameters, or the node packs its items into rows.
         """
         from .whole_arrays import vmapped
 
@@ -285,8 +304,8 @@ def _check_function(target: object, label: str) -> None:
         raise TypeError(f"{target.name!r} is a {kind} already; @device_node goes on a plain function")
     if isinstance(target, type) or not callable(target):
         raise TypeError(
-            f"@device_node goes on a function, and {target!r} is none: put state on a device into a class that is "
-            "a @node and uses penstock.devices.actor"
+            f"@device_node goes on a function, and {target!r} is not a function: put state on a device into a class "
+            "that is a @node and uses penstock.devices.actor"
         )
     if is_async(target) or is_generator(target) or inspect.isgeneratorfunction(target):
         raise TypeError(

@@ -16,7 +16,15 @@ from ..engine.engine import default_engine
 from ..engine.nesting import pools_around
 from ..telemetry import spans
 from ..telemetry.profiling import collectors
-from .arguments import is_device_array, parameter_names, size_on_host
+from .arguments import (
+    UNSET,
+    are_arrays,
+    is_device_array,
+    on_host_of,
+    own_x64,
+    parameter_names,
+    refuse_own_x64,
+)
 from .compiling import CACHE, CompileLog, JittedFunction
 from .engine_device import DeviceCall, EngineDevice
 from .jax_import import is_device, start_backends
@@ -159,9 +167,12 @@ class DeviceFunction:
         if jitted is None or jitted.placement is not placement or placement.mesh is not None:
             kept = None if placement.mesh is None else _kept(args, placement.mesh)
             jitted = self._jitted = _jitted(self._fn, placement, self._donate_argnums, kept)
-        flat = jax.tree.flatten(args)
-        call = DeviceCall(device.loop, jitted, args, size_on_host(flat[0]))
-        call.hands_on, call.wait = not self._ready, spans.waiting()
+        if own_x64() is not UNSET:
+            refuse_own_x64(jitted.name)
+        flat = None if are_arrays(args) else jax.tree.flatten(args)
+        size_bytes, is_plain = on_host_of(args if flat is None else flat[0])
+        call = DeviceCall(jitted, args, size_bytes)
+        call.is_plain, call.hands_on, call.wait = is_plain, not self._ready, spans.waiting()
         if self._ready:  # else arrays of NumPy are replaced by copies
             call.flat = flat
         if collectors.running and (actor := calling_actor()) is not None:

@@ -21,7 +21,7 @@ from ..telemetry.profiling.durations import OutsideSeconds
 from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
 from ..telemetry.spans import JobSpan
 from .arguments import BatchItem, Stacked, is_device_array, is_random_key, on_host, split
-from .compiling import CACHE, JittedFunction
+from .compiling import CACHE, JittedFunction, UnlikeBeforeError
 from .parameters import owned
 from .self_check import self_check
 from .shardings import Placement
@@ -58,21 +58,23 @@ def wait_until_ready(arrays: Iterable[Any]) -> None:
     Raises:
         JaxRuntimeError: one failed.
     """
-    left = [array for array in arrays if not array.is_deleted()]
+    arrays = [*arrays]
     try:
-        if len(left) == 1:
-            left[0].block_until_ready()
+        if len(arrays) == 1:
+            arrays[0].block_until_ready()
         else:
-            jax.block_until_ready(left)  # in one call, which gives the interpreter up once
+            jax.block_until_ready(arrays)  # in one call, which gives the interpreter up once
     except (RuntimeError, ValueError):
-        if not any(array.is_deleted() for array in left):
+        if not any(array.is_deleted() for array in arrays):
             raise
-        for array in left:
-            try:
-                array.block_until_ready()
-            except (RuntimeError, ValueError):
-                if not array.is_deleted():
-                    raise
+    else:
+        return
+    for array in arrays:
+        try:
+            array.block_until_ready()
+        except (RuntimeError, ValueError):
+            if not array.is_deleted():
+                raise
 
 
 # Origins: which computation an asynchronous error comes from.
@@ -230,6 +232,7 @@ class DispatchThread(ThreadOwner):
         check: called first, on the thread; if it raises, every job fails with that error.
 
     Attributes:
+        submit: enqueues a job after those that were submitted before; from any thread.
         restarts: how often one of its two threads has died and begun anew.
     """
 
@@ -237,6 +240,7 @@ class DispatchThread(ThreadOwner):
         self._name = name
         self._check = check
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
+        self.submit: Callable[[Job], None] = self._jobs.put
         self._in_flight: deque[_InFlight] = deque()  # of those that the second thread has not
         self._lent: SimpleQueue[_InFlight | None] = SimpleQueue()
         self._returned: SimpleQueue[None] = SimpleQueue()
@@ -271,10 +275,6 @@ class DispatchThread(ThreadOwner):
     def levels(self) -> Iterable[Reading]:
         """Return nothing: computations in flight are too short to be sampled."""
         return ()
-
-    def submit(self, job: "Job") -> None:
-        """Enqueue a job after those that were submitted before; from any thread."""
-        self._jobs.put(job)
 
     def end(self, on_ended: Callable[[], object] | None = None) -> None:
         """Run the jobs that were submitted before, then end.
@@ -529,10 +529,7 @@ _ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
 _NAMED: Final = 64
 
 
-def _jax_profiles() -> bool:
-    """Whether JAX takes a profile; takes less than a tenth of a microsecond."""
-    taken: bool = _ANNOTATION.is_enabled()
-    return taken
+_jax_profiles: Final[Callable[[], bool]] = _ANNOTATION.is_enabled  # whether JAX takes a profile
 
 
 def _named_in_profile(node: str, calls: "Sequence[DeviceCall]") -> AbstractContextManager[None]:
@@ -745,7 +742,6 @@ class Job:
         self._compiled: Executable | BaseException | None = None  # outcome of the compilation that it has waited for
         self._args: tuple[Any, ...] | None = None
         self._leaves: list[Any] = []  # of its arguments
-        self._flat: tuple[list[Any], Any] | None = None  # leaves and structure of its arguments, if they are known
         self._given: Any = None
         self._origin: Origin | None = None
         self._is_over = False
@@ -797,8 +793,10 @@ class Job:
             self._args = self.arguments()
         elif self.times is not None:
             self.times.dispatch_begins()
-        flat = self._flat or jax.tree.flatten(self._args)
-        self._leaves, self._flat = flat[0], None
+        if executable is None and self._begins_as_usual():
+            return self._arrays()
+        flat = self.calls[0].flat or jax.tree.flatten(self._args)
+        self._leaves = flat[0]
         span = self._span
         if executable is None:
             executable = CACHE.find(self._jitted, self._args, flat)
@@ -823,9 +821,34 @@ class Job:
             raise
         if self.times is not None:
             self.times.dispatched()
+        return self._arrays()
+
+    def _begins_as_usual(self) -> bool:
+        """Enqueue the program of the last calls, without a look at the arguments; return False if it is not certain."""
+        call = self.calls[0]
+        if not call.is_plain or self.times is not None or self._span is not None or _jax_profiles():
+            return False
+        usual = CACHE.usual(self._jitted)
+        if usual is None or not self.claim():
+            return False
+        assert self._args is not None
+        self.has_run = True
+        try:
+            self._given = usual.enqueue_usual(self._args)
+        except UnlikeBeforeError:
+            self.has_run = False
+            usual.hits -= 1
+            call.stop()
+            return False
+        except Exception as error:
+            self._explain(error)
+            raise
+        return True
+
+    def _arrays(self) -> list[Any]:
+        """Return the arrays that the program gave."""
         given = self._given
-        arrays: list[Any] = [given] if is_device_array(given) else jax.tree.leaves(given)
-        return arrays
+        return [given] if is_device_array(given) else jax.tree.leaves(given)
 
     @property
     def is_awaited(self) -> bool:
@@ -849,6 +872,8 @@ class Job:
 
     def inputs(self) -> Iterable[Any]:
         """Return the arrays that it reads."""
+        if not self._leaves:
+            self._leaves = jax.tree.leaves(self._args)
         return self._leaves
 
     def wait(self, arrays: list[Any], busy_until: float) -> None:
@@ -915,8 +940,6 @@ class Job:
 
     def _place(self, args: tuple[Any, ...], parameters: tuple[int, ...]) -> tuple[Any, ...]:
         """Return the arguments, with each parameter replaced by its copy on the device."""
-        if not parameters:
-            return args
         placed = self._device.parameters
         placed.placed_since(self._device.thread.restarts)
         return tuple([
@@ -1028,7 +1051,6 @@ class SingleJob(Job):
         super().__init__(jitted, device, [call], queue.ended)
         self._queue = queue
         self._call_args = call.args
-        self._flat = call.flat
         self._parameters = parameters
         self._hands_on = call.hands_on
 
@@ -1037,7 +1059,9 @@ class SingleJob(Job):
 
     def begin(self) -> bool:
         """Return whether a caller still waits for it."""
-        if self.calls[0].wait is None and not self.calls[0].is_left:  # nearly always
+        call = self.calls[0]
+        result = call.result
+        if call.wait is None and result is not None and not result.cancelled():  # nearly always
             return True
         return super().begin()
 
@@ -1047,7 +1071,9 @@ class SingleJob(Job):
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the call."""
-        args, self._call_args = self._place(self._call_args, self._parameters), ()
+        args, self._call_args = self._call_args, ()
+        if self._parameters:
+            args = self._place(args, self._parameters)
         # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
         return tuple([owned(arg) for arg in args]) if self._hands_on else args
 
@@ -1138,7 +1164,8 @@ class BatchJob(Job):
         arguments = self._arguments
         items = self._items()
         self.stacked = arguments.stack(items, self._size)
-        return self._place(arguments.of_batch(self.stacked, items[0].shared), arguments.parameters)
+        args = arguments.of_batch(self.stacked, items[0].shared)
+        return self._place(args, arguments.parameters) if arguments.parameters else args
 
     def _items(self) -> list[BatchItem]:
         """Return the items to be stacked. If the computation of an item's array has failed, only its call fails."""

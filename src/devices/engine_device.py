@@ -41,6 +41,7 @@ class DeviceCall:
         result: the future that the caller waits for; None before the call is submitted, and once the caller has the
             result or has left. It is dropped then because an error refers, by its traceback, to this call, and the two
             would keep each other alive.
+        is_plain: whether the program may begin by `CompileCache.usual`, without a look at the arguments.
         hands_on: the caller gets the result before it is ready, to give it to another call.
         priority: higher first.
         deadline: when its caller stops waiting, in the loop's time.
@@ -68,6 +69,7 @@ class DeviceCall:
         "frame",
         "group",
         "hands_on",
+        "is_plain",
         "jitted",
         "label",
         "priority",
@@ -82,7 +84,6 @@ class DeviceCall:
 
     def __init__(
         self,
-        loop: asyncio.AbstractEventLoop,
         jitted: JittedFunction,
         args: tuple[Any, ...],
         size_bytes: int = 0,
@@ -96,9 +97,9 @@ class DeviceCall:
         self.deadline = deadline
         self.group = group
         self.size_bytes = size_bytes
-        self.arrived_at = loop.time()
+        self.arrived_at = 0.0
         self.result: asyncio.Future[Any] | DetachedStep | None = None
-        self.hands_on = self.started = self.returned = self._has_begun = False
+        self.is_plain = self.hands_on = self.started = self.returned = self._has_begun = False
         self.flat: tuple[list[Any], Any] | None = None
         self.label: str | None = None
         self.wait: DeviceWait | None = None
@@ -118,6 +119,12 @@ class DeviceCall:
             return True
         self._has_begun = self._turn.acquire(blocking=False)
         return self._has_begun
+
+    def stop(self) -> None:
+        """Note that the device could not begin after all, and will `begin` again; on its thread."""
+        if self._turn is not None:
+            self._has_begun = False
+            self._turn.release()
 
     def take_back(self) -> bool:
         """Keep the call from running and return True; return False if the device has begun with it."""
@@ -164,7 +171,11 @@ class DeviceCall:
         self.args, self.flat = (), None
         if self._on_returned:
             self._return()
-        self.hand_on(value)
+        result = self.result
+        if result is not None and not result.done():
+            result.set_result(value)
+        else:
+            self.hand_on(value)
 
     def fail(self, error: BaseException) -> None:
         """Raise an error in the caller, unless it has left; the device is done with it."""
@@ -222,12 +233,15 @@ class CallQueue:
         device: the device that they wait for.
         batch: how many run together; None for one by one.
         limit: the most jobs of this node that the device holds.
+        fewest_rows: of packed ones, how many the smallest program has.
     """
 
-    def __init__(self, name: str, device: "EngineDevice", batch: Batch | None, limit: int) -> None:
+    def __init__(
+        self, name: str, device: "EngineDevice", batch: Batch | None, limit: int, fewest_rows: int = 1
+    ) -> None:
         self.name = name
         self.device = device
-        self.waiting: BatchQueue[DeviceCall] = BatchQueue(batch or _ONE_BY_ONE)
+        self.waiting: BatchQueue[DeviceCall] = BatchQueue(batch or _ONE_BY_ONE, fewest_rows)
         self.gathers = batch is not None
         self._may_refuse = batch is not None and batch.max_queue is not None
         self.free = limit
@@ -259,7 +273,8 @@ class CallQueue:
         try:
             return await result
         finally:
-            call.withdraw()
+            if not call.returned:
+                call.withdraw()
             call.result = None
             del result  # it refers to an error, and that to this frame
 
@@ -318,6 +333,7 @@ class CallQueue:
                     f"node {self.name!r} refuses an item: {waiting.count} wait already, as many as one batch and "
                     "max_queue= of its Batch"
                 )
+        call.arrived_at = device.loop.time()
         waiting.add(call)
         if len(self.replicas) == 1:
             device.offer(self)
@@ -473,7 +489,7 @@ class EngineDevice:
             self._held_bytes -= call.size_bytes
         if self.busy:
             self._look()
-        if not self.running:
+        if not self.running and self.is_closed:
             self._idle.notify_all()
 
     def compile(self, jitted: JittedFunction, args: tuple[Any, ...]) -> "asyncio.Future[Executable]":
@@ -691,7 +707,7 @@ class BatchCallQueue(CallQueue):
         *,
         repeats: bool,
     ) -> None:
-        super().__init__(arguments.name, device, batch, prefetch)
+        super().__init__(arguments.name, device, batch, prefetch, sizes[0])
         self.packed = batch if isinstance(batch, PackedBatch) else None
         # Limits are numbers of calls, so those of packed rows are of rows that are full of calls.
         self._most_per_row = 1 if self.packed is None else self.packed.items_per_row
@@ -931,7 +947,7 @@ class SizeLimits:
 
     Args:
         sizes: that batches are padded to, in ascending order.
-        largest: of the lane: for each group that is limited, the most calls of the next batch. This keeps it.
+        largest: that of the queue: for each group that is limited, the most calls of the next batch. This keeps it.
     """
 
     def __init__(self, sizes: Sequence[int], largest: dict[Hashable, int]) -> None:
@@ -1022,7 +1038,7 @@ class Bisection:
         elif self._suspects:
             self._batch = self._suspects[: (len(self._suspects) + 1) // 2]
         else:
-            self._batch = self._waiting
+            self._batch = sorted(self._waiting)  # in another order, packed items might need more rows
         self._runs += bool(self._batch)
         return list(self._batch)
 

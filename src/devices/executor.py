@@ -8,7 +8,7 @@ from weakref import WeakSet
 
 from .._errors import DeviceError, PlanError
 from ..telemetry import spans
-from .arguments import Arguments, holds_array, on_host, unwrapped
+from .arguments import UNSET, Arguments, holds_array, on_host, own_x64, refuse_own_x64, unwrapped
 from .compiling import CompileLog, JittedFunction
 from .device_batch import DeviceBatch, PackedBatch, batch_sizes
 from .device_pool import DevicePool
@@ -398,7 +398,6 @@ class PlacedNode:
         arguments: Arguments,
         donated: tuple[int, ...] = (),
     ) -> None:
-        self._loop = devices[0].loop
         self._devices = devices
         self._executor = executor
         self._jitted = [executor.jitted(device.placement, arguments, donated) for device in devices]
@@ -416,8 +415,10 @@ class PlacedNode:
         """Compile the programs that calls with such arguments need; for a batched node, of every size of batch.
 
         Raises:
+            DeviceError: the thread has a setting of 64 bits of its own.
             Exception: what the function raised while it was traced.
         """
+        refuse_own_x64(self._executor.name)
         variants = self._executor.variants(values)
         arguments = self._arguments
         if arguments.stacker is not None:
@@ -440,19 +441,24 @@ class PlacedNode:
         """Return a call with these arguments, one for each parameter.
 
         Raises:
+            DeviceError: the thread has a setting of 64 bits of its own.
             TypeError: the node is batched, and an argument cannot be stacked.
             ValueError: the node is batched, and an argument is too long.
         """
         arguments = self._arguments
+        if own_x64() is not UNSET:
+            refuse_own_x64(arguments.name)
         for position, same in self._parameters:
             value = values[position]
             if value is not same.last and (known := same.of(value)) is not value:
                 values = (*values[:position], known, *values[position + 1 :])
         if arguments.stacker is None:
-            size_bytes = arguments.size_bytes(values)
-            return DeviceCall(self._loop, self._jitted[0], values, size_bytes, priority, deadline)
+            size_bytes, is_plain = arguments.on_host_of(values)
+            call = DeviceCall(self._jitted[0], values, size_bytes, priority, deadline)
+            call.is_plain = is_plain
+            return call
         item, group = arguments.item(values)
-        return DeviceCall(self._loop, self._jitted[0], item, item.size_bytes, priority, deadline, group)
+        return DeviceCall(self._jitted[0], item, item.size_bytes, priority, deadline, group)
 
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options

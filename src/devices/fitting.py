@@ -203,7 +203,7 @@ async def fit(
     Raises:
         DeviceError: there is no such device, not even one item fits, or the sample has nothing to stack.
         OptionsError: `limit` or `items` does not accept its value.
-        TypeError: the node is no device node, or the sample does not fit its parameters.
+        TypeError: the node is not a device node, or the sample does not fit its parameters.
         Exception: what the function raised while it was traced, or ran.
     """
     check("limit", limit, _LIMIT, "fit(")
@@ -368,7 +368,7 @@ class _Trial:
         until = math.inf
         while len(seconds) < _MOST_RUNS and (len(seconds) <= _FEWEST_RUNS or perf_counter() < until):
             began = perf_counter()
-            call = DeviceCall(self._device.loop, self._jitted, args, size * self.item_bytes)
+            call = DeviceCall(self._jitted, args, size * self.item_bytes)
             await self._queue.run(call)
             seconds.append(perf_counter() - began)
             if len(seconds) == 1:

@@ -101,7 +101,7 @@ def _about_devices(found: Findings) -> Iterator[Recommendation]:
             yield Recommendation(
                 code="memory-nearly-full",
                 text=f"{used / limit:.0%} of the memory of {device.name} is in use",
-                remedy="Make batches smaller, donate what is not needed any more, or drop references to old arrays",
+                remedy="Make batches smaller, donate what is no longer needed, or drop references to old arrays",
             )
     simulated = [device for device in found.devices if device.platform == "cpu"]
     if len(simulated) > 1:

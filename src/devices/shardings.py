@@ -61,7 +61,7 @@ class Placement:
             name: the name of `value` in an error.
 
         Raises:
-            ValueError: `specs` is no prefix of the structure, or splits an axis into parts of different sizes.
+            ValueError: `specs` is not a prefix of the structure, or splits an axis into parts of different sizes.
         """
 
         def shardings_of(path: Any, spec: PartitionSpec | None, part: Any) -> Any:

@@ -13,7 +13,7 @@ class Recompilation:
     Attributes:
         program: number of the program that this explains; the first one of the node has 1. One program may have several
             reasons.
-        argument: name of the argument, with the path inside it: `batch['tokens']`; empty if the reason is no argument.
+        argument: name of the argument, with the path inside it: `batch['tokens']`; empty if it is not the cause.
         cause: "shape", "dtype", "weak type", "structure", "static value", "resource", "constant", "configuration",
             "function", "eviction".
         before: what the earlier program was compiled for.

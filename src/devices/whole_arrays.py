@@ -14,6 +14,7 @@ from jax.sharding import PartitionSpec
 from ..actors.accepted import check, optional, whole
 from ..engine.tracing.annotations import signature_of
 from .arguments import Arguments, is_random_key
+from .device_batch import PackedBatch
 from .dispatch import SingleJob
 from .engine_device import DeviceCall, SingleCallQueue
 from .executor import DeviceExecutor, DeviceOptions
@@ -39,6 +40,8 @@ def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, ba
     """Return what maps the function of a node over the rows of whole arrays; see `DeviceNode.vmap`."""
     where = f"{name}.vmap("
     check("batch_size", batch_size, optional(whole(1)), where)
+    if isinstance(executor.options.batch, PackedBatch):
+        raise TypeError(f"{where}...): node {name!r} is written for rows of several items, not for one item")
     arguments = executor.arguments(frozenset())
     rows = _RowAxes(executor.fn, arguments, in_axes, out_axes, where)
     name, options = f"{name}.vmap", executor.options
@@ -377,6 +380,7 @@ class _ChunkedQueue(SingleCallQueue):
         """Have the device run the one call."""
         call = calls[0]
         call.hands_on = False  # its result is an array of the host, which is there when all chunks are
+        call.is_plain = False  # the program gets chunks, and `_enqueue` begins each
         _ChunkedJob(call.jitted, self.device, call, self, self._parameters, self._executor).submit()
 
 
@@ -406,7 +410,7 @@ class _ChunkedJob(SingleJob):
         assert whole is not None
         self._ahead.append((given, self._real))
         for real, chunk in rest:
-            if not self._is_wanted():  # its caller has left, and nobody reads the result
+            if not self._is_wanted():  # its caller has left, and the result is not read
                 break
             given = executable(*chunk)
             self._ahead.append((given, real))

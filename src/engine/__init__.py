@@ -1,7 +1,7 @@
 """Running graphs: `run` for one call, `stream` for many, `deploy` for servers, `plan` to look at what will happen."""
 
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Hashable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, overload
 
 from .._public import LateModule as _LateModule
 from .._public import public as _public
@@ -49,7 +49,7 @@ E = TypeVar("E")
 async def run(
     call: Call[R] | Graph[[], R],
     /,
-    *,
+    *more: Never,
     key: str | None = None,
     answer: object = ...,
     checkpoint: Checkpoint | None = None,
@@ -59,6 +59,7 @@ async def run(
 
     Args:
         call: the call, `search(url)`; a graph without parameters may be passed itself.
+        *more: nothing; arguments of the graph are part of the call.
         key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key that the loop is kept under. A
             call that did not give its result, since its process died, or with an error, goes on when the key is run
             again, with the same arguments. After its result, the key begins a new loop.
@@ -82,7 +83,7 @@ async def run(
         KeyInUse: the key is under way elsewhere.
         NotStorable: an argument, the answer, a question or a state of the loop cannot be stored.
     """
-    return await _default_engine().run(call, key=key, answer=answer, checkpoint=checkpoint, **options)
+    return await _default_engine().run(call, *more, key=key, answer=answer, checkpoint=checkpoint, **options)
 
 
 @overload
@@ -153,7 +154,7 @@ def stream(
             and for a graph that returns an `AsyncIterator` a stream of `Event` and `Value` objects.
         capacity: the most events that wait for their reader; a node that emits one more waits for room. 16 by default.
         progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls` has
-            a length as a list has, the time that is left. Nothing is shown if standard error is no terminal.
+            a length as a list has, the time that is left. Nothing is shown if standard error is not a terminal.
         key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
         answer: the answer to the question that the key waits with.
         checkpoint: of a single call: where it is saved as it goes, and goes on from.
@@ -251,7 +252,7 @@ def deploy(
         A `Service`, an async context manager.
 
     Raises:
-        TypeError: an argument is no graph.
+        TypeError: an argument is not a graph.
         OptionsError: an option is unknown, does not apply, or does not accept its value.
         EngineLoopError: no event loop is running.
     """
@@ -274,7 +275,7 @@ def plan(graph: Graph[..., object], /) -> Plan:
         The `Plan`.
 
     Raises:
-        TypeError: the argument is no graph.
+        TypeError: the argument is not a graph.
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: the type of a value does not fit the parameter that takes it.
     """

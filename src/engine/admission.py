@@ -139,6 +139,11 @@ class Admission:
         """How many calls wait for a place."""
         return self._waiting.count
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no place is taken, also by a call that has waited for its place and not begun yet, and none waits."""
+        return not self._in_flight and not self.queued
+
     def share_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> "Share | None":
         """Return the account of the key of a call, which is to reserve a place at once; None without keys.
 
@@ -376,7 +381,7 @@ class Share:
         expected: the time that its calls in flight are expected to hold their places, summed over them.
         start: added to its level: the level from which it began to compete.
         period: the period of contention that `expected` and `start` belong to.
-        turn: the number of its valid entry in the line; 0 if it is not in the line.
+        turn: the number of its valid entry in the heap; 0 if it is not in the heap.
     """
 
     __slots__ = (
@@ -414,7 +419,7 @@ class FairAdmission(Admission):
     cost of a call is the time for which it holds its place. The level of a key is the sum of these costs, divided by
     its weight, and a call that is in flight counts with the mean cost in addition. A free place goes to the key with
     the lowest level. A key that begins to compete does so at the level at which the last place was given away, if its
-    own is lower: nobody saves up. What a key holds while no call waits for its turn is held against nobody.
+    own is lower: a key saves nothing up. What a key holds while no call waits for its turn does not count.
     """
 
     by_key = True
@@ -437,9 +442,9 @@ class FairAdmission(Admission):
         # The keys whose calls wait for nothing but a place, each with the level that it had at least. Levels only grow
         # between two changes of a key, and only those of keys with calls in flight, so the lowest level is found by
         # looking again at the first entry. A key that has changed gets a new entry, and its `turn` says which is valid.
-        self._line: list[tuple[float, int, Share]] = []
+        self._heap: list[tuple[float, int, Share]] = []
         self._turns = 0
-        self._contending = 0  # how many keys are in the line
+        self._contending = 0  # how many keys are in the heap
         self._period = 0
         self._period_began = 0.0
         self._level = 0.0  # the level at which the last place was given away in this period
@@ -563,14 +568,14 @@ class FairAdmission(Admission):
         )  # fmt: skip
 
     def _pass_on(self, now: float) -> None:
-        line = self._line
+        heap = self._heap
         while self._contending:
-            level, turn, share = line[0]
+            level, turn, share = heap[0]
             if turn != share.turn:
-                heappop(line)
+                heappop(heap)
                 continue
             if (present := share.level(now)) > level:
-                heapreplace(line, (present, turn, share))
+                heapreplace(heap, (present, turn, share))
                 continue
             waiter = share.waiting.pop()
             self._queued -= 1
@@ -586,7 +591,7 @@ class FairAdmission(Admission):
             if self._calls:
                 share.expected += self._expected_seconds()
             if share.waiting.count and share.in_flight < self._max_in_flight_per_key:
-                heapreplace(line, (share.level(now), turn, share))
+                heapreplace(heap, (share.level(now), turn, share))
             else:
                 self._changed(share, now)
             self._admitted += 1  # it takes over the place at once
@@ -610,7 +615,7 @@ class FairAdmission(Admission):
             self._changed(share, now)
 
     def _changed(self, share: Share, now: float) -> None:
-        """Give a key the place in the line that it has after a change of its calls."""
+        """Give a key the place in the heap that it has after a change of its calls."""
         waiting = share.waiting.count
         if waiting and share.in_flight < self._max_in_flight_per_key:
             if not share.turn:
@@ -621,16 +626,16 @@ class FairAdmission(Admission):
                 share.start += max(0.0, self._level - share.level(now))
             self._turns += 1
             share.turn = self._turns
-            heappush(self._line, (share.level(now), share.turn, share))
-            if len(self._line) > 2 * self._contending + 64:
-                self._line = [entry for entry in self._line if entry[1] == entry[2].turn]
-                heapify(self._line)
+            heappush(self._heap, (share.level(now), share.turn, share))
+            if len(self._heap) > 2 * self._contending + 64:
+                self._heap = [entry for entry in self._heap if entry[1] == entry[2].turn]
+                heapify(self._heap)
             return
         if share.turn:
             share.turn = 0
             self._contending -= 1
             if not self._contending:
-                self._line.clear()
+                self._heap.clear()
         if not waiting and not share.in_flight and share not in self._idle:
             self._idle[share] = None
             self._active_weight -= share.weight

@@ -133,7 +133,7 @@ async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, it
 
 
 def runs_beside_others(frame: Frame) -> bool:
-    """Whether other frames of its body may run at the same time, or it is none of a body."""
+    """Whether other frames of its body may run at the same time; True for a frame that is not of a body."""
     listener = listener_of(frame)
     return not isinstance(listener, _BodyRuns | _Fold) or (isinstance(listener, _BodyRuns) and listener.is_map)
 

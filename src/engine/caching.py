@@ -13,7 +13,7 @@ from .._errors import PlanError, ReentrantCallError
 from ..actors.accepted import NOT_NEGATIVE, check, refuse_awaitable
 from ..actors.frame import Frame
 from ..actors.invocation import TracedExecution
-from ..actors.node_actor import NodeActor, refuse_if_endless
+from ..actors.node_actor import NodeActor, refuse_if_endless, waits_at
 from ..actors.policy import Cache
 from ..actors.tasks import until
 from ..actors.worker import Worker, WorkerGroup
@@ -252,7 +252,7 @@ class Flight:
         """Wait for the result; if the last caller that waits is cancelled, the computation is, and has unwound."""
         frame, waiter = self._frame, self._group.loop.create_future()
         self._waiters[waiter] = caller
-        for actor in frame.queues():  # the caller may hold the place that the computation waits for
+        for actor in waits_at(frame):  # the caller may hold the place that the computation waits for
             refuse_if_endless(actor, frame)
         try:
             await waiter

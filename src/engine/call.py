@@ -11,8 +11,8 @@ from opentelemetry.trace import Span
 
 from ..actors.current import calling_actor, enclosing_frame, is_detached, source
 from ..actors.frame import AnyDeployment, Frame, Listener
-from ..actors.invocation import Carrier, DetachedStep, outcome_of
-from ..actors.node_actor import NOTHING_READY, NodeActor
+from ..actors.invocation import DetachedStep, outcome_of
+from ..actors.node_actor import NOTHING_READY
 from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
 from ..actors.worker import WorkerGroup
@@ -43,11 +43,12 @@ class RunningCall(Frame, WorkerGroup):
     Attributes:
         run_span: the span of the call; None if it has none.
         timeout_seconds: the same.
+        is_reported: whether there is anything for `report` to do.
     """
 
-    # A slot, because in Python 3.11 an object with more than 30 attributes of its own would carry a dict, which takes a
+    # Slots, because in Python 3.11 an object with more than 30 attributes of its own would carry a dict, which takes a
     # microsecond.
-    __slots__ = ("key",)
+    __slots__ = ("_is_plain", "is_reported", "key")
     # Attributes that few calls set have their default in the class, for the same reason.
     run_span: Span | None = None
     traced = False
@@ -75,9 +76,14 @@ class RunningCall(Frame, WorkerGroup):
         # `WorkerGroup.__init__` and, here and in `launch`, `Frame.__init__` are written out: this is a hot path.
         self._graph = graph
         self.loop = loop
+        self.is_reported = False
+        # Whether it has neither span nor deadline nor an item around it. Every launch reads this one attribute, because
+        # reading three defaults from the class would take longer than a call of a function.
+        self._is_plain = timeout_seconds is None
         if context is None:
             self.context = context = copy_context()
             if source.get() is not None:
+                self._is_plain = False
                 self._belong()
         else:
             self.context = context = context.copy()
@@ -91,6 +97,8 @@ class RunningCall(Frame, WorkerGroup):
                 graph, context, is_wanted=options.trace_execution, headers=headers, item=item, stream=stream,
                 begins_trace=item is not None and options.trace_items,
             )  # fmt: skip
+            self.is_reported = self.run_span is not None
+            self._is_plain = False
         if timeout_seconds is not None:
             self.timeout_seconds = timeout_seconds
             self.ends_at = loop.time() + timeout_seconds
@@ -130,14 +138,10 @@ class RunningCall(Frame, WorkerGroup):
                 counts the calls in flight.
         """
         self._began = perf_counter()
+        self.is_reported = True
         if in_flight is not None:
             self._in_flight = in_flight
             in_flight[self._graph] += 1
-
-    @property
-    def is_reported(self) -> bool:
-        """Whether there is anything for `report` to do."""
-        return self.run_span is not None or self._began is not None or self._in_flight is not None
 
     def join(self, scope: Scope) -> None:
         """Have a scope wait for the workers of the call and bound its threads; to be called before `launch`."""
@@ -167,28 +171,37 @@ class RunningCall(Frame, WorkerGroup):
             self.missing = program.countdown.copy()
             self.readers = program.readers.copy()
             self.sinks_left = program.sinks
-        if self.traced and self.run_span is not None:
-            self.span = spans.FrameSpan(self.run_span)
-        if self.ends_at is not None and self.timeout_seconds is not None:
-            self.expire_at(self.ends_at, self.timeout_seconds)
-        if self._is_detached:
-            self.expire_with_parent()
+        if not self._is_plain:
+            if self.traced and self.run_span is not None:
+                self.span = spans.FrameSpan(self.run_span)
+            if self.ends_at is not None and self.timeout_seconds is not None:
+                self.expire_at(self.ends_at, self.timeout_seconds)
+            if self._is_detached:
+                self.expire_with_parent()
         if self.state != "running":
             return
         entries = wired.entries
-        carrier = entries[0].carrier if len(entries) == 1 and self.span is None else None
-        if carrier is None or not self._begin_detached(entries[0], carrier):
-            # A call that a handler makes never begins at once: nested calls would each take a part of the stack.
-            if eager_starts is None or self.parent is not None or not eager_starts.may_start():
-                self.hire(self, entries)
-                return
-            caller = asyncio.current_task(self.loop)
-            cancels = 0 if caller is None else caller.cancelling()
-            self.hire(self, entries, eagerly=True)
-            # The handler has cancelled the caller in its very first step. The caller would notice that when it next
-            # awaits, which is a turn too late: the call ends now.
-            if caller is not None and caller.cancelling() > cancels:
-                self.cancel()
+        carrier = entries[0].carrier if len(entries) == 1 else None
+        if carrier is not None and (self._is_plain or self.span is None):
+            limiter = entries[0].limiter
+            if limiter.free > 0:
+                limiter.free -= 1
+                self.detached = DetachedStep(self, entries[0], self)
+                if self.detached.begin(carrier):
+                    return
+                self.detached = None
+                limiter.release()
+        # A call that a handler makes never begins at once: nested calls would each take a part of the stack.
+        if eager_starts is None or self.parent is not None or not eager_starts.may_start():
+            self.hire(self, entries)
+            return
+        caller = asyncio.current_task(self.loop)
+        cancels = 0 if caller is None else caller.cancelling()
+        self.hire(self, entries, eagerly=True)
+        # The handler has cancelled the caller in its very first step. The caller would notice that when it next awaits,
+        # which is a turn too late: the call ends now.
+        if caller is not None and caller.cancelling() > cancels:
+            self.cancel()
 
     def fail_at_once(self, wired: Wired, item: int, error: Exception) -> None:
         """Fail instead of being launched."""
@@ -198,19 +211,6 @@ class RunningCall(Frame, WorkerGroup):
         if self.traced and self.run_span is not None:
             self.span = spans.FrameSpan(self.run_span)
         self.fail(error)
-
-    def _begin_detached(self, entry: NodeActor, carrier: Carrier) -> bool:
-        """Begin the first step without a worker, if its node has a free place; returns whether it has begun."""
-        limiter = entry.limiter
-        if limiter.free <= 0:
-            return False
-        limiter.free -= 1
-        self.detached = DetachedStep(self, entry, self)
-        if self.detached.begin(carrier):
-            return True
-        self.detached = None
-        limiter.release()
-        return False
 
     def _belong(self) -> None:
         """Note the item and the node whose handler makes the call, and take over the deadline of the item."""

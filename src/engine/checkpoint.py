@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 OnMismatch = Literal["raise", "continue"]
 OnSaveError = Literal["log", "raise"]
 
-# The names of what no step of the graph has. A label has no parentheses.
+# The names of states that belong to no step of the graph. A label has no parentheses.
 _READER: Final = "(reader)"
 _STREAM: Final = "(stream)"
 
@@ -72,7 +72,7 @@ _CHECKPOINT: Final = {
     "folder": Accepted("a path", lambda value: isinstance(value, str | os.PathLike) and value != ""),
     "every": whole(1),
     "keep": whole(1),
-    "reader": optional(Accepted("an object with state() and restore(state)", has_state)),
+    "reader": optional(Accepted("an object with state() and restore(state), each a plain `def`", has_state)),
     "on_mismatch": one_of(OnMismatch),
     "on_save_error": one_of(OnSaveError),
 }
@@ -98,7 +98,7 @@ class Saving:
         on_failure: ends the call with an error.
 
     Raises:
-        OptionsError: `checkpoint` is none.
+        OptionsError: `checkpoint` is not a `Checkpoint`.
         PlanError: what comes after a restart would not be what comes without one.
     """
 
@@ -164,7 +164,7 @@ class Saving:
         template = {name: one.state() for name, one in self._held.items()}
         # Of the others, whose template is not known yet: arrays of JAX, without a sharding.
         template = {_STREAM: 0, **{stop.name: 0 for stop in self._way.stops.values()}, **template}
-        await uninterrupted(self._open_folder())  # or nobody would give the lock back
+        await uninterrupted(self._open_folder())  # a cancel in the midst of it would leave the folder locked
         assert self._folder is not None
         cut = self._cut = await self._in_thread(partial(self._folder.newest, template))
         if cut is None:
@@ -220,6 +220,14 @@ class Saving:
 
     def begin(self, stop: Stop, iterator: Any) -> None:
         """Restore what a step has made, if it has state, and ask it for that at each mark."""
+        try:
+            self._begin(stop, iterator)
+        except Exception as error:
+            if stop.mixed is not None:  # now, and not when the mix first takes from it: there may be cuts before
+                self.on_failure(error)
+            raise
+
+    def _begin(self, stop: Stop, iterator: Any) -> None:
         if stop.is_source or stop.mixed is not None:
             self._check_source(stop.name, iterator)
         if stop.is_source:
@@ -227,8 +235,9 @@ class Saving:
             self._end_at_once()
         if stop.mixed is not None:
             mix, number = stop.mixed
-            if mix in self._restored:
-                iterator.restore(iterator.after(self._restored[mix]["taken"][number]))
+            if self._cut is not None and mix in self._restored:
+                before = self._cut.fingerprint["sources"].get(stop.name, {}).get("epochs")
+                iterator.restore(iterator.after(self._restored[mix]["taken"][number], before))
         elif stop.keeps_iterator:
             if stop.is_source:
                 iterator.state()  # it may say that it has none
@@ -369,6 +378,13 @@ class Saving:
         self._reported = costs
 
     # Cuts that the reader asks for, and the last one.
+
+    def put_back(self, value: Any) -> None:
+        """Note that the reader has not got the value that it took last."""
+        assert self._result is not None
+        if not self._result.abandoned:
+            self._result.held.appendleft(value)
+            self._result.position -= 1
 
     async def checkpoint(self, *, is_reader: bool) -> None:
         """Make a cut now, and wait until it is written.
@@ -529,7 +545,7 @@ def _is_small(state: Any) -> bool:
             if len(value) + len(waiting) > _FEW:
                 return False
             waiting += value.values() if kind is dict else value
-        elif kind.__module__ != "numpy" or value.nbytes > _FEW_BYTES:
+        elif kind.__module__ != "numpy" or getattr(value, "nbytes", 0) > _FEW_BYTES:  # a function of NumPy has none
             return False
     return True
 

@@ -160,7 +160,7 @@ def cond(predicate: bool, then: Callable[[T], Any], otherwise: Callable[[T], Any
         The result of the body that ran.
 
     Raises:
-        TypeError: a body is no function, but e.g. a call of one.
+        TypeError: a body is not a function, but e.g. a call of one.
     """
     _check_bodies("cond(predicate, then, otherwise, operand)", then=then, otherwise=otherwise)
     tracer = active()
@@ -189,7 +189,7 @@ def switch(index: int, branches: tuple[Callable[[T], Any], ...], operand: T, /) 
 
     Raises:
         IndexError: there is no branch with that number; negative numbers do not count from the end.
-        TypeError: `branches` is no tuple of functions.
+        TypeError: `branches` is not a tuple of functions.
         ValueError: `branches` is empty.
     """
     if not isinstance(cast("object", branches), tuple | list):
@@ -233,9 +233,9 @@ def while_loop(
 
     Raises:
         IterationLimitError: the predicate is still true after `max_iterations`.
-        OptionsError: `max_iterations` is no whole number of at least 0; `durable` is no `Durable`, or is given without
-            an engine.
-        TypeError: `predicate` or `body` is no function, but e.g. a call of one.
+        OptionsError: `max_iterations` is not a whole number of at least 0; `durable` is not a `Durable`, or is given
+            without an engine.
+        TypeError: `predicate` or `body` is not a function, but e.g. a call of one.
     """
     check("max_iterations", max_iterations, whole(0), "while_loop(")
     _check_bodies("while_loop(predicate, body, initial)", predicate=predicate, body=body)
@@ -449,9 +449,9 @@ def map_each(
         The results, in the order of the items: for a list, an awaitable list; for a stream, a stream.
 
     Raises:
-        OptionsError: `concurrency` is no whole number of at least 1, `name` is empty or no string, or `on_error` is
-            none of its values.
-        TypeError: `fn` is no function, but e.g. a call of one; or `items` is not iterable, or a dict.
+        OptionsError: `concurrency` is not a whole number of at least 1, `name` is empty or not a string, or `on_error`
+            is not one of its values.
+        TypeError: `fn` is not a function, but e.g. a call of one; or `items` is not iterable, or a dict.
         ValueError: lists have different lengths; before the first item.
     """
     check("concurrency", concurrency, whole(1), "map_each(")
@@ -580,7 +580,7 @@ def fold(
 
     Raises:
         OptionsError: `on_error` is neither "raise" nor "skip", or `name` is empty or no text.
-        TypeError: `fn` is no function, but e.g. a call of one; `stream` is none.
+        TypeError: `fn` is not a function, but e.g. a call of one; `stream` is not a stream.
     """
     check("on_error", on_error, one_of(FoldOnError), "fold(")
     check("name", name, optional(NAME), "fold(")

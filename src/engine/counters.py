@@ -15,7 +15,7 @@ from .program import Plan, Wired
 
 if TYPE_CHECKING:  # loaded only when a profile is taken
     from ..actors.threads import ThreadShare
-    from ..telemetry.profiling.records import Around, Bound, NodeReading, Places
+    from ..telemetry.profiling.records import Around, Bound, Capacity, NodeReading
     from .admission import AdmissionStatistics
     from .pools import Pools
 
@@ -28,7 +28,7 @@ def _of_node(metric: str, graph: str, node: str, outcome: str = "") -> Series:
 
 
 def node_counters(wired: Iterable[Wired]) -> Iterator[Reading]:
-    """Yield the counters of nodes, for metrics; a step of control flow is no node, but its bodies have nodes.
+    """Yield the counters of nodes, for metrics; a step of control flow is not a node, but its bodies have nodes.
 
     Args:
         wired: all actors of a scope, also those of bodies.
@@ -115,7 +115,7 @@ Room: TypeAlias = "tuple[int, Bound] | None"
 def node_readings(
     wired: Iterable[Wired], room: Room, pools: "Pools", threads: "ThreadShare | None"
 ) -> "Iterator[NodeReading]":
-    """Yield a reading of each node, for a profile; a step of control flow is no node, but its bodies have nodes.
+    """Yield a reading of each node, for a profile; a step of control flow is not a node, but its bodies have nodes.
 
     Args:
         wired: all actors of a scope, also those of bodies.
@@ -227,23 +227,23 @@ def _runs_on(node: Node[..., object]) -> str:
 
 def _places(
     actor: NodeActor, node: Node[..., object], runs_on: str, room: Room, pools: "Pools", threads: "ThreadShare | None"
-) -> "Iterator[Places]":
+) -> "Iterator[Capacity]":
     """Yield the places of a node, then those of the pool of threads or processes that it uses."""
-    from ..telemetry.profiling.records import Places
+    from ..telemetry.profiling.records import Capacity
 
     own = actor.limiter
     if room is not None and room[0] < own.limit:
-        yield Places(id(actor), *room)
+        yield Capacity(id(actor), *room)
     elif own.limit < UNLIMITED:
         is_stateful = node.template is not None or node._runs_loop
         is_limited = node.policy.concurrency is not None
-        yield Places(own, own.limit, _bound(node, runs_on), is_shared=is_limited and not is_stateful)
+        yield Capacity(own, own.limit, _bound(node, runs_on), is_shared=is_limited and not is_stateful)
     if runs_on == "thread":
         if threads is not None:
-            yield Places(threads, threads.limit, "threads", is_shared=True)
-        yield Places((pools, "threads"), pools.max_threads, "threads", is_shared=True)
+            yield Capacity(threads, threads.limit, "threads", is_shared=True)
+        yield Capacity((pools, "threads"), pools.max_threads, "threads", is_shared=True)
     elif runs_on == "process":
-        yield Places((pools, "processes"), pools.max_processes, "processes", is_shared=True)
+        yield Capacity((pools, "processes"), pools.max_processes, "processes", is_shared=True)
 
 
 def _bound(node: Node[..., object], runs_on: str) -> "Bound":
@@ -253,4 +253,4 @@ def _bound(node: Node[..., object], runs_on: str) -> "Bound":
         return "state"
     if runs_on in ("thread", "process"):
         return "threads" if runs_on == "thread" else "processes"
-    return "max_workers" if node.is_async else "line"
+    return "max_workers" if node.is_async else "loop"

@@ -105,8 +105,8 @@ def _check_takes_a_list(fn: Callable[..., Any], name: str) -> None:
     if not parameters or len(needed) > 1 + is_method:
         raise TypeError(
             f"node {name!r} has batch=, so its function takes one list of items, and it takes "
-            f"({', '.join(parameters)}): make a tuple of what belongs to one item; for what all items share, make the "
-            "node a method of an object that has it"
+            f"({', '.join(parameters)}): make a tuple of what belongs to one item, such as "
+            "the value of a resource; for what all items share, make the node a method of an object that has it"
         )
 
 
@@ -454,7 +454,7 @@ def apply(fn: Callable[[Unpack[Ts]], R], /, *args: *Ts) -> R:
         What the function returns. Outside of a graph, it is just called.
 
     Raises:
-        TypeError: `fn` is no function.
+        TypeError: `fn` is not a function.
         GraphTraceError: the function uses a result of another step that is not an argument.
     """
     if isinstance(fn, Node | Graph | Ref | PendingRef) or is_stateful(fn) or not callable(fn):

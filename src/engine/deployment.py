@@ -1,7 +1,7 @@
 """Deployment, the inside of a Service: its graphs, its calls in flight, and its life from start to stop."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -71,8 +71,9 @@ class InFlight:
     @property
     def is_busy(self) -> bool:
         """Whether accepted calls have not ended. An item of a stream has, also before it was read."""
-        waiting = self._preparing or self.admission.queued
-        return bool(self.live or waiting or any(stream.window.running for stream in self._streams))
+        if self._preparing or not self.admission.is_idle:
+            return True
+        return any(stream.window.running for stream in self._streams)
 
     def share_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> Share | None:
         """Return the account of the key of a call, which is to reserve a place at once; count the call if it has none.
@@ -96,8 +97,12 @@ class InFlight:
         """
         timer = asyncio.timeout_at(deadline)
         too_late = f"the call of graph {graph!r} got no place before its deadline"
-        # Admission counts the calls that it refuses.
-        await self._wait(self.admission.reserve(priority, graph, share), timer, too_late, counted=(Overloaded,))
+        try:
+            # Admission counts the calls that it refuses.
+            await self._wait(self.admission.reserve(priority, graph, share), timer, too_late, counted=(Overloaded,))
+        except BaseException:  # it may have had a place for a moment; raised again
+            self._changed.notify_all()
+            raise
 
     async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
         """Wait until the resources of a call are open; count the call if they do not open.
@@ -612,19 +617,20 @@ class Deployment:
 class ServiceCall(RunningCall):
     """A call to a deployment."""
 
-    def __init__(
-        self,
-        deployment: Deployment,
-        scope: Scope,
-        in_flight: InFlight,
-        graph: str,
-        options: ExecutionOptions,
-        headers: Mapping[str, str] | None,
-    ) -> None:
-        super().__init__(scope.loop, graph, options, headers, timeout_seconds=options.timeout_seconds)
+    _deployment: Deployment
+    _in_flight_here: InFlight
+    outcome_known: "asyncio.Future[None]"
+
+    def admitted(self, deployment: Deployment, scope: Scope, in_flight: InFlight, share: Share | None) -> None:
+        """Note that the call has a place, and what has to know of its end; to be called before `launch`."""
         self._deployment = deployment
         self._in_flight_here = in_flight
-        self.outcome_known: asyncio.Future[None] = scope.loop.create_future()
+        self.outcome_known = scope.loop.create_future()
+        # `join` written out
+        self.waited_for_in = scope.groups
+        if scope.threads is not None:
+            self.threads = scope.threads
+        in_flight.live[self] = share
 
     @property
     def service(self) -> Deployment:
@@ -634,13 +640,14 @@ class ServiceCall(RunningCall):
     def frame_done(self, frame: Frame) -> None:
         """Release the caller at once."""
         self.closed = True
-        if self._idle:
-            self.close()
-        elif not self.workers:  # nearly always there is one, which is running this; after a detached step there is none
-            self.ended()
+        if self.workers:  # nearly always there is one, which is running this; after a detached step there is none
+            if self._idle:
+                self.close()
+        elif self.waited_for_in is not None:  # `ended` written out
+            self.waited_for_in.discard(self)
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
-        if self.error is not None and not isinstance(self.error, Exception):
+        if self.state != "done" and self.error is not None and not isinstance(self.error, Exception):
             self._deployment.abort_soon()  # KeyboardInterrupt and SystemExit end the scope
         if not self.unwinding:
             self._in_flight_here.settled(self)

@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from .._errors import DeadlineExceeded, DeploymentFailed, OptionsError
 from .._public import LateModule
@@ -126,7 +126,7 @@ class Engine:
         self,
         call: Call[R] | Graph[[], R],
         /,
-        *,
+        *more: Never,
         key: str | None = None,
         answer: object = ...,
         checkpoint: Checkpoint | None = None,
@@ -134,7 +134,7 @@ class Engine:
     ) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self._runtime.check_loop()
-        one, merged = as_call(call, "engine.run"), resolve("run", options, self._options)
+        one, merged = as_call(call, "engine.run", more), resolve("run", options, self._options)
         plan = one_value(one.graph, merged, "engine.run", key, answer)
         saving = None if checkpoint is None else _saving(checkpoint, one, plan, key)
         result: R

@@ -74,14 +74,14 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         thread: the thread of the loop, by its `get_ident`.
     """
 
-    __slots__ = ("_line", "_wanted", "thread", "values")
+    __slots__ = ("_waiters", "_wanted", "thread", "values")
 
     def __init__(self, wanted: type[Any], capacity: int) -> None:
         super().__init__(capacity)
         self.values: StreamBuffer[Any] | None = None
         self.thread = get_ident()
         self._wanted = wanted
-        self._line: deque[tuple[Event[Any], Cancellable, _Turn]] = deque()
+        self._waiters: deque[tuple[Event[Any], Cancellable, _Turn]] = deque()
 
     @property
     def _given(self) -> int:
@@ -97,7 +97,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         event = Event(value, actor.name, frame.item, attempt, after)
         held = self.held
         if len(held) >= self.capacity:  # so is it while others wait in line: `take` lets them in at once
-            return self._wait_in_line(event, frame)
+            return self._wait_turn(event, frame)
         held.append(event)  # `put_nowait` written out
         waiter = self.waiter
         if waiter is not None and not waiter.done():
@@ -109,20 +109,20 @@ class EventBuffer(StreamBuffer[Event[Any]]):
     ) -> None:
         """Add an event for a thread, which waits for `turn`."""
         if isinstance(value, self._wanted):
-            self._line.append((Event(value, where.actor.name, frame.item, where.attempt, self._given), where, turn))
+            self._waiters.append((Event(value, where.actor.name, frame.item, where.attempt, self._given), where, turn))
             self._let_in()
         else:
             turn.set_result(None)
 
-    async def _wait_in_line(self, event: Event[Any], frame: "Frame") -> None:
+    async def _wait_turn(self, event: Event[Any], frame: "Frame") -> None:
         turn = asyncio.get_running_loop().create_future()
-        self._line.append((event, frame, turn))
+        self._waiters.append((event, frame, turn))
         self._let_in()  # there may be room by now
         await turn
 
     def _let_in(self) -> None:
         """Move events from the line into the buffer, as far as there is room and they are still wanted."""
-        line = self._line
+        line = self._waiters
         is_over = self.ended or self.abandoned
         while line and (is_over or len(self.held) < self.capacity):
             event, work, turn = line.popleft()
@@ -135,7 +135,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         """Take the next event, and let the first in line in."""
         self.position += 1
         event = self.held.popleft()
-        if self._line:
+        if self._waiters:
             self._let_in()
         return event
 
@@ -180,8 +180,8 @@ def emit(value: object, /) -> Awaitable[None]:
     """Hand a value to the reader of the call: `await penstock.emit(value)`, inside of a node.
 
     The node is an `async def`, with or without `yield`, that says `effectful=True`; or a `def` with `runs_on="thread"`,
-    which calls it without `await`. It waits while the reader is `capacity` events behind. If nobody reads the events of
-    the call, or those of this class, the value is dropped; so is one that comes after the outcome. In a thread, the
+    which calls it without `await`. It waits while the reader is `capacity` events behind. If the events of the call,
+    or those of this class, are not read, the value is dropped; so is one that comes after the outcome. In a thread, the
     end of the item raises here, and so does that of an attempt which has timed out.
 
     Args:
@@ -261,7 +261,7 @@ def _wait(turn: "concurrent.futures.Future[None]", where: Handling, loop: asynci
 
 
 def _ended() -> asyncio.CancelledError:
-    return asyncio.CancelledError("the item is not wanted any more")
+    return asyncio.CancelledError("the item has ended")
 
 
 def _refuse_graph() -> None:

@@ -300,7 +300,7 @@ def size_of(value: Any) -> int:
 
 
 def _add_up(values: Iterable[Any], sizes: dict[int, tuple[int, bool]], *, with_streams: bool = True) -> None:
-    """Note the sizes of what is in some values, by identity, and whether it is an array of JAX."""
+    """Note the size of each object in some values, by identity, and whether it is an array of JAX."""
     left = [*values]
     passed: set[int] = set()
     while left:

@@ -5,7 +5,7 @@ import inspect
 import types
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
@@ -402,8 +402,8 @@ def graph(fn: Any = None, /) -> Any:
     """Make a graph of an `async def` that calls nodes; or of one node, which is then its only step.
 
     `graph(fetch)` has the name and the parameters of the node `fetch`, so the verbs run the node by itself:
-    `engine.run(graph(fetch)("x.org"))`, `engine.deploy(graph(fetch))`. An instance of a class that is a node will do,
-    too.
+    `engine.run(graph(fetch)("x.org"))`, `engine.deploy(graph(fetch))`. It is made, and traced, once for each node. An
+    instance of a class that is a node will do, too.
 
     A graph cannot be a method. If it needs an object, define it inside a function or method that has the object:
     `def build(config: Config) -> Graph[[str], Answer]`.
@@ -422,7 +422,13 @@ def graph(fn: Any = None, /) -> Any:
 
 
 def _decorated(fn: Any) -> Graph[..., Any]:
-    if isinstance(fn, Node) or (is_stateful(fn) and not isinstance(fn, type)):
+    if isinstance(fn, Node):
+        node = cast("Node[..., Any]", fn)
+        if node._alone is None:
+            node._alone = _chained(node)
+        alone: Graph[..., Any] = node._alone
+        return alone
+    if is_stateful(fn) and not isinstance(fn, type):
         return _chained(fn)
     if not inspect.iscoroutinefunction(fn):
         remedy = "write `async def`"
@@ -577,7 +583,7 @@ def as_graph(graph: Any, verb: str) -> Graph[..., Any]:
     """Return the graph that was passed to a verb.
 
     Raises:
-        TypeError: the argument is no graph.
+        TypeError: the argument is not a graph.
     """
     if isinstance(graph, Graph):
         return graph  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Graph[..., Any]
@@ -595,19 +601,29 @@ def _graph_of(node: Any) -> str:
     return f"ps.graph({node.__name__}(...))" if isinstance(node, type) else f"ps.graph({part_name(node)})"
 
 
-def as_call(call: Any, verb: str) -> Call[Any]:
+def as_call(call: Any, verb: str, more: tuple[object, ...] = ()) -> Call[Any]:
     """Return the call that was passed to a verb; a graph without parameters stands for its only call.
 
+    Args:
+        call: what was passed.
+        verb: the function that takes it, for the message.
+        more: what was passed beside it, which is refused.
+
     Raises:
-        TypeError: the argument is neither a call nor a graph without parameters.
+        TypeError: the argument is neither a call nor a graph without parameters, or not the only one.
     """
     if isinstance(call, Call):
+        if more:
+            raise TypeError(
+                f"{verb} takes one call, got {1 + len(more)} arguments: {verb.partition('.')[0]}.stream and "
+                "service.map take many calls"
+            )
         return call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
     if isinstance(call, Graph):
-        try:
-            return cast("Graph[[], Any]", call)()
-        except TypeError:
-            raise TypeError(f"graph {call.name!r} has parameters: pass a call, {verb}({call.name}(...))") from None
+        with suppress(TypeError):
+            if not more:
+                return cast("Graph[[], Any]", call)()
+        raise TypeError(f"graph {call.name!r} has parameters: pass a call, {verb}({call.name}(...))")
     if inspect.iscoroutine(call):
         call.close()
         raise TypeError(

@@ -29,8 +29,8 @@ def interrupt(question: object, /) -> Awaitable[Any]:
         The answer, an awaitable.
 
     Raises:
-        PlanError: this is no iteration of a durable loop, it is inside of a `map_each` or a call of its own, or in a
-            thread, a process or a plain `def`, which cannot wait.
+        PlanError: this is not an iteration of a durable loop, it is inside of a `map_each`, a call of its own or a node
+            with `cache=`, or in a thread, a process or a plain `def`, which cannot wait.
         NotStorable: the question cannot be stored.
     """
     if active() is not None:
@@ -48,6 +48,11 @@ async def _ask(question: object, /) -> Any:
     from ..saving.durable import present
 
     call, frame = present.get(), enclosing_frame()
+    if call is None and frame is not None and any(around.waiters for around in frame.lineage()):
+        raise PlanError(
+            f"ps.interrupt({question!r}) was called in a node that keeps its results, which are for all equal calls, "
+            "and an answer is for one: ask in a node without cache="
+        )
     if call is None or call.frame is None or frame is None or frame is call.frame:
         raise PlanError(f"ps.interrupt({question!r}) {_ONLY}")
     for around in frame.lineage():

@@ -5,7 +5,7 @@ import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 from .._errors import PlanError
 from .control import Control
@@ -81,8 +81,9 @@ def way_of(plan: Plan, *, has_state_behind: bool) -> Way:
 
 
 def has_state(value: object) -> bool:
-    """Whether an object, or the instances of a class, can tell and take its state."""
-    return callable(getattr(value, "state", None)) and callable(getattr(value, "restore", None))
+    """Whether an object, or the instances of a class, can tell and take its state, without waiting."""
+    methods = [getattr(value, name, None) for name in ("state", "restore")]
+    return all(callable(one) and not inspect.iscoroutinefunction(one) for one in methods)
 
 
 class _Surveyor:
@@ -143,6 +144,10 @@ class _Surveyor:
     def _joined(self, step: PlannedStep, inputs: list[int]) -> int:
         """Note the branches that a step reads together; returns the number of the split that all come from."""
         splits = {self._branch(step, number) for number in inputs}
+        while len(splits) > 1 and None not in splits:
+            inner = max(cast("set[int]", splits))  # one inside of a branch of another was made after it
+            self._stops[inner] = self._stop(self._steps[inner])
+            splits = splits - {inner} | {self._branch(step, *self._inputs(self._steps[inner]))}
         may_join = _kind(step) == "map_each" or _iterator_class(step, "takes_turns")
         if len(splits) != 1 or None in splits or not may_join:
             raise self._refused(
@@ -219,13 +224,13 @@ class _Surveyor:
         for step in body.steps:
             for one, label in zip(step.chain, (step.label, *step.tail_labels), strict=True):
                 names.append(label)
+                is_overlapping = overlap or (not is_node(one.callee) and _control(step).limit > 1)
+                inside = [
+                    self._body(inner, f"{path}/{label}", stop, overlap=is_overlapping, is_nested=True)
+                    for inner in step.bodies
+                ]
                 if not is_node(one.callee):
-                    names += [
-                        self._body(
-                            inner, f"{path}/{label}", stop, overlap=overlap or _control(step).limit > 1, is_nested=True
-                        )
-                        for inner in step.bodies
-                    ]
+                    names += inside  # those of a node, its failover for instance, are its own affair
                     continue
                 given = {other.source for whole in body.steps for other in whole.chain}
                 is_behind = is_nested or any(read.source in given for read in one.reads())
@@ -246,8 +251,11 @@ class _Surveyor:
         elif not has_state(kind):
             why = (
                 f"class {kind.__name__} keeps state that would be lost: give it state(), which returns what is to be "
-                "stored, and restore(state); or say @ps.node(stateless=True) if it keeps nothing between two items"
+                "stored, and restore(state), each a plain `def`; or say @ps.node(stateless=True) if it keeps nothing "
+                "between two items"
             )
+        elif policy.runs_on == "process":
+            why = "its instances are in worker processes, one in each, and none has seen all items; run it in a thread"
         elif policy.restart_on:
             why = "a crash replaces its instance, and a fresh one would be stored as the old one; leave out restart_on="
         elif self._calls[instance_key(node)] > 1:
@@ -255,7 +263,8 @@ class _Surveyor:
         elif needs_order and not policy.ordered:
             why = (
                 "it has state, and in this map_each items overtake each other before they come to it; say "
-                "@ps.node(ordered=True), or give it a map_each of its own"
+                "@ps.node(ordered=True) or, inside of cond, switch, while_loop and failover=, "
+                "ps.map_each(..., concurrency=1); or give it a map_each of its own"
             )
         if why:
             raise self._refused_at(step, node.name, why)
@@ -268,6 +277,8 @@ class _Surveyor:
                 "it is the source of the stream, and would begin at its first record again; take data.order, or a "
                 "class with state() and restore(state)",
             )
+        if step.bodies:
+            raise self._refused(step, "a failover of the source has records of its own; leave out failover=")
 
     def _note_mixed(self, mix: str, place: int, number: int) -> None:
         """Note a source of a mix, which goes on by the number of records that the mix has taken from it."""

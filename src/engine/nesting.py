@@ -11,8 +11,8 @@ from ..actors.current import enclosing_frame
 from ..actors.frame import AnyDeployment, Frame, Listener
 from .pools import Pools
 
-# For the task of an instance or a loop, which is no handler: the pools of its Engine, and the handler that opened the
-# scope, if one did.
+# For the task of an instance or a loop, which is not a handler: the pools of its Engine, and the handler that opened
+# the scope, if one did.
 _host: ContextVar[tuple[Pools, object] | None] = ContextVar("penstock_host_pools", default=None)
 
 

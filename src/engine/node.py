@@ -171,6 +171,7 @@ class Node(Generic[P, Ret_co]):
         self.is_async = is_async(fn)
         self.gives_stream = is_generator(fn)
         self._replacement: Callable[..., Any] | None = None
+        self._alone: Any = None  # the graph that `penstock.graph(node)` has made
         # A closure, a bound instance or a `partial` could hold a symbolic value, which only arguments may.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
         if executor is None:  # the maker of a node with an executor has checked the policy against that executor

@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 class ReaderWait:
     """A stopwatch that runs while the reader of a stream waits: a context manager around each wait.
 
+    It takes no time before `seconds` was read once: two looks at the clock cost as much as a hop between two nodes.
+
     A second reader, which is refused, may come while the first one waits; the watch runs until both have left.
 
     If the reader is cancelled while it waits, a new `CancelledError` is raised, with the one that arrived as its
@@ -50,30 +52,49 @@ class ReaderWait:
     closed as soon as its reader drops it, and not when the garbage collector runs.
     """
 
-    __slots__ = ("_before", "_readers", "_since")
+    __slots__ = ("_before", "_is_timed", "_readers", "_since")
 
     def __init__(self) -> None:
         self._before = 0.0
+        self._is_timed = False
         self._readers = 0
         self._since: float | None = None
 
-    def __enter__(self) -> None:
-        if not self._readers:
+    def begin(self) -> None:
+        """Note that a reader begins to wait."""
+        if self._is_timed and not self._readers:
             self._since = perf_counter()
         self._readers += 1
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._readers -= 1
-        if not self._readers:
+    def end(self) -> None:
+        """Note that a reader waits no more."""
+        if self._is_timed and self._readers == 1:
             self._before, self._since = self.seconds, None
+        self._readers -= 1
+
+    @staticmethod
+    def cancelled(error: asyncio.CancelledError) -> asyncio.CancelledError:
+        """Return the error to raise for a reader that was cancelled with `error`."""
+        return asyncio.CancelledError(*error.args)
+
+    def __enter__(self) -> None:
+        self.begin()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        self.end()
         if isinstance(error, asyncio.CancelledError):
-            raise asyncio.CancelledError(*error.args)
+            raise self.cancelled(error)
 
     @property
     def seconds(self) -> float:
-        """The time so far in seconds, including a wait that goes on: the reader of a `map` has a single long wait."""
+        """The time since this was first read, in seconds, including a wait that goes on: that of a `map` is long."""
+        if not self._is_timed:
+            if self._readers:
+                self._since = perf_counter()
+            self._is_timed = True
         since = self._since
-        return self._before if since is None else self._before + perf_counter() - since
+        # Profiles read this in other threads: a reader may have stopped to wait since it was looked at above.
+        return self._before if since is None or not self._readers else self._before + perf_counter() - since
 
 
 # The bar shows the rate and the bottleneck of this time: long enough for a calm number, short enough to follow changes.
@@ -286,7 +307,7 @@ class Pipeline:
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long the reader has waited for items so far, in seconds."""
+        """How long the reader has waited for items since this was first read, in seconds."""
         return self._reader_wait.seconds
 
     def look(self) -> "WindowLook":

@@ -104,7 +104,7 @@ def _needed_meanwhile(
 ) -> Iterator[Node[..., object]]:
     """Yield the nodes that have to run before the stream for which `held` keeps its place is read to its end."""
     for other in needs:
-        # Of two nodes that hold places, the later one waits for the earlier one, which is no circle; if the two are
+        # Of two nodes that hold places, the later one waits for the earlier one, which is not a circle; if the two are
         # opened side by side, either may be the later one.
         if other is not held and (
             _key(other.node) == _key(held.node)

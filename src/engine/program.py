@@ -176,11 +176,15 @@ class Plan:
             '"actors" for many (stream, deploy), which overlap in a pipeline'
         )
 
+    @property
+    def _size(self) -> str:
+        return f"{len(self.steps)} actor{'' if len(self.steps) == 1 else 's'}"
+
     def __str__(self) -> str:
         from .drawing import to_text
         from .picture import drawing_of
 
-        lines = [to_text(drawing_of(self.trace)), "", f"plan of {printable(self.name)}: {len(self.steps)} actors"]
+        lines = [to_text(drawing_of(self.trace)), "", f"plan of {printable(self.name)}: {self._size}"]
         for report in self.reports:
             changed = "nothing to change" if not report.changes else f"{report.before} → {report.after}"
             if report.name == "validate":
@@ -198,7 +202,7 @@ class Plan:
         from .drawing import to_svg
         from .picture import drawing_of
 
-        facts = [("plan", f"{self.name}: {len(self.steps)} actors")]
+        facts = [("plan", f"{self.name}: {self._size}")]
         for report in self.reports:
             facts.append((report.name, f"{report.before} → {report.after}" if report.changes else "nothing to change"))
             facts += [("", line) for line in (*report.changes[:20], *report.notes[:20])]
@@ -283,8 +287,8 @@ class Program:
         self.blank: tuple[Any, ...] = (None,) * (len(self.readers) - len(plan.parameter_sources))
         self.countdown = [unit.countdown for unit in self.units]
         self.sinks = sum(not unit.consumers for unit in self.units)
-        # If there is one end and no unit with two inputs, there is one beginning, too. A graph with streams is no line,
-        # because a stream goes on beside the steps.
+        # If there is one end and no unit with two inputs, there is one beginning, too. A graph with streams is not a
+        # line, because a stream goes on beside the steps.
         self.is_line = (
             self.sinks == 1
             and not plan._has_streams

@@ -139,7 +139,7 @@ def resource(fn: Callable[P, AsyncIterator[T]], /) -> Resource[P, T]:
         A `Resource`; in a graph, `await` of a call gives the value that `fn` yields.
 
     Raises:
-        TypeError: `fn` is no async generator function, or a method.
+        TypeError: `fn` is not an async generator function, or a method.
     """
     made: Any = fn  # the checks below are for programs without a type checker
     if isinstance(made, Node):

@@ -30,7 +30,7 @@ from .tracing.tracer import Callee
 from .wiring import SharedWirings, Wiring
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.records import Reader, WindowLook
+    from ..telemetry.profiling.records import ProfiledStream, WindowLook
     from .checkpoint import Saving
     from .counters import Room
 
@@ -66,7 +66,7 @@ class OpenStream(Ongoing, Protocol):
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long the reader has waited for items so far, in seconds."""
+        """How long the reader has waited for items since this was first read, in seconds."""
         ...
 
     def look(self) -> "WindowLook | None":
@@ -108,7 +108,7 @@ class Runtime:
         self.frames: set[Frame] = set()
         self.counted_runs: Counter[str] = Counter()
         self.streams: set[Ongoing] = set()
-        self.readers: set[Reader] = set()
+        self.readers: set[ProfiledStream] = set()
         self.deployments: set[Ongoing] = set()
         self.scopes = 0
         self.wirings: set[Wiring] = set()
@@ -187,7 +187,7 @@ class Runtime:
             return []
         return [*(wiring for shared in self._shared for wiring in shared), *self.wirings]
 
-    def open_readers(self) -> "list[Reader]":
+    def open_readers(self) -> "list[ProfiledStream]":
         """Return the streams that are open, for a profile."""
         return list(self.readers)
 

@@ -6,7 +6,7 @@ from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Generic, ParamSpec, Self, TypeAlias, TypeVar, Unpack, overload
+from typing import Any, Generic, Never, ParamSpec, Self, TypeAlias, TypeVar, Unpack, overload
 
 from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PlanError
 from ..actors.accepted import SWITCH, TIMEOUT, check
@@ -212,7 +212,7 @@ class ServiceStatistics(Rendered):
             The counters less those of `earlier`; all values that are no counters are as in this snapshot.
 
         Raises:
-            ValueError: `earlier` is no earlier snapshot of the same deployment.
+            ValueError: `earlier` is not an earlier snapshot of the same deployment.
         """
         admission = since(self.admission, earlier.admission, "admitted", "refused")
         return replace(
@@ -286,12 +286,19 @@ class Service(Generic[P, R]):
         return self._run(graph, graph._arguments(args, kwargs), None, self._options)
 
     async def run(
-        self, call: Call[T], /, *, key: str | None = None, answer: object = ..., **options: Unpack[CallOptions]
+        self,
+        call: Call[T],
+        /,
+        *more: Never,
+        key: str | None = None,
+        answer: object = ...,
+        **options: Unpack[CallOptions],
     ) -> T:
         """Run one call of a deployed graph.
 
         Args:
             call: the call; a graph without parameters may be passed itself.
+            *more: nothing; arguments of the graph are part of the call.
             key: for a graph with a durable loop, the key that it is kept under; see `penstock.engine.run`.
             answer: the answer to the question that the key waits with.
             **options: `timeout_seconds`, `priority` and `trace_execution`.
@@ -312,7 +319,7 @@ class Service(Generic[P, R]):
             KeyInUse: the key is under way elsewhere.
         """
         merged = self._merged("service.run", options)
-        call = as_call(call, "service.run")
+        call = as_call(call, "service.run", more)
         result: T
         if key is None and answer is ...:
             result = await self._run(call.graph, call.arguments, call._trace_headers, merged)
@@ -497,7 +504,7 @@ class Service(Generic[P, R]):
             resource: the resource. If the deployment uses it with different arguments, it is opened once for each.
 
         Raises:
-            TypeError: the argument is no resource.
+            TypeError: the argument is not a resource.
             PlanError: the deployment does not use this resource; the message names the resources that it uses.
             EngineClosedError: the deployment is not ready.
             Exception: the resource could not be opened, or a node refuses its new value; the old values stay in place.
@@ -533,7 +540,7 @@ class Service(Generic[P, R]):
     ) -> Any:
         deployment = self._deployment
         scope, in_flight = deployment.check_callable()
-        call = ServiceCall(deployment, scope, in_flight, graph.name, options, headers)
+        call = ServiceCall(scope.loop, graph.name, options, headers, timeout_seconds=options.timeout_seconds)
         if self._options.collect_metrics and metrics.meter_provider() is not None:
             call.count()
         try:
@@ -552,8 +559,7 @@ class Service(Generic[P, R]):
         except BaseException as error:
             call.report("running", error)
             raise
-        call.join(scope)
-        in_flight.live[call] = account
+        call.admitted(deployment, scope, in_flight, account)
         item = in_flight.items
         in_flight.items = item + 1
         call.launch(wired, arguments, item, scope.engine.eager_starts)

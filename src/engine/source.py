@@ -384,8 +384,8 @@ class PulledSource:
         nothing for a worker to carry on.
 
         Args:
-            position: the position of the worker that asks; None if the caller is no worker, so that no handler may run
-                here.
+            position: the position of the worker that asks; None if the caller is not a worker, so that no handler may
+                run here.
 
         Returns:
             None if there is no item now, or if the items were run here or put into an inbox.
@@ -640,7 +640,7 @@ def checked_call(call: Any, index: int, *, trace_items: bool) -> Call[Any]:
         trace_items: the option of the stream.
 
     Raises:
-        TypeError: the object is no call.
+        TypeError: the object is not a call.
         OptionsError: the call continues the trace of its headers, in a stream whose items are all in one trace.
     """
     if isinstance(call, Call):

@@ -184,7 +184,7 @@ class StreamStatistics(Rendered):
             The counters less those of `earlier`; all values that are no counters are as in this snapshot.
 
         Raises:
-            ValueError: `earlier` is no earlier snapshot of the same stream.
+            ValueError: `earlier` is not an earlier snapshot of the same stream.
         """
         return replace(
             since(

@@ -2,14 +2,15 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError, OptionsError
 from ..actors.frame import Frame
 from .control import Outcome
-from .graph import one_value
+from .graph import Graph, as_call, one_value
+from .node import Node
 from .options import ExecutionOptions
 from .pipeline import Pipeline, StreamProgress, length_of
 from .scope import Runtime, Scope
@@ -79,8 +80,13 @@ class Stream(ABC, Generic[T_co]):
         """
         await self._checkpoint(is_reader=True)
 
-    async def _checkpoint(self, *, is_reader: bool) -> None:
-        """Make a cut now; `is_reader` says whether the reader waits for it."""
+    async def _checkpoint(self, *, is_reader: bool, unread: Sequence[Any] = ()) -> None:
+        """Make a cut now.
+
+        Args:
+            is_reader: whether the reader waits for it.
+            unread: the value that was taken for the reader last, if it has not got it.
+        """
         raise OptionsError(
             "this stream is not saved: engine.stream(call, checkpoint=ps.Checkpoint(folder)) makes one that is"
         )
@@ -119,6 +125,8 @@ class CallsStream(Stream[T_co]):
         shows_progress: bool = False,
     ) -> None:
         if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
+            if isinstance(calls, Graph | Node | Coroutine):
+                as_call(calls, "engine.stream")  # which names the remedy
             raise TypeError(
                 f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}"
             )

@@ -1,7 +1,7 @@
 """Streams of one call: `StreamingCall`, and what its reader holds: `ValuesStream`, or `EventStream` with events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Protocol, Self, TypeVar, cast
 
@@ -171,7 +171,7 @@ class DeploymentScope:
         self._key = key
         self._answer = answer
         self.runtime = deployment.runtime
-        self._share: Share | None = None  # the account of its key for its share of the places, which is no durable key
+        self._share: Share | None = None  # the account of its key (not a durable one) for its share of the places
         self._scope, self._in_flight = deployment.check_callable()
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
@@ -291,7 +291,7 @@ class StreamingCall:
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long the reader has waited for values so far, in seconds."""
+        """How long the reader has waited for values since this was first read, in seconds."""
         return self.reader_wait.seconds
 
     @property
@@ -558,14 +558,18 @@ class ValuesStream(Stream[T_co]):
             and not self._closed
             and self._call is not None
         ):
-            # `StreamBuffer.wait` written out: each value of a slow stream comes by here, and a coroutine more takes as
-            # long as a tenth of what a value takes in all.
-            with self._call.reader_wait:
-                waiter = buffer.waiter = self._call.loop.create_future()
-                try:
-                    await waiter
-                finally:
-                    buffer.waiter = None
+            # `StreamBuffer.wait`, in a block of `ReaderWait`, written out: each value of a slow stream comes by, and a
+            # coroutine or a context manager more takes as long as a tenth of what a value takes in all.
+            wait = self._call.reader_wait
+            wait.begin()
+            waiter = buffer.waiter = self._call.loop.create_future()
+            try:
+                await waiter
+            except asyncio.CancelledError as error:
+                raise wait.cancelled(error)  # noqa: B904 - the error that arrived is its context
+            finally:
+                buffer.waiter = None
+                wait.end()
         if buffer.held:
             value: T_co = buffer.take()
             return value
@@ -701,7 +705,7 @@ class SavedStream(ValuesStream[T_co]):
         """
         await self._checkpoint(is_reader=self._reader in (None, asyncio.current_task()))
 
-    async def _checkpoint(self, *, is_reader: bool) -> None:
+    async def _checkpoint(self, *, is_reader: bool, unread: Sequence[Any] = ()) -> None:
         call = self._start()
         saving = call.saving
         assert saving is not None
@@ -710,6 +714,8 @@ class SavedStream(ValuesStream[T_co]):
             raise EngineClosedError(f"this stream has ended, so checkpoint() has nothing to save; {saved}")
         if self._buffer is None:
             await self._open()
+        for value in unread:
+            saving.put_back(value)
         await saving.checkpoint(is_reader=is_reader)
 
 
@@ -857,7 +863,8 @@ def stream_of(
         shows_progress: whether a bar shows the progress.
     """
     if events is None:
-        return ValuesStream[Any](partial(start, None), shows_progress=shows_progress)
+        stream: Stream[Any] = ValuesStream(partial(start, None), shows_progress=shows_progress)
+        return stream
     buffer = EventBuffer(events, DEFAULT_CAPACITY if capacity is None else capacity)
     name = call.graph.name if gives_stream else None
     return EventStream[Any, Any](partial(start, buffer), buffer, name, shows_progress=shows_progress)

@@ -14,7 +14,7 @@ from ..actors.node_actor import AHEAD_ITEMS, ASYNC, INLINE, UNLIMITED, Body, Lim
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Cache, Policy
 from ..actors.stream_buffer import DEFAULT_CAPACITY
-from ..actors.threads import ThreadShare
+from ..actors.threads import Lane, ThreadShare
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
@@ -309,7 +309,11 @@ class Wiring:
             target = process_target(type(node.template))
             return invocation.in_process(self._pools.processes, target, self._instances.in_workers(node))
         if node._runs_on == "thread":
-            return invocation.in_thread(self._pools.threads)
+            has_all_threads = self._threads is None and self._has_places_in_threads
+            is_ahead = node.policy.concurrency is not None and node.policy.is_once and has_all_threads
+            return invocation.in_thread(
+                self._pools.threads, _items_ahead(node.policy, node.policy.concurrency or 0) * is_ahead
+            )
         if not node.is_async:
             return invocation.run_inline
         return invocation.run_task_starter if starts_tasks(node._target) else invocation.run_async
@@ -324,15 +328,17 @@ class Wiring:
                 self._instance_limiters[key] = Limiter(node._shared_places or UNLIMITED, shared=True)
             return self._instance_limiters[key]
         if policy.concurrency is not None:
-            return self._pools.limiter(node.origin, policy.concurrency)
+            limiter = self._pools.limiter(node.origin, policy.concurrency)
+            if policy.runs_on == "thread" and limiter.lane is None:
+                limiter.lane = Lane(limiter.limit)
+            return limiter
         if policy.runs_on == "thread":
             if not self._has_places_in_threads:
                 return Limiter()
             return Limiter(self._pools.max_threads if self._threads is None else self._threads.limit)
         if policy.runs_on == "process":
-            # Not for a hedged node, whose second attempts would begin because the first wait behind others.
-            is_ahead = node._runs_on == "process" and policy.hedge is None
-            return Limiter(self._pools.max_processes, ahead=AHEAD_ITEMS * self._pools.max_processes * is_ahead)
+            ahead = _items_ahead(policy, AHEAD_ITEMS * self._pools.max_processes)
+            return Limiter(self._pools.max_processes, ahead=ahead * (node._runs_on == "process"))
         if node._runs_in is not None:  # its executor gathers the items that wait, and must see all of them
             return Limiter()
         if node.gives_stream:  # a stream holds its place until it has ended, and streams may wait for each other
@@ -361,6 +367,15 @@ class Wiring:
         return self._bodies
 
 
+def _items_ahead(policy: Policy, most: int) -> int:
+    """Return how many items of a node may be sent to processes or threads besides those that run."""
+    # A hedged node has none: second attempts would begin because the first wait behind others. And the bytes of an item
+    # count while it is in the inbox.
+    if policy.hedge is not None or policy.max_bytes is not None:
+        return 0
+    return most if policy.capacity is None else min(most, policy.capacity)
+
+
 def _compose_lines(actors: Sequence[NodeActor]) -> None:
     """Give the first async node of each line of nodes a function that takes items through the line."""
     consumers = {consumer for actor in actors for consumer in actor.consumers}
@@ -387,6 +402,7 @@ def _goes_on(actor: NodeActor) -> bool:
         following is not None
         and actor.mode in (ASYNC, INLINE)
         and (following.mode == INLINE or (following.mode == ASYNC and following.slot == actor.out))
+        and following.out == actor.out  # or the value is part of the result as well, and has to stay in its slot
         # An item that goes on needs a place before it gives back its own. Two of one limit are often not to be had.
         and following.limiter is not actor.limiter
     )
@@ -605,6 +621,6 @@ def inbox_capacity(policy: Policy) -> int:
 
 
 def executor_of(step: PlannedStep | None) -> Executor | None:
-    """Return what runs the node of a step elsewhere; None if the engine runs it, or it is no node."""
+    """Return what runs the node of a step elsewhere; None if the engine runs it, or it is not a node."""
     callee = None if step is None else step.head.callee
     return callee._runs_in if is_node(callee) else None

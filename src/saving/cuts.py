@@ -387,12 +387,16 @@ def _this_process() -> str:
 
 
 def _refuse_several_processes() -> None:
+    jax: Any = sys.modules.get("jax")
     bridge: Any = sys.modules.get("jax._src.xla_bridge")
-    if bridge is None or not bridge.backends_are_initialized():  # to ask would start JAX
-        return
-    jax: Any = sys.modules["jax"]
-    if jax.process_count() > 1:
+    distributed: Any = sys.modules.get("jax._src.distributed")
+    count = 1
+    if bridge is not None and bridge.backends_are_initialized():
+        count = jax.process_count()
+    elif distributed is not None and distributed.global_state.client is not None:
+        count = distributed.global_state.num_processes  # what `process_count` will be, which would start JAX
+    if count > 1:
         raise CheckpointError(
-            f"jax.process_count() is {jax.process_count()}: a cut is that of one process. Train in one process, or "
+            f"jax.process_count() is {count}: a cut is that of one process. Train in one process, or "
             "save what the processes share with Orbax"
         )

@@ -10,6 +10,7 @@ import sys
 import time
 import typing
 import uuid
+import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, replace
@@ -70,7 +71,7 @@ class Durable:
             the same machine that has died gives it up at once.
 
     Raises:
-        OptionsError: the store is none, the file cannot be one of SQLite, or `lease_seconds` is no number above 0.
+        OptionsError: `store` is not a store, the file cannot be an SQLite database, or `lease_seconds` is not above 0.
     """
 
     def __init__(self, store: LoopStore | str | os.PathLike[str], *, lease_seconds: float = 30.0) -> None:
@@ -202,7 +203,7 @@ class DurableCall:
 
     async def begin(self) -> None:
         """Take the key; see `__aenter__`."""
-        _active.add(self._owner.token)
+        _active[self._owner.token] = self
         loop = asyncio.get_running_loop()
         if self.timeout_seconds is not None:
             self._deadline = loop.time() + self.timeout_seconds
@@ -249,14 +250,16 @@ class DurableCall:
             # The call has failed with an error of its own. The lease ends by itself.
             logs.warning("durable.not_released", key=self._key, graph=self._graph, error=repr(failure))
         finally:
-            _active.discard(self._owner.token)
+            _active.pop(self._owner.token, None)
             self.frame = None  # its context refers to this call
 
     async def _take(self) -> None:
-        """Write a record that says who has the key, in the place of one that nobody has."""
+        """Write a record that says who has the key, in the place of one that has no holder."""
         given = await self._in_thread(_digests, self._arguments)
-        value = self._answer.value if isinstance(self._answer, Answer) else self._answer
-        answer = None if value is ... else await self._in_thread(_encoded, value, "answer")
+        answer: bytes | None = None
+        if self._answer is not ...:
+            value = self._answer.value if isinstance(self._answer, Answer) else self._answer
+            answer = await self._in_thread(_encoded, value, "answer")
         while True:
             found = await self._store.load(self._key)
             loop = self._next(None if found is None else _Loop.read(found), given, answer)
@@ -435,7 +438,8 @@ class DurableCall:
             try:
                 async with self._writing:
                     assert self._loop is not None
-                    if self._loop.lease_until - time.time() < self._lease_seconds * 0.7:
+                    # More than the whole lease is left if the clock was put back, and the others' may not have been.
+                    if not self._lease_seconds * 0.7 <= self._loop.lease_until - time.time() <= self._lease_seconds:
                         await self._write(self._loop)
             except KeyInUse as error:
                 if self.frame is not None:
@@ -485,8 +489,8 @@ def _states(records: Sequence[LoopRecord]) -> list[LoopState]:
 
 # Who has a key.
 
-# The calls of this process that have a key.
-_active: set[str] = set()
+# The calls of this process that have a key, by their tokens. Those of a loop that was closed early are just dropped.
+_active: "weakref.WeakValueDictionary[str, DurableCall]" = weakref.WeakValueDictionary()
 
 
 class Owner(NamedTuple):
@@ -509,7 +513,7 @@ class Owner(NamedTuple):
         if self.machine != _machine():
             return False
         if self.pid == os.getpid() and self.started == _started(self.pid):
-            return self.token not in _active
+            return not self.is_here()
         if sys.platform == "win32":  # where `os.kill` ends the process, whatever the signal
             return False
         try:
@@ -519,6 +523,10 @@ class Owner(NamedTuple):
         except PermissionError:
             return False
         return _started(self.pid) != self.started
+
+    def is_here(self) -> bool:
+        """Whether the call certainly runs: in this process."""
+        return self.token in _active
 
 
 @functools.cache
@@ -572,8 +580,10 @@ class _Loop:
     answers: tuple[tuple[bytes, bytes], ...] = ()
 
     def is_free(self) -> bool:
-        """Whether its owner has ended, or has not renewed its lease."""
-        return self.owner is None or self.lease_until < time.time() or self.owner.is_gone()
+        """Whether its owner has ended, or, as far as can be told from here, has not renewed its lease."""
+        if self.owner is None or self.owner.is_gone():
+            return True
+        return self.lease_until < time.time() and not self.owner.is_here()  # the clock may have leapt
 
     def token(self, key: str, question: bytes) -> str:
         """Return the name of a question that is asked in the iteration after this step."""

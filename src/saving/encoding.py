@@ -47,7 +47,8 @@ _WRITTEN: Final = {
     "uuid.UUID": "uuid:UUID",
 }
 
-# How deep a value is, the path of what it is in, how its last part is written, and that part.
+# The depth of a value, the path of the value that contains it, and the last part of its own path: how to write it, and
+# the part itself.
 _Path: TypeAlias = "tuple[int, _Path | None, str, object]"
 
 
@@ -119,7 +120,7 @@ def decode(encoded: Encoded, template: object = None) -> Any:
             loaded, arrays of JAX come back as those of NumPy.
 
     Raises:
-        CheckpointError: a class does not exist any more, or has other fields or another `__version__`.
+        CheckpointError: a class is gone, or has other fields or another `__version__`.
         MissingExtraError: there are arrays, but there is no NumPy here to hold them.
     """
     return _Decoder(encoded, template).value(encoded.structure)
@@ -474,7 +475,7 @@ class _Decoder:
         try:
             return cls[member] if type(member) is str else cls(self.value(member))
         except (KeyError, ValueError) as error:
-            raise CheckpointError(f"{place} has no member {member!r} any more") from error
+            raise CheckpointError(f"{place} has lost its member {member!r}") from error
 
     def _instance(self, content: Any) -> Any:
         place, version, stored, rest = content
@@ -501,7 +502,7 @@ def _known_class(place: str, kind: str) -> tuple[Any, _Class]:
     found = _found(place)
     known = _class_of(found) if isinstance(found, type) else None
     if known is None or (known.kind == "enum") != (kind == "enum"):
-        raise CheckpointError(f"{place} is no {kind} any more: instances of it were stored; keep it where it was")
+        raise CheckpointError(f"{place} is not the {kind} of which instances were stored: keep it where it was")
     return found, known
 
 
@@ -549,7 +550,7 @@ def _numpy() -> Any:
         ) from error
 
 
-# What makes a value of what is behind its tag.
+# By tag: the function that decodes the content behind it.
 _READERS: Final[Mapping[str, Callable[[_Decoder, Any], Any]]] = {
     "$array": _Decoder._array,
     "$bytearray": lambda self, content: bytearray(self._bytes(content)),

@@ -78,8 +78,8 @@ class SQLiteStore(LoopStore):
         OptionsError: the file is in a folder that does not exist, or on a network file system, where what several
             processes do to a file of SQLite damages it.
 
-    Its methods raise `CheckpointError`, which names the key, the file and the remedy, if the file is damaged, is none
-    of SQLite, cannot be written, or stays locked by another program.
+    Its methods raise `CheckpointError`, which names the key, the file and the remedy, if the file is damaged, is not
+    an SQLite database, cannot be written, or stays locked by another program.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -202,7 +202,7 @@ _WRONG: Final = {
     sqlite3.SQLITE_READONLY: "the file cannot be written; give this process the right to write it and its folder",
     sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; look at the rights of it and of its folder",
     sqlite3.SQLITE_CORRUPT: "the file is damaged; put a copy in its place, or what `sqlite3 FILE .recover` can read",
-    sqlite3.SQLITE_NOTADB: "the file is none of SQLite; choose another path",
+    sqlite3.SQLITE_NOTADB: "the file is not an SQLite database; choose another path",
     sqlite3.SQLITE_IOERR: "the disk has failed to read or write",
 }
 _ERRNO: Final = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}

@@ -45,7 +45,7 @@ class Route:
 
 
 @dataclass(frozen=True, slots=True)
-class Placement:
+class PlacedLayers:
     """Boxes in the order in which they were given, routes, and the size of the whole in pixels."""
 
     boxes: list[Box]
@@ -83,7 +83,7 @@ class Layers:
         )  # fmt: skip
 
 
-def place(layers: Layers, sizes: Sequence[tuple[float, float]], level_gap: float = LEVEL_GAP) -> Placement:
+def place(layers: Layers, sizes: Sequence[tuple[float, float]], level_gap: float = LEVEL_GAP) -> PlacedLayers:
     """Place boxes of the given widths and heights (pixels) so that edges run downwards."""
     count = len(layers.levels)
     level = [*layers.levels]
@@ -131,7 +131,7 @@ def place(layers: Layers, sizes: Sequence[tuple[float, float]], level_gap: float
         points.append((arrive[target, path[-2]] - left, tops[level[target]]))
         points.append((points[-1][0], boxes[target].top))
         routes.append(Route(source, target, tuple(points)))
-    return Placement(boxes, routes, right - left, tops[-1] - level_gap if levels else 0.0)
+    return PlacedLayers(boxes, routes, right - left, tops[-1] - level_gap if levels else 0.0)
 
 
 def _ordered(level: list[int], above: list[list[int]], below: list[list[int]]) -> list[list[int]]:

@@ -102,8 +102,8 @@ OBSERVED: Final = (
 COUNTERS: Final = frozenset(metric.name for metric in OBSERVED if metric.kind == "counter")
 
 
-# Sources of metrics. Telemetry does not import the engine: an object with counters implements `Source`, and reports
-# when it opens and closes.
+# Sources of metrics. Telemetry does not import the engine: an object with counters implements `CounterSource`, and
+# reports when it opens and closes.
 
 
 class Series:
@@ -137,7 +137,7 @@ def series(metric: str, *attributes: tuple[str, str | bool]) -> Series:
 Reading: TypeAlias = tuple[Series, float, object]
 
 
-class Source(Protocol):
+class CounterSource(Protocol):
     """An object with counters: the actors of a scope, a stream, a deployment, a device.
 
     Its methods are called from any thread, while other threads go on counting.
@@ -267,8 +267,9 @@ class Registry:
     """Adds up the counters of open and closed sources. All methods may be called from any thread."""
 
     def __init__(self) -> None:
-        self._open: WeakValueDictionary[int, Source] = WeakValueDictionary()
-        self._departed: deque[tuple[Source | None, dict[Series, float]]] = deque()  # closed, not in `_totals` yet
+        self._open: WeakValueDictionary[int, CounterSource] = WeakValueDictionary()
+        # Of sources that have closed, and are not in `_totals` yet.
+        self._departed: deque[tuple[CounterSource | None, dict[Series, float]]] = deque()
         self._totals: dict[Series, float] = {}
         self._highest: dict[Series, float] = {}
         self.unlock()
@@ -278,16 +279,16 @@ class Registry:
         self._lock = threading.Lock()  # `closed` and `add` never wait for it
         self._reading = threading.Lock()
 
-    def opened(self, source: Source) -> None:
+    def opened(self, source: CounterSource) -> None:
         """Read a source from now on, until it is closed or collected as garbage."""
         self._open[id(source)] = source
 
-    def closed(self, source: Source) -> None:
+    def closed(self, source: CounterSource) -> None:
         """Keep the last counters of a source that has closed; nothing if it was not open."""
         if self._open.get(id(source)) is source:
             self.vanished(source)
 
-    def vanished(self, source: Source) -> None:
+    def vanished(self, source: CounterSource) -> None:
         """Keep the last counters of an open source that is being collected as garbage; its weak reference is dead."""
         counters: dict[Series, float] = {}
         _add(counters, source.counters(), set())
@@ -328,7 +329,7 @@ class Registry:
                 self._lock.release()
 
     def _take_departed(self) -> set[int]:
-        sources: list[Source | None] = []
+        sources: list[CounterSource | None] = []
         while self._departed:
             source, counters = self._departed.popleft()
             sources.append(source)
@@ -361,18 +362,18 @@ _registry = Registry()
 os.register_at_fork(after_in_child=_registry.unlock)
 
 
-def opened(source: Source) -> None:
+def opened(source: CounterSource) -> None:
     """Read a source from now on, until it is closed or collected as garbage."""
     create(_registry.totals)
     _registry.opened(source)
 
 
-def closed(source: Source) -> None:
+def closed(source: CounterSource) -> None:
     """Keep the last counters of a source that has closed; nothing if it was not open."""
     _registry.closed(source)
 
 
-def vanished(source: Source) -> None:
+def vanished(source: CounterSource) -> None:
     """Keep the last counters of an open source that is being collected as garbage; its weak reference is dead."""
     _registry.vanished(source)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar, TypeVarTuple
 
 from ._quiescence import wait_quiescent
-from ._seeded_loop import SeededLoop, Step, task_of
+from ._seeded_loop import LoopStep, SeededLoop, task_of
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
@@ -143,7 +143,7 @@ class _CancellingLoop(SeededLoop):
 
         return run_and_count
 
-    def _run_step(self, step: Step) -> None:
+    def _run_step(self, step: LoopStep) -> None:
         super()._run_step(step)
         self._count()
 

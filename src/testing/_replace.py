@@ -33,7 +33,7 @@ def replace(node: Any, fake: Any, /) -> AbstractContextManager[None]:
         A context manager.
 
     Raises:
-        TypeError: `node` is no node.
+        TypeError: `node` is not a node.
     """
     if isinstance(node, Node):
         return replaced(cast(Node[..., Any], node), fake)

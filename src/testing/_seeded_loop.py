@@ -18,7 +18,7 @@ _POSTPONE_PROBABILITY = 0.25
 
 
 @dataclass(frozen=True)
-class Step:
+class LoopStep:
     """A step of a task that can run."""
 
     task_number: int
@@ -51,7 +51,7 @@ class SeededLoop(VirtualClockLoop):
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self._random = random.Random(seed)
-        self._steps: list[Step] = []
+        self._steps: list[LoopStep] = []
         self._callbacks = 0
         self._task_numbers: weakref.WeakKeyDictionary[asyncio.Task[object], int] = weakref.WeakKeyDictionary()
         self._tasks_seen = 0
@@ -68,7 +68,7 @@ class SeededLoop(VirtualClockLoop):
             return super().call_soon(callback, *args, context=context)
         used = context if context is not None else contextvars.copy_context()
         number = self._number_of(task)
-        self._steps.append(Step(number, self._callbacks, lambda: used.run(callback, *args)))
+        self._steps.append(LoopStep(number, self._callbacks, lambda: used.run(callback, *args)))
         return self._add_turn()
 
     def _number_of(self, task: asyncio.Task[object]) -> int:
@@ -99,5 +99,5 @@ class SeededLoop(VirtualClockLoop):
         self._steps.remove(step)
         self._run_step(step)
 
-    def _run_step(self, step: Step) -> None:
+    def _run_step(self, step: LoopStep) -> None:
         step.run()

@@ -42,6 +42,19 @@ def die_with_a_forked_child(pid_file: str) -> None:
     os._exit(4)
 
 
+class ForksAndBlocks:
+    def __init__(self, pid_file: str) -> None:
+        self.pid_file = pid_file
+
+    def __call__(self, path: str) -> None:
+        """Leave a child that holds the sockets of this worker, then block."""
+        child = os.fork()
+        if not child:
+            threading.Event().wait()
+        Path(self.pid_file).write_text(str(child))
+        block(path)
+
+
 def block(path: str) -> None:
     """Tell the Unix socket at `path` who runs here, then run for ever."""
     with socket.socket(socket.AF_UNIX) as connection:

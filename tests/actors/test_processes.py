@@ -103,7 +103,7 @@ async def test_arrays_travel_and_stay_writable() -> None:
 
 def test_an_array_is_written_from_its_own_memory() -> None:
     array = np.ones(1_000_000)
-    message = process_messages.encode_request(process_messages.Request("module:fn", (array,), {}))
+    message = process_messages.encode_request(process_messages.CallRequest("module:fn", (array,), {}))
     assert any(np.shares_memory(np.frombuffer(segment, dtype=np.uint8), array) for segment in message)
 
 
@@ -300,6 +300,23 @@ async def test_a_death_is_seen_though_a_forked_child_holds_the_socket(tmp_path: 
             os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
+async def test_a_death_is_seen_though_an_instance_waits_to_be_left(tmp_path: Path, door: Door) -> None:
+    pid_file = tmp_path / "pid"
+    instance = process_messages.WorkerInstance(1, (str(pid_file),), {})
+    async with aclosing(ProcessPool(1)) as pool:
+        running = asyncio.create_task(
+            pool.run(process_target(jobs.ForksAndBlocks), (door.path,), {}, instance=instance)
+        )
+        worker = await door.running_pid()
+        try:
+            await pool.close_instances({1})
+            os.kill(worker, signal.SIGKILL)
+            with pytest.raises(WorkerDied, match="SIGKILL"):
+                await asyncio.wait_for(running, 10)
+        finally:
+            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+
+
 async def test_cancelling_kills_the_worker_and_another_takes_its_place(door: Door) -> None:
     async with aclosing(ProcessPool(1)) as pool:
         blocked = asyncio.create_task(call(pool, jobs.block, door.path))
@@ -476,6 +493,22 @@ async def test_under_kills_and_cancels_each_call_has_one_outcome_and_runs_once(t
                     assert number in begun, f"seed {seed}"
             assert died <= kills + acts.count("die"), f"seed {seed}"
             assert pool.statistics().queued == 0, f"seed {seed}"
+
+
+async def test_a_call_gets_its_own_result_though_others_are_taken_back_while_the_worker_goes_on(effort: int) -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        for number in range(20):  # now the pool knows that they are short
+            await call(pool, jobs.add, number)
+        rng = random.Random(0)
+        for _ in range(30 * (1 + effort // 8)):
+            tasks = [asyncio.create_task(call(pool, jobs.add, number)) for number in range(40)]
+            for number in range(39, 30, -1):
+                for _ in range(rng.choice((1, 10, 30))):
+                    await asyncio.sleep(0)
+                tasks[number].cancel()  # what is ahead of it in the worker is taken back, and sent again
+            await asyncio.wait(tasks)
+            results = {number: task.result() for number, task in enumerate(tasks) if not task.cancelled()}
+            assert results == {number: jobs.add(number) for number in results}
 
 
 # Ends

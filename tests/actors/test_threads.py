@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock._errors import EngineClosedError
-from penstock.actors.threads import ThreadPool
+from penstock.actors.threads import Lane, ThreadPool
 
 
 def submit(pool: ThreadPool, fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
@@ -217,6 +217,38 @@ async def test_aclose_waits_for_the_running_and_cancels_the_queued() -> None:
     await pool.aclose()  # once more does nothing
 
 
+async def test_jobs_that_wait_in_a_lane_leave_the_thread_to_others_in_their_turn() -> None:
+    pool, lane, blocker, order = ThreadPool(1), Lane(1), Blocker(), list[str]()
+
+    def submit_to_lane(fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+        return pool.submit_to(lane, contextvars.copy_context(), None, fn, args, {})
+
+    jobs = [submit_to_lane(blocker), *[submit_to_lane(order.append, name) for name in ("lane 1", "lane 2")]]
+    await blocker.running.wait()
+    jobs += [submit(pool, order.append, name) for name in ("other 1", "other 2")]
+    assert (pool.statistics().busy, pool.statistics().queued) == (1, 4)
+    blocker.release.set()
+    await asyncio.gather(*jobs)
+    assert order[:2] == ["other 1", "other 2"]
+    assert order[2:] == ["lane 1", "lane 2"]
+    await pool.aclose()
+
+
+async def test_aclose_cancels_what_waits_in_a_lane() -> None:
+    returned: list[str] = []
+    pool, lane, blocker = ThreadPool(2), Lane(1), Blocker()
+    running = pool.submit_to(lane, contextvars.copy_context(), None, blocker, ("result",), {})
+    waiting = pool.submit_to(lane, contextvars.copy_context(), lambda: returned.append("waiting"), int, (), {})
+    await blocker.running.wait()
+    closing = asyncio.create_task(pool.aclose())
+    await asyncio.sleep(0)
+    assert waiting.cancelled()
+    assert returned == ["waiting"]
+    blocker.release.set()
+    await closing
+    assert await running == "result"
+
+
 async def test_close_nowait_ends_idle_threads() -> None:
     pool = ThreadPool(2, name="ending")
     await asyncio.gather(submit(pool, int), submit(pool, int))
@@ -255,7 +287,7 @@ def test_a_result_that_comes_after_the_loop_closed_is_discarded() -> None:
 
 NEVER_CLOSED = """
 import asyncio, contextvars, threading, time
-from penstock.actors.threads import ThreadPool
+from penstock.actors.threads import Lane, ThreadPool
 
 pool = ThreadPool(3)
 started = threading.Event()

@@ -228,6 +228,62 @@ async def test_a_line_that_waits_with_an_item_has_let_go_of_the_one_before() -> 
         assert await anext(stream) is kept
 
 
+async def test_a_value_that_has_come_out_of_a_line_is_released() -> None:
+    class Value:
+        pass
+
+    inside: list[weakref.ref[Value]] = []
+    may_return = asyncio.Event()
+
+    @ps.node
+    async def changed(value: Value) -> Value:
+        value = Value()
+        inside.append(weakref.ref(value))
+        return value
+
+    @ps.node(retry=ps.Retry(attempts=2))
+    async def counted(value: Value) -> int:
+        return len(inside)
+
+    @ps.node
+    async def held(x: int) -> int:
+        await may_return.wait()
+        return x
+
+    @ps.graph
+    async def counting(value: Value) -> int:
+        for _ in range(5):
+            value = await changed(value)
+        return await held(await counted(value))
+
+    async with engine.stream([counting(Value())]) as stream:
+        reading = asyncio.ensure_future(anext(stream))
+        await testing.wait_quiescent()
+        assert [one() for one in inside] == [None] * 5
+        may_return.set()
+        assert await reading == 5
+
+
+async def test_a_value_in_the_midst_of_a_line_may_be_part_of_the_result() -> None:
+    @ps.node
+    async def doubled(x: int) -> int:
+        return 2 * x
+
+    @ps.graph
+    async def both(x: int) -> tuple[int, int]:
+        for _ in range(4):
+            x = await doubled(x)
+        kept = x
+        for _ in range(4):
+            x = await doubled(x)
+        return kept, x
+
+    expected = [(16 * x, 256 * x) for x in range(3)]
+    assert [await engine.run(both(x)) for x in range(3)] == expected
+    async with engine.stream(both(x) for x in range(3)) as stream:
+        assert [one async for one in stream] == expected
+
+
 @pytest.mark.parametrize("last", [1, 2])
 async def test_an_item_that_ends_in_a_line_goes_no_further(last: int) -> None:
     begun: list[int] = []

@@ -1,8 +1,11 @@
 """A plain `for` loop over the values of a graph."""
 
 import asyncio
+import signal
 import threading
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -88,3 +91,144 @@ async def test_it_is_refused_where_a_loop_runs_and_allowed_in_a_thread_of_it() -
             return list(numbers)
 
     assert await asyncio.to_thread(read) == [0, 1, 2]
+
+
+class Stopped(Exception):
+    """What a signal handler raises, as that of Ctrl-C raises KeyboardInterrupt."""
+
+
+class Seen:
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def state(self) -> list[int]:
+        return self.numbers
+
+    def restore(self, state: list[int]) -> None:
+        self.numbers = state
+
+
+@pytest.fixture
+def main_thread() -> Iterator[int]:
+    """Yields the thread that SIGUSR1 raises `Stopped` in."""
+
+    def stop(*_: object) -> None:
+        raise Stopped
+
+    before = signal.signal(signal.SIGUSR1, stop)
+    yield threading.get_ident()
+    signal.signal(signal.SIGUSR1, before)
+
+
+def interrupted_at_5(
+    thread: int, going: threading.Event, numbers_of: Callable[[], data.Iterate[int]]
+) -> ps.Graph[[AsyncIterator[data.Record[None]]], AsyncIterator[int]]:
+    """Return a graph that gives indexes, and sends SIGUSR1 to the thread that waits for the one of 5."""
+
+    @ps.node(runs_on="thread")
+    def interrupting(record: data.Record[None]) -> int:
+        if record.index == 5 and not going.is_set():
+            while numbers_of().position < 5 or not numbers_of()._is_waiting:
+                time.sleep(0)
+            signal.pthread_kill(thread, signal.SIGUSR1)
+            going.wait()
+        return record.index
+
+    @ps.graph
+    async def interrupted(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+        return ps.map_each(interrupting, records, concurrency=1)
+
+    return interrupted
+
+
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_signal_handler_that_raises_while_a_value_is_waited_for_loses_none(
+    main_thread: int, tmp_path: Path, goes_on: bool
+) -> None:
+    going = threading.Event()
+
+    interrupted = interrupted_at_5(main_thread, going, lambda: numbers)
+
+    def read() -> tuple[int, list[int]]:
+        nonlocal numbers
+        seen = Seen()
+        checkpoint = ps.Checkpoint(tmp_path, every=1000, reader=seen)
+        numbers = data.iterate(interrupted(data.order(range(20))), checkpoint=checkpoint)
+        with numbers:
+            try:
+                for number in numbers:
+                    seen.numbers.append(number)
+            except Stopped:
+                going.set()
+                before = numbers.position
+                if not goes_on:
+                    numbers.checkpoint()
+                    return before, seen.numbers
+                seen.numbers += numbers
+                return before, seen.numbers
+        return numbers.position, seen.numbers
+
+    numbers = data.iterate(interrupted(data.order(range(20))))
+    if not goes_on:
+        assert read() == (5, list(range(5)))
+    assert read() == (5 if goes_on else 20, list(range(20)))
+
+
+def test_a_cut_in_a_signal_handler_is_refused_while_a_value_is_waited_for(main_thread: int, tmp_path: Path) -> None:
+    going = threading.Event()
+
+    def save(*_: object) -> None:
+        going.set()
+        numbers.checkpoint()
+
+    signal.signal(signal.SIGUSR1, save)
+
+    interrupted = interrupted_at_5(main_thread, going, lambda: numbers)
+    checkpoint = ps.Checkpoint(tmp_path, every=1000)
+    with data.iterate(interrupted(data.order(range(20))), checkpoint=checkpoint) as numbers:
+        with pytest.raises(ps.EngineLoopError, match=r"call checkpoint\(\) in the loop"):
+            list(numbers)
+        numbers.checkpoint()
+        assert list(numbers) == list(range(5, 20))
+
+
+def test_a_signal_handler_that_raises_while_the_call_is_opened_leaves_nothing(
+    main_thread: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    going, join = threading.Event(), threading.Thread.join
+
+    def joined(thread: threading.Thread, timeout: float | None = None) -> None:
+        going.set()  # the call is being left, and is not open yet
+        join(thread, timeout)
+
+    @ps.node
+    class Slow:
+        async def __aenter__(self) -> "Slow":
+            signal.pthread_kill(main_thread, signal.SIGUSR1)
+            await asyncio.to_thread(going.wait)
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            pass
+
+        def state(self) -> None:
+            return None
+
+        def restore(self, state: None) -> None:
+            pass
+
+        def __call__(self, record: data.Record[None]) -> int:
+            return record.index
+
+    slow = Slow()
+
+    @ps.graph
+    async def opened_slowly(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+        return ps.map_each(slow, records)
+
+    threads = threading.active_count()
+    monkeypatch.setattr(threading.Thread, "join", joined)
+    checkpoint = ps.Checkpoint(tmp_path)
+    with pytest.raises(Stopped), data.iterate(opened_slowly(data.order(range(3))), checkpoint=checkpoint):
+        pass
+    assert threading.active_count() == threads

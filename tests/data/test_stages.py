@@ -206,8 +206,8 @@ def test_structures_are_collated_leaf_by_leaf() -> None:
     nested = data.collate([{"a": (1.5, True), "b": Sample([n, n], str(n)), "c": None} for n in range(2)])
     assert nested["a"][0].dtype == np.float64
     assert nested["a"][1].tolist() == [True, True]
-    assert nested["b"] == Sample(nested["b"].tokens, ["0", "1"])  # type: ignore[arg-type]
-    assert nested["b"].tokens.tolist() == [[0, 0], [1, 1]]
+    assert isinstance(nested["b"], Sample)
+    assert (nested["b"].tokens.tolist(), nested["b"].name) == ([[0, 0], [1, 1]], ["0", "1"])
     assert nested["c"] == [None, None]
     assert data.collate([np.float32(1), np.float32(2)]).dtype == np.float32
 

@@ -218,6 +218,51 @@ async def test_x64_on_and_off() -> None:
     assert alone.compile_statistics().programs == 2
 
 
+@pytest.mark.parametrize("what", ["alone", "batched", "function", "warmup"])
+async def test_x64_of_the_thread_of_a_caller_is_refused(what: str) -> None:
+    """The thread of the device has not got it: results would be float32 without a word, or the call would fail."""
+
+    def made(x: jax.Array) -> jax.Array:
+        return x + jnp.arange(2.0)
+
+    alone = ps.device_node(device="cpu", name="alone")(made)
+    batched = ps.device_node(device="cpu", name="batched", batch=ps.Batch(4))(made)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return alone(x)
+
+    @ps.graph
+    async def of_batch(x: Any) -> Any:
+        return batched(x)
+
+    bound = devices.actor("cpu").bind(made)
+    async with engine.deploy(of, of_batch) as service:
+        calls: dict[str, Any] = {
+            "alone": lambda x: service.run(of(x)),
+            "batched": lambda x: service.run(of_batch(x)),
+            "function": bound,
+            "warmup": batched.warmup,
+        }
+        call, value = calls[what], np.ones(2, np.float32)
+        for _ in range(2):  # the first call opens the device
+            with (
+                jax.enable_x64(True),
+                pytest.raises(ps.DeviceError, match=r'jax\.config\.update\("jax_enable_x64", True\)'),
+            ):
+                await call(value)
+            await call(value)
+            with jax.enable_x64(False):  # as the process has it
+                await call(value)
+        jax.config.update("jax_enable_x64", True)
+        try:
+            with jax.enable_x64(True):
+                result = await call(value)
+            assert what == "warmup" or str(result.dtype) == "float64"
+        finally:
+            jax.config.update("jax_enable_x64", False)
+
+
 async def test_a_donated_buffer_cannot_be_read_again() -> None:
     def step(state: jax.Array) -> jax.Array:
         return state + 1

@@ -22,6 +22,7 @@ def bisect(count: int, bad: set[int]) -> tuple[list[list[int]], dict[int, Except
     good: set[int] = set()
     while batch := bisection.next_batch():
         runs.append(batch)
+        assert batch == sorted(batch)  # packed items in another order may need more rows
         if failing := [one for one in batch if one in bad]:
             bisection.failed(BadItems(failing))
         else:

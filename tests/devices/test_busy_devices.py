@@ -266,7 +266,7 @@ async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
 @contextmanager
 def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
     """Has programs for more rows than these not fit, at their dispatch or while they run; gives the sizes that ran."""
-    original_call, original_wait = Executable.enqueue, dispatch.wait_until_ready
+    original_call, original_wait = Executable.call, dispatch.wait_until_ready
     sizes: list[int] = []
 
     def refuse(size: int) -> None:
@@ -274,10 +274,10 @@ def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> 
         if size > rows:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
 
-    def call(self: Any, args: Any, *leaves: Any) -> Any:
+    def call(self: Any, args: Any) -> Any:
         if not late:
             refuse(args[0].shape[0])
-        return original_call(self, args, *leaves)
+        return original_call(self, args)
 
     def wait(arrays: Any) -> None:
         original_wait(arrays)
@@ -285,7 +285,7 @@ def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> 
             refuse(arrays[0].shape[0])
 
     with monkeypatch.context() as patch:
-        patch.setattr(Executable, "enqueue", call)
+        patch.setattr(Executable, "call", call)
         patch.setattr(dispatch, "wait_until_ready", wait)
         yield sizes
 
@@ -386,17 +386,17 @@ async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit(monkeypatch:
     async def of(x: Any) -> Any:
         return checked(x)
 
-    original = Executable.enqueue
+    original = Executable.call
     sizes: list[int] = []
 
-    def call(self: Any, args: Any, *leaves: Any) -> Any:
+    def call(self: Any, args: Any) -> Any:
         sizes.append(args[0].shape[0])
         if len(sizes) > 1 and sizes[-1] > 2:  # there was room for the first one
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return original(self, args, *leaves)
+        return original(self, args)
 
     async with engine.deploy(of) as service:
-        monkeypatch.setattr(Executable, "enqueue", call)
+        monkeypatch.setattr(Executable, "call", call)
         results = await asyncio.gather(*(service(row(-1 if n == 5 else n)) for n in range(8)), return_exceptions=True)
     assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [5]
     assert "a negative number" in str(results[5])
@@ -411,16 +411,16 @@ async def test_what_is_too_large_is_remembered_of_its_own_kind_only(monkeypatch:
     async def of(x: Any) -> Any:
         return doubled(x)
 
-    original = Executable.enqueue
+    original = Executable.call
     shapes: list[tuple[int, ...]] = []
 
-    def call(self: Any, args: Any, *leaves: Any) -> Any:
+    def call(self: Any, args: Any) -> Any:
         shapes.append(args[0].shape)
         if args[0].size >= 1000:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return original(self, args, *leaves)
+        return original(self, args)
 
-    monkeypatch.setattr(Executable, "enqueue", call)
+    monkeypatch.setattr(Executable, "call", call)
     async with engine.deploy(of) as service:
         for _ in range(2):
             large = [service(np.zeros(length, np.float32)) for length in (400, 400, 400, 400, 1000)]

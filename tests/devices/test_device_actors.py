@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import threading
 import time
 from typing import Any, Self
 
@@ -265,3 +266,118 @@ async def test_what_is_handed_on_and_donated_without_another_result_is_computed_
     async with asyncio.timeout(20):  # the thread of the device notes it in its own time
         while ORIGINS._results:
             await asyncio.sleep(0.001)
+
+
+async def test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """After calls that were alike, JAX's C++ code alone compares the next one with them."""
+
+    def double(x: Any, y: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf * 2 + y, x)
+
+    looked_at: list[object] = []
+
+    class Watched(compiling.CompileCache):
+        def find(self, *args: Any) -> Any:
+            looked_at.append(args)
+            return super().find(*args)
+
+    monkeypatch.setattr(compiling.CACHE, "__class__", Watched)
+    bound, usual = devices.actor("cpu").bind(double), (jnp.ones(3), np.ones(3, np.float32))
+    unlike: list[tuple[Any, Any]] = [
+        (jnp.ones(3, jnp.int32), usual[1]),
+        (jnp.ones(4), np.ones(4, np.float32)),
+        (usual[0], 2),
+        (usual[0], 2.0),
+        (usual[0], True),
+        (jnp.broadcast_to(jnp.asarray(1.0), 3), usual[1]),  # of a weak type
+        ([usual[0]], usual[1]),
+        ({"a": usual[0]}, usual[1]),
+        (jax.device_put(usual[0], jax.devices("cpu")[1]), usual[1]),
+        (usual[1], usual[0]),
+    ]
+    for one in unlike:
+        found, before = None, -1
+        while len(looked_at) > before:
+            before = len(looked_at)
+            found = await bound(*usual)
+        assert np.asarray(found).tolist() == [3, 3, 3]
+        wanted, found = jax.jit(double)(*one), await bound(*one)
+        assert jax.tree.structure(wanted) == jax.tree.structure(found)
+        for leaf, other in zip(jax.tree.leaves(wanted), jax.tree.leaves(found), strict=True):
+            assert (leaf.dtype, leaf.weak_type) == (other.dtype, other.weak_type)
+            assert other.devices() == {jax.devices("cpu")[0]}
+            np.testing.assert_array_equal(leaf, other)
+
+
+@pytest.mark.parametrize("donate", [(), (0,)])
+async def test_a_class_that_jax_refuses_is_refused_after_many_calls_as_well(donate: tuple[int, ...]) -> None:
+    """JAX's C++ code takes an array of a derived class for one of NumPy's, and drops what it masks."""
+    bound = devices.actor("cpu").bind(jnp.negative, donate_argnums=donate)
+    for _ in range(8):
+        assert float((await bound(np.ones(3, np.float32)))[0]) == -1
+    with pytest.raises(ValueError, match="masked"):
+        await bound(np.ma.masked_array(np.ones(3, np.float32), [True, False, False]))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("jax_debug_nans", True),
+        ("jax_debug_infs", True),
+        ("jax_optimization_level", "O1"),
+        ("jax_memory_fitting_level", "O1"),
+        ("jax_enable_x64", True),
+        ("jax_default_matmul_precision", "float32"),
+    ],
+)
+async def test_a_change_of_configuration_counts_after_many_calls_as_well(name: str, value: object) -> None:
+    traced: list[object] = []
+
+    def ratio(x: Any) -> Any:
+        traced.append(x)
+        return x / x
+
+    bound, before = devices.actor("cpu").bind(ratio), getattr(jax.config, name)
+    for _ in range(8):
+        assert np.isnan(await bound(np.zeros(2))).all()
+    assert len(traced) == 1
+    jax.config.update(name, value)
+    try:
+        assert (await bound(np.ones(2))).dtype == (np.float64 if name == "jax_enable_x64" else np.float32)
+        assert len(traced) == 2
+        if name == "jax_debug_nans":
+            with pytest.raises(FloatingPointError, match="'ratio' gave a NaN"):
+                await bound(np.zeros(2))
+    finally:
+        jax.config.update(name, before)
+    so_far = len(traced)  # JAX looks for a NaN by another trace
+    assert (await bound(np.ones(2))).dtype == np.float32
+    assert len(traced) == so_far
+
+
+async def test_a_donating_call_that_is_unlike_many_others_can_be_cancelled_while_it_is_compiled() -> None:
+    is_traced, may_go_on = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+
+    def step(state: Any) -> Any:
+        if state.shape == (4,):
+            loop.call_soon_threadsafe(is_traced.set)
+            assert may_go_on.wait(20)
+        return state + 1
+
+    bound = devices.actor("cpu").bind(step, donate_argnums=(0,))
+    state = jnp.zeros(3)
+    for _ in range(8):
+        state = await bound(state)
+    other = jnp.zeros(4)
+    call = asyncio.ensure_future(bound(other))
+    await is_traced.wait()
+    call.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await call
+    may_go_on.set()
+    assert float((await bound(state))[0]) == 9
+    assert not other.is_deleted()
+    assert float((await bound(other))[0]) == 1

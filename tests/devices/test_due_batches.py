@@ -45,7 +45,7 @@ def test_a_batch_begins_when_it_is_due_although_another_node_waits_for_another_d
             return EngineDevice(Placement.of_device(jax.devices("cpu")[0]), LoopMailbox(loop), loop, **limits)
 
         def call(size_bytes: int = 0) -> DeviceCall:
-            made = DeviceCall(loop, None, (), size_bytes=size_bytes)  # type: ignore[arg-type]
+            made = DeviceCall(None, (), size_bytes=size_bytes)  # type: ignore[arg-type]
             made.result = loop.create_future()
             return made
 

@@ -71,15 +71,15 @@ async def test_the_formula_is_that_of_the_program() -> None:
 
 async def test_a_size_that_exceeds_the_limit_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[int] = []
-    original = Executable.enqueue
+    original = Executable.call
 
-    def call(self: Any, args: Any, *leaves: Any) -> Any:
+    def call(self: Any, args: Any) -> Any:
         ran.append(args[0].shape[0])
-        return original(self, args, *leaves)
+        return original(self, args)
 
     limit = WEIGHTS.nbytes + 20 * ROW_BYTES
     with monkeypatch.context() as patch:
-        patch.setattr(Executable, "enqueue", call)
+        patch.setattr(Executable, "call", call)
         plan = await fitted(limit)
     assert plan.tried[-1].why_not == "over the limit"
     assert plan.tried[-1].bytes > limit
@@ -92,14 +92,14 @@ async def test_a_size_that_exceeds_the_limit_is_not_run(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 async def test_only_an_accelerator_may_run_out_of_memory(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    original = Executable.enqueue
+    original = Executable.call
 
-    def call(self: Any, args: Any, *leaves: Any) -> Any:
+    def call(self: Any, args: Any) -> Any:
         if args[0].shape[0] > 4:
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return original(self, args, *leaves)
+        return original(self, args)
 
-    monkeypatch.setattr(Executable, "enqueue", call)
+    monkeypatch.setattr(Executable, "call", call)
     monkeypatch.setattr(fitting, "_platform", lambda device: platform)
     if platform == "cpu":
         with pytest.raises(ps.DeviceError, match="does not fit"):

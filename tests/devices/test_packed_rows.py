@@ -216,6 +216,28 @@ async def test_an_item_that_fails_fails_alone() -> None:
     assert refusing.compile_statistics().programs == 1  # its parts run in the program of the batch
 
 
+async def test_the_parts_of_a_batch_that_failed_fit_its_rows() -> None:
+    def refuse(x: Any) -> Any:
+        if (np.asarray(x) < 0).any():
+            raise ValueError("a negative number")
+        return np.asarray(x)
+
+    @ps.device_node(device="cpu", batch=batch_of(lengths=(8,), rows=3, max_wait_seconds=0.2))
+    def refusing(x: devices.Array, segments: Any = None) -> Any:
+        x = jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+        return jnp.einsum("ril,rl->ri", members_of(segments, 4), x)
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return refusing(x)
+
+    # In another order than that of their batch, these would need four rows.
+    results = await results_of(of, [np.full(n, -1 if i == 0 else 1, np.float32) for i, n in enumerate((4, 6, 2, 7, 4))])
+    assert "negative number" in str(results[0])
+    assert [float(result) for result in results[1:]] == [6, 2, 7, 4]
+    assert refusing.batch_statistics().batches <= 6  # the batch, and five parts to find one of five
+
+
 async def test_rows_that_do_not_fit_the_memory_together_run_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     graph: Any = counting(lengths=(8,), rows=4, max_wait_seconds=0.2)
     async with engine.deploy(graph) as service:
@@ -252,6 +274,9 @@ async def test_the_rows_of_a_batch_are_split_over_a_mesh() -> None:
     results = await results_of(of, [np.ones(n, np.float32) for n in (8, 7, 6)])
     assert [float(result) for result in results] == [28, 21, 15]
     assert total.batch_statistics().rows == 4
+    # What is left over for fewer rows runs at once on all devices, and not row by row.
+    await results_of(of, [np.ones(8, np.float32)] * 2)
+    assert (total.batch_statistics().batches, total.batch_statistics().rows) == (2, 6)
 
 
 async def test_arrays_that_all_items_share_are_passed_once() -> None:
@@ -314,13 +339,17 @@ async def test_where_rows_do_not_belong_they_are_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("results", "shape"),
-    [("items", r"\[2, 4\], and one has the shape \[2, 8\]"), ("tokens", r"\[2, 8\], and one has the shape \[2, 4\]")],
+    ("results", "given", "shape"),
+    [
+        ("items", lambda x: x, r"\[2, 4\], and one has the shape \[2, 8\]"),
+        ("tokens", lambda x: jnp.zeros((len(x), 4)), r"\[2, 8\], and one has the shape \[2, 4\]"),
+        ("items", lambda _: 0.5, r"\[2, 4\], and one has the shape \[\]"),
+    ],
 )
-async def test_a_result_of_another_shape_is_refused_when_it_is_traced(results: Any, shape: str) -> None:
+async def test_a_result_of_another_shape_is_refused_when_it_is_traced(results: Any, given: Any, shape: str) -> None:
     @ps.device_node(device="cpu", batch=batch_of(lengths=(8,), results=results, max_wait_seconds=0.2))
     def wrong(x: devices.Array, segments: Any = None) -> Any:
-        return x if results == "items" else jnp.zeros((len(x), 4))
+        return given(x)
 
     @ps.graph
     async def of(x: Any) -> Any:
@@ -349,3 +378,41 @@ async def test_arguments_that_are_no_sequences_of_one_length_are_refused() -> No
     assert "have different lengths (x 3, y 2): name those that are no sequences in shared=" in str(other)
     assert "random keys cannot be packed into rows" in str(keys)
     assert fine.tolist() == [2, 2, 2]
+    weak = jnp.full(3, 2.0)
+    both, one = await results_of(of, [(weak, weak), (np.ones(3, np.float16), weak)])
+    assert (both.tolist(), one.tolist(), one.dtype) == ([4, 4, 4], [3, 3, 3], np.float16)
+
+
+async def test_what_rows_of_several_items_cannot_do_is_refused() -> None:
+    @ps.device_node(device="cpu", batch=batch_of(results="tokens"))
+    def plus(x: devices.Array, segments: Any = None) -> Any:
+        return x + 1
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return plus(x, segments=np.ones((1, 8), np.int32))
+
+    (error,) = await results_of(of, [np.ones(3, np.float32)])
+    assert "node 'plus': its batch makes the argument 'segments', so leave it out" in str(error)
+    with pytest.raises(TypeError, match="node 'plus' is written for rows of several items"):
+        plus.vmap()
+
+
+async def test_a_plain_call_takes_rows_and_no_item() -> None:
+    x = np.ones((3, WIDTH), np.float32)
+
+    @ps.graph
+    async def plain(x: Any) -> Any:
+        return per_item(x)
+
+    with pytest.raises(ps.DeviceError, match=r"'per_item' has batch=PackedBatch.*engine\.run.*segments="):
+        per_item(x)
+    with pytest.raises(ps.DeviceError, match="'per_item' has batch=PackedBatch"):
+        await plain(x)
+    rows, segments = np.zeros((1, 8, WIDTH), np.float32), np.zeros((1, 8), np.int32)
+    rows[0, :3], segments[0, :3] = x, 1
+    positions = np.arange(8, dtype=np.int32)[None]
+    by_hand = per_item(rows, segments, positions=positions), per_item(rows, segments=segments, positions=positions)
+    wanted = await engine.run(plain(x))
+    for result in by_hand:
+        np.testing.assert_allclose(result[0][0, 0], wanted[0], rtol=1e-6)

@@ -4,6 +4,7 @@ import asyncio
 import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -157,6 +158,37 @@ async def test_a_pytree_that_is_made_anew_for_each_call_is_told_by_its_arrays() 
 
     assert as_lists(await engine.run(look_up(TABLE, IDS))) == expected(TABLE * 2)
     assert (summed.batch_statistics().batches, stacked_elements(summed)) == (1, len(IDS))
+
+
+@jax.tree_util.register_pytree_node_class
+class Scaled:
+    """A pytree whose array is made when it is flattened."""
+
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        factor = self.factor
+        return (TABLE * factor if isinstance(factor, int) else factor,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, leaves: Any) -> "Scaled":
+        return cls(leaves[0])
+
+
+async def test_a_pytree_that_makes_its_arrays_when_it_is_flattened_shares_no_batch_with_another() -> None:
+    @ps.device_node(device="cpu", batch=ps.Batch(16, max_wait_seconds=0.01), shared=("scaled",))
+    def picked(scaled: Any, index: Any) -> Any:
+        return scaled.factor[index]
+
+    @ps.graph
+    async def look_up(scaled: Any, index: Any) -> Any:
+        return picked(scaled, index)
+
+    factors = [1, 2, 3, 4] * 4
+    async with engine.deploy(look_up) as service:
+        found = await asyncio.gather(*[service(Scaled(factor), IDS[0]) for factor in factors])
+    assert as_lists(found) == [(TABLE[2] * factor).tolist() for factor in factors]
 
 
 async def test_a_table_that_is_changed_in_place_is_read_anew() -> None:

@@ -24,10 +24,10 @@ class InFlight:
         self.transferred: asyncio.Queue[float] = asyncio.Queue()
         self.finish = threading.Event()
         loop = asyncio.get_running_loop()
-        enqueue, wait = Executable.enqueue, dispatch.wait_until_ready
+        enqueue, wait = Executable.call, dispatch.wait_until_ready
 
-        def transfer(executable: Executable, args: Any, *leaves: Any) -> Any:
-            result = enqueue(executable, args, *leaves)  # it comes back when the device has the arguments
+        def transfer(executable: Executable, args: Any) -> Any:
+            result = enqueue(executable, args)  # it comes back when the device has the arguments
             loop.call_soon_threadsafe(self.transferred.put_nowait, float(np.ravel(args[0])[0]))
             return result
 
@@ -35,7 +35,7 @@ class InFlight:
             assert self.finish.wait(30)
             wait(arrays)
 
-        monkeypatch.setattr(Executable, "enqueue", transfer)
+        monkeypatch.setattr(Executable, "call", transfer)
         monkeypatch.setattr(dispatch, "wait_until_ready", compute)
         monkeypatch.setattr(dispatch, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
 

@@ -3,10 +3,12 @@
 import asyncio
 import re
 import types
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from benchmarks import picture, tables
 from tests.docs.snippets import ROOT, blocks_of, run_block
 
 PICTURE = ROOT / "docs/assets/report.svg"
@@ -24,6 +26,16 @@ def drawn() -> str:
 
 def test_the_picture_of_the_readme_is_that_of_its_program() -> None:
     assert PICTURE.read_text() == drawn(), "draw it anew: python -m tests.docs.test_reference"
+
+
+@pytest.mark.parametrize(
+    ("made", "command"), [(tables.pages, "benchmarks.tables"), (picture.pictures, "benchmarks.picture")]
+)
+def test_tables_and_pictures_of_measurements_are_those_of_the_committed_results(
+    made: Callable[[], dict[Path, str]], command: str
+) -> None:
+    for path, text in made().items():
+        assert path.read_text() == text, f"make {path.name} anew: python -m {command}"
 
 
 @pytest.mark.parametrize("page", ["README.md", "CHANGELOG.md", "CONTRIBUTING.md"])

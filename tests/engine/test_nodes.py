@@ -434,6 +434,18 @@ async def test_a_graph_of_one_node_has_its_name_parameters_and_defaults() -> Non
         graph()  # type: ignore[call-arg]
 
 
+async def test_a_node_has_one_graph_of_it_alone_which_is_traced_once() -> None:
+    @ps.node
+    async def once(number: int) -> int:
+        return number
+
+    assert [await engine.run(ps.graph(once)(number)) for number in (1, 2)] == [1, 2]
+    async with engine.deploy(ps.graph(once)) as service:
+        assert await service.run(ps.graph(once)(3)) == 3
+    assert ps.graph(once).statistics().traces == 1
+    assert ps.graph(once.named("other")) is not ps.graph(once)
+
+
 async def test_each_kind_of_node_alone_is_a_graph() -> None:
     client = Client("x/")
     assert await engine.run(ps.graph(add)(1, 2, z=3)) == 6  # a plain `def`

@@ -1056,7 +1056,9 @@ STEPS = {
     "return sum(x for x in q)": "ps.apply(lambda q: [item for item in q], q)",
     "return [await fetch(x) for x in q]": "ps.apply(lambda value: ..., value)",
     "return await fetch(q) is None": "ps.apply(lambda value: ..., value)",
-    "return not q": "ps.apply(lambda q: bool(q), q)",
+    "return not q": "ps.apply(lambda q: not q, q)",
+    "return q or k": "ps.apply(lambda q, k: q or k, q, k)",
+    "return q if not k else 1": "ps.apply(lambda k: not k, k)",
 }
 
 

@@ -154,7 +154,7 @@ async def test_a_notebook_shows_plans_verdicts_and_predictions_and_no_raw_record
     assert plan.startswith("<svg")
     table = ElementTree.fromstring(plan[plan.index("</svg>") + 6 :])
     rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
-    assert rows[0] == ["plan", "waiting: 1 actors"]
+    assert rows[0] == ["plan", "waiting: 1 actor"]
     assert rows[-1] == ["scheduler", engine.plan(waiting).scheduler_reason]
     event = asyncio.Event()
     event.set()
@@ -435,7 +435,7 @@ def test_what_happened_between_two_looks() -> None:
     assert (parse.inbox.put_wait_seconds, parse.inbox.high_water, parse.busy_seconds) == (1.0, 16, 0.0)
     assert (each.busy_seconds, late.completed) == (None, 3)
     assert later.bottleneck is not None
-    assert between.bottleneck is None  # it was one, and is none any more
+    assert between.bottleneck is None  # it was one, and is none now
     assert "100 completed, 0 failed, 0 cancelled, 0 expired, 20.0/s over 5.00 s" in str(between)
 
 

@@ -87,6 +87,31 @@ async def test_run_says_how_a_node_is_run() -> None:
         await engine.run(ps.RateLimit(per_second=1))  # type: ignore[arg-type]
 
 
+async def test_arguments_belong_into_the_call() -> None:
+    async with engine.deploy(waited) as service:
+        for verb, name in ((engine.run, "engine.run"), (service.run, "service.run")):
+            run: Any = verb
+            with pytest.raises(
+                TypeError, match=rf"graph 'waited' has parameters: pass a call, {name}\(waited\(...\)\)"
+            ):
+                await run(waited, 1)
+            with pytest.raises(TypeError, match=rf"{name} takes one call, got 2 arguments: .* take many calls"):
+                await run(waited(1), waited(2))
+            with pytest.raises(TypeError, match=rf"{name}\(ps.graph\(wait\)\(...\)\)"):
+                await run(wait, 1)
+
+
+async def test_a_stream_says_how_a_graph_and_a_node_are_called() -> None:
+    stream: Any = engine.stream
+    with pytest.raises(TypeError, match=r"graph 'waited' has parameters: pass a call, engine.stream\(waited\(...\)\)"):
+        stream(waited)
+    for wrong in (wait, wait(1)):
+        with pytest.raises(TypeError, match=r"makes a graph of .*, engine.stream\(ps.graph\(wait\)\(...\)\)"):
+            stream(wrong)
+    with pytest.raises(TypeError, match="takes an iterable of calls"):
+        stream(1)
+
+
 @pytest.mark.parametrize("decorator", [ps.node, ps.node(concurrency=2), ps.device_node, ps.node(batch=ps.Batch(2))])
 def test_what_is_a_step_already_is_not_made_a_node(decorator: Callable[[Any], Any]) -> None:
     with pytest.raises(TypeError, match="'waited' is a graph already"):

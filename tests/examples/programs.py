@@ -63,7 +63,7 @@ class Terminal:
                 pytest.fail(f"{pattern!r} is not in what was printed:\n{self.printed}")
 
     def end(self) -> int:
-        """Wait until no process has the terminal any more; returns the exit code."""
+        """Wait until the last process has left the terminal; returns the exit code."""
         give_up = time.monotonic() + PATIENCE_SECONDS
         while self._read(give_up):
             pass

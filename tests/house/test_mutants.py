@@ -45,7 +45,7 @@ MUTANTS = [
     ),
     Mutant(
         "a channel is first in, first out",
-        "actors/channel.py", "return line.popleft()", "return line.pop()",
+        "actors/channel.py", "return plain.popleft()", "return plain.pop()",
         "tests/actors/test_channel.py",
     ),
     Mutant(
@@ -57,6 +57,11 @@ MUTANTS = [
         "max_workers bounds the threads of a run",
         "actors/threads.py", "        await self._free.acquire()\n", "        pass\n",
         "tests/runtime/test_limits.py::test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_sites",
+    ),
+    Mutant(
+        "items ahead of the threads of a node wait for its places",
+        "actors/threads.py", "if lane is not None and not lane.free:", "if False:",
+        "tests/runtime/test_limits.py::test_a_thread_begins_its_next_short_item_without_the_event_loop",
     ),
     Mutant(
         "the first outcome of an item is its outcome",
@@ -126,6 +131,12 @@ MUTANTS = [
         "a batch holds what it may, and more has to wait",
         "actors/batching.py", "self.count >= self._max_size +", "self.count > self._max_size +",
         "tests/actors/test_batch_queue.py",
+    ),
+    Mutant(
+        "arguments that nothing has looked at do not pass the gate of a program",
+        "devices/compiling.py", "            raise UnlikeBeforeError\n", "            pass\n",
+        "tests/devices/test_device_actors.py::"
+        "test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not",
     ),
     Mutant(
         "the items that fail a batch are found, and no others blamed",
@@ -262,8 +273,8 @@ MORE_MUTANTS = [
         "tests/engine/test_events.py::test_one_iterator_gives_events_and_values_in_the_order_of_the_node",
     ),
     Mutant(
-        "a client that takes nothing any more is given up",
-        "asgi.py", "asyncio.timeout(self._stall_timeout_seconds)", "asyncio.timeout(None)",
+        "a client that has stopped reading is given up",
+        "asgi.py", "_Limit(self._stall_timeout_seconds)", "_Limit(None)",
         "tests/serving/test_asgi.py::test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does_not",
     ),
 ]  # fmt: skip

@@ -48,7 +48,8 @@ LOADED = """
 import dataclasses, sys
 made, dataclass = [], dataclasses.dataclass
 def counted(cls=None, /, **options):
-    made.append(cls)
+    if sys._getframe(1).f_globals["__name__"].startswith("penstock"):
+        made.append(cls)
     return dataclass(cls, **options)
 dataclasses.dataclass = counted
 import anyio, opentelemetry.trace

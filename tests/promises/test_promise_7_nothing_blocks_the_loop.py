@@ -105,6 +105,19 @@ async def line_hops(x: int) -> int:
     return x
 
 
+@ps.node
+async def refuses(x: int) -> int:
+    turns.count()
+    raise ValueError(x)
+
+
+@ps.graph
+async def failing_hops(x: int) -> int:
+    for _ in range(8):
+        x = await never_waits(x)
+    return await refuses(x)
+
+
 @ps.graph
 async def mixed_hops(x: int) -> int:
     return await never_waits(await waits(await never_waits(x)))
@@ -143,6 +156,15 @@ def test_promise_7_the_loop_gets_its_turn_after_256_hops_at_most(explore: Explor
         return turns.most
 
     explore(main, reaches={"a long burst": lambda most: most > 100})
+
+
+async def test_promise_7_items_that_fail_at_the_end_of_a_line_give_the_loop_its_turn() -> None:
+    turns.most = 0
+    turns.watch()
+    async with engine.stream((failing_hops(0) for _ in range(100)), max_in_flight=100, on_error="skip") as results:
+        assert [result async for result in results] == []
+    turns.stop()
+    assert 100 < turns.most <= 256
 
 
 class Witness:

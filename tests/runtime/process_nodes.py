@@ -32,6 +32,37 @@ def timed(seconds: float) -> float:
     return seconds
 
 
+@ps.node(runs_on="process")
+def slow(x: int) -> None:
+    """Takes a minute."""
+    time.sleep(60)
+
+
+@ps.node(runs_on="process", capacity=2)
+def slow_with_capacity(x: int) -> None:
+    """Takes a minute."""
+    time.sleep(60)
+
+
+@ps.node(runs_on="process", max_bytes=1000)
+def slow_with_max_bytes(x: int) -> None:
+    """Takes a minute."""
+    time.sleep(60)
+
+
+_failed = set[int]()
+
+
+@ps.node(runs_on="process", retry=ps.Retry(attempts=2))
+def failing_once(x: int) -> int:
+    """Takes a tenth of a second, and fails for each number once."""
+    time.sleep(0.1)
+    if x not in _failed:
+        _failed.add(x)
+        raise ValueError(x)
+    return x
+
+
 class Offset:
     """Has a batched method."""
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
 import pytest
 
@@ -33,6 +33,28 @@ def graph_of(node: Callable[[int], Awaitable[int]]) -> ps.Graph[[int], int]:
         return await node(x)
 
     return graph
+
+
+async def test_the_value_of_a_resource_comes_with_each_item() -> None:
+    opened: list[str] = []
+
+    @ps.resource
+    async def client() -> AsyncIterator[str]:
+        opened.append("ab"[len(opened)])
+        yield opened[-1]
+
+    @ps.node(batch=ps.Batch(4))
+    async def ask(items: list[tuple[int, str]]) -> list[str]:
+        return [f"{number}{client}" for number, client in items]
+
+    @ps.graph
+    async def asked(number: int) -> str:
+        return await ask((number, await client()))
+
+    async with engine.deploy(asked) as service:
+        assert await asyncio.gather(service(1), service(2)) == ["1a", "2a"]
+        await service.reload(client)
+        assert await asyncio.gather(service(1), service(2)) == ["1b", "2b"]
 
 
 async def test_items_of_different_requests_are_handled_together() -> None:
@@ -100,6 +122,8 @@ async def test_an_item_that_costs_too_much_or_has_no_cost_is_refused_alone() -> 
     def cost(value: int) -> float:
         if value == 3:
             raise KeyError("no price")
+        if value == 6:  # as `result()` of a task that was cancelled does
+            raise asyncio.CancelledError
         return {4: float("nan"), 5: -1}.get(value, value)
 
     @ps.node(batch=ps.Batch(8, max_wait_seconds=0.01, max_cost=10, cost=cost))
@@ -107,10 +131,10 @@ async def test_an_item_that_costs_too_much_or_has_no_cost_is_refused_alone() -> 
         return values
 
     async with engine.deploy(graph_of(same)) as service:
-        calls = [service(value) for value in (1, 3, 4, 5, 11, 10)]
+        calls = [service(value) for value in (1, 3, 4, 5, 11, 6, 10)]
         first, *others, last = await asyncio.gather(*calls, return_exceptions=True)
     assert (first, last) == (1, 10)
-    assert [type(error) for error in others] == [KeyError, TypeError, TypeError, ValueError]
+    assert [type(error) for error in others] == [KeyError, TypeError, TypeError, ValueError, ps.NodeCancelledError]
     assert "node 'same': cost= of its Batch returned nan; return a finite number that is not negative" in str(others[1])
     assert "node 'same' refuses an item: it costs 11, and max_cost=10 of its Batch" in str(others[3])
 

@@ -12,7 +12,17 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.runtime.process_nodes import Model, Offset, squares, timed, unlocked
+from tests.runtime.process_nodes import (
+    Model,
+    Offset,
+    failing_once,
+    slow,
+    slow_with_capacity,
+    slow_with_max_bytes,
+    squares,
+    timed,
+    unlocked,
+)
 
 
 @ps.graph
@@ -74,6 +84,34 @@ async def test_a_timeout_counts_from_the_begin_in_the_worker() -> None:
         (node,) = service.statistics().actors
         assert node.busy_seconds is not None
         assert 1 < node.busy_seconds < 4  # without the waits, which are many times as long
+
+
+async def test_the_time_that_each_attempt_has_waited_for_a_worker_is_not_that_of_the_node() -> None:
+    @ps.graph
+    async def graph(x: int) -> int:
+        return failing_once(x)
+
+    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
+        assert await asyncio.gather(*map(service, range(8))) == list(range(8))
+        (node,) = service.statistics().actors
+        assert node.busy_seconds is not None
+        assert 1.6 <= node.busy_seconds < 3  # each of the first attempts has waited up to 0.8 s
+
+
+@pytest.mark.parametrize(("node", "in_inbox"), [(slow, 0), (slow_with_capacity, 1), (slow_with_max_bytes, 3)])
+async def test_bounds_of_an_inbox_bound_what_is_ahead_of_the_workers(node: ps.Node[[int], None], in_inbox: int) -> None:
+    @ps.graph
+    async def graph(x: int) -> None:
+        return node(x)
+
+    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
+        calls = [asyncio.create_task(service(x)) for x in range(4)]
+        await testing.wait_quiescent()
+        (actor,) = service.statistics().actors
+        assert (actor.in_flight, actor.inbox.depth) == (1, in_inbox)
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
 
 
 async def test_a_batch_whose_callers_have_left_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

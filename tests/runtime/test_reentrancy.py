@@ -1,6 +1,7 @@
 """What would wait for itself for ever is refused, with the chain of calls; nested calls that can end do."""
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator
 from types import NoneType
 
@@ -329,6 +330,31 @@ async def test_a_limited_thread_that_waits_for_its_own_place_is_refused() -> Non
 
     with pytest.raises(ps.ReentrantCallError):
         await engine.run(graph(1))
+
+
+@pytest.mark.parametrize("limit", [1, 2])
+async def test_a_limited_thread_that_waits_for_an_item_ahead_of_it_is_refused(limit, monkeypatch) -> None:
+    """Short items may be given to the threads before there is a place for them: they wait there, not in an inbox."""
+    monkeypatch.setattr("penstock.actors.threads._SHORT_SECONDS", 60.0)
+    loop = asyncio.get_running_loop()
+    all_inside = threading.Barrier(limit)
+
+    @ps.node(runs_on="thread", concurrency=limit)
+    def calls(x: int) -> int:
+        if x == 0:
+            return 0
+        all_inside.wait(30)
+        return asyncio.run_coroutine_threadsafe(engine.run(graph(0)), loop).result()
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        return calls(x)
+
+    async with engine.stream(graph(0) for _ in range(20)) as results:
+        assert [result async for result in results] == [0] * 20
+    results = await asyncio.gather(*[engine.run(graph(1)) for _ in range(limit)], return_exceptions=True)
+    assert [type(result) for result in results].count(ps.ReentrantCallError) == 1
+    assert await engine.run(graph(0)) == 0
 
 
 async def test_a_handler_that_has_ended_holds_nothing() -> None:

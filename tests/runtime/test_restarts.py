@@ -22,7 +22,7 @@ SCHEDULERS = ["actors", "parallel", "wave", "sequential"]
 
 
 class Broken(Exception):
-    """The instance is of no use any more."""
+    """The instance cannot be used again."""
 
 
 class Life:

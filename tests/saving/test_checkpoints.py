@@ -47,6 +47,15 @@ class WithoutState:
 
 
 @ps.node
+class RestoredLater(Counted):
+    async def restore(self, state: Any) -> None:  # type: ignore[override]
+        self.values = state["values"]
+
+    def __call__(self, value: float) -> float:
+        return value
+
+
+@ps.node
 def number(record: data.Record[Any]) -> float:
     return float(record.index)
 
@@ -181,6 +190,19 @@ async def test_a_fold_goes_on_with_its_state(tmp_path: Path) -> None:
     expected = await engine.run(total(ordered()))
     assert got["count"] == again["count"] == expected["count"] == 40
     assert got["total"].tobytes() == again["total"].tobytes() == expected["total"].tobytes()
+
+
+async def test_a_failover_goes_on_with_its_state(tmp_path: Path) -> None:
+    @ps.graph
+    async def failing_over(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+        return ps.map_each(down, records >> number, concurrency=1)
+
+    whole = await plain(failing_over(ordered()))
+    checkpoint = ps.Checkpoint(tmp_path, every=10)
+    assert await taken(failing_over(ordered()), checkpoint, 25) == whole[:25]
+    rest = await taken(failing_over(ordered()), checkpoint)
+    assert rest == whole[rest[0][0] - 1 :]
+    assert rest[0][0] > 1
 
 
 # Cuts that are asked for.
@@ -346,26 +368,6 @@ async def test_a_class_is_a_source(tmp_path: Path) -> None:
     assert rest == whole[rest[0][0] - 1 :]
 
 
-@ps.node
-class Counting:
-    def __init__(self) -> None:
-        self.next = 0
-
-    def state(self) -> Any:
-        return self.next
-
-    def restore(self, state: Any) -> None:
-        self.next = state
-
-    async def __call__(self) -> AsyncIterator[float]:
-        while self.next < 20:
-            self.next += 1
-            yield float(self.next)
-
-
-counting = Counting()
-
-
 class Lines:
     """What can only be iterated, and knows where it is."""
 
@@ -449,6 +451,57 @@ async def test_an_order_of_batches_goes_on_between_two_of_them(tmp_path: Path, m
     assert rest == whole[rest[0][0] - 1 :]
 
 
+async def test_an_order_that_ended_with_a_smaller_batch_does_not_begin_again(tmp_path: Path) -> None:
+    @ps.graph
+    async def totals() -> AsyncIterator[float]:
+        once, ones = data.order(range(10), batch=25), data.order(range(70), batch=1)
+        return data.mix([(once, 0.03), (ones, 0.97)], seed=1, until="all") >> total
+
+    whole = [value async for value in engine.stream(totals())]
+    assert whole.index(45) < 40  # the one batch of `once`, long before `ones` has ended
+    checkpoint, got = ps.Checkpoint(tmp_path), []
+    async with engine.stream(totals(), checkpoint=checkpoint) as stream:
+        while 45 not in got:
+            got.append(await anext(stream))
+        await stream.checkpoint()
+    got += [value for _, value in await taken(totals(), checkpoint, len(whole))]
+    assert got == whole
+
+
+@pytest.mark.parametrize("until", ["first", "all"])
+async def test_the_sources_of_a_mix_that_has_ended_may_get_more_epochs(tmp_path: Path, until: Any) -> None:
+    def mixed(epochs: int, size: int = 5) -> ps.Call[AsyncIterator[list[int]]]:
+        @ps.graph
+        async def from_two() -> AsyncIterator[list[int]]:
+            first, second = data.order(range(10), batch=size, epochs=epochs), data.order(range(100, 104), batch=1)
+            return data.mix([(first, 0.7), (second, 0.3)], seed=1, until=until) >> indexes
+
+        return from_two()
+
+    @ps.node
+    def indexes(records: data.Records[Any]) -> list[int]:
+        return [int(index) for index in records.index]
+
+    checkpoint = ps.Checkpoint(tmp_path / "whole batches")
+    got = dict(await taken(mixed(1), checkpoint))
+    ended_at = len(got)
+    got |= dict(await taken(mixed(3), checkpoint, 1))
+    got |= dict(await taken(mixed(3), checkpoint))
+    assert sorted(got) == [*range(1, len(got) + 1)]
+    assert len(got) > ended_at
+    batches = [value for value in got.values() if len(value) == 5]
+    alone = [value for value in got.values() if len(value) == 1]
+    assert batches == ([[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]] * 3)[: len(batches)]
+    assert alone == [[one] for one in range(4)][: len(alone)]
+    assert until == "first" or (len(batches), len(alone)) == (6, 4)
+
+    checkpoint = ps.Checkpoint(tmp_path / "a smaller last one")
+    assert [8, 9] in [value for _, value in await taken(mixed(1, 4), checkpoint)]
+    with pytest.raises(ps.CheckpointError, match=r"with epochs=1 its last batch had 2 records less.* keep epochs=1"):
+        await taken(mixed(3, 4), checkpoint)
+    assert await taken(mixed(1, 4), checkpoint) == []
+
+
 async def test_resuming_far_behind_replays_nothing(tmp_path: Path) -> None:
     asked: list[int] = []
 
@@ -513,6 +566,44 @@ class Restarting(Summed):
         return value
 
 
+@ps.node(runs_on="process")
+class InAProcess(Summed):
+    def __call__(self, value: float) -> float:
+        return value
+
+
+@ps.node
+class Counting:
+    def __init__(self) -> None:
+        self.next = 0
+
+    def state(self) -> Any:
+        return self.next
+
+    def restore(self, state: Any) -> None:
+        self.next = state
+
+    async def __call__(self) -> AsyncIterator[float]:
+        while self.next < 20:
+            self.next += 1
+            yield float(self.next)
+
+
+counting = Counting()
+
+
+@ps.node(failover=counting)
+class FailedOver(Counting):
+    async def __call__(self) -> AsyncIterator[float]:
+        raise ValueError("down")
+        yield 0.0
+
+
+@ps.node(failover=summed)
+def down(value: float) -> float:
+    raise ValueError("down")
+
+
 @ps.node(batch=ps.Batch(4))
 async def batched_up(values: list[float]) -> list[float]:
     return values
@@ -565,10 +656,14 @@ def mixed_late(records: Any) -> Any:
     [
         (lambda records: generated(), "'generated' .* source of the stream.* take data.order"),
         (lambda records: records >> number >> WithoutState(), "class WithoutState keeps state .*stateless=True"),
+        (lambda records: records >> number >> RestoredLater(), "class RestoredLater keeps state .* plain `def`"),
         (lambda records: records >> number >> doubled, "'doubled' .* generator function .* stateless=True"),
         (lambda records: records >> number >> summed >> summed, "one instance is called at several places"),
         (lambda records: records >> number >> Looping(), "'Looping' .* owns its loop"),
         (lambda records: records >> number >> Restarting(), "leave out restart_on="),
+        (lambda records: records >> number >> InAProcess(), "'InAProcess' .* worker processes.* in a thread"),
+        (lambda records: FailedOver()(), "'FailedOver' .* leave out failover="),
+        (lambda records: ps.map_each(down, records >> number, concurrency=2), "'Summed' .* failover=.* concurrency=1"),
         (behind, "'Summed' .*ordered=True"),
         (lambda records: records >> number >> batched_up >> summed, "'batched_up' .* rounding"),
         (left_alone, "branch of this split does not lead to the result"),
@@ -669,6 +764,24 @@ async def test_cuts_of_another_run_are_refused(tmp_path: Path, changed: Callable
     goes_on = ps.Checkpoint(tmp_path, every=5, on_mismatch="continue")
     rest = await taken(sums(changed()), goes_on)
     assert rest[0][0] > 1
+
+
+async def test_another_source_of_a_mix_is_refused_however_rarely_it_is_read(tmp_path: Path) -> None:
+    def mixed(seed: int) -> ps.Call[AsyncIterator[float]]:
+        @ps.graph
+        async def from_two() -> AsyncIterator[float]:
+            often = data.order(range(1000), shuffle_seed=1)
+            return data.mix([(often, 0.98), (data.order(range(1000), shuffle_seed=seed), 0.02)], seed=1) >> number
+
+        return from_two()
+
+    checkpoint = ps.Checkpoint(tmp_path, every=10)
+    await taken(mixed(1), checkpoint, 50)
+    before = records_of(tmp_path)
+    for _ in range(2):  # the first one must not write cuts that the second one fits
+        with pytest.raises(ps.CheckpointError, match=r"order#2\.seed was 1, and is 2"):
+            await taken(mixed(2), checkpoint)
+    assert records_of(tmp_path) == before
 
 
 async def test_cuts_of_another_graph_are_refused(tmp_path: Path) -> None:
@@ -779,6 +892,10 @@ async def test_a_value_that_cannot_be_stored_names_stage_and_type(tmp_path: Path
 
     with pytest.raises(ps.NotStorable, match=r"shuffled.*Odd"):
         await taken(shuffles(ordered()), ps.Checkpoint(tmp_path, every=5))
+    reader = Counted()
+    reader.values.append(np.add)  # type: ignore[arg-type]
+    with pytest.raises(ps.NotStorable, match=r"reader.*values.*ufunc"):
+        await taken(sums(ordered()), ps.Checkpoint(tmp_path, every=5, reader=reader))
 
 
 async def test_a_state_that_fails_is_the_error_of_the_stream(tmp_path: Path) -> None:

@@ -437,10 +437,13 @@ def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: py
         CutFolder(tmp_path)
 
 
-def test_several_processes_of_jax_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    several = SimpleNamespace(process_count=lambda: 2, backends_are_initialized=lambda: True)
-    monkeypatch.setitem(sys.modules, "jax", several)  # type: ignore[arg-type]
-    monkeypatch.setitem(sys.modules, "jax._src.xla_bridge", several)  # type: ignore[arg-type]
+@pytest.mark.parametrize("has_begun", [True, False])
+def test_several_processes_of_jax_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_begun: bool) -> None:
+    jax = SimpleNamespace(process_count=lambda: 2 if has_begun else pytest.fail("this starts JAX"))
+    bridge = SimpleNamespace(backends_are_initialized=lambda: has_begun)
+    distributed = SimpleNamespace(global_state=SimpleNamespace(client=object(), num_processes=2))
+    for name, module in {"jax": jax, "jax._src.xla_bridge": bridge, "jax._src.distributed": distributed}.items():
+        monkeypatch.setitem(sys.modules, name, module)  # type: ignore[arg-type]
     with pytest.raises(ps.CheckpointError, match=r"jax.process_count\(\) is 2"):
         CutFolder(tmp_path / "cuts")
     assert not (tmp_path / "cuts").exists()

@@ -10,6 +10,7 @@ from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -424,6 +425,45 @@ async def test_a_lease_is_renewed_while_an_iteration_takes_long(store: MemorySto
     assert len(store.records["k"]) == 3
     going.set()
     assert await running == WORDS
+
+
+async def test_a_call_that_runs_here_keeps_its_key_when_the_clock_leaps(
+    store: MemoryStore, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make(store, turns)
+    going = asyncio.Event()
+
+    async def wait() -> None:
+        await going.wait()
+
+    turns.in_turn[2] = wait
+    running = asyncio.create_task(engine.run(graph("q"), key="k"))
+    while 2 not in turns.ran:
+        await asyncio.sleep(0)
+    monkeypatch.setattr(durable_module, "time", SimpleNamespace(time=lambda: time.time() + 3600))
+    with pytest.raises(ps.KeyInUse, match="under way in process"):
+        await engine.run(graph("q"), key="k")
+    going.set()
+    assert await running == WORDS
+
+
+async def test_a_lease_is_renewed_when_the_clock_was_put_back(
+    store: MemoryStore, turns: Turns, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph = make(store, turns, lease_seconds=0.06)
+    turns.in_turn[2] = waits
+    running = asyncio.create_task(engine.run(graph("q"), key="k"))
+    while 2 not in turns.ran:
+        await asyncio.sleep(0)
+    behind = SimpleNamespace(time=lambda: time.time() - 3600)
+    monkeypatch.setattr(durable_module, "time", behind)
+    before = store.records["k"][-1].version
+    while store.records["k"][-1].version == before:
+        await asyncio.sleep(0.001)
+    assert durable_module._Loop.read(store.records["k"][-1]).lease_until < behind.time() + 100
+    running.cancel()
+    with suppress(asyncio.CancelledError):
+        await running
 
 
 async def test_a_call_whose_key_was_taken_over_ends(store: MemoryStore, turns: Turns) -> None:
@@ -874,7 +914,7 @@ async def test_an_error_of_sqlite_names_key_file_and_remedy(
     with pytest.raises(ps.CheckpointError, match=r"key 'k' in .*damaged\.db: the file is damaged; put a copy"):
         await ps.Durable(tmp_path / "damaged.db").history("k")
     (tmp_path / "text.db").write_text("no database" * 1000)
-    with pytest.raises(ps.CheckpointError, match=r"key 'k' in .*text\.db: the file is none of SQLite; choose"):
+    with pytest.raises(ps.CheckpointError, match=r"key 'k' in .*text\.db: the file is not an SQLite database; choose"):
         await engine.run(make(tmp_path / "text.db", turns)("q"), key="k")
     (tmp_path / "folder.db").mkdir()
     with pytest.raises(ps.CheckpointError, match=r"folder\.db: the file cannot be opened; look at the rights"):

@@ -149,6 +149,15 @@ async def test_a_failover_and_a_second_attempt_may_ask(store: MemoryStore) -> No
         assert await engine.run(graph, key="k", answer="yes") == ["yes"]
 
 
+async def test_a_node_that_keeps_its_results_asks_nobody(store: MemoryStore) -> None:
+    @ps.node(cache=ps.Cache(max_bytes=1_000, key=len))
+    async def keeps(state: list[Any]) -> list[Any]:
+        return [await ps.interrupt("?")]
+
+    with pytest.raises(ps.PlanError, match=r"ps.interrupt\('\?'\) was called in a node that keeps its results"):
+        await engine.run(looped(store, keeps), key="k")
+
+
 async def test_a_handler_that_fails_of_a_question_fails(store: MemoryStore) -> None:
     @ps.node
     async def body(state: list[Any]) -> list[Any]:
@@ -360,6 +369,8 @@ async def test_an_answer_with_a_token_is_to_its_question_alone(store: MemoryStor
         assert await token() == first
         with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is to another"):
             await engine.run(asking, key="k", answer=ps.Answer("no", "other"))
+        with pytest.raises(ps.NotStorable, match=r"answer is a builtins\.ellipsis"):
+            await engine.run(asking, key="k", answer=ps.Answer(..., first))
         second = await token(ps.Answer("one", first))
         with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is to another"):
             await engine.run(asking, key="k", answer=ps.Answer("one", first))

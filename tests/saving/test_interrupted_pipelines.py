@@ -102,6 +102,7 @@ STAGES: dict[str, tuple[Callable[[int, int], Any], str, str]] = {
     "in order": (lambda size, width: slowly_in_order(InOrder(), width), "any", "number"),
     "running": (lambda size, width: read_by(Running()), "any", "number"),
     "split": (lambda size, width: lambda stream: joined(stream, width), "number", "number"),
+    "nested": (lambda size, width: lambda stream: nested(stream, size, width), "number", "number"),
     "turns": (lambda size, width: lambda stream: (stream >> data.split(2, ahead=width)) >> data.merged("turns"),
               "any", "same"),
 }  # fmt: skip
@@ -125,6 +126,15 @@ def read_by(running: Running) -> Callable[[Any], Any]:
 def joined(stream: Any, width: int) -> Any:
     left, right = stream >> data.split(2, ahead=width)
     return ps.map_each(added, ps.map_each(slow, left, concurrency=width), right)
+
+
+def nested(stream: Any, size: int, width: int) -> Any:
+    """A split in a branch of another, whose branches meet before or behind the other one's."""
+    left, right = stream >> data.split(2, ahead=width)
+    above, below = ps.map_each(slow, right, concurrency=width) >> data.split(2, ahead=width)
+    if size % 2:
+        return ps.map_each(added, left, ps.map_each(added, above, below))
+    return ps.map_each(added, ps.map_each(added, left, above), below, concurrency=width)
 
 
 def fitting(names: list[str]) -> list[str]:
@@ -182,6 +192,7 @@ async def run_from(
 @settings(max_examples=60)
 @example(["batched", "trainer"], [4] * 5, True, [(5, 1, False), (5, 3, True)], 7)
 @example(["batched", "packed"], [3] * 5, False, [(3, 1, False)] * 4, 5)
+@example(["nested", "trainer", "nested"], [3, 1, 4, 1, 1], False, [(20, 3, False), (5, 7, True)] * 2, 5)
 @example(["split", "turns", "trainer"], [3] * 5, False, [(20, 3, False)] * 4, 5)
 def test_results_are_those_of_an_uninterrupted_run(
     names: list[str], sizes: list[int], shuffles_first: bool, stops: list[tuple[int, int, bool]], every: int

@@ -91,9 +91,9 @@ class Client:
         await self.takes.wait()
         self.sent.append(message)
 
-    async def asks_for(self, response: Response) -> str:
+    async def asks_for(self, response: Response, method: str = "GET") -> str:
         """Take a response; return its body."""
-        scope = {"type": "http", "asgi": {"version": "3.0", "spec_version": "2.3"}}
+        scope = {"type": "http", "method": method, "asgi": {"version": "3.0", "spec_version": "2.3"}}
         await response(scope, self.receive, self.send)
         return self.body
 
@@ -128,6 +128,7 @@ async def test_the_same_as_lines_of_json() -> None:
     ]
     response = asgi.ndjson(engine.stream(said("ä b")), status_code=203, headers={"x-mine": "1"})
     assert (response.headers["content-type"], response.headers["x-mine"]) == ("application/x-ndjson", "1")
+    assert response.headers["x-accel-buffering"] == "no"
     client = Client()
     assert await client.asks_for(response) == '"ä"\n"b"\n'
     assert [message.get("status") for message in client.sent] == [203, None, None, None]
@@ -184,7 +185,7 @@ async def test_a_later_error_is_told_without_its_text_and_raised() -> None:
     client = Client()
     with pytest.raises(LookupError):
         await client.asks_for(asgi.ndjson(engine.stream(broken(1))))
-    assert client.body == "0\n"
+    assert client.body == '0\n{"kind": "failed", "error": "LookupError"}\n'
     assert all(message.get("more_body", True) for message in client.sent)
 
 
@@ -223,6 +224,19 @@ async def test_a_client_that_goes_ends_its_call(count: int) -> None:
         assert held.closed
         assert service.statistics().admission.in_flight == 0
     assert client.sent[0]["status"] == (200 if count else 499)
+
+
+@pytest.mark.parametrize("make", [asgi.event_stream, asgi.ndjson])
+async def test_head_has_the_status_and_ends_the_call(make: Callable[[engine.Stream[Any]], Response]) -> None:
+    held, client = Held(), Client()
+    async with engine.deploy(held.graph) as service:
+        assert await client.asks_for(make(service.stream(held.graph(1))), "HEAD") == ""
+        assert held.closed
+        assert service.statistics().admission.in_flight == 0
+    assert [message.get("status") for message in client.sent] == [200, None]
+    assert client.sent[-1]["more_body"] is False
+    with pytest.raises(LookupError):
+        await client.asks_for(make(engine.stream(broken(0))), "HEAD")
 
 
 async def test_a_request_that_is_cancelled_ends_its_call() -> None:
@@ -280,6 +294,45 @@ def test_a_comment_is_sent_while_there_is_nothing() -> None:
         assert client.sent[0]["status"] == 200
         held.goes_on.set()
         assert await answering == ":\n\n:\n\ndata: y\n\nevent: end\ndata: \n\n"
+
+    testing.run_virtual(main)
+
+
+def test_limits_of_silence_and_of_stalls_begin_anew_with_each_item() -> None:
+    @ps.node
+    async def every_ten_seconds(count: int) -> AsyncIterator[str]:
+        for number in range(count):
+            await asyncio.sleep(10)
+            yield str(number)
+        await asyncio.sleep(16)
+
+    @ps.graph
+    async def graph(count: int) -> AsyncIterator[str]:
+        return every_ten_seconds(count)
+
+    async def main() -> None:
+        client, loop = Client(), asyncio.get_running_loop()
+        told: list[tuple[float, str]] = []
+
+        async def send(message: MutableMapping[str, Any]) -> None:
+            if text := message.get("body", b"").decode():
+                told.append((loop.time() - began, text))
+            if text == "data: 4\n\n":
+                await asyncio.Event().wait()
+
+        client.send = send  # type: ignore[method-assign]
+        began = loop.time()
+        await client.asks_for(asgi.event_stream(engine.stream(graph(3))))
+        assert told == [
+            *((10.0 * (number + 1), f"data: {number}\n\n") for number in range(3)),
+            (45, ":\n\n"),
+            (46, "event: end\ndata: \n\n"),
+        ]
+        told.clear()
+        began = loop.time()
+        await client.asks_for(asgi.event_stream(engine.stream(graph(9))))
+        assert told[-1] == (50, "data: 4\n\n")
+        assert loop.time() - began == 80
 
     testing.run_virtual(main)
 

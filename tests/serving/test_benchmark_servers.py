@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from benchmarks.servers import by_hand, by_hand_in_tasks, process
+from benchmarks.servers import by_hand, process
 
 
 @pytest.mark.parametrize("row", by_hand.APPLICATIONS)
@@ -13,8 +13,7 @@ from benchmarks.servers import by_hand, by_hand_in_tasks, process
 )
 def test_a_server_answers_as_the_one_written_by_hand_does(row: str, tuned: bool) -> None:
     answers: list[str] = []
-    in_tasks = ["by_hand_in_tasks"] if row in by_hand_in_tasks.APPLICATIONS else []
-    for side in ("by_hand", *in_tasks, "with_penstock"):
+    for side in ("by_hand", "by_hand_with_promises", "with_penstock"):
         with process.server(side, row, tuned=tuned) as (url, _):
             answers.append(process.ask(url))
     assert set(answers) == {answers[0]}

@@ -26,8 +26,6 @@ pytestmark = pytest.mark.asyncio(loop_factories=["asyncio"])
 @asynccontextmanager
 async def wrk(url: str) -> AsyncIterator[None]:
     """Clients in a process of their own, which is killed in the end."""
-    if shutil.which("wrk") is None:
-        pytest.skip("wrk is not installed")
     command = ["wrk", "-t1", f"-c{CLIENTS}", "-d600s", "-s", "tests/serving/load.lua", url, "--", *PATHS]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as process:  # noqa: ASYNC220 - returns at once
         try:
@@ -57,6 +55,8 @@ async def tasks(url: str) -> AsyncIterator[None]:
 
 
 LOADS = {"wrk": wrk, "asyncio": tasks}
+without_wrk = pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")
+by_load = pytest.mark.parametrize("load", [pytest.param("wrk", marks=without_wrk), "asyncio"])
 # Clients on a loop of Python are too slow to have so many requests open that some are refused, if the machine is busy.
 ENDS = {"wrk": ("completed", "expired", "refused"), "asyncio": ("completed", "expired")}
 
@@ -70,7 +70,7 @@ async def after_many_requests(http: httpx.AsyncClient, *ways: str) -> dict[str, 
             return state
 
 
-@pytest.mark.parametrize("load", LOADS)
+@by_load
 async def test_when_all_clients_are_gone_nothing_is_in_flight(load: str) -> None:
     with server("--loop", "uvloop") as (url, _):
         async with client(url) as http:
@@ -87,7 +87,7 @@ async def test_when_all_clients_are_gone_nothing_is_in_flight(load: str) -> None
     assert after["ended"]["cancelled"] >= STREAMS
 
 
-@pytest.mark.parametrize("load", LOADS)
+@by_load
 async def test_sigterm_ends_a_server_under_load(load: str) -> None:
     with server("--loop", "uvloop", "--timeout-graceful-shutdown", "10") as (url, process):
         async with client(url) as http, LOADS[load](url):
@@ -107,6 +107,7 @@ async def leave_a_stream(url: str) -> bool:
     return True
 
 
+@without_wrk
 async def test_clients_who_leave_under_load_free_their_places() -> None:
     with server("--loop", "uvloop") as (url, _):
         async with client(url) as http:
@@ -123,6 +124,7 @@ async def test_clients_who_leave_under_load_free_their_places() -> None:
     assert (after["in_flight"], after["queued"], after["open_generators"]) == (0, 0, 0)
 
 
+@without_wrk
 async def test_a_drain_under_load_ends_what_was_accepted_and_refuses_the_rest() -> None:
     with server("--loop", "uvloop") as (url, _):
         async with client(url) as http, wrk(url):

@@ -8,8 +8,9 @@ from penstock.actors import invocation
 from tests.telemetry.virtual_time import VirtualTime
 
 CLOCKED = (
-    "actors.channel", "actors.invocation", "actors.worker", "engine.decorator", "engine.pipeline", "engine.statistics",
-    "telemetry.profiling.durations", "telemetry.profiling.watching", "telemetry.profiling.recording",
+    "actors.channel", "actors.invocation", "actors.threads", "actors.worker", "engine.decorator", "engine.pipeline",
+    "engine.statistics", "telemetry.profiling.durations", "telemetry.profiling.watching",
+    "telemetry.profiling.recording",
 )  # fmt: skip
 
 

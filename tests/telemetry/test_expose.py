@@ -577,7 +577,7 @@ def test_what_is_no_socket_is_left_alone(path: Path, make: Callable[[Path], None
     ("name", "error", "message"),
     [
         ("gone/socket", FileNotFoundError, r"no such folder .* make it \(mkdir -m 700\)"),
-        ("file/socket", NotADirectoryError, "this is no folder"),
+        ("file/socket", NotADirectoryError, "this is not a folder"),
         ("x" * 200, OSError, "at most 107 bytes, and this one has [0-9]+: choose a shorter one"),
     ],
 )

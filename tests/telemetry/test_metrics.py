@@ -307,7 +307,8 @@ async def test_what_was_taken_over_hedged_and_kept(collected: Collected) -> None
     async with engine.deploy(all_three) as service:
         for x in (1, 1, 2):
             await service.run(all_three(x))
-        assert collected.total(names.METRIC_NODE_CACHE_SIZE, node="kept") == 468
+        # What one result and its key take differs by Python; two are too large.
+        assert 300 < collected.total(names.METRIC_NODE_CACHE_SIZE, node="kept") <= 600
     assert collected.total(names.METRIC_NODE_FAILOVERS, node="fails") == 3
     assert collected.total(names.METRIC_NODE_HEDGES, node="hedged") == 1
     assert collected.total(names.METRIC_NODE_HEDGES_WON, node="hedged") == 1

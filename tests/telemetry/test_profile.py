@@ -5,7 +5,7 @@ import gc
 import math
 import threading
 import weakref
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, Self
 
 import pytest
@@ -17,7 +17,7 @@ from penstock import engine, telemetry, testing
 from penstock.actors import invocation
 from penstock.telemetry.profiling import collectors
 from penstock.telemetry.profiling.durations import Durations, OutsideSeconds
-from penstock.telemetry.profiling.records import NodeReading, Places, TimedReading
+from penstock.telemetry.profiling.records import Capacity, NodeReading, TimedReading
 from penstock.telemetry.profiling.sums import EVENT_LOOP, Evidence, GilUse, ReaderSum, Sums
 from penstock.telemetry.profiling.timeline import Timeline
 from penstock.telemetry.profiling.verdict import find_verdict
@@ -156,19 +156,19 @@ def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: fl
     sums = Sums()
     inbox = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
     counters = engine.ActorStatistics("graph", "busy", 10, 0, 0, 0, 1, 1, 10.0, inbox)
-    busy = NodeReading(counters, "key", "loop", False, False, (Places("key", 1, "state"),))
+    busy = NodeReading(counters, "key", "loop", False, False, (Capacity("key", 1, "state"),))
     sums.add({}, [busy], 0.0, 10.0)
     evidence = Evidence(sums, 10.0, None, (ReaderSum("graph", 10.0, waited_seconds),))
     assert find_verdict(evidence).node == node
 
 
-def evidence_of_a_device_node(gil: GilUse, loop_delay_seconds: float = 0.0) -> Evidence:
+def evidence_of_a_device_node(gil: GilUse, loop_delay_seconds: float = 0.0, *, gathers: bool = False) -> Evidence:
     """Of ten seconds a node was busy for all; its device computed for 1.5, its threads for one, of two on their way."""
     inbox = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
     counters = engine.ActorStatistics("graph", "train", 1_000, 0, 0, 0, 1, 1, 10.0, inbox)
     outside = OutsideSeconds(0.0, 0.0, 1.5, thread_seconds=2.0, cpu_seconds=1.0, hop_seconds=6.0, hops=2_000)
-    place = (Places("key", 1, "state"),)
-    train = NodeReading(counters, "key", "loop", False, False, place, timed=TimedReading(outside=outside))
+    place = (Capacity("key", 1, "state"),)
+    train = NodeReading(counters, "key", "loop", False, gathers, place, timed=TimedReading(outside=outside))
     others = engine.ActorStatistics("graph", "augment", 10, 0, 0, 0, 1, 1, 4.0, inbox)
     augment = NodeReading(others, "other", "thread", False, False, ())
     sums = Sums()
@@ -185,6 +185,11 @@ def test_a_verdict_says_what_the_time_of_a_node_goes_into() -> None:
     )
     assert f"; {verdict.spent}; " in str(verdict)
     assert "waiting for the GIL" in verdict._repr_html_()
+
+
+def test_a_node_that_gathers_items_spends_its_time_on_all_that_wait() -> None:
+    verdict = find_verdict(evidence_of_a_device_node(GilUse({}, 0.0, 0.0), gathers=True))
+    assert verdict.spent.startswith("of the time in it, an item spends 15% computing on its device, ")
 
 
 def test_who_holds_the_gil_limits_and_not_who_waits_for_it() -> None:
@@ -437,6 +442,46 @@ async def test_a_source_and_a_reader_that_hold_the_loop_are_told_apart(clock: Cl
             async for _ in results:
                 clock.take(1)
     assert profile.verdict.reason.startswith("the reader of quick_half limits")
+
+
+@ps.node
+async def late_values(number: int) -> AsyncIterator[int]:
+    yield number
+    await asyncio.sleep(10)
+    yield number
+
+
+@ps.graph
+async def late_stream(number: int) -> AsyncIterator[int]:
+    return late_values(number)
+
+
+async def late_calls() -> AsyncIterator[ps.Call[float]]:
+    yield quick(0)
+    await asyncio.sleep(10)
+    yield quick(1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        pytest.param(lambda: engine.stream(late_stream(0)), id="values"),
+        pytest.param(lambda: engine.stream(late_calls()), id="calls"),
+    ],
+)
+def test_the_wait_of_a_reader_counts_from_the_beginning_of_the_profile(make: Callable[[], engine.Stream[Any]]) -> None:
+    async def main() -> telemetry.Profile:
+        async with make() as values:
+            await anext(values)
+            rest = asyncio.ensure_future(anext(values))
+            await asyncio.sleep(5)
+            with telemetry.profile() as profile:
+                await asyncio.sleep(2)
+                await engine.run(quick(2))  # without anything that ran, there is no verdict
+            await rest
+        return profile
+
+    assert testing.run_virtual(main).verdict.reason.startswith("the source limits")
 
 
 def test_nothing_ran() -> None:

@@ -190,7 +190,10 @@ def test_it_predicts(run: Run) -> None:
         (["profile", "shop:search"], "give them with --input"),
         (["profile", "shop:search", "--input", "x"], "'x' is no JSON"),
         (["profile", "shop:search", "--input", "3", "--calls", "0"], "'0' is no whole number, at least 1"),
-        (["profile", "shop:calls", "--calls", "3"], "--input and --calls are for graphs, and shop:calls is none"),
+        (
+            ["profile", "shop:calls", "--calls", "3"],
+            "--input and --calls are for graphs, and shop:calls is not a graph",
+        ),
         (["simulate", "shop:calls", "--node", "decode"], "say what changes: --speedup or --concurrency"),
         (["simulate", "shop:calls", "--node", "decod", "--speedup", "2"], "these nodes did: 'fetch', 'decode'"),
         (["simulate", "shop:calls", "--node", "decode", "--speedup", "-1"], "'-1' is no factor above 0"),

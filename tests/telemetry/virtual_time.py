@@ -59,9 +59,10 @@ class VirtualTime:
 
         def settled() -> bool:
             threads = own._runtime.pools._threads
-            return threads is None or (
-                not threads._come_back() and self._asleep == min(threads._unsettled, threads._max_threads)
-            )
+            if threads is None:
+                return True
+            allowed = threads._unsettled - threads._wait_in_lanes()
+            return not threads._mailbox and self._asleep == min(allowed, threads._max_threads)
 
         def patiently(timeout: float | None = None) -> Any:
             while timeout and not settled():

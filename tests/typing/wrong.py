@@ -42,6 +42,7 @@ async def arguments(hit: Hit) -> None:
     tokenize(b"", limits=3)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     tokenize(b"", limit="3")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     search(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await engine.run(search("a"), "b")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     search("a", popularities=3.0)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     await index("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     counter(hit, hit)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]

@@ -12,7 +12,7 @@ _INDEX = re.compile(r"\[\d+\]")
 
 
 @dataclass(frozen=True, slots=True)
-class Read:
+class RowEdges:
     """The edges from one row to another: it reads from `count` nodes of the row `source`; `labels` are on the edges."""
 
     source: int
@@ -38,7 +38,7 @@ class Row:
     name: str
     count: int
     level: int
-    reads: tuple[Read, ...]
+    reads: tuple[RowEdges, ...]
     readers: tuple[int, ...]
     load: tuple[str, ...]
 
@@ -144,7 +144,7 @@ def _fold(
     row_of = {index: row for row, index in enumerate(kept)}
     row_of_id = {node.id: row_of[stands_for[index]] for index, node in enumerate(order)}
     readers: list[list[int]] = [[] for _ in kept]
-    reads: list[tuple[Read, ...]] = []
+    reads: list[tuple[RowEdges, ...]] = []
     levels: list[int] = []
     for row, index in enumerate(kept):
         times = Counter(row_of[stands_for[source]] for source in sources[index])
@@ -153,7 +153,7 @@ def _fold(
             labels[row_of_id[edge.source_id]][_any_index(edge) if count[index] > 1 else edge.label] = None
         for source in times:
             readers[source].append(row)
-        reads.append(tuple(Read(source, times[source], tuple(labels[source])) for source in times))
+        reads.append(tuple(RowEdges(source, times[source], tuple(labels[source])) for source in times))
         levels.append(1 + max((levels[source] for source in times), default=-1))
     names = _unique_names([order[index].label for index in kept])
     actors: list[list[ActorStatistics]] = [[] for _ in kept]

@@ -291,7 +291,7 @@ def _lookups(owner: object, name: str) -> list[_Lookup]:
 def _change(before: object, after: object) -> str:
     """Return what became of a value, in words: numbers and strings are shown, of other objects only the type."""
     if after is _MISSING:
-        return "has no value any more"
+        return "has lost its value"
     if before is _MISSING:
         return f"has a value now, {_shown(after)}"
     if _shown(before) == _shown(after):

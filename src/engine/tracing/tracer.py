@@ -535,7 +535,7 @@ class Tracer:
     def open(self, opening: "Opening") -> PendingRef:
         """Note that the outermost graph uses a resource; return the symbolic value that stands for it.
 
-        A resource is no step: a frame has it from the beginning. So all of its call sites, those in bodies included,
+        A resource is not a step: a frame has it from the beginning. So all of its call sites, those in bodies included,
         see the same value.
         """
         outermost = self
@@ -741,7 +741,7 @@ class Tracer:
                 remedy = f"annotate the parameter, `{name}: AsyncIterator[...]`, and ps.map_each over it gives a stream"
         where = self.pending.get(result._penstock_key, location)
         raise GraphTraceError(
-            f"{where}: the result of graph {self.name!r} is annotated as a stream, but {result!r} is none; {remedy}"
+            f"{where}: the result of graph {self.name!r} is annotated as a stream, and {result!r} is not one; {remedy}"
         )
 
     def _refuse_shown(self, value: str, location: str, reader: str) -> None:

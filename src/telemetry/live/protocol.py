@@ -31,7 +31,7 @@ from .watch import Look, NodeLook
 # client leaves alone what it does not know. By hand: ``echo '{"version": 1, "request": "look"}' | nc -U PATH``.
 
 VERSION: Final = 1
-# A request is a few dozen bytes; who sends more without an end is no client.
+# A request is a few dozen bytes; a peer that sends more without a newline is not a client.
 MAX_REQUEST_BYTES: Final = 4096
 
 REQUEST: Final = json.dumps({"version": VERSION, "request": "look"}).encode() + b"\n"

@@ -72,7 +72,7 @@ def _alone_in(folder: Path) -> Generator[None, None, None]:
         ) from None
     except NotADirectoryError:
         raise NotADirectoryError(
-            errno.ENOTDIR, "this is no folder for the socket: choose another", str(folder)
+            errno.ENOTDIR, "this is not a folder for the socket: choose another", str(folder)
         ) from None
     except PermissionError:
         raise PermissionError(
@@ -128,7 +128,7 @@ def _remove_stale(path: Path) -> None:
     """Remove the socket of a process that has ended.
 
     Raises:
-        FileExistsError: the file is no socket, or another process listens there.
+        FileExistsError: the file is not a socket, or another process listens there.
     """
     if not stat.S_ISSOCK(path.lstat().st_mode):
         raise FileExistsError(
@@ -376,7 +376,7 @@ def expose(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
         A context manager, whose value is the absolute path.
 
     Raises:
-        FileExistsError: another process listens there, or the file is no socket.
+        FileExistsError: another process listens there, or the file is not a socket.
         OSError: a socket cannot be opened there; the message says why, and what to do.
     """
     # Imported at the first use: not all systems have Unix sockets, and most programs expose none.

@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 from ..counters import ActorStatistics, SavedCuts, total
 from ..profiling import collectors
 from ..profiling.limits import Verdict
-from ..profiling.records import DeviceWork, Execution, Host, NodeReading, Reader, Scope
+from ..profiling.records import DeviceWork, Execution, Host, NodeReading, ProfiledScope, ProfiledStream
 from ..profiling.sums import Evidence, Name, NodeSum, ReaderSum, Sums
 from ..profiling.verdict import find_verdict
 from ..profiling.watching import OpenScopes, settled, thread_seconds
@@ -204,7 +204,7 @@ class Watch:
     def __init__(self) -> None:
         self._scopes = OpenScopes()
         self._lock = self._scopes.lock
-        self._readers: dict[Reader, _ReaderSince] = {}
+        self._readers: dict[ProfiledStream, _ReaderSince] = {}
         self._read: dict[str, tuple[float, float]] = {}
         self._threads: dict[int, float] = {}
         self._looked: float | None = None
@@ -233,24 +233,24 @@ class Watch:
         with self._lock:
             self._readers.clear()
 
-    def scope_opened(self, scope: Scope) -> None:
+    def scope_opened(self, scope: ProfiledScope) -> None:
         """Count the work of a new scope from zero."""
         self._scopes.opened(scope)
 
-    def scope_closed(self, scope: Scope) -> None:
+    def scope_closed(self, scope: ProfiledScope) -> None:
         """Read the counters of a scope for the last time."""
         self._scopes.closed(scope)
 
-    def scope_vanished(self, scope: Scope) -> None:
+    def scope_vanished(self, scope: ProfiledScope) -> None:
         """Read the counters of a scope that is being collected as garbage; in any thread, at any moment."""
         self._scopes.vanished(scope)
 
-    def reader_opened(self, reader: Reader) -> None:
+    def reader_opened(self, reader: ProfiledStream) -> None:
         """Count from zero how long the reader of a new stream waits."""
         with self._lock:
-            self._readers[reader] = _ReaderSince(perf_counter(), 0.0)
+            self._readers[reader] = _ReaderSince(perf_counter(), reader.reader_wait_seconds)
 
-    def reader_closed(self, reader: Reader) -> None:
+    def reader_closed(self, reader: ProfiledStream) -> None:
         """Read for the last time how long the reader of a stream has waited."""
         with self._lock:
             since = self._readers.pop(reader, None)
@@ -277,7 +277,7 @@ class Watch:
                 self._add_reader(reader, since, now)
             self._readers = {reader: _ReaderSince(now, reader.reader_wait_seconds) for reader in readers}
 
-    def _add_reader(self, reader: Reader, since: _ReaderSince, now: float) -> None:
+    def _add_reader(self, reader: ProfiledStream, since: _ReaderSince, now: float) -> None:
         [name] = settled(lambda: [reader.name])
         open_seconds, waited_seconds = self._read.get(name, (0.0, 0.0))
         waited = reader.reader_wait_seconds - since.waited_seconds

@@ -6,7 +6,7 @@ from weakref import WeakSet
 
 if TYPE_CHECKING:
     from ..counters import SavedCuts
-    from .records import DeviceWork, Execution, Host, Reader, Scope
+    from .records import DeviceWork, Execution, Host, ProfiledScope, ProfiledStream
 
 
 # While no profile is taken, the opening and closing of a scope reads one empty list, and registers nothing.
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 class Collector(Protocol):
     """A profile that is being taken."""
 
-    def scope_opened(self, scope: "Scope") -> None:
+    def scope_opened(self, scope: "ProfiledScope") -> None:
         """Count the work of a new scope, from zero."""
         ...
 
-    def scope_closed(self, scope: "Scope") -> None:
+    def scope_closed(self, scope: "ProfiledScope") -> None:
         """Take the last numbers of a scope."""
         ...
 
-    def scope_vanished(self, scope: "Scope") -> None:
+    def scope_vanished(self, scope: "ProfiledScope") -> None:
         """Take the last numbers of a scope that is being collected as garbage; in any thread, without waiting."""
         ...
 
-    def reader_opened(self, reader: "Reader") -> None:
+    def reader_opened(self, reader: "ProfiledStream") -> None:
         """Count how long the reader of a new stream waits, from zero."""
         ...
 
-    def reader_closed(self, reader: "Reader") -> None:
+    def reader_closed(self, reader: "ProfiledStream") -> None:
         """Take the last number of a stream."""
         ...
 
@@ -72,31 +72,31 @@ def end(collector: Collector) -> None:
         node_of_thread.clear()
 
 
-def scope_opened(scope: "Scope") -> None:
+def scope_opened(scope: "ProfiledScope") -> None:
     """Report a new scope, whose counters are zero, to the profiles that are being taken."""
     for collector in tuple(running):
         collector.scope_opened(scope)
 
 
-def scope_closed(scope: "Scope") -> None:
+def scope_closed(scope: "ProfiledScope") -> None:
     """Report a scope that has closed."""
     for collector in tuple(running):
         collector.scope_closed(scope)
 
 
-def scope_vanished(scope: "Scope") -> None:
+def scope_vanished(scope: "ProfiledScope") -> None:
     """Report a scope that was never closed and is being collected as garbage."""
     for collector in tuple(running):
         collector.scope_vanished(scope)
 
 
-def reader_opened(reader: "Reader") -> None:
+def reader_opened(reader: "ProfiledStream") -> None:
     """Report a new stream."""
     for collector in tuple(running):
         collector.reader_opened(reader)
 
 
-def reader_closed(reader: "Reader") -> None:
+def reader_closed(reader: "ProfiledStream") -> None:
     """Report a stream that has ended."""
     for collector in tuple(running):
         collector.reader_closed(reader)

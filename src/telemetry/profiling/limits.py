@@ -374,7 +374,9 @@ def _in_words(node: NodeSum, spent: Spent, evidence: Evidence) -> str:
     beside = {"got a second attempt": now.hedged, "went on with the failover": now.failed_over}
     ended = now.completed + now.failed
     told = [f"{count / ended:.0%} of its items {what}" for what, count in beside.items() if count]
-    return "; ".join([*([f"of that it spends {', '.join(parts)}"] if parts else []), *told])
+    # A node that gathers items is busy with all that wait for their turn, and its device for a part of that.
+    whose = "of the time in it, an item" if node.reading.gathers else "of that it"
+    return "; ".join([*([f"{whose} spends {', '.join(parts)}"] if parts else []), *told])
 
 
 def _held_by(holder: Holder | None) -> str:
@@ -387,7 +389,7 @@ def _held_by(holder: Holder | None) -> str:
 _WHAT: Final[dict[Bound, str]] = {
     "concurrency": "its {n} places (concurrency=)",
     "state": "its {n} places, a stateful node's own,",
-    "line": "its only place on the event loop",
+    "loop": "its only place on the event loop",
     "threads": "the {n} threads",
     "processes": "the {n} worker processes",
     "max_workers": "its {n} places (max_workers=)",
@@ -398,7 +400,7 @@ _WHAT: Final[dict[Bound, str]] = {
 _MORE: Final[dict[Bound, str]] = {
     "concurrency": "raise its concurrency=",
     "state": "raise its concurrency= if it may have several items at a time",
-    "line": 'move it off the event loop: runs_on="thread", or "process" if it computes',
+    "loop": 'move it off the event loop: runs_on="thread", or "process" if it computes',
     "threads": 'raise max_workers=, or move what computes to runs_on="process"',
     "processes": "give it less to do, items that hold more (each is sent to its process and back), or more cores",
     "max_workers": "raise max_workers=, or give it a concurrency= of its own",
@@ -420,7 +422,7 @@ def _verdict_of_places(sums: Sums, group: Group) -> Verdict:
     node = sums.nodes[name]
     what = _WHAT[group.bound].format(n=f"{group.limit:,}")
     others = f", of which it takes {group.busy[name] / sum(group.busy.values()):.0%}" if len(group.busy) > 1 else ""
-    verb = "is" if group.limit == 1 or group.bound in ("line", "call") else "are"
+    verb = "is" if group.limit == 1 or group.bound in ("loop", "call") else "are"
     if group.limit == 1 and group.bound in ("concurrency", "state"):
         what = "its only place"
     if node.reading.gathers:

@@ -16,7 +16,7 @@ from ..text import printable
 from . import collectors
 from .limits import Verdict, is_held
 from .perfetto import trace
-from .records import DeviceWork, Execution, Reader, Scope
+from .records import DeviceWork, Execution, ProfiledScope, ProfiledStream
 from .sums import CriticalPath, Evidence, NodeProfile, ReaderSum, critical_paths, node_profile_of
 from .timeline import Timeline, write_whole
 from .verdict import Prediction, find_verdict, predict
@@ -52,7 +52,7 @@ class _Recording:
 
     def __init__(self) -> None:
         self._scopes = OpenScopes()
-        self._readers: dict[Reader, _ReaderLook] = {}
+        self._readers: dict[ProfiledStream, _ReaderLook] = {}
         self._read: dict[str, tuple[float, float]] = {}
         self._began = perf_counter()
         # The processor time of threads at the beginning, and which of them run event loops.
@@ -64,29 +64,29 @@ class _Recording:
         self.timeline = Timeline(self._began)
         self.cuts: dict[str, SavedCuts] = {}
 
-    def scope_opened(self, scope: Scope) -> None:
+    def scope_opened(self, scope: ProfiledScope) -> None:
         """Count what a new scope does, from zero."""
         if self._scopes.opened(scope):
             self._watch_loop_of(scope)
 
-    def scope_closed(self, scope: Scope) -> None:
+    def scope_closed(self, scope: ProfiledScope) -> None:
         """Take the last numbers of a scope."""
         if self._scopes.closed(scope):
             with self._scopes.lock:
                 for watch in self._watches.values():
                     watch.scopes.discard(scope)
 
-    def scope_vanished(self, scope: Scope) -> None:
+    def scope_vanished(self, scope: ProfiledScope) -> None:
         """Take the last numbers of a scope that is being collected as garbage; in any thread, at any moment."""
         self._scopes.vanished(scope)
 
-    def reader_opened(self, reader: Reader) -> None:
+    def reader_opened(self, reader: ProfiledStream) -> None:
         """Count how long the reader of a new stream waits, from zero."""
         with self._scopes.lock:
-            self._readers[reader] = _ReaderLook(perf_counter(), 0.0)
+            self._readers[reader] = _ReaderLook(perf_counter(), reader.reader_wait_seconds)
             self._watch(reader.loop).readers.add(reader)
 
-    def reader_closed(self, reader: Reader) -> None:
+    def reader_closed(self, reader: ProfiledStream) -> None:
         """Take the last number of a stream."""
         with self._scopes.lock:
             look = self._readers.pop(reader, None)
@@ -187,7 +187,7 @@ class _Recording:
             default=None,
         )
 
-    def _watch_loop_of(self, scope: Scope) -> None:
+    def _watch_loop_of(self, scope: ProfiledScope) -> None:
         """Look at the running loop from now on, and at the time of its thread."""
         thread = threading.get_native_id()
         with self._scopes.lock:
@@ -196,7 +196,7 @@ class _Recording:
             self._watch(asyncio.get_running_loop()).scopes.add(scope)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
-        """Return who looks at a loop, and have it look."""
+        """Return the watch of a loop, and start it."""
         watch = self._watches.get(loop)
         if watch is None:
             watch = self._watches[loop] = LoopWatch(loop)
@@ -301,13 +301,13 @@ class Profile(Rendered):
         Raises:
             OSError: the file cannot be written.
         """
-        from .page.graph_picture import DrawnNode  # what most programs never need
+        from .page.graph_picture import ProfiledNode  # what most programs never need
         from .page.page import Shown, page
 
         evidence, verdict = self._recording.evidence(), self.verdict
         sums = evidence.sums
         nodes = [
-            DrawnNode(
+            ProfiledNode(
                 node_profile_of(evidence, node), node.reading, f"node-{number}", (verdict.graph, verdict.node) == name
             )
             for number, (name, node) in enumerate(sums.nodes.items(), start=1)
@@ -343,7 +343,7 @@ def profile() -> Generator[Profile, None, None]:
         taken._recording.end()
 
 
-def _add_reader(read: dict[str, tuple[float, float]], reader: Reader, look: _ReaderLook) -> None:
+def _add_reader(read: dict[str, tuple[float, float]], reader: ProfiledStream, look: _ReaderLook) -> None:
     open_seconds, waited_seconds = read.get(reader.name, (0.0, 0.0))
     read[reader.name] = (
         open_seconds + perf_counter() - look.seconds,

@@ -20,12 +20,12 @@ Execution: TypeAlias = tuple[float, float, int | None, int | None]
 # What bounds the items in flight in a node: `concurrency=`; that a stateful node, or a plain function, takes one at a
 # time; a pool; `max_workers`, `max_in_flight`, `map_each(concurrency=)`; or that there is one call of the graph.
 Bound: TypeAlias = Literal[
-    "concurrency", "state", "line", "threads", "processes", "max_workers", "max_in_flight", "map_each", "call"
+    "concurrency", "state", "loop", "threads", "processes", "max_workers", "max_in_flight", "map_each", "call"
 ]
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Capacity:
     """Room for a number of items at a time, which several nodes may share.
 
     Attributes:
@@ -115,7 +115,7 @@ class NodeReading:
     runs_on: str
     holds_loop: bool
     gathers: bool
-    places: tuple[Places, ...]
+    places: tuple[Capacity, ...]
     consumers: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
     around: Around | None = None
@@ -148,7 +148,7 @@ class WindowLook:
     is_asking: bool
 
 
-class Scope(Protocol):
+class ProfiledScope(Protocol):
     """Nodes whose counters begin and end together: a run, a stream, a deployment, or all calls of `run`."""
 
     def node_readings(self) -> Iterable[NodeReading]:
@@ -160,7 +160,7 @@ class Scope(Protocol):
         ...
 
 
-class Reader(Protocol):
+class ProfiledStream(Protocol):
     """A stream that the application reads, as a profile sees it."""
 
     @property
@@ -170,7 +170,7 @@ class Reader(Protocol):
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long its reader has waited for items so far, in seconds."""
+        """How long its reader has waited for items since this was first read, in seconds."""
         ...
 
     @property
@@ -186,11 +186,11 @@ class Reader(Protocol):
 class Host(Protocol):
     """An Engine, as a profile sees it: it opens scopes and streams."""
 
-    def open_scopes(self) -> Iterable[Scope]:
+    def open_scopes(self) -> Iterable[ProfiledScope]:
         """Return the scopes that are open now."""
         ...
 
-    def open_readers(self) -> Iterable[Reader]:
+    def open_readers(self) -> Iterable[ProfiledStream]:
         """Return the streams that are open now."""
         ...
 
@@ -219,7 +219,7 @@ class DeviceWork(NamedTuple):
         began: when it began, in seconds of `time.perf_counter`.
         ended: when it ended.
         items: for how many items it was done; 0 if for none in particular.
-        rows: how many rows the batch has, including padding; 0 if it was no batch.
+        rows: how many rows the batch has, including padding; 0 if it was not a batch.
         padding_share: the share of padding, in rows and in lengths, in the elements of the batch's arrays: 0 to 1.
         frames: the numbers of the items, as in the executions of nodes; for a large batch, of the first items.
     """

@@ -7,7 +7,7 @@ from typing import Final
 from ..counters import ActorStatistics, counted, total
 from ..tables import milliseconds
 from ..text import printable
-from .records import Bound, NodeReading, Places, TimedReading, WindowLook
+from .records import Bound, Capacity, NodeReading, TimedReading, WindowLook
 
 Name = tuple[str, str]  # graph and node
 
@@ -128,7 +128,7 @@ class NodeSum:
 
 @dataclass
 class Group:
-    """Places that some nodes share, over all scopes.
+    """Capacity that some nodes share, over all scopes.
 
     Attributes:
         bound: the option or rule that sets the limit.
@@ -235,7 +235,7 @@ def _comparable(before: NodeReading | None, now: NodeReading) -> NodeReading | N
     return replace(before, timed=None, counters=replace(before.counters, busy_seconds=busy_seconds))
 
 
-def _add_time(group: Group, places: Places, began: float, ended: float) -> None:
+def _add_time(group: Group, places: Capacity, began: float, ended: float) -> None:
     group.limit = max(group.limit, places.limit)
     if not places.is_shared:
         group.place_seconds += places.limit * (ended - began)

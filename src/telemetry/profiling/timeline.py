@@ -114,7 +114,7 @@ class DeviceSlice:
         began_seconds: when it began, since the begin of the profile; negative if that was before.
         ended_seconds: when it ended.
         items: how many items it was for; 0 if it was for none in particular.
-        rows: rows of the batch, with those of padding; 0 if it was no batch.
+        rows: rows of the batch, with those of padding; 0 if it was not a batch.
         padding_share: how much of the elements of the batch's arrays was padding: 0 to 1.
         frames: a number for each of the items, as in `Slice.frame`; for a large batch, of the first ones.
     """

@@ -58,7 +58,7 @@ class Model:
         return cls(plain, None if evidence.readers else _callers(plain))
 
     def bound(self) -> float:
-        """Return how much is used of what is used most: the throughput that was measured, over the one that may be."""
+        """Return the highest utilisation of any limit: the throughput that was measured, over the possible one."""
         used = [limit.used for limit in limits(self.evidence)]
         if self.callers is not None:
             used.append(self.callers.used(self.evidence))
@@ -153,7 +153,7 @@ class Callers:
 
 
 def _callers(evidence: Evidence) -> Callers | None:
-    """Return those who call the graph in which most calls are at a time; None if none was called."""
+    """Return the callers of the graph with most calls at a time; None if no graph was called."""
     found: list[tuple[float, Callers]] = []
     for graph, path in critical_paths(evidence.sums.nodes).items():
         items = evidence.sums.items(graph)
@@ -170,7 +170,7 @@ def _callers(evidence: Evidence) -> Callers | None:
 
 
 def without_pool_waits(evidence: Evidence) -> Evidence:
-    """Return evidence without what handlers waited for threads and processes: it is part of what was measured."""
+    """Return evidence without the time in which handlers waited for threads and processes."""
     factors: dict[Name, float] = {}
     for group in evidence.sums.groups.values():
         total = sum(group.busy.values())
@@ -213,10 +213,10 @@ def _order_of(window: WindowSum, before: CriticalPath | None, after: CriticalPat
 
 # Verdict: which node limits, why, and what to do about it.
 #
-# Whatever is bounded can limit: the places of a node, the threads or processes of a pool, the event loop, a device,
-# what may be in flight, who reads a stream and who feeds it. What was used most of the time does. If nothing was,
-# the callers do: one call after the other, or hardly any. Then of a call the longest path through its graph counts,
-# for nodes that run side by side take the time of the slowest.
+# Anything that is bounded can limit: the places of a node, the threads or processes of a pool, the event loop, a
+# device, the items in flight, the reader of a stream and its source. The one that was used for most of the time does.
+# If none was, the callers limit: they call one after the other, or hardly at all. Then the longest path through the
+# graph of a call counts, because nodes that run side by side take the time of the slowest.
 #
 # What statistics call the bottleneck is one part of it: `full_inboxes`, which needs no times of handlers.
 
@@ -323,7 +323,7 @@ def predict(
     """Return what a change of a node would do.
 
     Raises:
-        ValueError: there is no such node, or several, or the change is none that could be made.
+        ValueError: there is no such node, or several, or the node cannot be changed like that.
     """
     name = _found(evidence, node, graph)
     if not speedup > 0:

@@ -13,7 +13,7 @@ from typing import Final, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
 from . import collectors
-from .records import Host, NodeReading, Reader, Scope
+from .records import Host, NodeReading, ProfiledScope, ProfiledStream
 from .sums import EVENT_LOOP, GilUse, Holder, Sums, WindowSum
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ _ATTEMPTS = 100
 class _Since(NamedTuple):
     """What was read of a scope when it was last looked at, or when it was opened."""
 
-    scope: ReferenceType[Scope]
+    scope: ReferenceType[ProfiledScope]
     loop: asyncio.AbstractEventLoop | None
     seconds: float
     nodes: dict[Hashable, NodeReading]
@@ -49,7 +49,7 @@ class OpenScopes:
         self._vanished: deque[tuple[int, list[NodeReading], float]] = deque()
         self._ended = False
 
-    def opened(self, scope: Scope) -> bool:
+    def opened(self, scope: ProfiledScope) -> bool:
         """Count what a new scope of the running loop does, from zero; returns False once the profile has ended."""
         with self.lock:
             if self._ended:  # meanwhile, in another thread
@@ -59,7 +59,7 @@ class OpenScopes:
         scope.measure(on=True)
         return True
 
-    def closed(self, scope: Scope) -> bool:
+    def closed(self, scope: ProfiledScope) -> bool:
         """Take the last numbers of a scope; returns False if the scope was not measured."""
         with self.lock:
             self._add_vanished()
@@ -70,16 +70,16 @@ class OpenScopes:
         scope.measure(on=False)
         return True
 
-    def vanished(self, scope: Scope) -> None:
+    def vanished(self, scope: ProfiledScope) -> None:
         """Take the last numbers of a scope that is being collected as garbage; in any thread, at any moment."""
         self._vanished.append((id(scope), list(scope.node_readings()), perf_counter()))
 
-    def look(self, host: Host) -> list[tuple[Scope, list[NodeReading]]]:
+    def look(self, host: Host) -> list[tuple[ProfiledScope, list[NodeReading]]]:
         """Add what the open scopes of a host have done since the last look; returns the scopes and their numbers.
 
         Scopes that were not measured yet are measured from now on.
         """
-        found: list[tuple[Scope, list[NodeReading]]] = []
+        found: list[tuple[ProfiledScope, list[NodeReading]]] = []
         for scope in settled(host.open_scopes):
             with self.lock:
                 self._add_vanished()
@@ -214,8 +214,8 @@ class LoopWatch:
         self._began: float | None = None
         self._looks = 0
         self._is_on = True
-        self.scopes: WeakSet[Scope] = WeakSet()
-        self.readers: set[Reader] = set()
+        self.scopes: WeakSet[ProfiledScope] = WeakSet()
+        self.readers: set[ProfiledStream] = set()
         self.windows: dict[str, WindowSum] = {}
         self.seconds = 0.0
         self.late_seconds = 0.0

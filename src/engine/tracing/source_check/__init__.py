@@ -13,7 +13,7 @@ from ...._errors import GraphTraceError
 from ....telemetry import logs
 from .interpreter import SourceInterpreter
 from .rules import Problem, SourceRules
-from .values import Kind, Value, locate
+from .values import AbstractValue, Kind, locate
 
 _warned: set[tuple[str, int, str]] = set()  # by place in the source, so that a factory of graphs causes one warning
 
@@ -40,7 +40,7 @@ def check_source(
         GraphTraceError: the body has such statements; the message has a line for each, with file, line, source and
             remedy.
     """
-    receiver = Value(Kind.PLAIN, target=fn.__self__) if isinstance(fn, MethodType) else None
+    receiver = AbstractValue(Kind.PLAIN, target=fn.__self__) if isinstance(fn, MethodType) else None
     function = _innermost(fn)
     if function is None:
         return

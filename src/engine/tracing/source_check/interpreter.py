@@ -22,10 +22,10 @@ from .values import (
     REF,
     RESULT,
     UNKNOWN,
+    AbstractValue,
     FunctionNode,
     Kind,
     SourceLocation,
-    Value,
     combined,
     join,
     locate,
@@ -37,11 +37,11 @@ from .values import (
 # ruff: noqa: N815, D102
 
 
-Environment = dict[str, Value]
+Environment = dict[str, AbstractValue]
 
 _ADDERS: Final = ("add", "append", "appendleft", "insert", "setdefault")
 _EXTENDERS: Final = ("extend", "extendleft", "update")
-_MAX_OPERATION: Final = 50  # a longer one is no line any more
+_MAX_OPERATION: Final = 50  # a longer one does not fit on a line
 _NOT_IN_A_LAMBDA: Final = (ast.Await, ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Starred)
 _COPIES: Final = (list, tuple, set, frozenset, sorted, reversed, iter)
 
@@ -73,54 +73,54 @@ class ExpressionInterpreter(ast.NodeVisitor):
         self.assigned |= {one.id for one in self.nodes if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
         self.declared_outer: set[str] = set()
         self.touches: int = 0
-        self.callees: dict[ast.expr, Value] = {}
+        self.callees: dict[ast.expr, AbstractValue] = {}
 
     def interpret_nested(self, node: FunctionNode) -> None:
         """Interpret an inner function."""
         raise NotImplementedError
 
-    def interpret_helper(self, function: FunctionType, given: Environment) -> Value | None:
+    def interpret_helper(self, function: FunctionType, given: Environment) -> AbstractValue | None:
         """Interpret a call of a plain function with these arguments; None if the function has no source."""
         raise NotImplementedError
 
-    def value(self, node: ast.expr) -> Value:
+    def value(self, node: ast.expr) -> AbstractValue:
         """Return the abstract value of an expression, and report the problems in it."""
-        value = cast("Value", self.visit(node))
+        value = cast("AbstractValue", self.visit(node))
         self.touches += value.unseen
         return value
 
-    def generic_visit(self, node: ast.AST) -> Value:
+    def generic_visit(self, node: ast.AST) -> AbstractValue:
         values = [self.value(child) for child in ast.iter_child_nodes(node) if isinstance(child, ast.expr)]
         return UNKNOWN if any(value.symbolic for value in values) else PLAIN
 
-    def visit_Constant(self, node: ast.Constant) -> Value:  # overridden: the base class looks for deprecated visitors
+    def visit_Constant(self, node: ast.Constant) -> AbstractValue:  # the base class looks for deprecated visitors
         return PLAIN
 
-    def visit_Name(self, node: ast.Name) -> Value:
+    def visit_Name(self, node: ast.Name) -> AbstractValue:
         if node.id in self.variables:
             return self.variables[node.id]
         return UNKNOWN if node.id in self.assigned else self.rules.look_up(self.function, node.id)
 
-    def visit_Attribute(self, node: ast.Attribute) -> Value:
+    def visit_Attribute(self, node: ast.Attribute) -> AbstractValue:
         return self.rules.attribute(self.value(node.value), node.attr)
 
-    def visit_Subscript(self, node: ast.Subscript) -> Value:
+    def visit_Subscript(self, node: ast.Subscript) -> AbstractValue:
         base, _ = self.value(node.value), self.value(node.slice)
         match base, node.slice:
-            case Value(kind=Kind.REF | Kind.RESULT), _:
+            case AbstractValue(kind=Kind.REF | Kind.RESULT), _:
                 return base
-            case Value(kind=Kind.SEQUENCE), ast.Slice():
+            case AbstractValue(kind=Kind.SEQUENCE), ast.Slice():
                 return base
-            case Value(kind=Kind.SEQUENCE | Kind.MAPPING), _:
+            case AbstractValue(kind=Kind.SEQUENCE | Kind.MAPPING), _:
                 return base.items[0]
-            case Value(kind=Kind.TUPLE, items=items), ast.Constant(int(index)) if index < len(items):
+            case AbstractValue(kind=Kind.TUPLE, items=items), ast.Constant(int(index)) if index < len(items):
                 return items[index]
-            case Value(kind=Kind.PLAIN), ast.Constant(key):
+            case AbstractValue(kind=Kind.PLAIN), ast.Constant(key):
                 return self.rules.item(base, key)
             case _:
                 return UNKNOWN if base.symbolic else PLAIN
 
-    def visit_Await(self, node: ast.Await) -> Value:
+    def visit_Await(self, node: ast.Await) -> AbstractValue:
         value = self.value(node.value)
         self.touches += 1
         foreign = rule.foreign_name(self.callees.get(node.value, value))
@@ -128,25 +128,25 @@ class ExpressionInterpreter(ast.NodeVisitor):
             self.report(node, f"awaits {foreign} while tracing, not for each item", rule.INSIDE)
         return UNKNOWN if value.kind is Kind.PLAIN else value
 
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> Value:
+    def visit_NamedExpr(self, node: ast.NamedExpr) -> AbstractValue:
         value = self.value(node.value)
         self.bind(node.target, value)
         return value
 
-    def visit_Starred(self, node: ast.Starred) -> Value:
+    def visit_Starred(self, node: ast.Starred) -> AbstractValue:
         return self.rules.element(self.value(node.value))
 
-    def visit_Tuple(self, node: ast.Tuple) -> Value:
+    def visit_Tuple(self, node: ast.Tuple) -> AbstractValue:
         items = tuple(self.value(item) for item in node.elts)
         starred = any(isinstance(item, ast.Starred) for item in node.elts)
-        return sequence(join(*items)) if starred else Value(Kind.TUPLE, items)
+        return sequence(join(*items)) if starred else AbstractValue(Kind.TUPLE, items)
 
-    def visit_List(self, node: ast.List | ast.Set) -> Value:
+    def visit_List(self, node: ast.List | ast.Set) -> AbstractValue:
         return sequence(join(*[self.value(item) for item in node.elts])) if node.elts else EMPTY
 
     visit_Set = visit_List
 
-    def visit_Dict(self, node: ast.Dict) -> Value:
+    def visit_Dict(self, node: ast.Dict) -> AbstractValue:
         for key in node.keys:
             if key:
                 self.value(key)
@@ -155,7 +155,7 @@ class ExpressionInterpreter(ast.NodeVisitor):
         parts = [UNKNOWN if spread and value.symbolic else value for spread, value in zip(whole, values, strict=True)]
         return mapping(join(*parts)) if parts else EMPTY
 
-    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> Value:
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp | ast.GeneratorExp | ast.DictComp) -> AbstractValue:
         before = self.variables
         self.variables = dict(before)
         for generator in node.generators:
@@ -173,24 +173,25 @@ class ExpressionInterpreter(ast.NodeVisitor):
 
     visit_SetComp = visit_GeneratorExp = visit_DictComp = visit_ListComp
 
-    def visit_IfExp(self, node: ast.IfExp) -> Value:
+    def visit_IfExp(self, node: ast.IfExp) -> AbstractValue:
         self.truth(node.test, "a conditional expression")
         return join(self.value(node.body), self.value(node.orelse))
 
-    def visit_BoolOp(self, node: ast.BoolOp) -> Value:
+    def visit_BoolOp(self, node: ast.BoolOp) -> AbstractValue:
         word = "`and`" if isinstance(node.op, ast.And) else "`or`"
-        return join(*[self.truth(operand, word) for operand in node.values[:-1]], self.value(node.values[-1]))
+        tested = [self.truth(operand, word, whole=node) for operand in node.values[:-1]]
+        return join(*tested, self.value(node.values[-1]))
 
-    def visit_UnaryOp(self, node: ast.UnaryOp) -> Value:
+    def visit_UnaryOp(self, node: ast.UnaryOp) -> AbstractValue:
         if isinstance(node.op, ast.Not):
-            self.truth(node.operand, "`not`")
+            self.truth(node.operand, "`not`", whole=node)
             return PLAIN
         return self.value(node.operand)
 
-    def visit_BinOp(self, node: ast.BinOp) -> Value:
+    def visit_BinOp(self, node: ast.BinOp) -> AbstractValue:
         return combined(self.value(node.left), self.value(node.right))
 
-    def visit_Compare(self, node: ast.Compare) -> Value:
+    def visit_Compare(self, node: ast.Compare) -> AbstractValue:
         operands = [node.left, *node.comparators]
         values = [self.value(operand) for operand in operands]
         result = PLAIN
@@ -209,11 +210,11 @@ class ExpressionInterpreter(ast.NodeVisitor):
                 result = REF
         return result
 
-    def visit_Lambda(self, node: ast.Lambda) -> Value:
+    def visit_Lambda(self, node: ast.Lambda) -> AbstractValue:
         self.interpret_nested(node)
         return PLAIN
 
-    def visit_Call(self, node: ast.Call) -> Value:
+    def visit_Call(self, node: ast.Call) -> AbstractValue:
         if isinstance(node.func, ast.Attribute):
             base = self.value(node.func.value)
             callee = self.rules.attribute(base, node.func.attr)
@@ -239,7 +240,7 @@ class ExpressionInterpreter(ast.NodeVisitor):
             known = NODE
         return known or (UNKNOWN if symbolic or callee.kind is Kind.UNKNOWN else PLAIN)
 
-    def _check_callee(self, node: ast.Call, callee: Value, arguments: list[Value]) -> None:
+    def _check_callee(self, node: ast.Call, callee: AbstractValue, arguments: list[AbstractValue]) -> None:
         foreign = rule.foreign_name(callee)
         remedy = rule.foreign_remedy(foreign) if foreign else None
         if remedy:
@@ -248,7 +249,9 @@ class ExpressionInterpreter(ast.NodeVisitor):
             wrong = f"{named(node.func)} would look at the symbolic value {named(node.args[0])}, not at an item"
             self.report(node, wrong, self.or_applied(rule.COND, node))
 
-    def _method(self, function: ast.Attribute, base: Value, arguments: list[Value]) -> Value | None:
+    def _method(
+        self, function: ast.Attribute, base: AbstractValue, arguments: list[AbstractValue]
+    ) -> AbstractValue | None:
         """Return the result of a method of a built-in container, or a copy of a node; None if unknown."""
         name = function.attr
         if base.kind in (Kind.NODE, Kind.GRAPH):
@@ -264,12 +267,12 @@ class ExpressionInterpreter(ast.NodeVisitor):
             return base
         if base.kind is Kind.MAPPING and name in ("values", "items"):
             item = base.items[0]
-            return sequence(item if name == "values" else Value(Kind.TUPLE, (PLAIN, item)))
+            return sequence(item if name == "values" else AbstractValue(Kind.TUPLE, (PLAIN, item)))
         if base.kind is Kind.SEQUENCE and name in ("pop", "popleft"):
             return base.items[0]
         return None
 
-    def _built_in(self, target: object, arguments: list[Value]) -> Value | None:
+    def _built_in(self, target: object, arguments: list[AbstractValue]) -> AbstractValue | None:
         if not arguments:
             return EMPTY if any(target is one for one in (list, dict, set)) else None
         if target is getattr and arguments[0].unseen:
@@ -278,14 +281,14 @@ class ExpressionInterpreter(ast.NodeVisitor):
         if any(target is one for one in _COPIES):
             return sequence(elements[0])
         if target is enumerate:
-            return sequence(Value(Kind.TUPLE, (PLAIN, elements[0])))
+            return sequence(AbstractValue(Kind.TUPLE, (PLAIN, elements[0])))
         if target is zip:
-            return sequence(Value(Kind.TUPLE, tuple(elements)))
+            return sequence(AbstractValue(Kind.TUPLE, tuple(elements)))
         return None
 
     def _helper(
-        self, node: ast.Call, target: object, arguments: list[Value], keywords: dict[str | None, Value]
-    ) -> Value | None:
+        self, node: ast.Call, target: object, arguments: list[AbstractValue], keywords: dict[str | None, AbstractValue]
+    ) -> AbstractValue | None:
         """Return the result of a plain function of the same module, whose body runs while tracing; None if unknown."""
         if not isinstance(target, FunctionType) or target.__globals__ is not self.rules.namespace:
             return None
@@ -295,7 +298,7 @@ class ExpressionInterpreter(ast.NodeVisitor):
         given = dict(zip(names, arguments, strict=False)) | {name: value for name, value in keywords.items() if name}
         return self.interpret_helper(target, given)
 
-    def bind(self, target: ast.expr, value: Value) -> None:
+    def bind(self, target: ast.expr, value: AbstractValue) -> None:
         """Assign a value to a variable, or to several, or into an object."""
         match target:
             case ast.Name(name):
@@ -317,7 +320,7 @@ class ExpressionInterpreter(ast.NodeVisitor):
             case _:
                 pass
 
-    def store(self, place: ast.expr, value: Value) -> None:
+    def store(self, place: ast.expr, value: AbstractValue) -> None:
         """Put a value into an object: a variable then holds it; an object that outlives the trace must not."""
         if self.value(place).unseen:
             self.report(place, f"changes the symbolic value {named(place)}, once and while tracing", rule.INSIDE)
@@ -334,19 +337,29 @@ class ExpressionInterpreter(ast.NodeVisitor):
             wrong = f"stores a symbolic value in {named(place)}, which outlives the trace"
             self.report(place, wrong, "return the value, or store it inside a node")
 
-    def truth(self, node: ast.expr, construct: str, remedy: str = rule.COND) -> Value:
-        """Return the abstract value of an expression whose truth is tested, and report it if it is symbolic."""
+    def truth(
+        self, node: ast.expr, construct: str, remedy: str = rule.COND, *, whole: ast.expr | None = None
+    ) -> AbstractValue:
+        """Return the abstract value of an expression whose truth is tested, and report it if it is symbolic.
+
+        Args:
+            node: the expression.
+            construct: what tests it.
+            remedy: what to write in its place.
+            whole: the expression that tests it, where it gives a value of its own.
+        """
         value = self.value(node)
         if value.kind is Kind.REF:
             if remedy is rule.COND:
-                is_operation = isinstance(node, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp)
+                step = node if whole is None else whole
+                is_operation = isinstance(step, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp)
                 remedy = self.or_applied(
-                    remedy, node, ast.unparse(node) if is_operation else f"bool({ast.unparse(node)})"
+                    remedy, step, ast.unparse(step) if is_operation else f"bool({ast.unparse(step)})"
                 )
             self.report(node, f"{construct} on the symbolic value {named(node)}", remedy)
         return value
 
-    def iterated(self, node: ast.AST, iterable: ast.expr, construct: str) -> Value:
+    def iterated(self, node: ast.AST, iterable: ast.expr, construct: str) -> AbstractValue:
         """Return the abstract value of the items of an iterable, and report it if it is symbolic."""
         value = self.value(iterable)
         if value.kind is Kind.REF:
@@ -388,7 +401,7 @@ def named(node: ast.expr) -> str:
     return f"`{text if len(text) <= 40 else text[:37] + '...'}`"
 
 
-_OUTSIDE: Final = Value(Kind.PLAIN, target=object())  # `self` of a method that is not bound yet
+_OUTSIDE: Final = AbstractValue(Kind.PLAIN, target=object())  # `self` of a method that is not bound yet
 
 
 class SourceInterpreter(ExpressionInterpreter):
@@ -397,10 +410,10 @@ class SourceInterpreter(ExpressionInterpreter):
     def __init__(self, rules: SourceRules, function: FunctionType, location: SourceLocation, is_graph: bool) -> None:
         super().__init__(rules, function, location, is_graph)
         self.depth = 0  # how deep in inner functions the interpreter is
-        self.returned: list[Value] = []
+        self.returned: list[AbstractValue] = []
         self.bodies = set(self._bodies())
 
-    def interpret_graph(self, receiver: Value | None) -> None:
+    def interpret_graph(self, receiver: AbstractValue | None) -> None:
         """Interpret the function as a graph: its parameters are symbolic, the receiver of a method is not."""
         arguments = self.location.node.args
         self.variables = parameters(arguments, REF)
@@ -411,7 +424,7 @@ class SourceInterpreter(ExpressionInterpreter):
             self.variables[positional[0].arg] = receiver or _OUTSIDE
         self._run(self.location.node)
 
-    def interpret_call(self, given: Environment) -> Value:
+    def interpret_call(self, given: Environment) -> AbstractValue:
         """Interpret the function as a plain function that is called while tracing.
 
         Args:
@@ -440,7 +453,7 @@ class SourceInterpreter(ExpressionInterpreter):
         self.depth -= 1
         self.variables, self.declared_outer, self.returned = before
 
-    def interpret_helper(self, function: FunctionType, given: Environment) -> Value | None:
+    def interpret_helper(self, function: FunctionType, given: Environment) -> AbstractValue | None:
         """Interpret a plain function of the same module, once for the same abstract values of its arguments."""
         call = (function, tuple(sorted(given.items(), key=lambda argument: argument[0])))
         if call not in self.rules.helpers:
@@ -516,7 +529,7 @@ class SourceInterpreter(ExpressionInterpreter):
             after.append(self.variables)
         self.variables = merged(after)
 
-    def loop(self, target: ast.expr | None, item: Value, body: Sequence[ast.stmt]) -> None:
+    def loop(self, target: ast.expr | None, item: AbstractValue, body: Sequence[ast.stmt]) -> None:
         for _ in range(2):
             before = dict(self.variables)
             if target is not None:
@@ -619,16 +632,16 @@ class SourceInterpreter(ExpressionInterpreter):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.variables[node.name] = UNKNOWN
 
-    def visit_Yield(self, node: ast.Yield | ast.YieldFrom) -> Value:
+    def visit_Yield(self, node: ast.Yield | ast.YieldFrom) -> AbstractValue:
         if self.is_graph and self.depth == 0:
             remedy = "return what a node that is an async generator gives"
-            self.report(node, "an async generator is no graph", remedy)
+            self.report(node, "an async generator is not a graph", remedy)
         return self.generic_visit(node)
 
     visit_YieldFrom = visit_Yield
 
 
-def parameters(arguments: ast.arguments, value: Value) -> Environment:
+def parameters(arguments: ast.arguments, value: AbstractValue) -> Environment:
     """Return this value for each parameter; for `*args` and `**kwargs`, containers of such values."""
     named_ones = (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)
     result = {argument.arg: value for argument in named_ones}

@@ -9,7 +9,7 @@ from importlib.util import resolve_name
 from types import FunctionType, ModuleType
 from typing import Final, NamedTuple, cast
 
-from .values import GRAPH, MISSING, NODE, PLAIN, UNKNOWN, Kind, SourceLocation, Value, join
+from .values import GRAPH, MISSING, NODE, PLAIN, UNKNOWN, AbstractValue, Kind, SourceLocation, join
 
 COND: Final = "use ps.cond or ps.switch"
 FALLBACK: Final = (
@@ -71,7 +71,7 @@ class SourceRules:
         self.is_graph = is_graph
         self.namespace = namespace
         self.problems: dict[tuple[str, int, str], Problem] = {}
-        self.helpers: dict[object, tuple[Value, int]] = {}
+        self.helpers: dict[object, tuple[AbstractValue, int]] = {}
 
     def report(self, location: SourceLocation, node: ast.AST, wrong: str, remedy: str) -> None:
         """Note a problem at a statement or expression."""
@@ -79,19 +79,19 @@ class SourceRules:
         problem = Problem(location.filename, line, location.lines[line - 1].strip(), wrong, remedy)
         self.problems.setdefault((location.filename, line, remedy), problem)
 
-    def meaning(self, target: object) -> Value:
+    def meaning(self, target: object) -> AbstractValue:
         """Return the abstract value of an object that a global or closure name refers to."""
         if isinstance(target, _WRAPPERS):
             target = cast("staticmethod[..., object]", target).__func__
         if self.is_graph(target):
             return GRAPH
         if is_control_flow(target) or _is_ours(target, ("apply",)):
-            return Value(Kind.NODE, target=target)
+            return AbstractValue(Kind.NODE, target=target)
         if self.is_node(target) and not inspect.isclass(target):
             return NODE
-        return Value(Kind.PLAIN, target=target)
+        return AbstractValue(Kind.PLAIN, target=target)
 
-    def look_up(self, function: FunctionType, name: str) -> Value:
+    def look_up(self, function: FunctionType, name: str) -> AbstractValue:
         """Return the abstract value of a name that a function uses but does not assign."""
         free = function.__code__.co_freevars
         if name in free and function.__closure__ is not None:
@@ -101,7 +101,7 @@ class SourceRules:
                 return UNKNOWN
         return self.meaning(function.__globals__.get(name, getattr(builtins, name, MISSING)))
 
-    def imported(self, node: ast.Import | ast.ImportFrom, alias: ast.alias, function: FunctionType) -> Value:
+    def imported(self, node: ast.Import | ast.ImportFrom, alias: ast.alias, function: FunctionType) -> AbstractValue:
         """Return the abstract value of a name that the function itself imports, if the module is loaded already."""
         if isinstance(node, ast.Import):
             module = alias.name if alias.asname else alias.name.partition(".")[0]
@@ -111,7 +111,7 @@ class SourceRules:
         module = resolve_name(name, package) if node.level == 0 or package else name
         return self.attribute(self.meaning(sys.modules.get(module, MISSING)), alias.name)
 
-    def item(self, base: Value, key: object) -> Value:
+    def item(self, base: AbstractValue, key: object) -> AbstractValue:
         """Return the abstract value of an item of a plain container, e.g. of a table of nodes."""
         if not isinstance(base.target, (*_LISTS, dict)):
             return PLAIN
@@ -121,7 +121,7 @@ class SourceRules:
         except (LookupError, TypeError):
             return PLAIN
 
-    def attribute(self, base: Value, name: str) -> Value:
+    def attribute(self, base: AbstractValue, name: str) -> AbstractValue:
         """Return the abstract value of an attribute, without running a property."""
         if base.kind is not Kind.PLAIN:
             return {Kind.REF: base, Kind.RESULT: base, Kind.UNKNOWN: base}.get(base.kind, PLAIN)
@@ -131,7 +131,7 @@ class SourceRules:
             return self.meaning(getattr(base.target, name, MISSING))  # anyio loads its names on first use
         return self.meaning(inspect.getattr_static(base.target, name, MISSING))
 
-    def receiver(self, base: Value, name: str) -> list[Value]:
+    def receiver(self, base: AbstractValue, name: str) -> list[AbstractValue]:
         """Return the receiver of a method in a list, to be put before its arguments; empty for a function."""
         stored = inspect.getattr_static(base.target, name, MISSING)
         is_bound = isinstance(stored, classmethod) or (
@@ -139,7 +139,7 @@ class SourceRules:
         )
         return [base] if is_bound else []
 
-    def element(self, base: Value) -> Value:
+    def element(self, base: AbstractValue) -> AbstractValue:
         """Return the abstract value of the items of `base`; a plain list of nodes has nodes as items."""
         if base.kind is Kind.PLAIN and isinstance(base.target, _LISTS):
             return join(*map(self.meaning, cast("Sequence[object]", base.target)))
@@ -156,7 +156,7 @@ def _is_ours(target: object, names: tuple[str, ...]) -> bool:
     return package == _PACKAGE and isinstance(target, FunctionType) and target.__name__ in names
 
 
-def foreign_name(value: Value) -> str | None:
+def foreign_name(value: AbstractValue) -> str | None:
     """Return the name of an object of another async library, e.g. `asyncio.gather`; None for any other object."""
     module = getattr(value.target, "__module__", None)
     if not isinstance(module, str) or module.partition(".")[0] not in _FOREIGN:
@@ -166,10 +166,10 @@ def foreign_name(value: Value) -> str | None:
 
 
 def foreign_remedy(name: str) -> str | None:
-    """Return the remedy for a function that must not be called in a graph; None if calling it is no error by itself."""
+    """Return the remedy for a function that must not be called in a graph; None if a call is not an error by itself."""
     return _FOREIGN_REMEDIES.get(name.partition(".")[2])
 
 
-def looks_at_identity(value: Value, arguments: int) -> bool:
+def looks_at_identity(value: AbstractValue, arguments: int) -> bool:
     """Whether it is a built-in function that would look at the Ref instead of the value, e.g. `isinstance`."""
     return any(value.target is one for one in _BLIND_BUILTINS) and (value.target is not type or arguments == 1)

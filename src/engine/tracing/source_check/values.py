@@ -27,7 +27,7 @@ class Kind(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class AbstractValue:
     """An abstract value.
 
     Attributes:
@@ -37,7 +37,7 @@ class Value:
     """
 
     kind: Kind
-    items: tuple["Value", ...] = ()
+    items: tuple["AbstractValue", ...] = ()
     target: object = field(default=MISSING, compare=False)
 
     @property
@@ -55,7 +55,7 @@ class Value:
         """Whether it is certainly symbolic, or certainly holds such a value."""
         return self.unseen or any(item.holds_unseen for item in self.items)
 
-    def element(self) -> "Value":
+    def element(self) -> "AbstractValue":
         """Return the abstract value of its items."""
         match self.kind:
             case Kind.REF:
@@ -69,35 +69,35 @@ class Value:
             case _:
                 return UNKNOWN
 
-    def unpack(self, length: int) -> list["Value"]:
+    def unpack(self, length: int) -> list["AbstractValue"]:
         """Return the abstract value for each of the `length` targets that it is assigned to."""
         if self.kind is Kind.TUPLE and len(self.items) == length:
             return list(self.items)
         return [self.element()] * length
 
 
-PLAIN: Final = Value(Kind.PLAIN)
-UNKNOWN: Final = Value(Kind.UNKNOWN)
-REF: Final = Value(Kind.REF)
-RESULT: Final = Value(Kind.RESULT)
-NODE: Final = Value(Kind.NODE)
-GRAPH: Final = Value(Kind.GRAPH)
-EMPTY: Final = Value(Kind.EMPTY)
+PLAIN: Final = AbstractValue(Kind.PLAIN)
+UNKNOWN: Final = AbstractValue(Kind.UNKNOWN)
+REF: Final = AbstractValue(Kind.REF)
+RESULT: Final = AbstractValue(Kind.RESULT)
+NODE: Final = AbstractValue(Kind.NODE)
+GRAPH: Final = AbstractValue(Kind.GRAPH)
+EMPTY: Final = AbstractValue(Kind.EMPTY)
 _SYMBOLIC = (Kind.REF, Kind.RESULT, Kind.UNKNOWN)
 _FILLED = (Kind.SEQUENCE, Kind.MAPPING)
 
 
-def sequence(item: Value) -> Value:
+def sequence(item: AbstractValue) -> AbstractValue:
     """Return the abstract value of a list of such items."""
-    return Value(Kind.SEQUENCE, (item,))
+    return AbstractValue(Kind.SEQUENCE, (item,))
 
 
-def mapping(item: Value) -> Value:
+def mapping(item: AbstractValue) -> AbstractValue:
     """Return the abstract value of a dict with such values."""
-    return Value(Kind.MAPPING, (item,))
+    return AbstractValue(Kind.MAPPING, (item,))
 
 
-def join(*values: Value) -> Value:
+def join(*values: AbstractValue) -> AbstractValue:
     """Return the abstract value of a variable that may hold any of these; PLAIN if there are none."""
     if not values:
         return PLAIN
@@ -107,10 +107,10 @@ def join(*values: Value) -> Value:
     return result
 
 
-def _join_two(one: Value, other: Value) -> Value:
+def _join_two(one: AbstractValue, other: AbstractValue) -> AbstractValue:
     if one.kind is other.kind and len(one.items) == len(other.items):
         items = tuple(map(_join_two, one.items, other.items))
-        return Value(one.kind, items, one.target if one.target is other.target else MISSING)
+        return AbstractValue(one.kind, items, one.target if one.target is other.target else MISSING)
     if one.kind is Kind.EMPTY and other.kind in _FILLED:
         return other
     if other.kind is Kind.EMPTY and one.kind in _FILLED:
@@ -120,7 +120,7 @@ def _join_two(one: Value, other: Value) -> Value:
     return PLAIN
 
 
-def combined(left: Value, right: Value) -> Value:
+def combined(left: AbstractValue, right: AbstractValue) -> AbstractValue:
     """Return the abstract value of the result of a binary operator."""
     kinds = (left.kind, right.kind)
     if Kind.REF in kinds or Kind.RESULT in kinds:
@@ -164,7 +164,7 @@ def locate(fn: FunctionType) -> SourceLocation | None:
     lines = linecache.getlines(code.co_filename, fn.__globals__)
     try:
         functions = _functions_by_line("".join(lines))
-    except (SyntaxError, ValueError):  # not Python (any more), or with a null byte in it
+    except (SyntaxError, ValueError):  # not Python, perhaps since an edit, or with a null byte in it
         return None
     found = [node for node in functions.get(code.co_firstlineno, ()) if _name(node) == code.co_name]
     if len(found) > 1:  # several lambdas on one line: columns tell them apart

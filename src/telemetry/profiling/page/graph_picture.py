@@ -6,7 +6,7 @@ from html import escape
 from math import sqrt
 from typing import Final
 
-from ...layered import Layers, Placement, place
+from ...layered import Layers, PlacedLayers, place
 from ...tables import milliseconds
 from ...text import clip, printable, width
 from ..records import Around, NodeReading
@@ -29,7 +29,7 @@ COLOURS: Final = 5
 
 
 @dataclass(frozen=True, slots=True)
-class DrawnNode:
+class ProfiledNode:
     """A node in the picture.
 
     Attributes:
@@ -55,7 +55,7 @@ class _Body:
         placed: where those boxes are; None if there are too many to draw.
     """
 
-    def __init__(self, name: str, around: Around, nodes: Sequence[DrawnNode]) -> None:
+    def __init__(self, name: str, around: Around, nodes: Sequence[ProfiledNode]) -> None:
         self.name = name
         self.around = around
         self.graph = graph = _Graph(name, nodes)
@@ -83,8 +83,8 @@ class _Graph:
         nodes: all nodes of the profile.
     """
 
-    def __init__(self, name: str, nodes: Sequence[DrawnNode]) -> None:
-        self.boxes: list[DrawnNode | _Body] = [node for node in nodes if node.profile.graph == name]
+    def __init__(self, name: str, nodes: Sequence[ProfiledNode]) -> None:
+        self.boxes: list[ProfiledNode | _Body] = [node for node in nodes if node.profile.graph == name]
         self.count = len(self.boxes)
         inside = {
             node.profile.graph: around for node in nodes if (around := node.reading.around) and around.graph == name
@@ -99,7 +99,7 @@ class _Graph:
         sources: list[list[int]] = [[] for _ in range(len(self.boxes) + 2)]
         for number, box in enumerate(self.boxes, start=1):
             following = [*_readers(box), *[body.name for body in bodies if _name(box) in body.around.sources]]
-            # A name that is not in the profile is no node, or its node has done nothing.
+            # A name that is not in the profile is not a node, or its node has done nothing.
             readers = dict.fromkeys(index[name] for name in following if index.get(name, 0) > number)
             for reader in readers or [self.last]:
                 sources[reader].append(number)
@@ -115,7 +115,7 @@ class _Graph:
         """Whether it has too many nodes or edges to be read as a picture."""
         return self.count > MAX_NODES or self.layers.segments > _MAX_SEGMENTS
 
-    def placed(self) -> Placement:
+    def placed(self) -> PlacedLayers:
         """Return where the boxes are: from top to bottom, so all sizes and places are turned around when drawn."""
         end = (_END_SIZE, _END_SIZE)
         sizes = [end, *[_size(box) for box in self.boxes], end]
@@ -124,32 +124,32 @@ class _Graph:
     def flow(self, source: int, target: int) -> int:
         """Return how many items went through an edge: those that a node took, or that the source of a body gave."""
         reader = None if target == self.last else self.boxes[target - 1]
-        if isinstance(reader, DrawnNode):
+        if isinstance(reader, ProfiledNode):
             return reader.profile.count + reader.profile.errors
         giver = self.boxes[source - 1] if source else None
-        return giver.profile.count if isinstance(giver, DrawnNode) else 0
+        return giver.profile.count if isinstance(giver, ProfiledNode) else 0
 
 
-def _name(box: DrawnNode | _Body) -> str:
+def _name(box: ProfiledNode | _Body) -> str:
     return box.name if isinstance(box, _Body) else box.profile.node
 
 
-def _called(box: DrawnNode | _Body) -> str:
+def _called(box: ProfiledNode | _Body) -> str:
     return box.label if isinstance(box, _Body) else box.profile.node
 
 
-def _readers(box: DrawnNode | _Body) -> Sequence[str]:
+def _readers(box: ProfiledNode | _Body) -> Sequence[str]:
     """Return the names of the boxes that read a box directly."""
     if isinstance(box, _Body):
         return box.around.consumers
     return [name for name in box.reading.consumers if name not in box.reading.behind]
 
 
-def _size(box: DrawnNode | _Body) -> tuple[float, float]:
+def _size(box: ProfiledNode | _Body) -> tuple[float, float]:
     return box.size if isinstance(box, _Body) else (_width(box), _HEIGHT)
 
 
-def graph_picture(name: str, nodes: Sequence[DrawnNode]) -> str:
+def graph_picture(name: str, nodes: Sequence[ProfiledNode]) -> str:
     """Return a figure of one graph, with the bodies of its control flow as boxes inside of it.
 
     Args:
@@ -171,7 +171,7 @@ def graph_picture(name: str, nodes: Sequence[DrawnNode]) -> str:
     ])  # fmt: skip
 
 
-def _drawn(graph: _Graph, placed: Placement) -> Iterator[str]:
+def _drawn(graph: _Graph, placed: PlacedLayers) -> Iterator[str]:
     most = max([graph.flow(route.source, route.target) for route in placed.routes], default=0)
     yield from _edges(graph, placed, most)
     yield from _ends(placed, graph.last)
@@ -182,7 +182,7 @@ def _drawn(graph: _Graph, placed: Placement) -> Iterator[str]:
             yield _box(box, placed, number)
 
 
-def _framed(body: _Body, placed: Placement, number: int) -> Iterator[str]:
+def _framed(body: _Body, placed: PlacedLayers, number: int) -> Iterator[str]:
     box = placed.boxes[number]
     yield f'<g class="body" transform="translate({box.top:.1f} {box.left:.1f})">'
     yield f'<rect width="{box.height:.1f}" height="{box.width:.1f}" rx="10"/>'
@@ -196,7 +196,7 @@ def _framed(body: _Body, placed: Placement, number: int) -> Iterator[str]:
     yield "</g>"
 
 
-def _edges(graph: _Graph, placed: Placement, most: int) -> list[str]:
+def _edges(graph: _Graph, placed: PlacedLayers, most: int) -> list[str]:
     found: list[str] = []
     for route in placed.routes:
         flow = graph.flow(route.source, route.target)
@@ -205,7 +205,7 @@ def _edges(graph: _Graph, placed: Placement, most: int) -> list[str]:
         if route.target != graph.last:
             box = graph.boxes[route.target - 1]
             about = _called(box)
-            if isinstance(box, DrawnNode):
+            if isinstance(box, ProfiledNode):
                 reader = box.profile
                 colour = round(min(reader.occupancy, 1.0) * (COLOURS - 1))
                 about += f": items wait for {reader.occupancy:.0%} of the time"
@@ -232,7 +232,7 @@ def _path(points: Sequence[tuple[float, float]]) -> str:
     return "".join(path)
 
 
-def _ends(placed: Placement, last: int) -> list[str]:
+def _ends(placed: PlacedLayers, last: int) -> list[str]:
     found: list[str] = []
     for number, label, dx in ((0, "in", -1), (last, "out", 1)):
         box = placed.boxes[number]
@@ -242,7 +242,7 @@ def _ends(placed: Placement, last: int) -> list[str]:
     return found
 
 
-def _box(node: DrawnNode, placed: Placement, number: int) -> str:
+def _box(node: ProfiledNode, placed: PlacedLayers, number: int) -> str:
     box, profile = placed.boxes[number], node.profile
     wide = box.height
     label, detail, busy = _texts(profile)
@@ -267,7 +267,7 @@ def _box(node: DrawnNode, placed: Placement, number: int) -> str:
     )
 
 
-def _width(node: DrawnNode) -> float:
+def _width(node: ProfiledNode) -> float:
     label, detail, busy = _texts(node.profile)
     inside = max(width(label) * _LABEL_WIDTH, (width(detail) + width(busy) + 3) * _DETAIL_WIDTH)
     return max(_LEAST_WIDTH, inside + 2 * _PADDING)
@@ -283,7 +283,7 @@ def _about(profile: NodeProfile) -> str:
     return printable(f"{profile.node}: {profile.count:,} items{busy}")
 
 
-def whole_graphs(nodes: Sequence[DrawnNode]) -> list[str]:
+def whole_graphs(nodes: Sequence[ProfiledNode]) -> list[str]:
     """Return the graphs that are not bodies of other graphs."""
     graphs = {node.profile.graph: node.reading.around for node in nodes}
     return [graph for graph, around in graphs.items() if around is None or around.graph not in graphs]

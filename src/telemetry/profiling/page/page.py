@@ -15,7 +15,7 @@ from ...text import printable
 from ..limits import Verdict
 from ..sums import NodeProfile
 from ..timeline import DepthPoint, DeviceSlice, Slice, Timeline, tracks
-from .graph_picture import COLOURS, DrawnNode, graph_picture, whole_graphs
+from .graph_picture import COLOURS, ProfiledNode, graph_picture, whole_graphs
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ _OF_DEVICES: Final = "compile", "transfer"
 _OF_THREADS: Final = "CPU", "GIL", "loop", "hops", "holds GIL"
 
 
-def node_table(nodes: Sequence[DrawnNode]) -> Iterator[str]:
+def node_table(nodes: Sequence[ProfiledNode]) -> Iterator[str]:
     """Yield the table: a graph heads its nodes, if there are several; no columns of devices and threads if unused."""
     ordered = [nodes[at] for at in by_graph([node.profile.graph for node in nodes])]
     has_graphs = len({node.profile.graph for node in nodes}) > 1
@@ -111,7 +111,7 @@ def _heading(title: str, about: str, *, is_number: bool = True) -> str:
     )
 
 
-def _row(node: DrawnNode, columns: Sequence[_Column]) -> Iterator[str]:
+def _row(node: ProfiledNode, columns: Sequence[_Column]) -> Iterator[str]:
     profile = node.profile
     kind, badge = (' class="limits"', ' <span class="badge">limits</span>') if node.limits else ("", "")
     name = escape(printable(profile.node))
@@ -253,7 +253,7 @@ class Shown:
         elapsed_seconds: how long the profile was taken.
     """
 
-    nodes: Sequence[DrawnNode]
+    nodes: Sequence[ProfiledNode]
     verdict: Verdict
     timeline: Timeline
     elapsed_seconds: float
