@@ -393,13 +393,13 @@ async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatc
         await testing.wait_quiescent()
         (before,) = service.statistics().actors
         assert (before.in_flight, before.inbox.depth) == (2, 0)
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(0.5)
         short.gate.open()
         assert await asyncio.gather(*calls) == list(range(4))
         (after,) = service.statistics().actors
         assert before.busy_seconds is not None
         assert after.busy_seconds is not None
-        assert 0.4 <= after.busy_seconds - before.busy_seconds < 0.7  # of two items, not of four
+        assert 0.9 < after.busy_seconds - before.busy_seconds < 1.9  # of two items, not of four
 
 
 @pytest.mark.parametrize(
@@ -501,7 +501,7 @@ async def test_what_waits_for_a_thread_of_the_engine_spends_no_time_of_its_node(
         gate.open()
         assert await call == [1, 1]
         busy = {actor.node: actor.busy_seconds or 0 for actor in service.statistics().actors}
-    assert busy["held"] >= 0.4 > busy["plain"]
+    assert busy["held"] > 0.4 > busy["plain"]
 
 
 async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt_and_from_others() -> None:

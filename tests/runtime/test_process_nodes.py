@@ -95,7 +95,7 @@ async def test_the_time_that_each_attempt_has_waited_for_a_worker_is_not_that_of
         assert await asyncio.gather(*map(service, range(8))) == list(range(8))
         (node,) = service.statistics().actors
         assert node.busy_seconds is not None
-        assert 1.6 <= node.busy_seconds < 3  # each of the first attempts has waited up to 0.8 s
+        assert 1.5 < node.busy_seconds < 4  # each of the first attempts has waited up to 0.8 s
 
 
 @pytest.mark.parametrize(("node", "in_inbox"), [(slow, 0), (slow_with_capacity, 1), (slow_with_max_bytes, 3)])
