@@ -1,12 +1,14 @@
 """Batching: `Batch`, and the actor that gathers items of many requests and handles them with one call of a function."""
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
-from .._errors import InboxClosed, NodeCancelledError, OptionsError, Overloaded, copy_of
+from .._errors import EngineClosedError, InboxClosed, NodeCancelledError, OptionsError, Overloaded, copy_of
 from .accepted import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -22,7 +24,8 @@ from .channel import PriorityFifo
 from .loop_host import Actor
 from .own_loops import Inbox, Request, RunningBatch, Work
 from .packing import Rows
-from .tasks import Condition
+from .tasks import Condition, uninterrupted
+from .threads import ThreadPool, ThreadShare, travelling
 
 
 @dataclass(frozen=True)
@@ -284,19 +287,16 @@ class Batcher(Actor[T, U]):
         batch: how items are gathered.
         concurrency: how many batches are handled at a time.
         name: the name of the function, for errors.
-        runs_on: where the function runs; a thread cannot be cancelled, and a process is killed.
     """
 
     def __init__(
         self,
-        call: Callable[[list[T]], Awaitable[Sequence[U | BaseException]]],
+        call: Callable[[list[T]], Awaitable[Sequence[U | BaseException]] | Sequence[U | BaseException]],
         batch: Batch,
         concurrency: int,
         name: str,
-        runs_on: str = "loop",
     ) -> None:
-        self._call = call
-        self._is_cancellable = runs_on != "thread"
+        self._call: Callable[[list[T]], Any] = call
         self._queue: BatchQueue[Request[T, U]] = BatchQueue(batch)
         self._batch = batch
         self._may_refuse = batch.max_queue is not None
@@ -308,6 +308,7 @@ class Batcher(Actor[T, U]):
         self._ending = False  # whether no more items will come, so that batches do not wait for others
         self._aborted = False
         self._inbox: Inbox[Request[T, U]] | None = None  # while it is open
+        self._lock = threading.Lock()  # of the queue, from which threads may take batches
 
     async def loop(self, inbox: Inbox[Work[T, U]], /) -> None:
         """Collect batches and start them."""
@@ -340,7 +341,8 @@ class Batcher(Actor[T, U]):
                 work.fail(self._overloaded())
             elif not self._has_costs or self._is_priced(work):
                 work.arrived_at = now
-                queue.add(work)
+                with self._lock:
+                    queue.add(work)
 
     def _is_priced(self, work: Request[T, U]) -> bool:
         """Find out what a work costs; return False if that fails, and the work with it."""
@@ -356,7 +358,8 @@ class Batcher(Actor[T, U]):
 
     def _make_room(self, now: float, batches: asyncio.TaskGroup) -> bool:
         """Remove unwanted works from a full queue, and start batches that are due; return whether there is room now."""
-        self._queue.drop_unwanted(now)
+        with self._lock:
+            self._queue.drop_unwanted(now)
         if self._queue.is_full:
             self._start(batches)  # a full batch may be waiting to start
         return not self._queue.is_full
@@ -369,7 +372,8 @@ class Batcher(Actor[T, U]):
             self._free -= 1
             batches.create_task(self._run(batch, batches), name=f"penstock-batch-{self._name}")
         self._stop_timer()  # only now: with eager tasks, a batch that ends at once has called this and set a timer
-        next_due = self._queue.due_at
+        with self._lock:
+            next_due = self._queue.due_at
         if self._free and next_due is not None and not self._aborted:
             self._timer = loop.call_at(next_due, self._start, batches, next_due)
         if self._queue.room > 0:
@@ -377,14 +381,15 @@ class Batcher(Actor[T, U]):
 
     def _take(self, now: float) -> list[Request[T, U]]:
         queue = self._queue
-        if not self._ending and not queue.is_due(now):  # dropping unwanted entries would not change that
-            return []
-        queue.drop_unwanted(now)
-        return queue.take(now, at_once=self._ending)
+        with self._lock:
+            if not self._ending and not queue.is_due(now):  # dropping unwanted entries would not change that
+                return []
+            queue.drop_unwanted(now)
+            return queue.take(now, at_once=self._ending)
 
     async def _run(self, batch: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
-        running = RunningBatch(batch if self._is_cancellable else [])
+        running = RunningBatch(batch)
         try:
             results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
         except asyncio.CancelledError as error:
@@ -392,12 +397,19 @@ class Batcher(Actor[T, U]):
                 raise
             results = [_foreign_cancel(self._name, error) for _ in batch]
         except Exception as error:  # noqa: BLE001 - an error of the function is the outcome of all items of the batch
-            results = [error, *(copy_of(error) for _ in batch[1:])]
+            results = _failures(error, len(batch))
         # The next batch starts before the callers of this one are resumed, so that the function need not wait for them.
         self._free += 1
+        self._fetch(batches)
+        self._start(batches)
+        self._settle(batch, results)
+
+    def _fetch(self, batches: asyncio.TaskGroup) -> None:
+        """Add the works to the queue that have come to the inbox meanwhile."""
         if self._inbox is not None and (room := self._queue.room) > 0:
             self._enqueue(self._inbox.take_nowait(room), batches)
-        self._start(batches)
+
+    def _settle(self, batch: list[Request[T, U]], results: list[Any]) -> None:
         for work, result in zip(batch, results, strict=True):
             if isinstance(result, BaseException):
                 work.fail(result)
@@ -414,6 +426,127 @@ class Batcher(Actor[T, U]):
             f"node {self._name!r} refuses an item: {self._queue.count} wait already, as many as one batch and "
             "max_queue= of its Batch"
         )
+
+
+class ThreadBatcher(Batcher[T, U]):
+    """A batcher of a function that blocks. The thread that has run a batch runs the next one that is due, too.
+
+    So the function does not wait for the event loop between two batches: a busy loop takes milliseconds to give a
+    thread its next batch, and as long again to let it begin.
+
+    Args:
+        call: handles a batch, in a thread; it returns one result or exception for each item.
+        batch: how items are gathered.
+        concurrency: how many batches are handled at a time.
+        name: the name of the function, for errors.
+        threads_of: returns the threads.
+        share: what limits how many of them are busy at a time; None without a limit.
+    """
+
+    def __init__(
+        self,
+        call: Callable[[list[T]], Sequence[U | BaseException]],
+        batch: Batch,
+        concurrency: int,
+        name: str,
+        threads_of: Callable[[], ThreadPool],
+        share: ThreadShare | None,
+    ) -> None:
+        super().__init__(call, batch, concurrency, name)
+        self._threads_of = threads_of
+        self._share = share
+
+    async def _run(self, batch: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
+        share = self._share
+        if share is not None:
+            await share.take()
+        try:
+            begun = self._begin(batch)
+            while batch:
+                ended, outcome = await begun
+                self._fetch(batches)
+                # In this turn of the loop, before the callers are resumed: the thread has the GIL the sooner.
+                batch = self._following(asyncio.get_running_loop().time())
+                if batch:
+                    begun = self._begin(batch)
+                else:
+                    self._free += 1
+                self._start(batches)
+                self._returned(ended, outcome)
+        finally:
+            if share is not None:
+                share.give_back()
+
+    def _begin(self, batch: list[Request[T, U]]) -> Awaitable[tuple[list[Request[T, U]], Any]]:
+        """Give a batch to a thread; return what waits for its last batch, and returns it with its outcome."""
+        returned, loop = asyncio.Event(), asyncio.get_running_loop()
+        try:
+            running = self._threads_of().submit(copy_context(), returned.set, self._run_batches, batch, loop.time)
+        except EngineClosedError as error:
+            running = loop.create_future()
+            running.set_exception(error)
+            returned.set()
+        return self._end_of(batch, running, returned)
+
+    async def _end_of(
+        self,
+        batch: list[Request[T, U]],
+        running: "asyncio.Future[tuple[list[Request[T, U]], Any]]",
+        returned: asyncio.Event,
+    ) -> tuple[list[Request[T, U]], Any]:
+        try:
+            return await running
+        except EngineClosedError as error:
+            return batch, error
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():  # and not only the job, by a pool that was closed
+                raise
+            return batch, error
+        finally:  # also when cancelled: the thread must not outlive its scope
+            await uninterrupted(returned.wait())
+
+    def _run_batches(self, batch: list[Request[T, U]], clock: Callable[[], float]) -> tuple[list[Request[T, U]], Any]:
+        """Run a batch, and then others as long as one is due; in a thread. Return the last one, and its outcome."""
+        while True:
+            outcome: Any
+            try:
+                outcome = copy_context().run(self._call, [work.value for work in batch])
+            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is the outcome of the whole batch
+                outcome = travelling(error)
+            following = self._following(clock())
+            if not following:
+                return batch, outcome
+            self._threads_of().post(self._returned, batch, outcome)
+            batch = following
+            del outcome  # what it holds must not live until the next batch has ended
+
+    def _following(self, now: float) -> list[Request[T, U]]:
+        """Take the next batch for the same thread; nothing if none is due, or something else waits for a thread."""
+        share = self._share
+        if self._aborted or self._threads_of().has_queued_jobs or (share is not None and share.is_wanted):
+            return []
+        return self._take(now)
+
+    def _returned(self, batch: list[Request[T, U]], outcome: Any) -> None:
+        """Settle the works of a batch, with what its function has returned or raised."""
+        if isinstance(outcome, asyncio.CancelledError):
+            results: list[Any] = [_foreign_cancel(self._name, outcome) for _ in batch]
+        elif isinstance(outcome, Exception):
+            results = _failures(outcome, len(batch))
+        else:
+            try:
+                results = results_of(outcome, len(batch), self._name)
+            except (TypeError, ValueError) as error:
+                results = _failures(error, len(batch))
+        self._settle(batch, results)
+        if self._queue.room > 0:
+            self._room.notify_all()
+
+
+def _failures(error: Exception, size: int) -> list[BaseException]:
+    """Return an exception for each item of a batch that has failed."""
+    return [error, *(copy_of(error) for _ in range(size - 1))]
 
 
 def _foreign_cancel(name: str, cause: BaseException) -> NodeCancelledError:

@@ -338,6 +338,16 @@ class ThreadPool(ThreadOwner):
         """Whether a job that is submitted now begins at once."""
         return self._unsettled - self._need_no_thread() < self._max_threads
 
+    @property
+    def has_queued_jobs(self) -> bool:
+        """Whether a job waits for a thread; also from a job."""
+        return not self._jobs.empty()
+
+    def post(self, callback: Callable[..., None], *args: Any) -> None:
+        """Have `callback(*args)` called on the loop, before the job that calls this has returned there."""
+        assert self._mailbox is not None
+        self._mailbox.post(callback, *args)
+
     def statistics(self) -> ThreadPoolStatistics:
         """Return a snapshot; taken from another thread it may be torn by one job."""
         threads, queued = len(self._threads), self._jobs.qsize() if not self._closed else 0
@@ -507,10 +517,20 @@ class ThreadShare:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._free = asyncio.Semaphore(limit)
+        self._waiting = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether something waits for one of these threads; from any thread."""
+        return self._waiting > 0
 
     async def take(self) -> None:
         """Wait for one of these threads; the caller calls `give_back` once the thread has returned."""
-        await self._free.acquire()
+        self._waiting += 1
+        try:
+            await self._free.acquire()
+        finally:
+            self._waiting -= 1
 
     def give_back(self) -> None:
         """Free the place of a thread that has returned, or was not needed."""

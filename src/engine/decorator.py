@@ -1,13 +1,11 @@
 """The decorator `node`, how a function that takes a batch becomes a node, and `apply`: a node of one line."""
 
 import ast
-import asyncio
 import functools
 import inspect
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from contextvars import copy_context
 from dataclasses import replace
 from time import perf_counter
 from typing import (
@@ -28,13 +26,12 @@ from typing import (
 from weakref import WeakValueDictionary
 
 from ..actors.accepted import NAME, check, optional, refuse_unknown
-from ..actors.batching import BATCH, Batch, Batcher, results_of
+from ..actors.batching import BATCH, Batch, Batcher, ThreadBatcher, results_of
 from ..actors.loop_host import OwnsLoop, owns_loop
 from ..actors.node_actor import BLOCKING_SECONDS, log_blocking
 from ..actors.policy import Cache, Hedge, Policy, Retry, RunsOn
 from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.supervision import RestartMode
-from ..actors.tasks import uninterrupted
 from ..telemetry.text import MAX_NAME_COLUMNS, printable, shorten
 from .graph import Graph
 from .node import Node, check_policy, is_async
@@ -81,8 +78,10 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
 
     def make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
         bound = fn if node.bound_to is None else types.MethodType(fn, node.bound_to)
-        call = _call_of(bound, policy, pools, threads, label)
-        return Batcher(call, batch, policy.concurrency or 1, label, policy.runs_on)
+        concurrency = policy.concurrency or 1
+        if policy.runs_on == "thread":
+            return ThreadBatcher(bound, batch, concurrency, label, pools.threads, threads)
+        return Batcher(_call_of(bound, policy, pools, label), batch, concurrency, label)
 
     # `concurrency` counts batches, so the batcher obeys it; items that wait for a batch need no place of the node. Its
     # inbox holds a whole batch: else the last items of one would wait for room until the first have been taken.
@@ -110,7 +109,7 @@ def _check_takes_a_list(fn: Callable[..., Any], name: str) -> None:
         )
 
 
-def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "ThreadShare | None", name: str) -> _Call:
+def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", name: str) -> _Call:
     if is_async(fn):
         return fn
 
@@ -122,20 +121,6 @@ def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "T
             reported.append(elapsed)
             log_blocking(name, None, elapsed)
         return results
-
-    async def in_thread(items: list[Any]) -> Any:
-        returned = asyncio.Event()
-        if threads is not None:
-            await threads.take()
-        try:
-            waiting = pools.threads().submit(copy_context(), returned.set, fn, items)
-            try:
-                return await waiting
-            finally:  # also when cancelled: the thread must not outlive its scope
-                await uninterrupted(returned.wait())
-        finally:
-            if threads is not None:
-                threads.give_back()
 
     async def in_process(items: list[Any]) -> Any:
         from ..actors.process_messages import NotSentError, process_target
@@ -152,7 +137,7 @@ def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", threads: "T
 
     function, bound_to = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
     reported: list[float] = []
-    return {"thread": in_thread, "process": in_process, "loop": inline}[policy.runs_on]
+    return in_process if policy.runs_on == "process" else inline
 
 
 def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:

@@ -1,6 +1,7 @@
 """Batched nodes: items of many requests in one call of a function, each with its own outcome."""
 
 import asyncio
+import contextvars
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 
@@ -324,6 +325,106 @@ async def test_a_plain_function_runs_in_a_thread_and_its_scope_waits_for_it() ->
         assert ended != [threading.current_thread().name]
         with pytest.raises(ps.EngineClosedError):
             await call
+
+
+class Held:
+    """A batched function for a thread, whose first batch waits; and the batches that it got."""
+
+    def __init__(self, handle: Callable[[list[int]], Sequence[int]] = list) -> None:
+        self.batches: list[list[int]] = []
+        self.begun = threading.Semaphore(0)
+        self.go_on = threading.Event()
+        self._handle = handle
+
+    def __call__(self, items: list[int]) -> Sequence[int]:
+        self.batches.append(items)
+        self.begun.release()
+        assert self.go_on.wait(30)
+        return self._handle(items)
+
+    def graph(self, max_size: int) -> ps.Graph[[int], int]:
+        def hold(items: list[int]) -> Sequence[int]:
+            return self(items)
+
+        return graph_of(ps.node(batch=ps.Batch(max_size), runs_on="thread")(hold))
+
+
+async def queued(service: engine.Service[[int], int], items: range) -> list[asyncio.Task[int]]:
+    """Call a service with one item, and then with the others, which wait for a batch."""
+    calls = [asyncio.create_task(service(item)) for item in items[:1]]
+    await testing.wait_quiescent()
+    calls += [asyncio.create_task(service(item)) for item in items[1:]]
+    await testing.wait_quiescent()
+    return calls
+
+
+async def test_a_thread_goes_on_with_what_waits_while_the_loop_is_held() -> None:
+    held = Held()
+    async with engine.Engine() as own, own.deploy(held.graph(2)) as service:
+        calls = await queued(service, range(6))
+        held.go_on.set()
+        for _ in range(2):
+            assert held.begun.acquire(timeout=30)  # without a turn of the loop
+        assert await asyncio.gather(*calls) == list(range(6))
+    assert held.batches == [[0], [1, 2], [3, 4], [5]]
+
+
+@pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
+async def test_what_waits_for_a_thread_comes_before_the_next_batch(*, of_engine: bool) -> None:
+    held = Held()
+    batched, other = held.graph(1), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
+    async with (
+        engine.Engine(max_workers=1 if of_engine else 8) as own,
+        own.deploy(batched, other, max_workers=8 if of_engine else 1) as service,
+    ):
+        calls = [asyncio.create_task(service.run(batched(0)))]
+        await testing.wait_quiescent()
+        calls += [asyncio.create_task(service.run(call)) for call in (batched(1), other(2))]
+        await testing.wait_quiescent()
+        held.go_on.set()
+        assert await asyncio.gather(*calls) == [0, 1, 2]
+    assert held.batches == [[0], [2], [1]]
+
+
+async def test_in_a_thread_each_batch_has_its_own_outcome_and_context() -> None:
+    seen: list[int] = []
+    number = contextvars.ContextVar("number", default=0)
+
+    def handle(items: list[int]) -> Sequence[int]:
+        seen.append(number.get())
+        number.set(1)
+        match items[0]:
+            case 1:
+                raise ValueError("one")
+            case 2:
+                raise asyncio.CancelledError
+            case 3:
+                raise StopIteration
+            case 4:
+                return []
+        return items
+
+    held = Held(handle)
+    async with engine.Engine() as own, own.deploy(held.graph(1)) as service:
+        calls = await queued(service, range(6))
+        held.go_on.set()
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    kinds = [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes]
+    assert kinds == [0, ValueError, ps.NodeCancelledError, RuntimeError, ValueError, 5]
+    assert seen == [0] * 6
+
+
+async def test_a_thread_takes_no_further_batch_of_a_deployment_that_is_aborted() -> None:
+    held = Held()
+    async with engine.Engine() as own, own.deploy(held.graph(1)) as service:
+        calls = await queued(service, range(3))
+        stopping = asyncio.create_task(service.abort())
+        await testing.wait_quiescent()
+        held.go_on.set()
+        await stopping
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+    assert held.batches == [[0]]
+    assert {type(outcome) for outcome in outcomes} == {ps.EngineClosedError}
 
 
 async def test_a_plain_function_runs_on_the_loop() -> None:
