@@ -279,6 +279,11 @@ def _oldest(group: PriorityFifo[W]) -> float:
     return min([entry.arrived_at for entry in group.heads()])
 
 
+# If the callers of a large batch were all resumed in one turn of the loop, what they ask next would come in one turn as
+# well: too late for a thread that ends a batch meanwhile, which would then wait for all of it.
+_SETTLED_IN_A_TURN = 16
+
+
 class Batcher(Actor[T, U]):
     """An actor that calls a function with the items of a batch, and gives each item its result.
 
@@ -409,8 +414,12 @@ class Batcher(Actor[T, U]):
         if self._inbox is not None and (room := self._queue.room) > 0:
             self._enqueue(self._inbox.take_nowait(room), batches)
 
-    def _settle(self, batch: list[Request[T, U]], results: list[Any]) -> None:
-        for work, result in zip(batch, results, strict=True):
+    def _settle(self, batch: list[Request[T, U]], results: list[Any], first: int = 0) -> None:
+        """Give each work its result, some in each turn of the loop: what their callers ask next comes in between."""
+        end = first + _SETTLED_IN_A_TURN
+        if end < len(batch):
+            asyncio.get_running_loop().call_soon(self._settle, batch, results, end)
+        for work, result in zip(batch[first:end], results[first:end], strict=True):
             if isinstance(result, BaseException):
                 work.fail(result)
             else:
