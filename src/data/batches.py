@@ -70,7 +70,11 @@ def _collated(values: Sequence[Any], path: str, ragged: Mapping[str, float]) -> 
     if isinstance(first, str | bytes) or first is None:
         return list(values)
     if isinstance(first, bool | int | float | complex | np.generic):
-        return np.array(values)
+        stacked = np.array(values)
+        if kind is int and stacked.dtype.kind != "i":  # of larger ones NumPy makes floats, or an array of objects
+            item = next(item for item, value in enumerate(values) if not -(2**63) <= value < 2**63)
+            raise Unlike(item, f"{_leaf(path)} is {values[item]}, which int64 does not hold; take np.uint64 or a float")
+        return stacked
     members = _members(first)
     if members is not None:
         names, rebuild = members

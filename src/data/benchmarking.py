@@ -129,7 +129,7 @@ class Comparison(Rendered):
             facts=(("ratio", told + doubt), ("environments", "; ".join(self.differences) or "the same")),
             columns=(Column("feed", is_number=False), *_COLUMNS),
             rows=tuple((one.name, *one._cells()) for one in (self.first, self.second)),
-            remark="The ratio is that of examples a second; from and to are the quartiles.",
+            remark="The ratio is that of examples a second; from and to are the quartiles",
         )
 
 
@@ -212,7 +212,7 @@ class Benchmark(Rendered):
             ),
             columns=_COLUMNS,
             rows=(self._cells(),),
-            remark="From and to are the quartiles.",
+            remark="From and to are the quartiles",
         )
 
 

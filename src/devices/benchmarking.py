@@ -101,8 +101,8 @@ class Benchmark(Rendered):
                 )
                 for one in self.measurements
             ),
-            remark="From and to are the quartiles. The peak is the best rate seen here: for arithmetic, for memory "
-            "(elementwise and reduction), and for transfers in each direction.",
+            remark="From and to are the quartiles; the peak is the best rate seen here: for arithmetic, for memory "
+            "(elementwise and reduction), and for transfers in each direction",
         )
 
 

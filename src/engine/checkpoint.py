@@ -223,7 +223,8 @@ class Saving:
         try:
             self._begin(stop, iterator)
         except Exception as error:
-            if stop.mixed is not None:  # now, and not when the mix first takes from it: there may be cuts before
+            # Now, and not behind what steps hold of the run before, or when a mix first takes from this source.
+            if stop.is_source or stop.mixed is not None:
                 self.on_failure(error)
             raise
 

@@ -73,7 +73,8 @@ class ActorStatistics:
         node: the name of the node, as drawn.
         completed: how many items it has finished with a result; for a `fold`, how many values it has folded.
         failed: how many items have ended here with an error, after the last attempt and the fallback; for a `fold`, how
-            many values it has left out, and the one that ended it.
+            many values it has left out, and the one that ended it; for a `map_each`, also the items that have failed in
+            it and did not end it.
         retried: how many attempts there were beyond the first of each item.
         restarts: how often its instance was replaced by a new one; 0 for a node without an instance.
         in_flight: how many items are in it now, over all call sites that share its places.
@@ -89,7 +90,8 @@ class ActorStatistics:
         hedges_won: how many of these had their result from the second attempt.
         cache: the results that it keeps; None for a node without `cache=`.
         failed_over: how many items its failover took over, after the last attempt.
-        success_rate: the share of the items that ended with a result, from 0 to 1; None before one has ended.
+        success_rate: the share of the items that ended with a result, from 0 to 1; None before one has ended. For the
+            items of a `map_each`, look at the nodes in it: itself counts as one when it is complete.
     """
 
     graph: str

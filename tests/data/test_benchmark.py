@@ -211,6 +211,7 @@ def test_two_are_compared() -> None:
     assert found.is_clear
     assert found.differences == ("cores: 2, 64",)
     assert "2.00 (1.73 to 2.33)" in str(found)
+    assert ".;" not in str(found)
     assert not fast.compared_with(of_rates(80, 100, 130)).is_clear
     assert fast.compared_with(replace(fast, name="again")).differences == ()
 

@@ -241,6 +241,7 @@ def test_what_is_not_alike_is_named_by_value_and_leaf() -> None:
     assert "leaf 'x' is a set, which makes no array" in broken({"x": {1}})
     assert "a list of what are not numbers" in broken([["a"]], [["b"]])
     assert "makes no array" in broken([[1], [1, 2]])
+    assert f"value 1 of the batch: leaf 'n' is {2**63}, which int64 does not hold" in broken({"n": 1}, {"n": 2**63})
 
 
 async def test_a_record_that_differs_is_named_by_its_place() -> None:

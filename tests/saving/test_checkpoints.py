@@ -766,6 +766,18 @@ async def test_cuts_of_another_run_are_refused(tmp_path: Path, changed: Callable
     assert rest[0][0] > 1
 
 
+async def test_cuts_of_another_run_are_refused_before_the_values_that_the_reader_had_not_taken(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path)
+    async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
+        await anext(stream)
+        await stream.checkpoint()
+    with pytest.raises(ps.CheckpointError, match=r"records\.seed was 3, and is 4"):
+        async with engine.stream(sums(ordered(shuffle_seed=4)), checkpoint=checkpoint) as stream:
+            await anext(stream)
+    assert stream.position == 1  # no value came
+    assert len(await taken(sums(ordered()), checkpoint)) == len(SOURCE) - 1
+
+
 async def test_another_source_of_a_mix_is_refused_however_rarely_it_is_read(tmp_path: Path) -> None:
     def mixed(seed: int) -> ps.Call[AsyncIterator[float]]:
         @ps.graph
