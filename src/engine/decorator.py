@@ -89,6 +89,9 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
     for_items = replace(policy, concurrency=None, runs_on="loop", capacity=capacity)
     one_item: Any = _of_one_item(fn, label)
     one_item._penstock_of_list = fn  # what a worker process calls
+    where = "" if policy.runs_on == "loop" else f"{policy.runs_on}, "
+    at_once = f", {policy.concurrency} at once" if policy.concurrency else ""
+    one_item._penstock_drawn = f"{where}batches of {batch.max_size}{at_once}"  # `for_items` says none of these
     return Node(one_item, for_items, name=label, make_loop=make_loop)
 
 

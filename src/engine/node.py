@@ -480,7 +480,8 @@ class Node(Generic[P, Ret_co]):
             "stream" if self.gives_stream else "",
             policy.runs_on if policy.runs_on != "loop" else "",
             self.executor.label if self.executor is not None else "",
-            "own loop" if self.make_loop else "stateful" if self.template is not None else "",
+            getattr(self.fn, "_penstock_drawn", "")
+            or ("own loop" if self.make_loop else "stateful" if self.template is not None else ""),
             f"{policy.concurrency} at once" if policy.concurrency else "",
             f"{policy.retry.attempts} attempts" if policy.retry else "",
             f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",

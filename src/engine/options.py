@@ -133,7 +133,23 @@ APPLICABLE: Mapping[str, frozenset[str]] = {
     "service.stream": _ONE_CALL | {"ordered", "on_error", "max_in_flight", "trace_items"},
     "service.stream(call)": _ONE_CALL,
     "Engine": NAMES,
+    "set_execution_options": NAMES,
+    "execution_options": NAMES,
 }
+# The keyword arguments that a verb has beside these options, since who misspells one is shown all that there are.
+OWN: Mapping[str, frozenset[str]] = {
+    "run": frozenset({"answer", "checkpoint", "key"}),
+    "stream": frozenset({"progress"}),
+    "deploy": frozenset({
+        "key", "max_in_flight_per_key", "max_queue_per_key", "max_restarts", "strategy", "warmup", "weights",
+        "within_seconds",
+    }),
+    "stream(call)": frozenset({"answer", "capacity", "checkpoint", "events", "key", "progress"}),
+    "service.run": frozenset({"answer", "key"}),
+    "service.stream": frozenset({"progress"}),
+    "service.stream(call)": frozenset({"answer", "capacity", "events", "key", "progress"}),
+    "Engine": frozenset({"max_processes"}),
+}  # fmt: skip
 
 _process_wide: dict[str, Any] = {}
 # What `with execution_options(...)` around the caller sets.
@@ -149,7 +165,7 @@ def set_execution_options(**options: Unpack[CallOptions]) -> None:
     Raises:
         OptionsError: a name is unknown, or a value is out of its range.
     """
-    checked(options, "Engine")
+    checked(options, "set_execution_options")
     if options:
         _process_wide.update(options)
     else:
@@ -170,7 +186,7 @@ def execution_options(**options: Unpack[CallOptions]) -> Generator[None, None, N
     Raises:
         OptionsError: a name is unknown, or a value is out of its range.
     """
-    checked(options, "Engine")
+    checked(options, "execution_options")
     token = scoped.set({**scoped.get(), **options})
     try:
         yield
@@ -214,5 +230,6 @@ def checked(options: Mapping[str, Any], verb: str) -> None:
             why = f"does not apply to {verb}" if name in NAMES else "is no execution option"
             if name == "checkpoint":
                 why = f"is for one call of engine.stream or engine.run, not for {verb}: a deployment goes on for ever"
-            raise OptionsError(f"{name!r} {why}; {verb} takes {', '.join(sorted(applicable))}")
+            takes = sorted(applicable | OWN.get(verb, frozenset()))
+            raise OptionsError(f"{name!r} {why}; {verb} takes {', '.join(takes)}")
         check(name, value, _ACCEPTED[name])

@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import dataclasses
 import gc
+import inspect
 import sys
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from penstock.engine.options import APPLICABLE, CallOptions
+from penstock.engine.options import APPLICABLE, OWN, CallOptions
 
 
 @ps.node
@@ -114,6 +115,30 @@ async def test_an_unknown_option_lists_the_valid_ones() -> None:
     for use in (ps.set_execution_options, engine.Engine, lambda **options: ps.execution_options(**options).__enter__()):
         with pytest.raises(ps.OptionsError, match="'max_inflight' is no execution option"):
             use(**misspelt)
+
+
+@pytest.mark.parametrize(
+    ("verb", "of_calls", "of_one_call"),
+    [
+        (engine.Engine, "Engine", "Engine"),
+        (engine.run, "run", "run"),
+        (engine.deploy, "deploy", "deploy"),
+        (engine.stream, "stream", "stream(call)"),
+        (engine.Service.run, "service.run", "service.run"),
+        (engine.Service.stream, "service.stream", "service.stream(call)"),
+    ],
+)
+async def test_a_misspelt_keyword_lists_those_of_the_verb_itself_too(
+    verb: Callable[..., Any], of_calls: str, of_one_call: str
+) -> None:
+    parameters = inspect.signature(verb).parameters.values()
+    keywords = {one.name for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY}
+    assert OWN[of_one_call] == keywords
+    assert OWN[of_calls] <= keywords
+    with pytest.raises(ps.OptionsError, match=r"'max_in_flight_by_key' .*max_in_flight_per_key"):
+        engine.deploy(remaining, max_in_flight_by_key=2)  # type: ignore[call-overload]
+    with pytest.raises(ps.OptionsError, match=r"'max_process' is no execution option; Engine takes .*max_processes"):
+        engine.Engine(max_process=2)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize("name", ["max_in_flight", "max_queue", "ordered", "on_error", "priority", "trace_items"])

@@ -161,6 +161,19 @@ def test_the_step_that_an_error_suggests(expression: str, remedy: str) -> None:
     assert remedy in refusal(lambda: body("v = await double(x)", f"return {expression}", json=json))
 
 
+def test_texts_that_are_joined_are_joined_in_the_step_that_an_error_suggests() -> None:
+    @ps.graph
+    async def joined(lines: list[str]) -> str:
+        return "\n".join(lines)
+
+    @ps.graph
+    async def listed(lines: list[str]) -> list[str]:
+        return list(lines)
+
+    assert 'ps.apply(lambda value: " ".join(value), value)' in refusal(lambda: joined)
+    assert "ps.apply(lambda value: [item for item in value], value)" in refusal(lambda: listed)
+
+
 @pytest.mark.parametrize(("statement", "what"), STATEMENTS, ids=[one[0] for one in STATEMENTS])
 def test_a_value_that_is_not_known_refuses_statements(statement: str, what: str) -> None:
     message = refusal(lambda: body("v = add(x)", statement, "return v"))

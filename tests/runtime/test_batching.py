@@ -4,6 +4,7 @@ import asyncio
 import contextvars
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
 
 import pytest
 
@@ -26,6 +27,10 @@ class Recorder:
         self.batches.append(items)
         self.at.append(asyncio.get_running_loop().time())
         return [2 * item for item in items]
+
+
+def doubled(items: list[int]) -> list[int]:
+    return [2 * item for item in items]
 
 
 def graph_of(node: Callable[[int], Awaitable[int]]) -> ps.Graph[[int], int]:
@@ -56,6 +61,20 @@ async def test_the_value_of_a_resource_comes_with_each_item() -> None:
         assert await asyncio.gather(service(1), service(2)) == ["1a", "2a"]
         await service.reload(client)
         assert await asyncio.gather(service(1), service(2)) == ["1b", "2b"]
+
+
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [
+        ({"batch": ps.Batch(4)}, "batches of 4"),
+        ({"batch": ps.Batch(8), "runs_on": "process", "concurrency": 2}, "process, batches of 8, 2 at once"),
+        ({"batch": ps.Batch(2), "runs_on": "thread", "timeout_seconds": 3}, "thread, batches of 2, 3 s"),
+    ],
+)
+def test_a_graph_is_drawn_with_its_batches_and_where_they_run(options: dict[str, Any], drawn: str) -> None:
+    node: Any = ps.node(**options)(doubled)
+    line = str(ps.graph(node)).splitlines()[-2]
+    assert line.split("doubled")[1].strip() == drawn
 
 
 async def test_items_of_different_requests_are_handled_together() -> None:

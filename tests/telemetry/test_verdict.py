@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import itertools
+import operator
 import random
 import sys
 import threading
@@ -55,11 +56,8 @@ async def test_worker_processes_that_have_to_start() -> None:
     assert "so that workers start once" in verdict.remedy
 
 
-def negate(number: int) -> int:
-    return -number
-
-
-in_a_process = ps.graph(ps.node(runs_on="process")(negate))
+# Of a module that takes no time to import, since what a worker imports for a function is part of its first call.
+in_a_process = ps.graph(ps.node(runs_on="process", name="negate")(operator.neg))
 
 
 def test_a_slow_node(virtual: VirtualTime) -> None:

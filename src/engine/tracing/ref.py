@@ -1,6 +1,7 @@
 """Ref: a symbolic value, which stands for an unknown value while a graph is traced; how it is located and found."""
 
 import functools
+import linecache
 import os
 import sys
 import types
@@ -36,6 +37,12 @@ def call_location() -> str:
             break
         frame = frame.f_back
     return "<unknown>:0" if found is None else f"{found.f_code.co_filename}:{found.f_lineno}"
+
+
+def _source_of(location: str) -> str:
+    """Return the source of a "file:line", as far as there is any."""
+    filename, _, line = location.rpartition(":")
+    return linecache.getline(filename, int(line))
 
 
 def definition_location(fn: object) -> str:
@@ -114,11 +121,12 @@ class Ref:
         return len(self._penstock_members("taking its len()", in_a_step("len(value)")))
 
     def __iter__(self) -> "Iterator[Ref]":
+        is_joined = ".join(" in _source_of(call_location())
         count = len(
             self._penstock_members(
                 "iterating over it",
                 "use ps.map_each(node, items), or annotate it as tuple[A, B] if it is unpacked, or "
-                + in_a_step("[item for item in value]"),
+                + in_a_step('" ".join(value)' if is_joined else "[item for item in value]"),
             )
         )
         return iter([self[index] for index in range(count)])
