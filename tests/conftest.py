@@ -25,6 +25,10 @@ settings.register_profile("penstock", deadline=None, derandomize=EFFORT == 1, ma
 settings.load_profile("penstock")
 
 
+# Hundreds of tests start a Python of their own: each would compile the package anew where nothing may be kept.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # Folders and files of what does the same on both loops: each of their tests runs on one. What waits there are threads,
 # other processes and devices, or nothing does.
 ON_ONE_LOOP = {
