@@ -24,6 +24,10 @@ EFFORT = int(os.environ.get("PENSTOCK_TEST_EFFORT", "1"))
 settings.register_profile("penstock", deadline=None, derandomize=EFFORT == 1, max_examples=50 * EFFORT, print_blob=True)
 settings.load_profile("penstock")
 
+# Hundreds of tests start a Python of their own. Where what is compiled may not be kept, each of them would compile the
+# package anew, which takes longer than most of these tests.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 # Folders and files of what does the same on both loops: each of their tests runs on one. What waits there are threads,
 # other processes and devices, or nothing does.

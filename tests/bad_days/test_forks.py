@@ -12,7 +12,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PROGRAMS = [sys.executable, "-m", "tests.bad_days.forking"]
 
-both_ways = pytest.mark.parametrize("way", ["multiprocessing", "os.fork"])
+# A child of `os.fork` has to cope with more: it exits as its parent does. Other tests here fork by multiprocessing.
+both_ways = pytest.mark.parametrize("way", ["os.fork", pytest.param("multiprocessing", marks=pytest.mark.long)])
 
 
 @pytest.fixture

@@ -27,9 +27,10 @@ async def waits(item: tuple[int, int]) -> int:
 
 @ps.node(ordered=True)
 class Noting:
-    def __init__(self, seen: list[int], fails_at: int = -1) -> None:
+    def __init__(self, seen: list[int], fails_at: int = -1, seconds: float = 1) -> None:
         self.seen = seen
         self.fails_at = fails_at
+        self.seconds = seconds
         self.is_busy = False
 
     async def __call__(self, number: int) -> int:
@@ -37,7 +38,7 @@ class Noting:
         self.is_busy = True
         self.seen.append(number)
         try:
-            await asyncio.sleep(1)
+            await asyncio.sleep(self.seconds)
             if number == self.fails_at:
                 raise Refused(number)
         finally:
@@ -133,7 +134,7 @@ def test_the_turn_of_an_item_that_is_cancelled_goes_to_the_next() -> None:
 
 async def test_run_accepts_it_and_streams_that_share_an_instance_take_turns_one_by_one() -> None:
     seen: list[int] = []
-    noting = Noting(seen)
+    noting = Noting(seen, seconds=0.01)
 
     @ps.graph
     async def whole(numbers: list[int]) -> list[int]:

@@ -168,7 +168,7 @@ def test_the_plain_loop_finds_the_same(folder: Path) -> None:
 
 
 def test_the_slowest_node_is_named(busy_folder: Path) -> None:
-    done = run(busy_folder, "--query", "f1", "--limit", "80")
+    done = run(busy_folder, "--query", "f1", "--limit", "200")
     assert done.returncode == 0
     # Where they take longer to start than to parse, its inbox is full.
     busy, starting = r"the \d+ worker processes are busy for", r"its inbox is full for"

@@ -135,6 +135,7 @@ def test_the_plain_loop_finds_the_same(answered: subprocess.CompletedProcess[str
     assert "Both found the same." in answered.stdout
 
 
+@pytest.mark.long  # test_code_search has the same of a smaller program
 def test_without_anything_to_type_at_sample_queries_are_answered(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text("x = 1\n")
     done = programs.run(PROGRAM, tmp_path)
@@ -142,6 +143,7 @@ def test_without_anything_to_type_at_sample_queries_are_answered(tmp_path: Path)
     assert done.stdout.count("nothing fits") == 2 * len(semantic_search.SAMPLE_QUERIES)
 
 
+@pytest.mark.long  # as above
 def test_ctrl_c_while_texts_are_embedded(tmp_path: Path) -> None:
     for number in range(100):
         code = "".join(f'def f{i}(): "Return {i} and {number}."\n' for i in range(20))

@@ -338,13 +338,18 @@ class Short:
 
         self.graph = graph
 
-    async def warm_up(self, own: engine.Engine) -> None:
-        """Let the engine see how long items take; then close the gate."""
+    @contextlib.asynccontextmanager
+    async def warm(self, own: engine.Engine) -> AsyncIterator[None]:
+        """Let the engine see how long items take; then close the gate, until the end."""
         self.gate.open()
         assert await asyncio.gather(*[own.run(self.graph(x)) for x in range(8)]) == list(range(8))
         self.wait_for(8)
         self.gate.close()
         self.begun.clear()
+        try:
+            yield
+        finally:
+            self.gate.open()  # also after a failure, or the engine would wait for threads that wait for the gate
 
     def wait_for(self, items: int) -> None:
         """Wait until so many more have begun; the event loop does nothing meanwhile."""
@@ -354,8 +359,7 @@ class Short:
 
 async def test_a_thread_begins_its_next_short_item_without_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Short(monkeypatch)
-    async with engine.Engine() as own:
-        await short.warm_up(own)
+    async with engine.Engine() as own, short.warm(own):
         calls = [asyncio.create_task(own.run(short.graph(x))) for x in range(6)]
         await testing.wait_quiescent()
         short.wait_for(2)
@@ -371,8 +375,7 @@ async def test_a_thread_begins_its_next_short_item_without_the_event_loop(monkey
 
 async def test_what_is_ahead_of_its_thread_is_cancelled_and_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Short(monkeypatch)
-    async with engine.Engine() as own:
-        await short.warm_up(own)
+    async with engine.Engine() as own, short.warm(own):
         calls = [asyncio.create_task(own.run(short.graph(x))) for x in range(5)]
         await testing.wait_quiescent()
         short.wait_for(2)
@@ -387,8 +390,7 @@ async def test_what_is_ahead_of_its_thread_is_cancelled_and_never_begins(monkeyp
 
 async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Short(monkeypatch)
-    async with engine.Engine() as own, own.deploy(short.graph) as service:
-        await short.warm_up(own)
+    async with engine.Engine() as own, own.deploy(short.graph) as service, short.warm(own):
         calls = [asyncio.create_task(service(x)) for x in range(4)]
         await testing.wait_quiescent()
         (before,) = service.statistics().actors
@@ -410,8 +412,7 @@ async def test_items_that_take_long_or_may_not_be_ahead_wait_in_the_inbox(
 ) -> None:
     """A timeout counts from the begin of an item, and bytes are bounded in the inbox."""
     short = Short(monkeypatch, short_seconds, **policy)
-    async with engine.Engine() as own, own.deploy(short.graph) as service:
-        await short.warm_up(own)
+    async with engine.Engine() as own, own.deploy(short.graph) as service, short.warm(own):
         calls = [asyncio.create_task(service(x)) for x in range(4)]
         await testing.wait_quiescent()
         (actor,) = service.statistics().actors
@@ -422,8 +423,7 @@ async def test_items_that_take_long_or_may_not_be_ahead_wait_in_the_inbox(
 
 async def test_items_that_have_become_long_are_no_longer_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     short = Short(monkeypatch)
-    async with engine.Engine() as own, own.deploy(short.graph) as service:
-        await short.warm_up(own)
+    async with engine.Engine() as own, own.deploy(short.graph) as service, short.warm(own):
         monkeypatch.setattr("penstock.actors.threads._SHORT_SECONDS", 0.0)
         calls = [asyncio.create_task(service(x)) for x in range(6)]
         await testing.wait_quiescent()

@@ -81,7 +81,8 @@ async def work(client: httpx.AsyncClient, x: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("server", SERVERS)
+# Hypercorn spawns its workers, as uvicorn does.
+@pytest.mark.parametrize("server", [pytest.param(s, marks=[pytest.mark.long] * (s == "hypercorn")) for s in SERVERS])
 async def test_threads_processes_and_devices_work_in_every_worker(server: str, tmp_path: Path) -> None:
     async with serving(SERVERS[server], tmp_path) as client:
         met: set[int] = set()
@@ -99,7 +100,8 @@ async def test_threads_processes_and_devices_work_in_every_worker(server: str, t
 @pytest.mark.timeout(150)
 async def test_after_a_preload_that_has_started_jax_a_device_node_is_an_error_with_the_remedy(tmp_path: Path) -> None:
     # JAX ends such a worker by SIGABRT when it exits, whoever has forked it: nothing is asserted of that.
-    async with serving(GUNICORN, tmp_path, ARRAY_AT_IMPORT="1") as client:
+    # Nor that it does exit: what gunicorn would wait for is half a minute.
+    async with serving([*GUNICORN, "--graceful-timeout=5"], tmp_path, ARRAY_AT_IMPORT="1") as client:
         assert (await work(client, 1))[0] == 4
         answer = await client.get("/compute", params={"x": 3})
         assert "gunicorn without --preload" in answer.json()["error"]

@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 
 # A line of `wrong.py` that a checker lets pass has an ignore comment that is not needed, and that is an error.
+@pytest.mark.long  # `make check` does the same
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("command", [["mypy"], ["pyright", "--pythonpath", sys.executable]], ids=["mypy", "pyright"])
 def test_a_type_checker_has_nothing_to_add(command: list[str]) -> None:
