@@ -1133,8 +1133,8 @@ class Arguments:
                 else:
                     arrays, shared = self._stacked_of(values), self._shared_of(values)
                     # `BatchItem(...)` takes twice as long.
-                    fields = last.signature, arrays, (), True, last.size_bytes, shared, 0, ()
-                    return tuple.__new__(BatchItem, fields), last.group
+                    fields: Any = last.signature, arrays, (), True, last.size_bytes, shared, 0, ()
+                    return tuple.__new__(BatchItem, fields), last.group  # pyright: ignore[reportUnknownMemberType]
         arrays, shared = self._stacked_of(values), self._shared_of(values)
         item = self.stacker.item(arrays, current(), shared)
         if self._cost is not None:
@@ -1147,7 +1147,9 @@ class Arguments:
             if kept:
                 item = item._replace(kept=tuple(kept))
         elif not self.stacker.padded and self._cost is None and all(map(_is_of_any_configuration, arrays)):
-            kinds = [(i, type(array), array.dtype, array.shape) for i, array in zip(self.stacked, arrays, strict=True)]
+            kinds: list[tuple[int, Any, Any, tuple[int, ...]]] = [
+                (i, array.__class__, array.dtype, array.shape) for i, array in zip(self.stacked, arrays, strict=True)
+            ]
             known = [*zip(self.shared, versions, strict=True)]
             self._last = _LastItem(kinds, known, item.signature, item.size_bytes, (item.signature, *versions))
         return item, (item.signature, *versions)
@@ -1203,16 +1205,17 @@ class Arguments:
 class _LastItem(NamedTuple):
     """What the last item was like, and so the next one as well, as a rule. It holds no array."""
 
-    kinds: list[tuple[int, type, Any, tuple[int, ...]]]  # position, type, dtype and shape of each that is stacked
+    kinds: list[tuple[int, Any, Any, tuple[int, ...]]]  # position, type, dtype and shape of each that is stacked
     versions: list[tuple[int, int]]  # position and identity of each of the others
     signature: ItemSignature
     size_bytes: int
     group: Hashable
 
 
-def _is_of_any_configuration(array: object) -> bool:
+def _is_of_any_configuration(array: Any) -> bool:
     """Return whether it is NumPy's, of a dtype that JAX takes as it is; one of 64 bits may become one of 32."""
-    return (type(array) is np.ndarray or isinstance(array, np.generic)) and array.dtype.itemsize <= 4
+    kind: type[Any] = array.__class__
+    return (kind is np.ndarray or issubclass(kind, np.generic)) and array.dtype.itemsize <= 4
 
 
 def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
