@@ -1308,7 +1308,15 @@ class DetachedStep:
 
     def set_result(self, value: Any) -> None:
         """Carry the frame on: to its end, or to a worker for the steps that follow."""
-        actor, frame = self._over()
+        frame, actor, call = self._frame, self._actor, self._call
+        # `_over` written out, for a call that has returned and is not measured
+        if call is None or actor.sampler is not None or not call.returned:
+            self._over()
+        else:
+            self._is_over = True
+            self._frame = self._call = self._group.detached = None
+            actor.busy_seconds += perf_counter() - self._began
+        assert frame is not None
         actor.completed += 1
         if actor.ends_line:
             # `Limiter.release` and `Frame.end_with` written out, as all calls of a batch end in one turn of the loop.

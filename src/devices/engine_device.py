@@ -579,7 +579,9 @@ class EngineDevice:
                 queue.forget_if_empty()
                 wanted: list[DeviceCall] = []
                 for call in taken:
-                    if call.is_wanted(now):
+                    # `is_wanted` written out
+                    result, deadline = call.result, call.deadline
+                    if result is not None and not result.done() and (deadline is None or now < deadline):
                         wanted.append(call)
                     else:
                         call.expire()

@@ -488,6 +488,7 @@ class OnDevice:
         self._pools = pools
         self._device_strategy = device_strategy
         self._arguments = executor.arguments_at(site)
+        self._parameter_count = len(self._arguments.names)
         self._donated = executor.donated(site)
         self._label, self._is_handed_on = site.label, site.is_handed_on
         self._placed: PlacedNode | None = None  # for as long as the Engine is open, and so are its devices
@@ -520,7 +521,13 @@ class OnDevice:
         placed = self._placed
         if placed is None:
             return None
-        call = self._call(placed, actor, frame, args, kwargs)
+        # `_call` and `Arguments.bind` written out, as a call pays for each step between files.
+        if kwargs or len(args) != self._parameter_count:
+            args = self._arguments.bind(args, kwargs)
+        call = placed.call(args, frame.priority, frame.deadline)
+        if self._is_handed_on:
+            call.hands_on = True
+        call.label, call.sampler, call.frame = self._label, actor.sampler, frame
         call.result = detached
         placed.queue.submit(call)
         return call

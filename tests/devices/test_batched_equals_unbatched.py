@@ -240,11 +240,13 @@ async def test_a_number_of_python_and_an_array_never_share_a_batch(count: int) -
 
 UNLIKE: list[Any] = [
     np.arange(4, dtype=np.float32), np.arange(3, dtype=np.int32), np.arange(3, dtype=np.float64), np.float32(2), 2,
-    jnp.arange(3, dtype=jnp.float32), [np.arange(3, dtype=np.float32)],
+    jnp.arange(3, dtype=jnp.float32), [np.arange(3, dtype=np.float32)], np.int32(2), np.float64(2.5), np.bool_(True),
+    np.array(2, np.float32), True,
 ]  # fmt: skip
 
 
-async def test_an_item_that_is_unlike_the_one_before_is_taken_for_what_it_is() -> None:
+@pytest.mark.parametrize("usual", [np.arange(3, dtype=np.float32), np.float32(1)])
+async def test_an_item_that_is_unlike_the_one_before_is_taken_for_what_it_is(usual: Any) -> None:
     def doubled(x: Any) -> Any:
         return jax.tree.map(lambda leaf: leaf * 2, x)
 
@@ -254,7 +256,6 @@ async def test_an_item_that_is_unlike_the_one_before_is_taken_for_what_it_is() -
     async def called(x: Any) -> Any:
         return node(x)
 
-    usual = np.arange(3, dtype=np.float32)
     items = [usual, *[one for number, unlike in enumerate(UNLIKE) for one in (unlike, usual + number)]]
     async with engine.deploy(called) as service:
         await service(usual)
