@@ -346,7 +346,7 @@ async def test_a_plain_function_runs_in_a_thread_and_its_scope_waits_for_it() ->
             await call
 
 
-class Held:
+class HeldThread:
     """A batched function for a thread, whose first batch waits; and the batches that it got."""
 
     def __init__(self, handle: Callable[[list[int]], Sequence[int]] = list) -> None:
@@ -378,7 +378,7 @@ async def queued(service: engine.Service[[int], int], items: range) -> list[asyn
 
 
 async def test_a_thread_goes_on_with_what_waits_while_the_loop_is_held() -> None:
-    held = Held()
+    held = HeldThread()
     async with engine.Engine() as own, own.deploy(held.graph(2)) as service:
         calls = await queued(service, range(6))
         held.go_on.set()
@@ -390,7 +390,7 @@ async def test_a_thread_goes_on_with_what_waits_while_the_loop_is_held() -> None
 
 @pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
 async def test_what_waits_for_a_thread_comes_before_the_next_batch(*, of_engine: bool) -> None:
-    held = Held()
+    held = HeldThread()
     batched, other = held.graph(1), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
     async with (
         engine.Engine(max_workers=1 if of_engine else 8) as own,
@@ -423,7 +423,7 @@ async def test_in_a_thread_each_batch_has_its_own_outcome_and_context() -> None:
                 return []
         return items
 
-    held = Held(handle)
+    held = HeldThread(handle)
     async with engine.Engine() as own, own.deploy(held.graph(1)) as service:
         calls = await queued(service, range(6))
         held.go_on.set()
@@ -434,7 +434,7 @@ async def test_in_a_thread_each_batch_has_its_own_outcome_and_context() -> None:
 
 
 async def test_a_thread_takes_no_further_batch_of_a_deployment_that_is_aborted() -> None:
-    held = Held()
+    held = HeldThread()
     async with engine.Engine() as own, own.deploy(held.graph(1)) as service:
         calls = await queued(service, range(3))
         stopping = asyncio.create_task(service.abort())
