@@ -1,5 +1,6 @@
 """A stream in chunks of 1 ms, and 5,000,000 points: what folding costs, and whether memory grows."""
 
+import asyncio
 import gc
 import time
 from collections.abc import AsyncIterator
@@ -84,6 +85,16 @@ def by_hand(points: int) -> float:
     return time.perf_counter() - began
 
 
+async def by_hand_with_turns(points: int) -> float:
+    """Give the event loop a turn after each chunk, as the engine does after whatever has held it for a millisecond."""
+    began = time.perf_counter()
+    total = 0
+    for number in chunk_numbers(points):
+        total = add(total, number)
+        await asyncio.sleep(0)
+    return time.perf_counter() - began
+
+
 def by_hand_with_failures(points: int) -> float:
     began = time.perf_counter()
     total = 0
@@ -108,6 +119,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     yield {
         "fold": lambda: seconds(fit(points)),
         "by hand": hand,
+        "by hand, with turns": lambda: by_hand_with_turns(points),
         "fold, some fail": lambda: seconds(tolerant_fit(points)),
         "by hand, some fail": hand_with_failures,
     }
@@ -123,6 +135,11 @@ FOLD = Workload(
             subject="fold",
             reference="by hand",
             limits=Limits(must=1.01),
+        ),
+        Row(
+            title="the same by hand with a turn of the event loop after each chunk",
+            subject="by hand, with turns",
+            reference="by hand",
         ),
         Row(
             title="one chunk of 50 fails and is left out: over a loop that catches it",

@@ -4,6 +4,8 @@ Whether values are right shows where such a JAX is installed, as in `make test-n
 every JAX: the programs below can count the installed one among the wrong ones.
 """
 
+from collections.abc import Callable
+
 import pytest
 
 from penstock.devices.wrong_fusions import OPTION, WRONG_JAXLIBS, XLA_FLAG
@@ -13,6 +15,13 @@ jax = pytest.importorskip("jax")
 jaxlib_version = pytest.importorskip("jaxlib.version")
 
 IS_WRONG = jaxlib_version.__version__ in WRONG_JAXLIBS
+
+
+def of_wrong_ones(test: Callable[..., None]) -> Callable[..., None]:
+    """Leave a test to `make test-long` where the installed JAX is right: each starts a Python with JAX."""
+    return test if IS_WRONG else pytest.mark.long(test)
+
+
 COMMON = """
 import asyncio, os, sys
 import numpy as np
@@ -87,16 +96,19 @@ def printed(program: str, *arguments: str, **variables: str) -> str:
     return run_program(COMMON + program, *arguments, **variables).strip()
 
 
+@of_wrong_ones
 @pytest.mark.parametrize("first", ["run_nodes()", "devices.status()", "devices.select('cpu')"])
 def test_nodes_and_jax_outside_of_them_compute_right_values_as_installed(first: str) -> None:
     assert printed(f"{first}; print(run_nodes(), run_outside(), told()[0])") == "[0, 0] 0 0"
 
 
+@of_wrong_ones
 def test_nodes_compute_right_values_where_backends_run_already() -> None:
     program = "import jax; jax.devices(); print(devices.status().self_checks[0].passed, run_nodes(), told()[0])"
     assert printed(program) == f"True [0, 0] {int(IS_WRONG)}"
 
 
+@of_wrong_ones
 @pytest.mark.parametrize(
     ("first", "given"),
     [
@@ -115,11 +127,13 @@ def test_every_program_of_penstock_is_compiled_with_the_option() -> None:
     assert printed(EVERY_PROGRAM, "counts-as-wrong") == names
 
 
+@of_wrong_ones
 def test_the_flag_is_taken_back_where_backends_cannot_start() -> None:
     program = "print(devices.status().devices, at_start, told()[0])"
     assert printed(program, "counts-as-wrong", JAX_PLATFORMS="abacus", XLA_FLAGS="") == f"() ['{XLA_FLAG}'] 0"
 
 
+@of_wrong_ones
 def test_who_has_set_the_flag_is_not_told_anything() -> None:
     program = "import jax; jax.devices(); print(run_nodes(), run_outside(), told())"
     assert printed(program, "counts-as-wrong", XLA_FLAGS=XLA_FLAG) == f"[0, 0] 0 {(0, XLA_FLAG)}"
@@ -130,6 +144,7 @@ def test_backends_that_run_already_are_told_of_once() -> None:
     assert printed(program, "counts-as-wrong", XLA_FLAGS="") == str((1, ""))
 
 
+@of_wrong_ones
 def test_flags_in_a_file_are_left_alone_and_told_of(tmp_path) -> None:
     flags = tmp_path / "flags"
     flags.write_text("--xla_cpu_enable_fast_math=false")
@@ -146,6 +161,7 @@ print(check.passed, "Unset " in str(check.error), told())
     assert found == f"{not IS_WRONG} {IS_WRONG} {(0, '')}"
 
 
+@of_wrong_ones
 def test_an_option_that_is_neither_0_nor_1_is_refused() -> None:
     found = printed("print(devices.status().backend_error)", "counts-as-wrong", **{OPTION: "off"})
     assert found == f"{OPTION}='off' in the environment: 1, or 0 to leave JAX as it is"

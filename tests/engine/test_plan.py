@@ -274,6 +274,7 @@ def test_constants_and_literals_are_checked() -> None:
         assert says in str(caught.value)
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])
 async def test_a_line_of_10_000_nodes() -> None:
     mix = ps.node(lambda a, b: (a + b) % 97)
 

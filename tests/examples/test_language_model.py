@@ -107,6 +107,7 @@ def test_pieces_are_the_text_and_each_has_a_beginning() -> None:
 # --- Training ---
 
 
+@pytest.mark.long  # the weights that are kept were learned, too
 async def test_it_learns_and_is_judged_by_what_it_has_not_seen() -> None:
     model = create_model(TINY, VOCABULARY)
     before = await judge(model, SOURCES[:4], MESH)

@@ -156,6 +156,7 @@ def test_ctrl_c_while_texts_are_embedded(tmp_path: Path) -> None:
     assert re.search(r"Interrupted after \d+\.\d s: \d+ of 100 files were done", shown.printed)
 
 
+@pytest.mark.long  # test_code_search has it, too
 def test_a_person_is_asked_until_end_of_file(folder: Path) -> None:
     with programs.terminal(PROGRAM, folder, typing=True) as shown:
         shown.until("search ❯ ")

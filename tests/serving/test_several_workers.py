@@ -81,8 +81,10 @@ async def work(client: httpx.AsyncClient, x: int) -> tuple[int, int, int]:
 
 
 @pytest.mark.timeout(150)
-# Hypercorn spawns its workers, as uvicorn does.
-@pytest.mark.parametrize("server", [pytest.param(s, marks=[pytest.mark.long] * (s == "hypercorn")) for s in SERVERS])
+# Hypercorn spawns its workers, as uvicorn does, and so does granian.
+@pytest.mark.parametrize(
+    "server", [pytest.param(s, marks=[pytest.mark.long] * (s in {"hypercorn", "granian"})) for s in SERVERS]
+)
 async def test_threads_processes_and_devices_work_in_every_worker(server: str, tmp_path: Path) -> None:
     async with serving(SERVERS[server], tmp_path) as client:
         met: set[int] = set()
