@@ -8,7 +8,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
-from .._errors import EngineClosedError, InboxClosed, NodeCancelledError, OptionsError, Overloaded, copy_of
+from .._errors import InboxClosed, NodeCancelledError, OptionsError, Overloaded, copy_of
 from .accepted import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -491,7 +491,7 @@ class ThreadBatcher(Batcher[T, U]):
         returned, loop = asyncio.Event(), asyncio.get_running_loop()
         try:
             running = self._threads_of().submit(copy_context(), returned.set, self._run_batches, batch, loop.time)
-        except EngineClosedError as error:
+        except Exception as error:  # noqa: BLE001 - closed, or no thread can be started: the outcome of the batch
             running = loop.create_future()
             running.set_exception(error)
             returned.set()
@@ -505,7 +505,7 @@ class ThreadBatcher(Batcher[T, U]):
     ) -> tuple[list[Request[T, U]], Any]:
         try:
             return await running
-        except EngineClosedError as error:
+        except Exception as error:  # noqa: BLE001 - that of `_begin`, or of a pool that was closed
             return batch, error
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
