@@ -400,9 +400,9 @@ class Batcher(Actor[T, U]):
         except asyncio.CancelledError as error:
             if running.task.cancelling() > running.has_ended:  # the loop was cancelled, and not only this batch
                 raise
-            results = [_foreign_cancel(self._name, error) for _ in batch]
+            results = self._failures(error, batch)
         except Exception as error:  # noqa: BLE001 - an error of the function is the outcome of all items of the batch
-            results = _failures(error, len(batch))
+            results = self._failures(error, batch)
         # The next batch starts before the callers of this one are resumed, so that the function need not wait for them.
         self._free += 1
         self._fetch(batches)
@@ -413,6 +413,12 @@ class Batcher(Actor[T, U]):
         """Add the works to the queue that have come to the inbox meanwhile."""
         if self._inbox is not None and (room := self._queue.room) > 0:
             self._enqueue(self._inbox.take_nowait(room), batches)
+
+    def _failures(self, error: BaseException, batch: list[Request[T, U]]) -> list[Any]:
+        """Return an exception for each item of a batch whose function has raised, or could not be called."""
+        if isinstance(error, asyncio.CancelledError):
+            return [_foreign_cancel(self._name, error) for _ in batch]
+        return [error, *(copy_of(error) for _ in batch[1:])]
 
     def _settle(self, batch: list[Request[T, U]], results: list[Any], first: int = 0) -> None:
         """Give each work its result, some in each turn of the loop: what their callers ask next comes in between."""
@@ -472,7 +478,7 @@ class ThreadBatcher(Batcher[T, U]):
         try:
             begun = self._begin(batch)
             while batch:
-                ended, outcome = await begun
+                ended, results = await begun
                 self._fetch(batches)
                 # In this turn of the loop, before the callers are resumed: the thread has the GIL the sooner.
                 batch = self._following(asyncio.get_running_loop().time())
@@ -481,13 +487,13 @@ class ThreadBatcher(Batcher[T, U]):
                 else:
                     self._free += 1
                 self._start(batches)
-                self._returned(ended, outcome)
+                self._settle(ended, results)
         finally:
             if share is not None:
                 share.give_back()
 
-    def _begin(self, batch: list[Request[T, U]]) -> Awaitable[tuple[list[Request[T, U]], Any]]:
-        """Give a batch to a thread; return what waits for its last batch, and returns it with its outcome."""
+    def _begin(self, batch: list[Request[T, U]]) -> Awaitable[tuple[list[Request[T, U]], list[Any]]]:
+        """Give a batch to a thread; return what waits for its last batch, and returns it with its results."""
         returned, loop = asyncio.Event(), asyncio.get_running_loop()
         try:
             running = self._threads_of().submit(copy_context(), returned.set, self._run_batches, batch, loop.time)
@@ -500,35 +506,38 @@ class ThreadBatcher(Batcher[T, U]):
     async def _end_of(
         self,
         batch: list[Request[T, U]],
-        running: "asyncio.Future[tuple[list[Request[T, U]], Any]]",
+        running: "asyncio.Future[tuple[list[Request[T, U]], list[Any]]]",
         returned: asyncio.Event,
-    ) -> tuple[list[Request[T, U]], Any]:
+    ) -> tuple[list[Request[T, U]], list[Any]]:
         try:
             return await running
         except Exception as error:  # noqa: BLE001 - that of `_begin`, or of a pool that was closed
-            return batch, error
+            return batch, self._failures(error, batch)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():  # and not only the job, by a pool that was closed
                 raise
-            return batch, error
+            return batch, self._failures(error, batch)
         finally:  # also when cancelled: the thread must not outlive its scope
             await uninterrupted(returned.wait())
 
-    def _run_batches(self, batch: list[Request[T, U]], clock: Callable[[], float]) -> tuple[list[Request[T, U]], Any]:
-        """Run a batch, and then others as long as one is due; in a thread. Return the last one, and its outcome."""
+    def _run_batches(
+        self, batch: list[Request[T, U]], clock: Callable[[], float]
+    ) -> tuple[list[Request[T, U]], list[Any]]:
+        """Run a batch, and then others as long as one is due; in a thread. Return the last one, and its results."""
         while True:
-            outcome: Any
             try:
-                outcome = copy_context().run(self._call, [work.value for work in batch])
+                returned = copy_context().run(self._call, [work.value for work in batch])
+                results = results_of(returned, len(batch), self._name)
+                del returned  # what it holds must not live until the next batch has ended
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is the outcome of the whole batch
-                outcome = travelling(error)
+                results = self._failures(travelling(error), batch)
             following = self._following(clock())
             if not following:
-                return batch, outcome
-            self._threads_of().post(self._returned, batch, outcome)
+                return batch, results
+            self._threads_of().post(self._returned, batch, results)
             batch = following
-            del outcome  # what it holds must not live until the next batch has ended
+            del results
 
     def _following(self, now: float) -> list[Request[T, U]]:
         """Take the next batch for the same thread; nothing if none is due, or something else waits for a thread."""
@@ -537,25 +546,11 @@ class ThreadBatcher(Batcher[T, U]):
             return []
         return self._take(now)
 
-    def _returned(self, batch: list[Request[T, U]], outcome: Any) -> None:
-        """Settle the works of a batch, with what its function has returned or raised."""
-        if isinstance(outcome, asyncio.CancelledError):
-            results: list[Any] = [_foreign_cancel(self._name, outcome) for _ in batch]
-        elif isinstance(outcome, Exception):
-            results = _failures(outcome, len(batch))
-        else:
-            try:
-                results = results_of(outcome, len(batch), self._name)
-            except (TypeError, ValueError) as error:
-                results = _failures(error, len(batch))
+    def _returned(self, batch: list[Request[T, U]], results: list[Any]) -> None:
+        """Settle a batch whose thread goes on with the next, which has made room in the queue."""
         self._settle(batch, results)
         if self._queue.room > 0:
             self._room.notify_all()
-
-
-def _failures(error: Exception, size: int) -> list[BaseException]:
-    """Return an exception for each item of a batch that has failed."""
-    return [error, *(copy_of(error) for _ in range(size - 1))]
 
 
 def _foreign_cancel(name: str, cause: BaseException) -> NodeCancelledError:

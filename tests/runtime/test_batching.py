@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -405,6 +405,13 @@ async def test_what_waits_for_a_thread_comes_before_the_next_batch(*, of_engine:
     assert held.batches == [[0], [2], [1]]
 
 
+class Unreadable(list[int]):
+    """A list that fails when its items are asked for."""
+
+    def __iter__(self) -> Iterator[int]:
+        raise KeyError("unreadable")
+
+
 async def test_in_a_thread_each_batch_has_its_own_outcome_and_context() -> None:
     seen: list[int] = []
     number = contextvars.ContextVar("number", default=0)
@@ -421,16 +428,20 @@ async def test_in_a_thread_each_batch_has_its_own_outcome_and_context() -> None:
                 raise StopIteration
             case 4:
                 return []
+            case 5:
+                return ValueError("five")  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
+            case 6:
+                return Unreadable(items)
         return items
 
     held = HeldThread(handle)
     async with engine.Engine() as own, own.deploy(held.graph(1)) as service:
-        calls = await queued(service, range(6))
+        calls = await queued(service, range(8))
         held.go_on.set()
         outcomes = await asyncio.gather(*calls, return_exceptions=True)
     kinds = [outcome if isinstance(outcome, int) else type(outcome) for outcome in outcomes]
-    assert kinds == [0, ValueError, ps.NodeCancelledError, RuntimeError, ValueError, 5]
-    assert seen == [0] * 6
+    assert kinds == [0, ValueError, ps.NodeCancelledError, RuntimeError, ValueError, TypeError, KeyError, 7]
+    assert seen == [0] * 8
 
 
 async def test_a_thread_takes_no_further_batch_of_a_deployment_that_is_aborted() -> None:
