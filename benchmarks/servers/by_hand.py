@@ -191,12 +191,16 @@ async def tokens() -> AsyncIterator[str]:
         yield f"data: {number}\n\n"
 
 
-def events(tuned: Tuning) -> Starlette:
+def events_endpoint(stream: Callable[[], AsyncIterator[str]]) -> Endpoint:
     async def endpoint(request: Request) -> Response:
         await request.json()
-        return StreamingResponse(tokens(), media_type="text/event-stream")
+        return StreamingResponse(stream(), media_type="text/event-stream")
 
-    return application(endpoint, nothing, tuned)
+    return endpoint
+
+
+def events(tuned: Tuning) -> Starlette:
+    return application(events_endpoint(tokens), nothing, tuned)
 
 
 APPLICATIONS: dict[str, Callable[[Tuning], Starlette]] = {

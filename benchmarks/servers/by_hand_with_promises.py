@@ -14,8 +14,6 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any, TypeAlias
 
 from starlette.applications import Starlette
-from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
 
 from .by_hand import (
     MAX_BATCH,
@@ -25,6 +23,7 @@ from .by_hand import (
     compiled_model,
     double,
     double_all,
+    events_endpoint,
     in_thread,
     json_endpoint,
     nothing,
@@ -175,11 +174,7 @@ def events(tuned: Tuning) -> Starlette:
                 task.cancel()
                 await asyncio.wait([task])
 
-    async def endpoint(request: Request) -> Response:
-        await request.json()
-        return StreamingResponse(read(), media_type="text/event-stream")
-
-    return application(endpoint, nothing, tuned)
+    return application(events_endpoint(read), nothing, tuned)
 
 
 APPLICATIONS: dict[str, Callable[[Tuning], Starlette]] = {

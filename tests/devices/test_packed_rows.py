@@ -194,13 +194,15 @@ async def test_higher_priorities_go_first_and_the_first_of_them_is_in_the_next_b
     assert rows == [[3.0] * 5 + [5.0] * 2 + [0.0], [1.0] * 4 + [2.0] * 3 + [0.0], [4.0] * 4 + [0.0] * 4]
 
 
-async def test_an_item_that_fails_fails_alone() -> None:
+def refusing_negatives(batch: devices.PackedBatch) -> tuple[Any, ps.Graph[[Any], Any]]:
+    """Make a node that adds up an item and fails for negative numbers, and its graph."""
+
     def refuse(x: Any) -> Any:
         if (np.asarray(x) < 0).any():
             raise ValueError("a negative number")
         return np.asarray(x)
 
-    @ps.device_node(device="cpu", batch=batch_of(lengths=(8,), max_wait_seconds=0.2))
+    @ps.device_node(device="cpu", batch=batch)
     def refusing(x: devices.Array, segments: Any = None) -> Any:
         x = jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
         return jnp.einsum("ril,rl->ri", members_of(segments, 4), x)
@@ -209,6 +211,11 @@ async def test_an_item_that_fails_fails_alone() -> None:
     async def of(x: Any) -> Any:
         return refusing(x)
 
+    return refusing, of
+
+
+async def test_an_item_that_fails_fails_alone() -> None:
+    refusing, of = refusing_negatives(batch_of(lengths=(8,), max_wait_seconds=0.2))
     values = [1, 2, -3, 4, 5, -6, 7, 8]
     results = await results_of(of, [np.full(2, value, np.float32) for value in values])
     assert ["negative number" in str(result) for result in results] == [value < 0 for value in values]
@@ -217,20 +224,7 @@ async def test_an_item_that_fails_fails_alone() -> None:
 
 
 async def test_the_parts_of_a_batch_that_failed_fit_its_rows() -> None:
-    def refuse(x: Any) -> Any:
-        if (np.asarray(x) < 0).any():
-            raise ValueError("a negative number")
-        return np.asarray(x)
-
-    @ps.device_node(device="cpu", batch=batch_of(lengths=(8,), rows=3, max_wait_seconds=0.2))
-    def refusing(x: devices.Array, segments: Any = None) -> Any:
-        x = jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-        return jnp.einsum("ril,rl->ri", members_of(segments, 4), x)
-
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return refusing(x)
-
+    refusing, of = refusing_negatives(batch_of(lengths=(8,), rows=3, max_wait_seconds=0.2))
     # In another order than that of their batch, these would need four rows.
     results = await results_of(of, [np.full(n, -1 if i == 0 else 1, np.float32) for i, n in enumerate((4, 6, 2, 7, 4))])
     assert "negative number" in str(results[0])

@@ -407,8 +407,8 @@ async def test_the_end_of_a_process_of_this_machine_ends_its_lease(store: Memory
     assert await engine.run(graph("q"), key="k") == WORDS
 
 
-async def test_a_lease_is_renewed_while_an_iteration_takes_long(store: MemoryStore, turns: Turns) -> None:
-    graph = make(store, turns, lease_seconds=0.06)
+async def running_in_turn_2(graph: Any, turns: Turns) -> tuple["asyncio.Task[Any]", asyncio.Event]:
+    """Begin a call, whose second iteration waits for the event."""
     going = asyncio.Event()
 
     async def wait() -> None:
@@ -418,6 +418,12 @@ async def test_a_lease_is_renewed_while_an_iteration_takes_long(store: MemorySto
     running = asyncio.create_task(engine.run(graph("q"), key="k"))
     while 2 not in turns.ran:
         await asyncio.sleep(0)
+    return running, going
+
+
+async def test_a_lease_is_renewed_while_an_iteration_takes_long(store: MemoryStore, turns: Turns) -> None:
+    graph = make(store, turns, lease_seconds=0.06)
+    running, going = await running_in_turn_2(graph, turns)
     versions: set[int] = set()
     while len(versions) < 4:  # no state is kept meanwhile, so these are renewals
         versions.add(store.records["k"][-1].version)
@@ -431,15 +437,7 @@ async def test_a_call_that_runs_here_keeps_its_key_when_the_clock_leaps(
     store: MemoryStore, turns: Turns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     graph = make(store, turns)
-    going = asyncio.Event()
-
-    async def wait() -> None:
-        await going.wait()
-
-    turns.in_turn[2] = wait
-    running = asyncio.create_task(engine.run(graph("q"), key="k"))
-    while 2 not in turns.ran:
-        await asyncio.sleep(0)
+    running, going = await running_in_turn_2(graph, turns)
     monkeypatch.setattr(durable_module, "time", SimpleNamespace(time=lambda: time.time() + 3600))
     with pytest.raises(ps.KeyInUse, match="under way in process"):
         await engine.run(graph("q"), key="k")
