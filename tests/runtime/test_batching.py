@@ -558,10 +558,11 @@ def test_what_cannot_be_batched_is_refused() -> None:
 
 
 def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
-    go_on = threading.Event()
+    begun, go_on = threading.Event(), threading.Event()
 
     @ps.node(batch=ps.Batch(2), runs_on="thread")
     def stuck(items: list[int]) -> list[int]:
+        begun.set()
         go_on.wait()
         return items
 
@@ -569,6 +570,7 @@ def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
         async with engine.deploy(graph_of(stuck)) as service:
             call = asyncio.create_task(service(1))
             await testing.wait_quiescent()
+            begun.wait()  # a batch that no thread has begun would be skipped
             stopping = asyncio.create_task(service.abort())
             await asyncio.sleep(3600)  # virtual
             assert not stopping.done()

@@ -148,12 +148,17 @@ async def test_a_deployment_that_idles_holds_nothing_of_its_calls() -> None:
         mapped = await ps.map_each(pass_on, [in_thread(await pass_on(value))])
         return mapped[0]
 
+    @ps.graph
+    async def once(value: Value) -> Value:
+        return in_thread(value)
+
     gc.disable()
     try:
-        async with engine.deploy(line) as service:
+        async with engine.Engine(max_workers=1) as own, own.deploy(line) as service:
             for label in range(5):
                 assert (await service(watch(Value(label), made))).label == label
             await testing.wait_quiescent()
+            await own.run(once(Value()))  # the only thread has come to the end of the job before
             assert [label for label, ref in made.items() if ref() is not None] == []
     finally:
         gc.enable()
