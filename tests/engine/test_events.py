@@ -822,15 +822,17 @@ async def test_one_reader() -> None:
 
 
 async def test_the_end_of_a_call_raises_in_a_thread_that_waits() -> None:
-    ended: list[str] = []
+    begun: list[int] = []
+    ended: list[int] = []
 
     @ps.node(effectful=True, runs_on="thread")
     def endless() -> None:
+        begun.append(number := len(begun))
         try:
             while True:
                 ps.emit(Progress(1))
         except asyncio.CancelledError:
-            ended.append("cancelled")
+            ended.append(number)
             raise
 
     @ps.graph
@@ -843,7 +845,8 @@ async def test_the_end_of_a_call_raises_in_a_thread_that_waits() -> None:
         async with own.stream(graph(), events=Progress, timeout_seconds=0.01) as events:
             with pytest.raises(ps.DeadlineExceeded):
                 await events.result()
-    assert ended == ["cancelled", "cancelled"]
+    assert begun
+    assert ended == begun  # a thread that is slow may not have begun before the deadline
 
 
 @pytest.mark.parametrize("then", ["retry", "fallback"])
