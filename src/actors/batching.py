@@ -244,6 +244,11 @@ class BatchQueue(Generic[W]):
         group, key = max(due, key=lambda one: (one[0].highest, -_oldest(one[0])))
         return self._taken(group, key, largest.get(key, max_size))
 
+    def take_more(self, key: Hashable, most: int) -> list[W]:
+        """Remove and return up to `most` entries of a group, for a batch of it that was taken before; not for rows."""
+        group = self._groups.get(key)
+        return [] if group is None or most < 1 else self._taken(group, key, most)
+
     def _taken(self, group: PriorityFifo[W], key: Hashable, size: int) -> list[W]:
         if self._rows is not None:
             length = self._rows.length_for(group.head().cost)

@@ -1129,6 +1129,9 @@ class BatchJob(Job):
         size: rows of the batch, padding included.
 
     Attributes:
+        size: the same; until the job has begun, both may grow.
+        beginning: held while calls are added, and when the job begins.
+        has_begun: whether its calls and its size are final.
         stacked: the stacked arguments; None before they are stacked.
     """
 
@@ -1145,13 +1148,21 @@ class BatchJob(Job):
     ) -> None:
         super().__init__(jitted, device, calls, on_over)
         self._arguments = arguments
-        self._size = size
+        self.size = size
+        self.beginning = threading.Lock()
+        self.has_begun = False
         self.stacked: Stacked | None = None
 
     @property
     def rows(self) -> int | None:
         """Rows of the batch, padding included."""
-        return self._size
+        return self.size
+
+    def begin(self) -> bool:
+        """Return whether a caller still waits for it; from then on it takes no further calls."""
+        with self.beginning:
+            self.has_begun = True
+        return super().begin()
 
     @property
     def tokens(self) -> tuple[int, int] | None:
@@ -1163,7 +1174,7 @@ class BatchJob(Job):
         """Stack the arguments of the calls."""
         arguments = self._arguments
         items = self._items()
-        self.stacked = arguments.stack(items, self._size)
+        self.stacked = arguments.stack(items, self.size)
         args = arguments.of_batch(self.stacked, items[0].shared)
         return self._place(args, arguments.parameters) if arguments.parameters else args
 

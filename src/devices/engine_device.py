@@ -253,6 +253,9 @@ class CallQueue:
         """Have the device run some calls together; in the end, `returned` is called."""
         raise NotImplementedError
 
+    def fill(self, now: float) -> None:
+        """Add calls that wait to a batch that the device's thread has and has not begun."""
+
     @property
     def has_room(self) -> bool:
         """Whether the device would take another job of this node."""
@@ -549,6 +552,9 @@ class EngineDevice:
             return
         now = max(self.loop.time(), due)  # a timer may run a clock's tick too early
         before = self.running
+        if self._held_bytes < self._window_bytes:
+            for queue in tuple(self.busy):
+                queue.fill(now)
         while self.has_room and (found := self._next(now)) is not None:
             self.begin(*found)
         if self.running != before:
@@ -559,12 +565,16 @@ class EngineDevice:
         """Have the device run some calls of a queue together."""
         queue.free -= 1
         self._served = max(queue.served, self._served)
-        queue.served += len(calls)
         self.running += 1
+        self.hold(queue, calls)
+        queue.start(calls)
+
+    def hold(self, queue: CallQueue, calls: list[DeviceCall]) -> None:
+        """Count calls of a job that the device has or gets."""
+        queue.served += len(calls)
         for call in calls:
             call.started = True
             self._held_bytes += call.size_bytes
-        queue.start(calls)
 
     def _tell_replicas(self) -> None:
         """Have the other devices with copies of waiting nodes look for calls: one of them may be the next free one."""
@@ -577,15 +587,7 @@ class EngineDevice:
         for queue in sorted(self.busy, key=lambda queue: queue.served) if len(self.busy) > 1 else tuple(self.busy):
             while queue.free and queue.is_next and (taken := queue.waiting.take(now, largest=queue.largest)):
                 queue.forget_if_empty()
-                wanted: list[DeviceCall] = []
-                for call in taken:
-                    # `is_wanted` written out
-                    result, deadline = call.result, call.deadline
-                    if result is not None and not result.done() and (deadline is None or now < deadline):
-                        wanted.append(call)
-                    else:
-                        call.expire()
-                if wanted:
+                if wanted := _wanted(taken, now):
                     return queue, wanted
         return None
 
@@ -604,6 +606,19 @@ class EngineDevice:
                 due_at = due
         if due_at is not None:
             self._timer = self.loop.call_at(due_at, self._look, due_at)
+
+
+def _wanted(taken: list[DeviceCall], now: float) -> list[DeviceCall]:
+    """Return the calls whose callers still wait, and forget the others."""
+    wanted: list[DeviceCall] = []
+    for call in taken:
+        # `is_wanted` written out
+        result, deadline = call.result, call.deadline
+        if result is not None and not result.done() and (deadline is None or now < deadline):
+            wanted.append(call)
+        else:
+            call.expire()
+    return wanted
 
 
 def _tell(done: "asyncio.Future[Executable]", found: Executable | BaseException) -> None:
@@ -714,6 +729,8 @@ class BatchCallQueue(CallQueue):
         # Limits are numbers of calls, so those of packed rows are of rows that are full of calls.
         self._most_per_row = 1 if self.packed is None else self.packed.items_per_row
         self.limits = SizeLimits([size * self._most_per_row for size in sizes], self.largest)
+        self._unbegun: BatchJob | None = None  # the job that the thread got last, if it may take further calls
+        self._most = 0 if batch._rows is not None or batch.max_size == "auto" else batch.max_size  # of such a job
         self._arguments = arguments
         self._sizes = sizes
         self._log = log
@@ -725,9 +742,32 @@ class BatchCallQueue(CallQueue):
         rows = len(self.rows_of(calls))
         is_try = self.limits.begins(calls[0].group, rows * self._most_per_row)
         on_over = partial(self._ended, partial(self.device.returned, self, calls), is_try)
-        self.run_batch(calls, on_over, batch_size(rows, self._sizes))
+        job = self.run_batch(calls, on_over, batch_size(rows, self._sizes))
+        self._unbegun = job if rows < self._most and len(self.replicas) == 1 else None
 
-    def run_batch(self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None) -> None:
+    def fill(self, now: float) -> None:
+        """Add calls that wait to the batch that the device's thread got last, unless it has begun with it.
+
+        A thread that waits for the interpreter, or for a place on the device, begins milliseconds later. Calls that
+        come meanwhile would need a batch of their own.
+        """
+        job = self._unbegun
+        if job is None:
+            return
+        group = job.calls[0].group
+        with job.beginning:
+            if job.has_begun or len(job.calls) >= self._most or self.limits.size(group) is not None:
+                self._unbegun = None
+                return
+            calls = _wanted(self.waiting.take_more(group, self._most - len(job.calls)), now)
+            job.calls += calls
+            job.size = batch_size(len(job.calls), self._sizes)
+        self.device.hold(self, calls)
+        self.forget_if_empty()
+
+    def run_batch(
+        self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None
+    ) -> BatchJob:
         """Have the device run some calls as a batch of so many rows; by default the fewest that hold them."""
 
         def over(job: BatchJob) -> None:
@@ -736,9 +776,13 @@ class BatchCallQueue(CallQueue):
             on_over(job)
 
         rows = size or batch_size(len(self.rows_of(calls)), self._sizes)
-        BatchJob(self._jitted, self.device, calls, over, self._arguments, rows).submit()
+        job = BatchJob(self._jitted, self.device, calls, over, self._arguments, rows)
+        job.submit()
+        return job
 
     def _ended(self, then: Callable[[], None], is_try: bool, job: BatchJob) -> None:
+        if self._unbegun is job:
+            self._unbegun = None
         if job.error is not None and job.has_run and self._repeats and isinstance(job.error, Exception):
             self.try_again(job, then)
             return

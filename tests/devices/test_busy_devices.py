@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import devices, engine
-from penstock.devices import device_pool, dispatch
+from penstock import devices, engine, testing
+from penstock.devices import device_pool, dispatch, engine_device
 from penstock.devices.compiling import Executable
 
 from .gates import Gate, gated
@@ -576,6 +576,96 @@ async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None
         gate.open()
         await asyncio.gather(*calls)
         assert (device.running, queue.free) == (0, 3)
+
+
+class Held:
+    """A job that keeps the thread of a device from the next one; it computes nothing."""
+
+    def __init__(self, *, ends_with: BaseException | None = None) -> None:
+        self.entered, self.go_on = threading.Event(), threading.Event()
+        self._error = ends_with
+
+    def begin(self, *_: object) -> bool:
+        self.entered.set()
+        assert self.go_on.wait(30)
+        if self._error is not None:
+            raise self._error
+        return False
+
+
+@contextmanager
+def held(device: Any) -> Iterator[None]:
+    job = Held()
+    device.thread.submit(job)
+    assert job.entered.wait(30)
+    try:
+        yield
+    finally:
+        job.go_on.set()
+
+
+async def test_a_batch_that_has_not_begun_takes_what_comes() -> None:
+    gate = Gate()
+    gate.open()
+    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
+        await service(row(0))
+        gate.values.clear()
+        (device,) = _devices()
+        calls: list[asyncio.Future[Any]] = []
+        with held(device):
+            for first, end in (0, 3), (3, 5), (5, 10):
+                calls += [asyncio.ensure_future(service(row(n))) for n in range(first, end)]
+                await testing.wait_quiescent()
+            calls[4].cancel()
+            await testing.wait_quiescent()
+        results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [None if isinstance(r, BaseException) else float(r[0]) for r in results] == [0, 1, 2, 3, None, 5, 6, 7, 8, 9]
+    assert sorted(map(len, gate.values)) == [2, 8]  # the second one has what had no place in the first
+
+
+async def test_calls_of_another_shape_or_while_the_device_holds_enough_wait_for_a_batch_of_their_own() -> None:
+    gate = Gate()
+    gate.open()
+    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
+        await service(row(0))
+        gate.values.clear()
+        (device,) = _devices()
+        with held(device):
+            calls = [asyncio.ensure_future(service(row(1)))]
+            await testing.wait_quiescent()
+            calls += [asyncio.ensure_future(service(np.ones(3, np.float32)))]
+            await testing.wait_quiescent()
+            device._window_bytes = 1
+            calls += [asyncio.ensure_future(service(row(2)))]
+            await testing.wait_quiescent()
+            assert device.running == 2
+            device._window_bytes = engine_device.DEFAULT_WINDOW_BYTES
+        await asyncio.gather(*calls)
+    assert sorted(map(len, gate.values)) == [1, 1, 1]
+    assert device._held_bytes == 0
+
+
+async def test_a_batch_that_fails_before_it_has_begun_fails_what_it_has_taken_and_no_later_call(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gate = Gate()
+    gate.open()
+    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
+        await service(row(0))
+        gate.values.clear()
+        failing = Held(ends_with=LookupError("before it began"))
+        with monkeypatch.context() as patch:
+            patch.setattr(dispatch.BatchJob, "begin", failing.begin)
+            calls = [asyncio.ensure_future(service(row(1)))]
+            await testing.wait_quiescent()
+            calls += [asyncio.ensure_future(service(row(n))) for n in (2, 3)]
+            await testing.wait_quiescent()
+            failing.go_on.set()
+            errors = await asyncio.gather(*calls, return_exceptions=True)
+        assert [str(error) for error in errors] == ["before it began"] * 3
+        assert len({id(error) for error in errors}) == 3
+        assert [float((await service(row(4)))[0])] == [4]
+    assert len(gate.values) == 1
 
 
 async def test_what_the_device_holds_ahead_is_bounded_in_bytes() -> None:
