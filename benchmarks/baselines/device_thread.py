@@ -128,7 +128,7 @@ class PromisingThread:
     done with it. Calls run together if their arrays are alike.
     """
 
-    def __init__(self, call: Callable[[Any], Any], max_size: int = 1) -> None:
+    def __init__(self, call: Callable[[Any], Any], max_size: int = 1, *, ready: bool = True) -> None:
         self._loop = asyncio.get_running_loop()
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self._settled: deque[tuple[list[Job], list[Any], Exception | None]] = deque()
@@ -136,6 +136,7 @@ class PromisingThread:
         self._free = PLACES
         self._call = call
         self._max_size = max_size
+        self._ready = ready
         self._thread = threading.Thread(target=self._work)
         self._thread.start()
 
@@ -194,7 +195,8 @@ class PromisingThread:
 
     def _computed(self, arguments: list[Any]) -> list[Any]:
         if self._max_size == 1:
-            return [jax.block_until_ready(self._call(arguments[0]))]
+            result = self._call(arguments[0])
+            return [jax.block_until_ready(result) if self._ready else result]
         size = 1 << (len(arguments) - 1).bit_length()
         results = np.asarray(self._call(np.stack(arguments + [arguments[-1]] * (size - len(arguments)))))
         return list(results[: len(arguments)])
@@ -218,8 +220,9 @@ def _kind(array: Any) -> tuple[Any, ...]:
 
 
 @contextmanager
-def promising(call: Callable[[Any], Any], max_size: int = 1) -> Generator[PromisingThread]:
-    thread = PromisingThread(call, max_size)
+def promising(call: Callable[[Any], Any], max_size: int = 1, *, ready: bool = True) -> Generator[PromisingThread]:
+    """Run the thread; with `ready=False` its callers get what is enqueued, and have to bound how much that is."""
+    thread = PromisingThread(call, max_size, ready=ready)
     try:
         yield thread
     finally:
