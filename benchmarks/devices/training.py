@@ -93,7 +93,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 @asynccontextmanager
 async def loops(quick: bool) -> AsyncIterator[Contenders]:
     """The example, and the same loop in one thread: read digits, make the steps, read the losses of the last ones."""
-    epochs = 10 if quick else 40
+    epochs = 40 if quick else 160
     digits, _ = train_digits.read_digits()
     together = train_digits.STEPS * train_digits.BATCH_SIZE
     plain: Any = jax.jit(train_steps, donate_argnums=DONATED)
