@@ -32,8 +32,8 @@ sys.dont_write_bytecode = False
 # Folders and files of what does the same on both loops: each of their tests runs on one. What waits there are threads,
 # other processes and devices, or nothing does.
 ON_ONE_LOOP = {
-    "devices", "examples", "telemetry", "test_forks.py", "test_processes.py", "test_threads.py",
-    "test_threads_and_processes.py",
+    "devices", "examples", "telemetry", "test_forks.py", "test_process_nodes.py", "test_processes.py",
+    "test_threads.py", "test_threads_and_processes.py",
 }  # fmt: skip
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import anyio
 import pytest
-import uvloop
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -23,7 +22,8 @@ from hypothesis.stateful import (
 
 from penstock import ChannelClosed
 from penstock.actors.channel import Channel
-from penstock.testing import SeededLoop, wait_quiescent
+from penstock.testing import wait_quiescent
+from tests.loops import LOOPS, by_loop
 
 
 @dataclass(eq=False)
@@ -312,14 +312,7 @@ class ChannelMachine(RuleBasedStateMachine):
             self.loop.close()
 
 
-LOOPS: dict[str, Callable[[int], asyncio.AbstractEventLoop]] = {
-    "asyncio": lambda seed: asyncio.new_event_loop(),
-    "uvloop": lambda seed: uvloop.new_event_loop(),
-    "seeded": SeededLoop,
-}
-
-
-@pytest.mark.parametrize("loop", LOOPS)
+@by_loop
 def test_a_channel_behaves_like_a_list_with_a_door(loop: str) -> None:
     class OnLoop(ChannelMachine):
         new_loop = staticmethod(LOOPS[loop])

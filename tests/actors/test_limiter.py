@@ -4,8 +4,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Any, ClassVar, cast
 
-import pytest
-import uvloop
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,7 +20,8 @@ from penstock.actors.frame import Frame, Layout
 from penstock.actors.node_actor import Limiter, NodeActor
 from penstock.actors.policy import Policy
 from penstock.actors.worker import WorkerGroup
-from penstock.testing import SeededLoop, wait_quiescent
+from penstock.testing import wait_quiescent
+from tests.loops import LOOPS, by_loop
 
 
 class OneStep:
@@ -248,14 +247,7 @@ class PlacesMachine(RuleBasedStateMachine):
             self.loop.close()
 
 
-LOOPS: dict[str, Callable[[int], asyncio.AbstractEventLoop]] = {
-    "asyncio": lambda seed: asyncio.new_event_loop(),
-    "uvloop": lambda seed: uvloop.new_event_loop(),
-    "seeded": SeededLoop,
-}
-
-
-@pytest.mark.parametrize("loop", LOOPS)
+@by_loop
 def test_places_pass_from_frame_to_frame_in_turn(loop: str) -> None:
     class OnLoop(PlacesMachine):
         new_loop = staticmethod(LOOPS[loop])

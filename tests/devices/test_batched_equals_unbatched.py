@@ -134,7 +134,7 @@ def assert_close(batched: Any, alone: Any) -> None:
             assert np.abs(one.astype(float) - other.astype(float)).max() <= allowed
 
 
-@settings(max_examples=100 * EFFORT, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=50 * EFFORT, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=3),
     st.sampled_from(DTYPES),

@@ -256,7 +256,9 @@ began.wait()
 """
 
 
-@pytest.mark.parametrize(("end", "status"), [("sys.exit(0)", 0), ("1 / 0", 1), ("", 0)])
+@pytest.mark.parametrize(
+    ("end", "status"), [("sys.exit(0)", 0), pytest.param("1 / 0", 1, marks=pytest.mark.long), ("", 0)]
+)
 def test_the_interpreter_ends_in_order_while_something_is_compiled(end: str, status: int) -> None:
     child = subprocess.run(
         [sys.executable, "-c", EXITING + end], capture_output=True, text=True, timeout=50, check=False

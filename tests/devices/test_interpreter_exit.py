@@ -56,7 +56,9 @@ WAYS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    "way", [pytest.param(way, marks=[pytest.mark.long] * (way in {"exception", "loop closed"})) for way in WAYS]
+)
 def test_a_process_ends_while_kernels_run(way: str, effort: int) -> None:
     how, end, status = WAYS[way]
     program = PROGRAM.replace("HOW", how).replace("END", end)

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, cast
 
 import pytest
-import uvloop
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -22,7 +21,8 @@ from hypothesis.stateful import (
 import penstock as ps
 from penstock import Overloaded, engine
 from penstock.engine.admission import Admission, FairAdmission, FairShares
-from penstock.testing import SeededLoop, run_virtual, wait_quiescent
+from penstock.testing import run_virtual, wait_quiescent
+from tests.loops import LOOPS, by_loop
 
 
 class HandClock:
@@ -212,14 +212,7 @@ class AdmissionMachine(RuleBasedStateMachine):
             self.loop.close()
 
 
-LOOPS: dict[str, Callable[[int], asyncio.AbstractEventLoop]] = {
-    "asyncio": lambda seed: asyncio.new_event_loop(),
-    "uvloop": lambda seed: uvloop.new_event_loop(),
-    "seeded": SeededLoop,
-}
-
-
-@pytest.mark.parametrize("loop", LOOPS)
+@by_loop
 def test_admission_behaves_like_a_counter_with_a_line_before_it(loop: str) -> None:
     class OnLoop(AdmissionMachine):
         new_loop = staticmethod(LOOPS[loop])
@@ -633,7 +626,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
             self.loop.close()
 
 
-@pytest.mark.parametrize("loop", ["asyncio", "seeded"])
+@pytest.mark.parametrize("loop", [pytest.param("asyncio", marks=pytest.mark.long), "seeded"])
 def test_fair_admission_gives_each_place_to_a_key_that_has_had_least_for_its_weight(loop: str) -> None:
     class OnLoop(FairAdmissionMachine):
         new_loop = staticmethod(LOOPS[loop])

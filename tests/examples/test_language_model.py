@@ -7,9 +7,11 @@ import signal
 import sysconfig
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -124,8 +126,9 @@ async def test_every_byte_of_a_text_is_judged_once() -> None:
     texts = [b"x = 1\n" * 40, b"y", b"pass\n" * 31, b"\xff\xfe"]
     nats = count = 0.0
     pieces = Pieces([VOCABULARY.encode(each) for each in texts], TINY.max_position_embeddings)
+    by_itself = jax.jit(partial(measure, TINY))
     for index in range(len(pieces)):
-        piece_nats, piece_count = measure(TINY, model.parameters, VOCABULARY.sizes, row_of(pieces[index]))
+        piece_nats, piece_count = by_itself(model.parameters, VOCABULARY.sizes, row_of(pieces[index]))
         nats, count = nats + float(piece_nats), count + int(piece_count)
     assert count == sum(map(len, texts))
     assert await judge(model, texts, MESH) == pytest.approx(nats / count, rel=1e-5)
@@ -264,7 +267,7 @@ TRAINED = Path(language_model.__file__).parent / "models" / "stdlib-llama"
 
 async def test_the_trained_model_knows_more_than_trigrams() -> None:
     corpus = read_sources(Path(sysconfig.get_path("stdlib")))
-    some = [text[:6000] for text in corpus.held_out[::10]]
+    some = [text[:6000] for text in corpus.held_out[::20]]
     assert await judge(load(TRAINED), some, MESH) < 0.9 * trigram_loss(corpus.learned, some)
 
 

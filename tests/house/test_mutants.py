@@ -29,11 +29,6 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
-        "a mark waits until the values before it have left a map_each",
-        "engine/bodies.py", "not self._window.frames and isinstance(first, ", "isinstance(first, ",
-        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
-    ),
-    Mutant(
         "a state is copied before its step goes on",
         "engine/checkpoint.py", "partial(self._encode, state, name, copy=True)", "partial(self._encode, state, name)",
         "tests/saving/test_checkpoints.py::test_a_state_that_changes_in_place_is_copied",
@@ -49,19 +44,9 @@ MUTANTS = [
         "tests/actors/test_channel.py",
     ),
     Mutant(
-        "a channel holds no more than its capacity",
-        "actors/channel.py", "if priority or count >= self._capacity or", "if priority or count > self._capacity or",
-        "tests/actors/test_channel.py",
-    ),
-    Mutant(
         "max_workers bounds the threads of a run",
         "actors/threads.py", "        await self._free.acquire()\n", "        pass\n",
         "tests/runtime/test_limits.py::test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_sites",
-    ),
-    Mutant(
-        "items ahead of the threads of a node wait for its places",
-        "actors/threads.py", "if lane is not None and not lane.free:", "if False:",
-        "tests/runtime/test_limits.py::test_a_thread_begins_its_next_short_item_without_the_event_loop",
     ),
     Mutant(
         "the first outcome of an item is its outcome",
@@ -70,24 +55,9 @@ MUTANTS = [
         "tests/promises/test_promise_1_one_outcome.py",
     ),
     Mutant(
-        "an item that has ended goes no further in its line",
-        "actors/invocation.py", "if free <= 0 or not values{", "if free <= 0{",
-        "tests/actors/test_written_out.py::test_an_item_that_ends_in_a_line_goes_no_further",
-    ),
-    Mutant(
         "a line that never waits gives the loop its turn",
         "actors/worker.py", "self.budget <= LONGEST_LINE or", "",
         "tests/promises/test_promise_7_nothing_blocks_the_loop.py",
-    ),
-    Mutant(
-        "a line takes no item in a task that was cancelled",
-        "actors/worker.py", "or task.cancelling() != self.undisturbed or", "or",
-        "tests/runtime/test_handlers_keep_their_task.py",
-    ),
-    Mutant(
-        "branches that wait do not wait for each other",
-        "actors/worker.py", "            if taken > 0:", "            if True:",
-        "tests/runtime/test_handlers_keep_their_task.py",
     ),
     Mutant(
         "a node has as many attempts as it asked for",
@@ -170,6 +140,36 @@ MUTANTS = [
 
 # Of parts that have one above already, or which hang until the time of the test is up: for `make test-long`.
 MORE_MUTANTS = [
+    Mutant(
+        "a mark waits until the values before it have left a map_each",
+        "engine/bodies.py", "not self._window.frames and isinstance(first, ", "isinstance(first, ",
+        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
+    ),
+    Mutant(
+        "a channel holds no more than its capacity",
+        "actors/channel.py", "if priority or count >= self._capacity or", "if priority or count > self._capacity or",
+        "tests/actors/test_channel.py",
+    ),
+    Mutant(
+        "items ahead of the threads of a node wait for its places",
+        "actors/threads.py", "if lane is not None and not lane.free:", "if False:",
+        "tests/runtime/test_limits.py::test_a_thread_begins_its_next_short_item_without_the_event_loop",
+    ),
+    Mutant(
+        "an item that has ended goes no further in its line",
+        "actors/invocation.py", "if free <= 0 or not values{", "if free <= 0{",
+        "tests/actors/test_written_out.py::test_an_item_that_ends_in_a_line_goes_no_further",
+    ),
+    Mutant(
+        "a line takes no item in a task that was cancelled",
+        "actors/worker.py", "or task.cancelling() != self.undisturbed or", "or",
+        "tests/runtime/test_handlers_keep_their_task.py",
+    ),
+    Mutant(
+        "branches that wait do not wait for each other",
+        "actors/worker.py", "            if taken > 0:", "            if True:",
+        "tests/runtime/test_handlers_keep_their_task.py",
+    ),
     Mutant(
         "what is behind a mark waits until it was passed",
         "actors/stream_buffer.py", "            self._behind.append(value)\n", "            self.held.append(value)\n",

@@ -481,7 +481,7 @@ async def test_a_slow_client_gets_everything(name: str, loop: str) -> None:
 
 
 @pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
-@pytest.mark.parametrize(("name", "loop"), SERVERS[:2])
+@pytest.mark.parametrize(("name", "loop"), [SERVERS[0], pytest.param(*SERVERS[1], marks=pytest.mark.long)])
 async def test_a_thousand_connections_leave_nothing(name: str, loop: str) -> None:
     async def one(url: str, number: int) -> asyncio.StreamWriter:
         path = ("stream/values", "stream/events", "lines/values", "lines/events")[number % 4]

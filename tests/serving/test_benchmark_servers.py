@@ -7,7 +7,10 @@ import pytest
 from benchmarks.servers import by_hand, process
 
 
-@pytest.mark.parametrize("row", by_hand.APPLICATIONS)
+# A row on a device takes as long as all the others, and is a device node in a server, as in the tests of workers.
+@pytest.mark.parametrize(
+    "row", [pytest.param(row, marks=[pytest.mark.long] * (row == "device batch")) for row in by_hand.APPLICATIONS]
+)
 @pytest.mark.parametrize(
     "tuned", [pytest.param(False, id="untuned", marks=pytest.mark.long), pytest.param(True, id="tuned")]
 )
