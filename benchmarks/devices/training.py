@@ -172,7 +172,9 @@ TRAINING_STEP = Workload(
             subject="handed on by a thread",
             reference="enqueuing",
         ),
-        Row(title="a donated step, handed on, over that thread", subject="handed on", reference="handed on by a thread"),
+        Row(
+            title="a donated step, handed on, over that thread", subject="handed on", reference="handed on by a thread"
+        ),
         Row(title="the same by run instead of bind", subject="unbound", reference="enqueuing"),
         Row(title="a donated step of 19 arrays, handed on", subject="handed on", unit="us"),
         Row(title="the same ready", subject="ready", unit="us"),

@@ -58,7 +58,7 @@ def wait_until_ready(arrays: Iterable[Any]) -> None:
     Raises:
         JaxRuntimeError: one failed.
     """
-    # Each one that was donated would cost an exception below, and a training step donates nearly all that the last gave.
+    # One that was donated would cost an exception below; a training step donates nearly all that the last one gave.
     arrays = [array for array in arrays if not array.is_deleted()]
     try:
         if len(arrays) == 1:

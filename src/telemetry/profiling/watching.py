@@ -312,7 +312,7 @@ class GilWatch:
         self._began = self._looked = self._next_at = monotonic()
         self._ran: dict[int, float] = {}
         self._asked = threading.Event()  # until the thread has looked
-        self._is_over = False
+        self._over = threading.Event()
         # A daemon: a profile that is never ended must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._run, name="penstock-profile", daemon=True)
 
@@ -322,7 +322,7 @@ class GilWatch:
 
     def stop(self) -> None:
         """Stop looking. This blocks until the watch's thread has ended, for at most one of its looks."""
-        self._is_over = True
+        self._over.set()
         self._asked.set()
         self._thread.join()
 
@@ -357,9 +357,9 @@ class GilWatch:
         return GilUse(held, self._waited / seconds, self._loop_waited / seconds)
 
     def _run(self) -> None:
-        while not self._is_over:
+        while not self._over.is_set():
             self._asked.wait()
-            if self._is_over:
+            if self._over.is_set():
                 return
             waited, held = self._look()
             now = monotonic()
