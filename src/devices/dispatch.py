@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from time import perf_counter, thread_time
@@ -1130,9 +1130,8 @@ class BatchJob(Job):
         size: rows of the batch, padding included.
 
     Attributes:
-        size: the same; until the job has begun, both may grow.
-        beginning: held while calls are added, and when the job begins.
-        has_begun: whether its calls and its size are final.
+        lock: held while calls are added or left out, and when the job is closed.
+        is_closed: whether the thread has begun with the job, so that its calls are final.
         stacked: the stacked arguments; None before they are stacked.
     """
 
@@ -1149,20 +1148,34 @@ class BatchJob(Job):
     ) -> None:
         super().__init__(jitted, device, calls, on_over)
         self._arguments = arguments
-        self.size = size
-        self.beginning = threading.Lock()
-        self.has_begun = False
+        self._size = size
+        self.lock = threading.Lock()
+        self.is_closed = False
         self.stacked: Stacked | None = None
 
     @property
     def rows(self) -> int | None:
         """Rows of the batch, padding included."""
-        return self.size
+        return self._size
+
+    def change(self, left: "Collection[DeviceCall]", added: "list[DeviceCall]", size: int) -> None:
+        """Leave out calls, and take further ones, as long as the job is not closed; to be called with the lock.
+
+        Args:
+            left: calls whose callers have left.
+            added: further calls.
+            size: rows of the batch from now on, padding included.
+        """
+        # In place: by this list, which is that of the queue, the device counts what it holds.
+        self.calls[:] = [*(call for call in self.calls if call not in left), *added]
+        self._size = size
+        # In a profile, the calls of a job have the mean of their times on the way to the thread.
+        self._submitted_at += (perf_counter() - self._submitted_at) * len(added) / len(self.calls)
 
     def begin(self) -> bool:
-        """Return whether a caller still waits for it; from then on it takes no further calls."""
-        with self.beginning:
-            self.has_begun = True
+        """Close the job; return whether a caller still waits for it."""
+        with self.lock:
+            self.is_closed = True
         return super().begin()
 
     @property
@@ -1175,7 +1188,7 @@ class BatchJob(Job):
         """Stack the arguments of the calls."""
         arguments = self._arguments
         items = self._items()
-        self.stacked = arguments.stack(items, self.size)
+        self.stacked = arguments.stack(items, self._size)
         args = arguments.of_batch(self.stacked, items[0].shared)
         return self._place(args, arguments.parameters) if arguments.parameters else args
 

@@ -254,7 +254,7 @@ class CallQueue:
         raise NotImplementedError
 
     def fill(self, now: float) -> None:
-        """Add calls that wait to a batch that the device's thread has and has not begun."""
+        """Add waiting calls to a batch that the device's thread has and has not begun, whoever's turn it is."""
 
     @property
     def has_room(self) -> bool:
@@ -488,8 +488,7 @@ class EngineDevice:
         """Note that the device is done with the job of these calls, or has nothing left to do but to compute it."""
         self.running -= 1
         queue.free += 1
-        for call in calls:
-            self._held_bytes -= call.size_bytes
+        self.let_go(calls)
         if self.busy:
             self._look()
         if not self.running and self.is_closed:
@@ -526,7 +525,11 @@ class EngineDevice:
     @property
     def has_room(self) -> bool:
         """Whether it takes another job."""
-        return self.running < self._window and self._held_bytes < self._window_bytes and not self.is_closed
+        return self.running < self._window and self._has_memory and not self.is_closed
+
+    @property
+    def _has_memory(self) -> bool:
+        return self._held_bytes < self._window_bytes
 
     def offer(self, queue: CallQueue) -> None:
         """Take calls from a queue whenever it is its turn, until it is empty."""
@@ -552,8 +555,8 @@ class EngineDevice:
             return
         now = max(self.loop.time(), due)  # a timer may run a clock's tick too early
         before = self.running
-        if self._held_bytes < self._window_bytes:
-            for queue in tuple(self.busy):
+        for queue in tuple(self.busy):
+            if self._has_memory:
                 queue.fill(now)
         while self.has_room and (found := self._next(now)) is not None:
             self.begin(*found)
@@ -570,11 +573,16 @@ class EngineDevice:
         queue.start(calls)
 
     def hold(self, queue: CallQueue, calls: list[DeviceCall]) -> None:
-        """Count calls of a job that the device has or gets."""
+        """Count calls that the device's thread gets, in a new job or in one that it has not begun."""
         queue.served += len(calls)
         for call in calls:
             call.started = True
             self._held_bytes += call.size_bytes
+
+    def let_go(self, calls: list[DeviceCall]) -> None:
+        """Count calls that the device's thread does not have any more."""
+        for call in calls:
+            self._held_bytes -= call.size_bytes
 
     def _tell_replicas(self) -> None:
         """Have the other devices with copies of waiting nodes look for calls: one of them may be the next free one."""
@@ -730,7 +738,8 @@ class BatchCallQueue(CallQueue):
         self._most_per_row = 1 if self.packed is None else self.packed.items_per_row
         self.limits = SizeLimits([size * self._most_per_row for size in sizes], self.largest)
         self._unbegun: BatchJob | None = None  # the job that the thread got last, if it may take further calls
-        self._most = 0 if batch._rows is not None or batch.max_size == "auto" else batch.max_size  # of such a job
+        # The most calls of such a job; none may be added where costs say how many there is room for.
+        self._most = 0 if batch._rows is not None or batch.max_size == "auto" else batch.max_size
         self._arguments = arguments
         self._sizes = sizes
         self._log = log
@@ -746,23 +755,29 @@ class BatchCallQueue(CallQueue):
         self._unbegun = job if rows < self._most and len(self.replicas) == 1 else None
 
     def fill(self, now: float) -> None:
-        """Add calls that wait to the batch that the device's thread got last, unless it has begun with it.
+        """Add waiting calls to the batch that the device's thread got last, unless it has begun with it.
 
         A thread that waits for the interpreter, or for a place on the device, begins milliseconds later. Calls that
-        come meanwhile would need a batch of their own.
+        come meanwhile would need a batch of their own. They do not wait until `max_wait_seconds` are over.
         """
         job = self._unbegun
         if job is None:
             return
-        group = job.calls[0].group
-        with job.beginning:
-            if job.has_begun or len(job.calls) >= self._most or self.limits.size(group) is not None:
+        with job.lock:
+            if job.is_closed or self.limits.size(group := job.calls[0].group) is not None:
                 self._unbegun = None
                 return
-            calls = _wanted(self.waiting.take_more(group, self._most - len(job.calls)), now)
-            job.calls += calls
-            job.size = batch_size(len(job.calls), self._sizes)
-        self.device.hold(self, calls)
+            left = [call for call in job.calls if call.is_left]
+            staying = len(job.calls) - len(left)
+            added = _wanted(self.waiting.take_more(group, self._most - staying), now)
+            if added:
+                job.change(left, added, batch_size(staying + len(added), self._sizes))
+            else:
+                left = []  # a job without a call that is wanted is skipped
+        self.device.hold(self, added)
+        self.device.let_go(left)
+        for call in left:
+            call.drop()
         self.forget_if_empty()
 
     def run_batch(

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import devices, engine, testing
+from penstock import devices, engine, telemetry, testing
 from penstock.devices import device_pool, dispatch, engine_device
 from penstock.devices.compiling import Executable
 
@@ -643,6 +643,103 @@ async def test_calls_of_another_shape_or_while_the_device_holds_enough_wait_for_
         await asyncio.gather(*calls)
     assert sorted(map(len, gate.values)) == [1, 1, 1]
     assert device._held_bytes == 0
+
+
+async def test_callers_who_have_left_make_room_in_a_batch_that_has_not_begun() -> None:
+    gate = Gate()
+    gate.open()
+    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
+        await service(row(0))
+        gate.values.clear()
+        (device,) = _devices()
+        with held(device):
+            left = [asyncio.ensure_future(service(row(n))) for n in range(1, 7)]
+            await testing.wait_quiescent()
+            for call in left:
+                call.cancel()
+            await testing.wait_quiescent()
+            calls = [asyncio.ensure_future(service(row(n))) for n in range(10, 18)]
+            await testing.wait_quiescent()
+        results = await asyncio.gather(*calls)
+        assert (device.running, device._held_bytes) == (0, 0)
+    assert [float(result[0]) for result in results] == [*range(10, 18)]
+    assert [sorted(one[0] for one in values) for values in gate.values] == [[*range(10, 18)]]
+
+
+async def test_nodes_together_add_no_more_than_one_batch_to_what_the_device_may_hold() -> None:
+    gate = Gate()
+    gate.open()
+    graphs = [gated(gate, batch=ps.Batch(8)) for _ in range(4)]
+    async with engine.deploy(*graphs) as service:
+        for of in graphs:
+            await service.run(of(row(0)))
+        (device,) = _devices()
+        with held(device):
+            calls = [asyncio.ensure_future(service.run(of(row(1)))) for of in graphs]
+            await testing.wait_quiescent()
+            device._window_bytes = device._held_bytes + 1
+            calls += [asyncio.ensure_future(service.run(of(row(n)))) for of in graphs for n in range(6)]
+            await testing.wait_quiescent()
+            assert device._held_bytes == (4 + 6) * row(0).nbytes
+            device._window_bytes = engine_device.DEFAULT_WINDOW_BYTES
+        await asyncio.gather(*calls)
+        assert device._held_bytes == 0
+
+
+async def test_calls_come_while_the_thread_waits_for_the_arrays_of_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits, go_on, on_host = threading.Event(), threading.Event(), dispatch.on_host
+
+    def wait_for_it(item: Any) -> Any:
+        waits.set()
+        assert go_on.wait(30)
+        return on_host(item)
+
+    monkeypatch.setattr(dispatch, "on_host", wait_for_it)
+
+    @ps.device_node(device="cpu", batch=ps.Batch(8))
+    def doubled(x: jax.Array) -> jax.Array:
+        return x * 2
+
+    @ps.device_node(device="cpu")
+    def more(x: jax.Array) -> jax.Array:
+        return x + 1
+
+    @ps.graph
+    async def of(x: Any) -> Any:
+        return doubled(x)
+
+    @ps.graph
+    async def other(x: Any) -> Any:
+        return more(x)
+
+    async with engine.deploy(of, other) as service:
+        await service.run(of(row(0)))
+        await service.run(other(row(0)))
+        calls = [asyncio.ensure_future(service.run(of(jnp.ones(2))))]
+        await testing.wait_quiescent()
+        assert waits.wait(30)
+        calls += [asyncio.ensure_future(service.run(graph(row(3)))) for graph in (of, other)]
+        await testing.wait_quiescent()
+        go_on.set()
+        assert [float(result[0]) for result in await asyncio.gather(*calls)] == [2, 6, 4]
+
+
+async def test_a_call_that_comes_later_into_a_batch_has_been_on_its_way_for_less_long() -> None:
+    gate = Gate()
+    gate.open()
+    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
+        await asyncio.gather(*[service(row(n)) for n in range(8)])
+        await service(row(0))
+        (device,) = _devices()
+        with telemetry.profile() as profile:
+            with held(device):
+                calls = [asyncio.ensure_future(service(row(0)))]
+                await asyncio.sleep(0.2)
+                calls += [asyncio.ensure_future(service(row(n))) for n in range(1, 8)]
+                await testing.wait_quiescent()
+            await asyncio.gather(*calls)
+    [node] = profile.nodes
+    assert node.hop_share <= 1
 
 
 async def test_a_batch_that_fails_before_it_has_begun_fails_what_it_has_taken_and_no_later_call(

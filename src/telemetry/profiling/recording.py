@@ -199,7 +199,7 @@ class _Recording:
         """Return the watch of a loop, and start it."""
         watch = self._watches.get(loop)
         if watch is None:
-            watch = self._watches[loop] = LoopWatch(loop, self._gil_watch)
+            watch = self._watches[loop] = LoopWatch(loop)
         if running_loop() is loop:
             watch.start()
         else:

@@ -208,9 +208,8 @@ class LoopWatch:
         late_seconds: the part of `seconds` in which the loop was blocked, so that the timer of the look was late.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, gil_watch: "GilWatch") -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._gil_watch = gil_watch
         self._timer: asyncio.TimerHandle | None = None
         self._began: float | None = None
         self._looks = 0
@@ -264,7 +263,6 @@ class LoopWatch:
         self._timer = None
         if not self._is_on or not (self.scopes or self.readers):
             return
-        self._gil_watch.ask_if_needed()
         now = self._loop.time()
         self.seconds += now - began
         if now - due > _LATE_SECONDS:
@@ -293,7 +291,7 @@ _LEAST_WAIT_SECONDS: Final = 0.0003
 _KEPT_SECONDS: Final = 0.0001
 # What threads use to wait for the GIL, which they ask for again and again.
 _LEAST_RUN_SECONDS: Final = 0.00002
-# At first every ten milliseconds; then ever more seldom.
+# At first every ten milliseconds, which takes 1 % of a loop that never waits; then ever more seldom.
 _LEAST_GIL_PAUSE_SECONDS: Final = 0.01
 _GIL_PAUSE_SHARE: Final = 1 / 100
 
@@ -309,44 +307,18 @@ class GilWatch:
         self._loops = loops
         self._held: dict[Holder, float] = defaultdict(float)
         self._seconds = self._waited = self._loop_waited = 0.0
-        self._began = self._looked = self._next_at = monotonic()
-        self._ran: dict[int, float] = {}
-        self._asked = threading.Event()  # until the thread has looked
         self._over = threading.Event()
         # A daemon: a profile that is never ended must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._run, name="penstock-profile", daemon=True)
 
     def start(self) -> None:
-        """Look from now on, whenever a loop has asked for it."""
+        """Look from now on."""
         self._thread.start()
 
     def stop(self) -> None:
         """Stop looking. This blocks until the watch's thread has ended, for at most one of its looks."""
         self._over.set()
-        self._asked.set()
         self._thread.join()
-
-    def ask_if_needed(self) -> None:
-        """Have the thread look if it is time, and other threads have computed since the last time; on an event loop.
-
-        While no other thread computes, none has the GIL that another one waits for. The watch would be the only one to
-        ask for it: a loop that gives the GIL up and takes it back in each of its turns, before the watch is awake, has
-        8 us more to do in each of them.
-        """
-        now = monotonic()
-        if now < self._next_at or self._asked.is_set():
-            return
-        pause = max(_LEAST_GIL_PAUSE_SECONDS, (now - self._began) * _GIL_PAUSE_SHARE)
-        self._next_at = now + pause * (0.5 + now / pause * _GOLDEN % 1)
-        here, before = threading.get_native_id(), self._ran
-        self._ran = ran = _clocks(self._others())
-        if any(
-            seconds - before.get(thread, 0.0) > _LEAST_RUN_SECONDS for thread, seconds in ran.items() if thread != here
-        ):
-            self._asked.set()
-        else:
-            self._seconds += now - self._looked
-            self._looked = now
 
     def use(self) -> GilUse:
         """Return how the GIL was shared up to now."""
@@ -357,32 +329,28 @@ class GilWatch:
         return GilUse(held, self._waited / seconds, self._loop_waited / seconds)
 
     def _run(self) -> None:
-        while not self._over.is_set():
-            self._asked.wait()
-            if self._over.is_set():
-                return
+        began = looked = monotonic()
+        pause, looks = _LEAST_GIL_PAUSE_SECONDS, 0
+        while not self._over.wait(pause * (0.5 + looks * _GOLDEN % 1)):
             waited, held = self._look()
             now = monotonic()
-            seconds = now - self._looked
-            self._waited += waited * seconds
-            self._loop_waited += waited * (1 - held.get(EVENT_LOOP, 0.0) / (sum(held.values()) or 1.0)) * seconds
+            self._waited += waited * (now - looked)
+            self._loop_waited += waited * (1 - held.get(EVENT_LOOP, 0.0) / (sum(held.values()) or 1.0)) * (now - looked)
             for holder, share in held.items():
-                self._held[holder] += share * seconds
-            self._seconds += seconds
-            self._looked = now
-            self._asked.clear()
+                self._held[holder] += share * (now - looked)
+            self._seconds += now - looked
+            looked, looks = now, looks + 1
+            pause = max(_LEAST_GIL_PAUSE_SECONDS, (now - began) * _GIL_PAUSE_SHARE)
 
-    def _others(self) -> dict[int, str]:
-        """Return the names of all other threads, by native id."""
-        return {
+    def _look(self) -> tuple[float, dict[Holder, float]]:
+        """Ask for the GIL once; returns how many seconds that took, and for which share each holder had the GIL."""
+        others = {
             thread.native_id: thread.name
             for thread in threading.enumerate()
             if thread.native_id is not None and thread is not self._thread
         }
-
-    def _look(self) -> tuple[float, dict[Holder, float]]:
-        """Ask for the GIL once; returns how many seconds that took, and for which share each holder had the GIL."""
-        others = self._others()
+        if len(others) < 2:
+            return 0.0, {}  # one thread alone never waits for the GIL
         before, nodes = _clocks(others), dict(collectors.node_of_thread)
         asked = monotonic()
         sleep(_NAP_SECONDS)
