@@ -3,7 +3,7 @@
 import threading
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from time import perf_counter, thread_time
@@ -1158,7 +1158,7 @@ class BatchJob(Job):
         """Rows of the batch, padding included."""
         return self._size
 
-    def change(self, left: "Collection[DeviceCall]", added: "list[DeviceCall]", size: int) -> None:
+    def change(self, left: "list[DeviceCall]", added: "list[DeviceCall]", size: int) -> None:
         """Leave out calls, and take further ones, as long as the job is not closed; to be called with the lock.
 
         Args:
@@ -1167,7 +1167,7 @@ class BatchJob(Job):
             size: rows of the batch from now on, padding included.
         """
         # In place: by this list, which is that of the queue, the device counts what it holds.
-        self.calls[:] = [*(call for call in self.calls if call not in left), *added]
+        self.calls[:] = [call for call in self.calls if call not in left] + added
         self._size = size
         # In a profile, the calls of a job have the mean of their times on the way to the thread.
         self._submitted_at += (perf_counter() - self._submitted_at) * len(added) / len(self.calls)

@@ -739,7 +739,8 @@ class BatchCallQueue(CallQueue):
         self.limits = SizeLimits([size * self._most_per_row for size in sizes], self.largest)
         self._unbegun: BatchJob | None = None  # the job that the thread got last, if it may take further calls
         # The most calls of such a job; none may be added where costs say how many there is room for.
-        self._most = 0 if batch._rows is not None or batch.max_size == "auto" else batch.max_size
+        assert batch.max_size != "auto"  # by now it is known
+        self._most = 0 if batch._rows is not None else batch.max_size
         self._arguments = arguments
         self._sizes = sizes
         self._log = log

@@ -6,8 +6,8 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import jax
@@ -585,7 +585,7 @@ class Held:
         self.entered, self.go_on = threading.Event(), threading.Event()
         self._error = ends_with
 
-    def begin(self, *_: object) -> bool:
+    def begin(self) -> bool:
         self.entered.set()
         assert self.go_on.wait(30)
         if self._error is not None:
@@ -604,13 +604,20 @@ def held(device: Any) -> Iterator[None]:
         job.go_on.set()
 
 
-async def test_a_batch_that_has_not_begun_takes_what_comes() -> None:
+@asynccontextmanager
+async def batches_of_8() -> AsyncIterator[tuple[engine.Service[[Any], Any], Gate, Any]]:
+    """A deployment of one node, whose program for one row is compiled, its gate, which is open, and the device."""
     gate = Gate()
     gate.open()
     async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
         await service(row(0))
         gate.values.clear()
         (device,) = _devices()
+        yield service, gate, device
+
+
+async def test_a_batch_that_has_not_begun_takes_what_comes() -> None:
+    async with batches_of_8() as (service, gate, device):
         calls: list[asyncio.Future[Any]] = []
         with held(device):
             for first, end in (0, 3), (3, 5), (5, 10):
@@ -624,12 +631,7 @@ async def test_a_batch_that_has_not_begun_takes_what_comes() -> None:
 
 
 async def test_calls_of_another_shape_or_while_the_device_holds_enough_wait_for_a_batch_of_their_own() -> None:
-    gate = Gate()
-    gate.open()
-    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
-        await service(row(0))
-        gate.values.clear()
-        (device,) = _devices()
+    async with batches_of_8() as (service, gate, device):
         with held(device):
             calls = [asyncio.ensure_future(service(row(1)))]
             await testing.wait_quiescent()
@@ -646,12 +648,7 @@ async def test_calls_of_another_shape_or_while_the_device_holds_enough_wait_for_
 
 
 async def test_callers_who_have_left_make_room_in_a_batch_that_has_not_begun() -> None:
-    gate = Gate()
-    gate.open()
-    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
-        await service(row(0))
-        gate.values.clear()
-        (device,) = _devices()
+    async with batches_of_8() as (service, gate, device):
         with held(device):
             left = [asyncio.ensure_future(service(row(n))) for n in range(1, 7)]
             await testing.wait_quiescent()
@@ -704,14 +701,7 @@ async def test_calls_come_while_the_thread_waits_for_the_arrays_of_a_batch(monke
     def more(x: jax.Array) -> jax.Array:
         return x + 1
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return doubled(x)
-
-    @ps.graph
-    async def other(x: Any) -> Any:
-        return more(x)
-
+    of, other = ps.graph(doubled), ps.graph(more)
     async with engine.deploy(of, other) as service:
         await service.run(of(row(0)))
         await service.run(other(row(0)))
@@ -725,12 +715,9 @@ async def test_calls_come_while_the_thread_waits_for_the_arrays_of_a_batch(monke
 
 
 async def test_a_call_that_comes_later_into_a_batch_has_been_on_its_way_for_less_long() -> None:
-    gate = Gate()
-    gate.open()
-    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
+    async with batches_of_8() as (service, _, device):
         await asyncio.gather(*[service(row(n)) for n in range(8)])
         await service(row(0))
-        (device,) = _devices()
         with telemetry.profile() as profile:
             with held(device):
                 calls = [asyncio.ensure_future(service(row(0)))]
@@ -745,11 +732,7 @@ async def test_a_call_that_comes_later_into_a_batch_has_been_on_its_way_for_less
 async def test_a_batch_that_fails_before_it_has_begun_fails_what_it_has_taken_and_no_later_call(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    gate = Gate()
-    gate.open()
-    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
-        await service(row(0))
-        gate.values.clear()
+    async with batches_of_8() as (service, gate, _):
         failing = Held(ends_with=LookupError("before it began"))
         with monkeypatch.context() as patch:
             patch.setattr(dispatch.BatchJob, "begin", failing.begin)
