@@ -38,8 +38,10 @@ _NO_ITEM: Mapping[str, object] = {}
 _NO_REQUEST = process_messages.CallRequest("", (), {})
 
 _spawn = multiprocessing.get_context("spawn")
-# Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads.
-_children_lock = threading.Lock()
+# Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads. It is
+# held while this process is forked, too: in the midst of a start, the child would inherit a lock of multiprocessing that
+# no thread of it holds or gives back. Reentrant, because a signal handler may fork.
+_children_lock = threading.RLock()
 _sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
@@ -98,26 +100,31 @@ class WorkerProcess:
         self.connection, child_end = socket.socketpair()
         self._queue, self._worker_queue = socket.socketpair(socket.AF_UNIX, _PACKETS)
         _sockets.update((self.connection, child_end, self._queue, self._worker_queue))
-        # Now, because the first start of a process would start the tracker, and so unblock SIGINT again.
-        resource_tracker.ensure_running()
-        # SIGINT is blocked until the worker ignores it, so that a Ctrl-C while it starts does not print a traceback.
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            with child_end, _children_lock, _as_no_daemon():
-                arguments = child_end, self._worker_queue, spans.set_up_of_workers()
-                self._process = _spawn.Process(target=serve, args=arguments, name="penstock-worker")
-                self._process.start()
+            with child_end, _children_lock:
+                self._start(child_end)
         except BaseException:
             self.hang_up()
             raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
         assert self._process.pid is not None
         self.pid = self._process.pid
         self.replies = process_messages.MessageReader(self.connection)
         self._events = select.poll()
         self._events.register(self.connection, select.POLLIN)
         self._events.register(self._queue, select.POLLIN)
+
+    def _start(self, child_end: socket.socket) -> None:
+        # Now, because the first start of a process would start the tracker, and so unblock SIGINT again.
+        resource_tracker.ensure_running()
+        # SIGINT is blocked until the worker ignores it, so that a Ctrl-C while it starts does not print a traceback.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with _as_no_daemon():
+                arguments = child_end, self._worker_queue, spans.set_up_of_workers()
+                self._process = _spawn.Process(target=serve, args=arguments, name="penstock-worker")
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
     def wait_ready(self) -> bool:
         """Block until the worker can take calls; return False if it has died."""
@@ -255,8 +262,7 @@ def _as_no_daemon() -> Generator[None]:
 
 def _leave_to_parent() -> None:
     """Close the sockets of workers in a forked process, and forget the workers: they are children of the parent."""
-    global _children_lock  # noqa: PLW0603 - a new one: a thread of the parent, which was not forked, may hold it
-    _children_lock = threading.Lock()
+    _children_lock.release()
     for each in list(_sockets):
         each.close()
     # At exit, multiprocessing waits for its children, and fails if they are children of another process. After a fork
@@ -264,7 +270,9 @@ def _leave_to_parent() -> None:
     process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-os.register_at_fork(after_in_child=_leave_to_parent)
+os.register_at_fork(
+    before=_children_lock.acquire, after_in_parent=_children_lock.release, after_in_child=_leave_to_parent
+)
 
 
 def _describe(exit_code: int | None) -> str:

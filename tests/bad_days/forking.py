@@ -5,6 +5,7 @@ A test's own process has too much in it to be forked.
 
 import asyncio
 import multiprocessing
+import multiprocessing.util
 import os
 import sys
 import threading
@@ -124,6 +125,30 @@ def work_in_child(way: str) -> None:
     loop.run_until_complete(own.__aexit__())
     loop.close()
     print("worked")
+
+
+def while_a_worker_starts() -> None:
+    """The fork comes while a thread is about to start a worker, in the midst of multiprocessing."""
+    starts, forks = threading.Event(), threading.Event()
+    start = multiprocessing.util.spawnv_passfds
+
+    def begin(*args: Any) -> int:
+        starts.set()
+        forks.wait()
+        return start(*args)
+
+    multiprocessing.util.spawnv_passfds = begin
+
+    def child() -> None:
+        multiprocessing.util.spawnv_passfds = start
+        assert asyncio.run(engine.run(work(2))) == 9
+
+    item = threading.Thread(target=lambda: print(asyncio.run(engine.run(work(1)))))
+    item.start()
+    starts.wait()
+    os.register_at_fork(before=forks.set)  # what is registered last is called first
+    fork("os.fork", child)()
+    item.join()
 
 
 def living_child(begun: str, go_on: str) -> None:

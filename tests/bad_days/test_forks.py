@@ -45,6 +45,11 @@ def test_a_forked_child_has_threads_and_workers_of_its_own(way: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, "worked\n", "")
 
 
+def test_a_child_that_is_forked_while_a_worker_starts_has_workers_of_its_own() -> None:
+    done = run("while_a_worker_starts")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "4\n", "")
+
+
 def test_a_worker_ends_with_its_parent_though_a_forked_child_lives_on(gates: list[str]) -> None:
     command = [*PROGRAMS, "living_child", *gates]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as parent:
