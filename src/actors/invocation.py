@@ -926,21 +926,17 @@ class InLoop:
         return await self._host.run(args[0], frame.priority, min(deadlines, default=None), frame.key)
 
     def begin(
-        self,
-        detached: "DetachedStep",
-        actor: "NodeActor",
-        frame: Frame,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> "Request[Any, Any] | None":
+        self, actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "DetachedStep | None":
         """Give the actor an item without a worker; return None if the inbox is full, for which a worker has to wait.
 
         Raises:
             ActorStopped: its loop has ended.
         """
-        outcome: Any = detached  # a step has the methods that settle a future
-        work: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
-        return work if self._host.submit_nowait(work) else None
+        step = DetachedRequest(actor, frame)
+        outcome: Any = step  # it has the methods that settle a future
+        step.request = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
+        return step if self._host.submit_nowait(step.request) else None
 
 
 async def _returned(worker: "Member") -> None:
@@ -1211,20 +1207,6 @@ class _Second:
 # steps that follow.
 
 
-class DetachedCall(OutsideCall, Protocol):
-    """An execution outside of the loop that no worker waits for.
-
-    Attributes:
-        returned: whether it has ended.
-    """
-
-    returned: bool
-
-    def withdraw(self) -> None:
-        """Skip the execution if it has not begun, because its caller has left."""
-        ...
-
-
 class Carrier(Protocol):
     """Runs the executions of a node elsewhere: on a device, or in an actor that owns its loop."""
 
@@ -1235,69 +1217,78 @@ class Carrier(Protocol):
         ...
 
     def begin(
-        self,
-        detached: "DetachedStep",
-        actor: "NodeActor",
-        frame: Frame,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> "DetachedCall | Request[Any, Any] | None":
-        """Begin one execution without a worker; it settles `detached` when it has ended, in a later turn of the loop.
+        self, actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "DetachedStep | None":
+        """Begin one execution without a worker; it settles the step in a later turn of the loop, when it has ended.
 
         Returns:
-            The execution; None if it needs a worker, because something has to be awaited first.
+            The step; None if it needs a worker, because something has to be awaited first.
         """
         ...
+
+
+def begin_detached(carrier: Carrier, actor: "NodeActor", frame: Frame) -> "DetachedStep | None":
+    """Begin the first step of a frame, for which a place was taken; return None if it needs a worker."""
+    values = frame.values
+    try:
+        # `NodeActor.arguments` written out
+        args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
+        return carrier.begin(actor, frame, args, {} if actor.kwargs_of is None else actor.kwargs_of(values))
+    except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
+        step = DetachedRequest(actor, frame)
+        # Later: if calls failed at once, a caller that makes many would keep the loop from other tasks.
+        frame.group.loop.call_soon(step.set_exception, error)
+        return step
+
+
+STEP_SLOTS: Final = ("_actor", "_began", "_frame", "_is_left", "_is_over")
+_NO_SLOTS: Final[tuple[str, ...]] = ()  # of a class that may be the second base of another one
 
 
 class DetachedStep:
     """The first step of a frame that has a group to itself, while it runs outside of the loop.
 
-    It takes the place of a future: it has the methods by which the result of a future is set.
+    It has the methods by which the result of a future is set. What runs the step is a subclass, with `STEP_SLOTS`: so
+    step and call are one object.
+
+    Attributes:
+        returned: whether the execution has ended.
     """
 
-    __slots__ = ("_actor", "_began", "_call", "_frame", "_group", "_is_left", "_is_over")
+    __slots__ = _NO_SLOTS
 
-    def __init__(self, group: "WorkerGroup", actor: "NodeActor", frame: Frame) -> None:
-        self._group = group
+    returned: bool
+    _actor: "NodeActor"
+    _began: float
+    _frame: Frame | None
+    _is_left: bool
+    _is_over: bool
+
+    def step_begins(self, actor: "NodeActor", frame: Frame) -> None:
+        """Set the attributes of a step; to be called once, before anything else."""
         self._actor = actor
-        self._frame: Frame | None = frame
-        self._call: DetachedCall | Request[Any, Any] | None = None
+        self._frame = frame
         self._began = perf_counter()
-        self._is_over = False
-        self._is_left = False
+        self._is_over = self._is_left = False
 
-    def begin(self, carrier: Carrier) -> bool:
-        """Begin the step, for which a place was taken; return False if it needs a worker."""
-        frame, actor = self._frame, self._actor
-        assert frame is not None
-        values = frame.values
-        try:
-            # `NodeActor.arguments` written out
-            args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
-            kwargs = {} if actor.kwargs_of is None else actor.kwargs_of(values)
-            self._call = carrier.begin(self, actor, frame, args, kwargs)
-        except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
-            # Later: if calls failed at once, a caller that makes many would keep the loop from other tasks.
-            self._group.loop.call_soon(self.set_exception, error)
-            return True
-        return self._call is not None
+    def withdraw(self) -> None:
+        """Skip the execution if it has not begun, because its caller has left."""
+        raise NotImplementedError
+
+    def abandon(self) -> bool:
+        """Note that its caller has left; return whether the execution still runs. As of an `OutsideCall`."""
+        raise NotImplementedError
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the execution has ended. As of an `OutsideCall`."""
+        raise NotImplementedError
 
     def leave(self) -> None:
         """Give the step up, because its frame has ended."""
         self._is_over = self._is_left = True
-        if self._call is not None:
-            self._call.withdraw()
-        actor, _ = self._over()
-        actor.limiter.release()
-
-    def done(self) -> bool:
-        """Whether the step has ended, or was given up; as of a future."""
-        return self._is_over
-
-    def cancelled(self) -> bool:
-        """Whether the frame ended before the step did. False after `cancel`, which fails the frame. Thread-safe."""
-        return self._is_left
+        self.withdraw()
+        self._over()
+        self._actor.limiter.release()
 
     def cancel(self) -> bool:
         """Fail the frame, because the step will not run; return False if the step has ended already."""
@@ -1307,16 +1298,11 @@ class DetachedStep:
         return True
 
     def set_result(self, value: Any) -> None:
-        """Carry the frame on: to its end, or to a worker for the steps that follow."""
-        frame, actor, call = self._frame, self._actor, self._call
-        # `_over` written out, for a call that has returned and is not measured
-        if call is None or actor.sampler is not None or not call.returned:
-            self._over()
-        else:
-            self._is_over = True
-            self._frame = self._call = self._group.detached = None
-            actor.busy_seconds += perf_counter() - self._began
-        assert frame is not None
+        """Carry the frame on, unless it has ended: to its end, or to a worker for the steps that follow."""
+        if self._is_over:
+            return
+        actor = self._actor
+        frame = self._over()
         actor.completed += 1
         if actor.ends_line:
             # `Limiter.release` and `Frame.end_with` written out, as all calls of a batch end in one turn of the loop.
@@ -1337,34 +1323,50 @@ class DetachedStep:
             frame.release(slot)
         # The worker gives the place back when it has found room for the frame: until then, the node stands still.
         if actor.successor is not None:
-            self._group.hire(frame, (actor.successor,), actor)
+            frame.group.hire(frame, (actor.successor,), actor)
         elif actor.consumers:
             # The frame began with this step alone, so at least one of the next steps has all of its inputs now.
             complete = tuple([consumer for consumer in actor.consumers if frame.input_came(consumer)])
-            self._group.hire(frame, complete, actor)
+            frame.group.hire(frame, complete, actor)
         else:
             actor.limiter.release()
             frame.let_go()
 
     def set_exception(self, error: BaseException) -> None:
-        """Fail the frame."""
+        """Fail the frame, unless it has ended."""
         if not self._is_over:
-            actor, frame = self._over()
+            actor, frame = self._actor, self._over()
             actor.failed += 1
             frame.fail(foreign_cancel(error) if isinstance(error, asyncio.CancelledError) else error, actor)
             actor.limiter.release()
 
-    def _over(self) -> "tuple[NodeActor, Frame]":
-        frame, actor, call = self._frame, self._actor, self._call
+    def _over(self) -> Frame:
+        actor, frame = self._actor, self._frame
         assert frame is not None
         self._is_over = True
-        self._frame = self._call = None  # the carrier may still hold this step, and must not keep the frame alive
-        self._group.detached = None
-        # None if the step could not begin. A `Request` has always returned: its actor runs on the loop.
-        if call is not None and not call.returned and not isinstance(call, Request):
-            abandon(call, actor)
+        self._frame = None  # what runs the step may still hold it, and must not keep the frame alive
+        frame.group.detached = None
+        if not self.returned:
+            abandon(self, actor)
         ended = perf_counter()
         actor.busy_seconds += ended - self._began  # as in `executed`
         if actor.sampler is not None:
             actor.sampler.add(self._began, ended, frame, frame.group.loop)
-        return actor, frame
+        return frame
+
+
+class DetachedRequest(DetachedStep):
+    """A step in an actor that owns its loop; or one that could not begin."""
+
+    __slots__ = (*STEP_SLOTS, "request")
+
+    returned = True  # the actor runs on the loop
+
+    def __init__(self, actor: "NodeActor", frame: Frame) -> None:
+        self.step_begins(actor, frame)
+        self.request: Request[Any, Any] | None = None
+
+    def withdraw(self) -> None:
+        """Cancel the request."""
+        if self.request is not None:
+            self.request.cancel()

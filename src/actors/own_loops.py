@@ -307,7 +307,7 @@ class Request(AnyRequest[In], Work[In, Out]):
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time; None without one.
         key: the key of the call; None without one.
-        outcome: a detached step that takes the result, and withdraws the request when its caller leaves; by default a
+        outcome: a detached step that takes the result, and cancels the request when its caller leaves; by default a
             future.
 
     Attributes:
@@ -315,9 +315,6 @@ class Request(AnyRequest[In], Work[In, Out]):
     """
 
     __slots__ = ("_has_left", "outcome")
-
-    # For a detached step: when the caller has left, no thread goes on with the request, and none holds a place for it.
-    returned = True
 
     def __init__(
         self,
@@ -379,10 +376,6 @@ class Request(AnyRequest[In], Work[In, Out]):
         """
         if self._claim():
             self.outcome.set_exception(plain_error(error, "the actor"))
-
-    def withdraw(self) -> None:
-        """Cancel the request; a detached step calls this when its caller has left."""
-        self.cancel()
 
     def cancel(self) -> None:
         """Note that the caller has left."""

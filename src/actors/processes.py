@@ -38,9 +38,9 @@ _NO_ITEM: Mapping[str, object] = {}
 _NO_REQUEST = process_messages.CallRequest("", (), {})
 
 _spawn = multiprocessing.get_context("spawn")
-# Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads. It is
-# held while this process is forked, too: in the midst of a start, the child would inherit a lock of multiprocessing that
-# no thread of it holds or gives back. Reentrant, because a signal handler may fork.
+# Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads. It
+# is held while this process is forked, too: in the midst of a start, the child would inherit a lock of multiprocessing
+# that none of its threads gives back. Reentrant, because a signal handler may fork.
 _children_lock = threading.RLock()
 _sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 

@@ -1061,8 +1061,7 @@ class SingleJob(Job):
     def begin(self) -> bool:
         """Return whether a caller still waits for it."""
         call = self.calls[0]
-        result = call.result
-        if call.wait is None and result is not None and not result.cancelled():  # nearly always
+        if call.wait is None and not call.is_left:  # nearly always
             return True
         return super().begin()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, cast
 
 from .._errors import DeviceError, EngineClosedError, Overloaded
 from ..actors.batching import Batch, BatchQueue
+from ..actors.invocation import STEP_SLOTS, DetachedStep
 from ..actors.tasks import Condition, postpone, raise_postponed, until
 from ..actors.threads import LoopMailbox
 from ..telemetry import metrics, names, spans
@@ -24,7 +25,6 @@ from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from ..actors.frame import Frame
-    from ..actors.invocation import DetachedStep
     from ..actors.sampler import ExecutionSampler
     from ..telemetry.spans import DeviceWait
 
@@ -98,7 +98,7 @@ class DeviceCall:
         self.group = group
         self.size_bytes = size_bytes
         self.arrived_at = 0.0
-        self.result: asyncio.Future[Any] | DetachedStep | None = None
+        self.result: asyncio.Future[Any] | None = None
         self.is_plain = self.hands_on = self.started = self.returned = self._has_begun = False
         self.flat: tuple[list[Any], Any] | None = None
         self.label: str | None = None
@@ -134,7 +134,7 @@ class DeviceCall:
     def waited_for_again(self) -> "asyncio.Future[Any]":
         """Return another future of a result that must not be lost, after the first one was cancelled."""
         result = self.result
-        assert isinstance(result, asyncio.Future)
+        assert result is not None
         if result.cancelled():
             result = self.result = result.get_loop().create_future()
         return result
@@ -171,23 +171,16 @@ class DeviceCall:
         self.args, self.flat = (), None
         if self._on_returned:
             self._return()
-        result = self.result
-        if result is not None and not result.done():
-            result.set_result(value)
-        else:
-            self.hand_on(value)
+        self.hand_on(value)
 
     def fail(self, error: BaseException) -> None:
         """Raise an error in the caller, unless it has left; the device is done with it."""
         self._return()
-        if self._has_begun and self.result is not None and self.result.cancelled():
-            self.waited_for_again()
-        if self.result is not None and not self.result.done():
-            if isinstance(error, StopIteration):  # a future refuses it
-                substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
-                substitute.__cause__ = error
-                error = substitute
-            self.result.set_exception(error)
+        if isinstance(error, StopIteration):  # a future refuses it
+            substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
+            substitute.__cause__ = error
+            error = substitute
+        self._raise(error)
 
     def withdraw(self) -> None:
         """Note that its caller has left, and free its place at once, unless it runs."""
@@ -213,6 +206,12 @@ class DeviceCall:
         """Call `callback` once the device is done with it."""
         self._on_returned += (callback,)
 
+    def _raise(self, error: BaseException) -> None:
+        if self._has_begun and self.result is not None and self.result.cancelled():
+            self.waited_for_again()
+        if self.result is not None and not self.result.done():
+            self.result.set_exception(error)
+
     def _cancel(self) -> bool:
         return self.result is not None and self.result.cancel()
 
@@ -223,6 +222,40 @@ class DeviceCall:
             callbacks, self._on_returned = self._on_returned, ()
             for callback in callbacks:
                 callback()
+
+
+class DetachedDeviceCall(DeviceCall, DetachedStep):
+    """A call that no worker waits for: it is the first step of the call of a graph, and carries that on by itself."""
+
+    __slots__ = STEP_SLOTS
+
+    @property
+    def is_left(self) -> bool:
+        """Whether the caller has left. On any thread."""
+        return self._is_left
+
+    def is_wanted(self, now: float) -> bool:
+        """Whether its caller waits for the result, and has time left."""
+        return not self._is_over and (self.deadline is None or now < self.deadline)
+
+    def hand_on(self, value: Any) -> None:
+        """Carry the call of the graph on with a result that is not ready yet, unless its caller has left."""
+        self.set_result(value)
+
+    def finish(self, value: Any) -> None:
+        """Carry the call of the graph on, unless its caller has left; the device is done with it."""
+        # That of a `DeviceCall` written out, as all calls of a batch end in one turn of the loop.
+        self.returned = True
+        self.args, self.flat = (), None
+        if self._on_returned:
+            self._return()
+        self.set_result(value)
+
+    def _raise(self, error: BaseException) -> None:
+        self.set_exception(error)
+
+    def _cancel(self) -> bool:
+        return self.cancel()
 
 
 class CallQueue:
@@ -620,9 +653,7 @@ def _wanted(taken: list[DeviceCall], now: float) -> list[DeviceCall]:
     """Return the calls whose callers still wait, and forget the others."""
     wanted: list[DeviceCall] = []
     for call in taken:
-        # `is_wanted` written out
-        result, deadline = call.result, call.deadline
-        if result is not None and not result.done() and (deadline is None or now < deadline):
+        if call.is_wanted(now):
             wanted.append(call)
         else:
             call.expire()

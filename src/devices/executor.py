@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from .._errors import DeviceError, PlanError
@@ -12,7 +12,17 @@ from .arguments import UNSET, Arguments, holds_array, on_host, own_x64, refuse_o
 from .compiling import CompileLog, JittedFunction
 from .device_batch import DeviceBatch, PackedBatch, batch_sizes
 from .device_pool import DevicePool
-from .engine_device import AHEAD, BatchCallQueue, BatchLog, CallQueue, DeviceCall, EngineDevice, SingleCallQueue, share
+from .engine_device import (
+    AHEAD,
+    BatchCallQueue,
+    BatchLog,
+    CallQueue,
+    DetachedDeviceCall,
+    DeviceCall,
+    EngineDevice,
+    SingleCallQueue,
+    share,
+)
 from .parameters import SameParameters, check_same_shapes
 from .selection import AUTO
 from .shardings import Placement, Specs
@@ -21,7 +31,6 @@ from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from ..actors.frame import Frame
-    from ..actors.invocation import DetachedStep
     from ..actors.node_actor import NodeActor
     from ..actors.worker import Worker
     from ..engine.node import CallSite
@@ -29,6 +38,8 @@ if TYPE_CHECKING:
     from ..engine.program import Pass
     from ..telemetry.counters import ProgramMemory
 
+
+C = TypeVar("C", bound=DeviceCall)
 
 # From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.
 Samples: TypeAlias = Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], ...]]
@@ -437,8 +448,8 @@ class PlacedNode:
         for future in compiled:
             future.result()
 
-    def call(self, values: tuple[Any, ...], priority: int = 0, deadline: float | None = None) -> DeviceCall:
-        """Return a call with these arguments, one for each parameter.
+    def call(self, kind: type[C], values: tuple[Any, ...], priority: int = 0, deadline: float | None = None) -> C:
+        """Return a call of such a kind with these arguments, one for each parameter.
 
         Raises:
             DeviceError: the thread has a setting of 64 bits of its own.
@@ -454,11 +465,11 @@ class PlacedNode:
                 values = (*values[:position], known, *values[position + 1 :])
         if arguments.stacker is None:
             size_bytes, is_plain = arguments.on_host_of(values)
-            call = DeviceCall(self._jitted[0], values, size_bytes, priority, deadline)
+            call = kind(self._jitted[0], values, size_bytes, priority, deadline)
             call.is_plain = is_plain
             return call
         item, group = arguments.item(values)
-        return DeviceCall(self._jitted[0], item, item.size_bytes, priority, deadline, group)
+        return kind(self._jitted[0], item, item.size_bytes, priority, deadline, group)
 
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options
@@ -510,13 +521,8 @@ class OnDevice:
         return await placed.queue.run(call)
 
     def begin(
-        self,
-        detached: "DetachedStep",
-        actor: "NodeActor",
-        frame: "Frame",
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> DeviceCall | None:
+        self, actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> DetachedDeviceCall | None:
         """Begin with an item that no worker waits for; not with the first one of all, which opens the device."""
         placed = self._placed
         if placed is None:
@@ -524,18 +530,18 @@ class OnDevice:
         # `_call` and `Arguments.bind` written out, as a call pays for each step between files.
         if kwargs or len(args) != self._parameter_count:
             args = self._arguments.bind(args, kwargs)
-        call = placed.call(args, frame.priority, frame.deadline)
+        call = placed.call(DetachedDeviceCall, args, frame.priority, frame.deadline)
         if self._is_handed_on:
             call.hands_on = True
         call.label, call.sampler, call.frame = self._label, actor.sampler, frame
-        call.result = detached
+        call.step_begins(actor, frame)
         placed.queue.submit(call)
         return call
 
     def _call(
         self, placed: PlacedNode, actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> DeviceCall:
-        call = placed.call(self._arguments.bind(args, kwargs), frame.priority, frame.deadline)
+        call = placed.call(DeviceCall, self._arguments.bind(args, kwargs), frame.priority, frame.deadline)
         if self._is_handed_on:
             call.hands_on = True
         call.label, call.sampler, call.frame = self._label, actor.sampler, frame

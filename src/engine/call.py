@@ -11,7 +11,7 @@ from opentelemetry.trace import Span
 
 from ..actors.current import calling_actor, enclosing_frame, is_detached, source
 from ..actors.frame import AnyDeployment, Frame, Listener
-from ..actors.invocation import DetachedStep, outcome_of
+from ..actors.invocation import begin_detached, outcome_of
 from ..actors.node_actor import NOTHING_READY
 from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
@@ -186,10 +186,9 @@ class RunningCall(Frame, WorkerGroup):
             limiter = entries[0].limiter
             if limiter.free > 0:
                 limiter.free -= 1
-                self.detached = DetachedStep(self, entries[0], self)
-                if self.detached.begin(carrier):
+                self.detached = begin_detached(carrier, entries[0], self)
+                if self.detached is not None:
                     return
-                self.detached = None
                 limiter.release()
         # A call that a handler makes never begins at once: nested calls would each take a part of the stack.
         if eager_starts is None or self.parent is not None or not eager_starts.may_start():
