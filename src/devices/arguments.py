@@ -5,7 +5,7 @@ import importlib
 import inspect
 import math
 from collections import Counter
-from collections.abc import Callable, Generator, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import reduce
@@ -654,10 +654,26 @@ class Stacker:
         """
         if self.packed is not None:
             return self._stack_packed(items, size, self.packed)
-        count = len(items)
-        signature = items[0].signature
-        assert count <= size
         columns = zip(*[item.arrays for item in items], strict=True)
+        return self.stack_columns(items[0].signature, columns, [item.lengths for item in items], size)
+
+    def stack_columns(
+        self,
+        signature: ItemSignature,
+        columns: Iterator[tuple[Array, ...]],
+        all_lengths: Sequence[tuple[tuple[int, ...], ...]],
+        size: int,
+    ) -> Stacked:
+        """Stack items with this signature, given array by array, as `stack` does.
+
+        Args:
+            signature: theirs.
+            columns: for each array of an item, that of all items.
+            all_lengths: for each item, the lengths of its padded arguments.
+            size: rows to make.
+        """
+        count = len(all_lengths)
+        assert count <= size
         arguments: list[Any] = []
         masks: list[Array] = []
         real_elements = elements = 0
@@ -679,7 +695,7 @@ class Stacker:
                 real = [math.prod(row.shape[: len(shape)]) for row in rows] if axes else [count * math.prod(shape)]
                 real_elements += sum(real)
             if axes:
-                lengths = [item.lengths[len(masks)] for item in items]
+                lengths = [each[len(masks)] for each in all_lengths]
                 masks.append(_mask(lengths, [kinds[0][1][axis] for axis in axes], size))
             arguments.append(structure.unflatten(stacked))
         return Stacked(tuple(arguments), tuple(masks), count, size, real_elements, elements)
@@ -1112,16 +1128,21 @@ class Arguments:
             )
         return tuple([bound.arguments[name] for name in self.names])
 
-    def item(self, values: tuple[Any, ...]) -> tuple[BatchItem, Hashable]:
-        """Return the arguments of one call of a batched node, and its group: calls of one group may run together.
+    def item(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Hashable, int]:
+        """Return the arguments of one call of a batched node as `stack` takes them, their group, and their size.
+
+        Calls of one group may run together. Nearly always an item is like the last one. To see that takes less than to
+        look at it closely; then its arguments stay as they are, and its group has their signature.
+
+        Returns:
+            The arguments themselves, or a `BatchItem`; the group; and the size of what is stacked, in bytes.
 
         Raises:
             TypeError: an argument cannot be stacked.
             ValueError: an argument is too long.
         """
-        assert self.stacker is not None
         last = self._last
-        if last is not None:  # nearly always an item is like the last one, and to see that takes less than what follows
+        if last is not None:
             for position, version in last.versions:
                 if id(values[position]) != version:
                     break
@@ -1131,10 +1152,18 @@ class Arguments:
                     if type(array) is not kind or array.dtype is not dtype or array.shape != shape:
                         break
                 else:
-                    arrays, shared = self._stacked_of(values), self._shared_of(values)
-                    # `BatchItem(...)` takes twice as long.
-                    fields: Any = last.signature, arrays, (), True, last.size_bytes, shared, 0, ()
-                    return tuple.__new__(BatchItem, fields), last.group  # pyright: ignore[reportUnknownMemberType]
+                    return values, last.group, last.size_bytes
+        item, group = self.looked_at(values)
+        return item, group, item.size_bytes
+
+    def looked_at(self, values: tuple[Any, ...]) -> tuple[BatchItem, tuple[Any, ...]]:
+        """Return the arguments of one call of a batched node with all that is known of them, and their group.
+
+        Raises:
+            TypeError: an argument cannot be stacked.
+            ValueError: an argument is too long.
+        """
+        assert self.stacker is not None
         arrays, shared = self._stacked_of(values), self._shared_of(values)
         item = self.stacker.item(arrays, current(), shared)
         if self._cost is not None:
@@ -1151,22 +1180,38 @@ class Arguments:
                 (i, array.__class__, array.dtype, array.shape) for i, array in zip(self.stacked, arrays, strict=True)
             ]
             known = [*zip(self.shared, versions, strict=True)]
-            self._last = _LastItem(kinds, known, item.signature, item.size_bytes, (item.signature, *versions))
+            self._last = _LastItem(kinds, known, item.size_bytes, (item.signature, *versions))
         return item, (item.signature, *versions)
 
-    def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
-        """Stack items of one group, whose arrays are on the host, to so many rows."""
-        assert self.stacker is not None
-        return self.stacker.stack(items, size)
+    def as_item(self, args: tuple[Any, ...], group: Hashable) -> BatchItem:
+        """Return what `item` gave, with its group, as a `BatchItem`."""
+        if isinstance(args, BatchItem):
+            return args
+        signature, *_ = cast("tuple[Any, ...]", group)
+        return BatchItem(signature, self._stacked_of(args), (), True, 0, self._shared_of(args))
 
-    def of_batch(self, stacked: Stacked, shared: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return the arguments of the vectorised program: stacked ones, shared ones, and masks."""
+    def stack(self, given: Sequence[tuple[Any, ...]], group: Hashable, size: int) -> tuple[tuple[Any, ...], Stacked]:
+        """Stack items of one group, as `item` gave them, whose arrays are on the host, to so many rows.
+
+        Returns:
+            The arguments of the vectorised program, which are stacked ones, shared ones, and masks; and the stacked
+            ones with their sizes.
+        """
+        assert self.stacker is not None
+        if {*map(type, given)} == {tuple}:  # nearly always
+            columns, (signature, *_) = tuple(zip(*given, strict=True)), cast("tuple[Any, ...]", group)
+            of_arrays = iter(self._stacked_of(columns))
+            stacked = self.stacker.stack_columns(signature, of_arrays, [()] * len(given), size)
+            shared = self._shared_of(given[0])
+        else:
+            items = [self.as_item(args, group) for args in given]
+            stacked, shared = self.stacker.stack(items, size), items[0].shared
         args: list[Any] = [None] * len(self.names)
         for position, argument in zip(self.stacked, stacked.arguments, strict=True):
             args[position] = argument
         for position, argument in zip(self.shared, shared, strict=True):
             args[position] = argument
-        return (*args, *stacked.masks[: len(self.masks)])  # not each function has positions
+        return (*args, *stacked.masks[: len(self.masks)]), stacked  # not each function has positions
 
     def _version(self, position: int, value: Any, kept: list[Any]) -> Any:
         """Return the part of a group that stands for a shared argument, and add to `kept` what must not be freed."""
@@ -1207,9 +1252,8 @@ class _LastItem(NamedTuple):
 
     kinds: list[tuple[int, Any, Any, tuple[int, ...]]]  # position, type, dtype and shape of each that is stacked
     versions: list[tuple[int, int]]  # position and identity of each of the others
-    signature: ItemSignature
     size_bytes: int
-    group: Hashable
+    group: tuple[Any, ...]
 
 
 def _is_of_any_configuration(array: Any) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
 from time import perf_counter, thread_time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -1123,7 +1123,7 @@ class BatchJob(Job):
     Args:
         jitted: the function that it runs.
         device: the device that it runs on.
-        calls: the calls; the arguments of each are a `BatchItem`, and all are of one group.
+        calls: the calls, all of one group; the arguments of each are as `Arguments.item` gave them.
         on_over: called on the loop with the job when it is over.
         arguments: how the batch items become the arguments of the program.
         size: rows of the batch, padding included.
@@ -1186,22 +1186,21 @@ class BatchJob(Job):
     def arguments(self) -> tuple[Any, ...]:
         """Stack the arguments of the calls."""
         arguments = self._arguments
-        items = self._items()
-        self.stacked = arguments.stack(items, self._size)
-        args = arguments.of_batch(self.stacked, items[0].shared)
+        args, self.stacked = arguments.stack(self._items(), self.calls[0].group, self._size)
         return self._place(args, arguments.parameters) if arguments.parameters else args
 
-    def _items(self) -> list[BatchItem]:
+    def _items(self) -> list[tuple[Any, ...]]:
         """Return the items to be stacked. If the computation of an item's array has failed, only its call fails."""
         calls = self.calls
-        given = cast("list[BatchItem]", [call.args for call in calls])
-        if all(item.is_on_host for item in given):  # nearly always
+        given = [call.args for call in calls]
+        if all(item.is_on_host for item in given if isinstance(item, BatchItem)):  # nearly always
             return given
-        items: list[BatchItem] = []
+        items: list[tuple[Any, ...]] = []
         self.calls = []
         failed: BaseException | None = None
         began = perf_counter()
-        for call, item in zip(calls, given, strict=True):
+        for call, args in zip(calls, given, strict=True):
+            item = self._arguments.as_item(args, call.group)
             try:
                 items.append(on_host(item))
                 self.calls.append(call)

@@ -36,7 +36,7 @@ class DeviceCall:
 
     Attributes:
         jitted: the function that it runs.
-        args: the arguments, one for each parameter; for a batch, a `BatchItem`.
+        args: the arguments, one for each parameter; for a batch, what `Arguments.item` gave.
         flat: leaves and structure of the arguments, if they are known and the program gets the arguments as they are.
         result: the future that the caller waits for; None before the call is submitted, and once the caller has the
             result or has left. It is dropped then because an error refers, by its traceback, to this call, and the two
@@ -868,7 +868,7 @@ class BatchCallQueue(CallQueue):
     def describe(self, call: DeviceCall) -> str:
         """Return what a call holds, for an error."""
         assert self._arguments.stacker is not None
-        return self._arguments.stacker.describe(cast("BatchItem", call.args))
+        return self._arguments.stacker.describe(self._arguments.as_item(call.args, call.group))
 
 
 class _Search:

@@ -433,8 +433,8 @@ class PlacedNode:
         variants = self._executor.variants(values)
         arguments = self._arguments
         if arguments.stacker is not None:
-            item = on_host(arguments.item(values)[0])
-            variants = [arguments.of_batch(arguments.stack([item], size), item.shared) for size in self._sizes]
+            item, group = arguments.looked_at(values)
+            variants = [arguments.stack([on_host(item)], group, size)[0] for size in self._sizes]
         compiled = [
             device.compile(jitted, args)
             for device, jitted in zip(self._devices, self._jitted, strict=True)
@@ -468,8 +468,8 @@ class PlacedNode:
             call = kind(self._jitted[0], values, size_bytes, priority, deadline)
             call.is_plain = is_plain
             return call
-        item, group = arguments.item(values)
-        return kind(self._jitted[0], item, item.size_bytes, priority, deadline, group)
+        args, group, size_bytes = arguments.item(values)
+        return kind(self._jitted[0], args, size_bytes, priority, deadline, group)
 
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options

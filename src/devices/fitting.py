@@ -309,7 +309,8 @@ class _Trial:
         self._device = device
         self._arguments = arguments
         self._jitted: JittedFunction = executor.jitted(device.placement, arguments)
-        self._item = on_host(arguments.item(values)[0])
+        item, self._group = arguments.looked_at(values)
+        self._item = on_host(item)
         self._limit_bytes = limit_bytes
         self._can_run_out = _platform(device) != "cpu"
         self.item_bytes = self._item.size_bytes
@@ -342,7 +343,7 @@ class _Trial:
         taken += (self._executor.options.prefetch - 1) * size * self.item_bytes // self._least
         if taken > self._limit_bytes:
             return TriedSize(size=size, bytes=taken, why_not="over the limit")
-        args = self._arguments.of_batch(self._arguments.stack([self._item], size), self._item.shared)
+        args, _ = self._arguments.stack([self._item], self._group, size)
         try:
             seconds = await self._timed(args, size)
         except Exception as error:
@@ -357,7 +358,7 @@ class _Trial:
 
     async def _compiled(self, size: int) -> "Executable":
         """Return the program for so many items, compiled off the loop from shapes alone."""
-        args = list(self._arguments.of_batch(self._arguments.stack([self._item], self._least), self._item.shared))
+        args = [*self._arguments.stack([self._item], self._group, self._least)[0]]
         for position in (*self._arguments.stacked, *range(len(self._arguments.names), len(args))):
             args[position] = jax.tree.map(functools.partial(_shape_of, size), args[position])
         return await self._device.compile(self._jitted, tuple(args))
