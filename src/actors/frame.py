@@ -170,6 +170,11 @@ class Frame:
         return self.expired or isinstance(self.error, DeadlineExceeded)
 
     @property
+    def ends_program(self) -> bool:
+        """Whether it has ended with what ends a program, and so its run, stream or deployment; as in a task of asyncio."""
+        return isinstance(self.error, KeyboardInterrupt | SystemExit)
+
+    @property
     def identity(self) -> int:
         """A number that is unique to this frame; a reference to it does not keep the frame alive."""
         if self._identity is None:

@@ -993,7 +993,8 @@ def _dtype(dtype: Any, configuration: Configuration) -> Any:
 
 def _column(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int) -> Array:
     column = np.empty((size, *shape), dtype)
-    column[: len(rows)] = rows
+    # By an array of their own dtype, as NumPy refuses a scalar that is too large for a column of 32 bits, for all rows.
+    column[: len(rows)] = rows if shape else np.array(rows)
     column[len(rows) :] = rows[-1]
     return column
 

@@ -501,12 +501,15 @@ class DispatchThreads:
             self._threads[placement] = thread, leases + 1
             return thread
 
-    def release(self, placement: Placement, on_ended: Callable[[], object]) -> None:
+    def release(self, placement: Placement, on_ended: Callable[[], object]) -> bool:
         """Give a lease back; the last one ends the thread, once it has done what was submitted.
 
         Args:
             placement: the device or mesh.
-            on_ended: called on some thread once nothing lives on because of this lease.
+            on_ended: called on some thread once nothing lives on because of this lease, but for the return of a thread.
+
+        Returns:
+            Whether it was the last one.
         """
         with self._lock:
             thread, leases = self._threads.pop(placement)
@@ -516,6 +519,7 @@ class DispatchThreads:
             on_ended()
         else:
             thread.end(on_ended)
+        return leases == 1
 
     def _start(self, placement: Placement) -> DispatchThread:
         return DispatchThread(placement.name, lambda: self_check().verify(placement.devices[0]))
@@ -1126,7 +1130,7 @@ class BatchJob(Job):
         calls: the calls, all of one group; the arguments of each are as `Arguments.item` gave them.
         on_over: called on the loop with the job when it is over.
         arguments: how the batch items become the arguments of the program.
-        size: rows of the batch, padding included.
+        size_of: returns how many rows, padding included, a batch of such calls has.
 
     Attributes:
         lock: held while calls are added or left out, and when the job is closed.
@@ -1143,11 +1147,12 @@ class BatchJob(Job):
         calls: "list[DeviceCall]",
         on_over: "Callable[[BatchJob], None]",
         arguments: "Arguments",
-        size: int,
+        size_of: "Callable[[list[DeviceCall]], int]",
     ) -> None:
         super().__init__(jitted, device, calls, on_over)
         self._arguments = arguments
-        self._size = size
+        self._size_of = size_of
+        self._size = 0  # known once the job is closed
         self.lock = threading.Lock()
         self.is_closed = False
         self.stacked: Stacked | None = None
@@ -1157,24 +1162,31 @@ class BatchJob(Job):
         """Rows of the batch, padding included."""
         return self._size
 
-    def change(self, left: "list[DeviceCall]", added: "list[DeviceCall]", size: int) -> None:
+    def change(self, left: "list[DeviceCall]", added: "list[DeviceCall]") -> None:
         """Leave out calls, and take further ones, as long as the job is not closed; to be called with the lock.
 
         Args:
             left: calls whose callers have left.
             added: further calls.
-            size: rows of the batch from now on, padding included.
         """
         # In place: by this list, which is that of the queue, the device counts what it holds.
         self.calls[:] = [call for call in self.calls if call not in left] + added
-        self._size = size
         # In a profile, the calls of a job have the mean of their times on the way to the thread.
         self._submitted_at += (perf_counter() - self._submitted_at) * len(added) / len(self.calls)
 
     def begin(self) -> bool:
-        """Close the job; return whether a caller still waits for it."""
+        """Close the job, without the calls whose callers have left; return whether any caller still waits for it."""
         with self.lock:
-            self.is_closed = True
+            is_first, self.is_closed = not self.is_closed, True
+        if is_first:  # a job whose program had to be compiled begins again, with the same rows
+            left = [call for call in self.calls if call.is_left]
+            if len(left) < len(self.calls):  # otherwise the job is skipped
+                if left:
+                    # A new list: until the job is over, the device counts all that it held.
+                    self.calls = [call for call in self.calls if call not in left]
+                    for call in left:
+                        self._device.mailbox.post(call.drop)
+                self._size = self._size_of(self.calls)
         return super().begin()
 
     @property

@@ -361,14 +361,11 @@ class CallQueue:
         if not self.gathers and not device.busy and self.free and device.has_room and len(self.replicas) == 1:
             device.begin(self, [call])  # no other call waits, so it need not either
             return
-        if self._may_refuse and waiting.is_full:
-            for unwanted in waiting.drop_unwanted(device.loop.time()):
-                unwanted.expire()
-            if waiting.is_full:
-                raise Overloaded(
-                    f"node {self.name!r} refuses an item: {waiting.count} wait already, as many as one batch and "
-                    "max_queue= of its Batch"
-                )
+        if self._may_refuse and waiting.is_full and not self._make_room():
+            raise Overloaded(
+                f"node {self.name!r} refuses an item: {waiting.count} wait already, as many as one batch and "
+                "max_queue= of its Batch"
+            )
         call.arrived_at = device.loop.time()
         waiting.add(call)
         if len(self.replicas) == 1:
@@ -376,6 +373,16 @@ class CallQueue:
         else:
             for one in sorted(self.replicas, key=lambda one: one.device.running):
                 one.device.offer(one)
+
+    def _make_room(self) -> bool:
+        """Remove unwanted calls from a full queue, and begin batches that are due; return whether there is room now."""
+        waiting = self.waiting
+        for unwanted in waiting.drop_unwanted(self.device.loop.time()):
+            unwanted.expire()
+        if waiting.is_full:
+            for one in self.replicas:
+                one.device.look()
+        return not waiting.is_full
 
     def discard(self, call: DeviceCall) -> None:
         """Take out a call, if it still waits."""
@@ -523,7 +530,7 @@ class EngineDevice:
         queue.free += 1
         self.let_go(calls)
         if self.busy:
-            self._look()
+            self.look()
         if not self.running and self.is_closed:
             self._idle.notify_all()
 
@@ -552,8 +559,10 @@ class EngineDevice:
         self.busy.clear()
         await self._idle.wait_for(lambda: not self.running)
         ended = asyncio.Event()
-        THREADS.release(self.placement, lambda: self.mailbox.post(ended.set))
+        is_last = THREADS.release(self.placement, lambda: self.mailbox.post(ended.set))
         await ended.wait()
+        if is_last:
+            self.thread.join()  # this takes no time: they have nothing left to do but to return
 
     @property
     def has_room(self) -> bool:
@@ -574,14 +583,14 @@ class EngineDevice:
             if not self._look_armed:
                 self._look_soon()  # after what else comes in this turn of the loop
         elif queue.has_room:
-            self._look()
+            self.look()
 
     def _look_soon(self) -> None:
         if not self._look_armed:
             self._look_armed = True
-            self.loop.call_soon(self._look)
+            self.loop.call_soon(self.look)
 
-    def _look(self, due: float = 0.0) -> None:
+    def look(self, due: float = 0.0) -> None:
         """Hand jobs to the device as long as it takes more."""
         self._look_armed = False
         if self.is_closed:
@@ -646,7 +655,7 @@ class EngineDevice:
             if due > now and (due_at is None or due < due_at):  # what is due already waits for something else
                 due_at = due
         if due_at is not None:
-            self._timer = self.loop.call_at(due_at, self._look, due_at)
+            self._timer = self.loop.call_at(due_at, self.look, due_at)
 
 
 def _wanted(taken: list[DeviceCall], now: float) -> list[DeviceCall]:
@@ -782,8 +791,7 @@ class BatchCallQueue(CallQueue):
         """Have the device run some calls as one batch."""
         rows = len(self.rows_of(calls))
         is_try = self.limits.begins(calls[0].group, rows * self._most_per_row)
-        on_over = partial(self._ended, partial(self.device.returned, self, calls), is_try)
-        job = self.run_batch(calls, on_over, batch_size(rows, self._sizes))
+        job = self.run_batch(calls, partial(self._ended, partial(self.device.returned, self, calls), is_try))
         self._unbegun = job if rows < self._most and len(self.replicas) == 1 else None
 
     def fill(self, now: float) -> None:
@@ -803,7 +811,7 @@ class BatchCallQueue(CallQueue):
             staying = len(job.calls) - len(left)
             added = _wanted(self.waiting.take_more(group, self._most - staying), now)
             if added:
-                job.change(left, added, batch_size(staying + len(added), self._sizes))
+                job.change(left, added)
             else:
                 left = []  # a job without a call that is wanted is skipped
         self.device.hold(self, added)
@@ -822,10 +830,13 @@ class BatchCallQueue(CallQueue):
                 self._log.add(job.stacked)
             on_over(job)
 
-        rows = size or batch_size(len(self.rows_of(calls)), self._sizes)
-        job = BatchJob(self._jitted, self.device, calls, over, self._arguments, rows)
+        size_of = self._size_of if size is None else lambda _: size
+        job = BatchJob(self._jitted, self.device, calls, over, self._arguments, size_of)
         job.submit()
         return job
+
+    def _size_of(self, calls: list[DeviceCall]) -> int:
+        return batch_size(len(self.rows_of(calls)), self._sizes)
 
     def _ended(self, then: Callable[[], None], is_try: bool, job: BatchJob) -> None:
         if self._unbegun is job:
@@ -890,18 +901,19 @@ class _Search:
         positions = self._bisection.next_batch()
         if positions:
             # Of the same size, whose program is there.
-            self._queue.run_batch([self._calls[position] for position in positions], self._ended, self._size)
+            calls = [self._calls[position] for position in positions]
+            self._queue.run_batch(calls, partial(self._ended, len(calls) == 1), self._size)
         else:
             self._then()
 
-    def _ended(self, job: BatchJob) -> None:
+    def _ended(self, is_alone: bool, job: BatchJob) -> None:
         if job.error is not None and job.has_run and is_out_of_memory(job.error):
             self._bisection.succeeded()  # its calls are taken care of
             self._queue.try_again(job, self.go_on)
             return
         if isinstance(job.error, Exception):
             self._bisection.failed(job.error)
-            if len(job.calls) == 1:
+            if is_alone:
                 job.settle()
             else:
                 job.take_error()

@@ -647,8 +647,8 @@ class ServiceCall(RunningCall):
             self.waited_for_in.discard(self)
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
-        if self.state != "done" and self.error is not None and not isinstance(self.error, Exception):
-            self._deployment.abort_soon()  # KeyboardInterrupt and SystemExit end the scope
+        if self.state != "done" and self.ends_program:
+            self._deployment.abort_soon()
         if not self.unwinding:
             self._in_flight_here.settled(self)
 

@@ -425,7 +425,7 @@ class StreamingCall:
         self._opened.set()
         if self.events is not None:
             self.events.end()
-        if frame.error is not None and not isinstance(frame.error, Exception):
+        if frame.ends_program:
             self._where.abort_soon()
         if frame.settled:
             self.frame_settled(frame)
