@@ -6,7 +6,7 @@ import traceback
 import weakref
 from collections.abc import AsyncIterator
 from types import TracebackType
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import pytest
 import structlog
@@ -504,6 +504,38 @@ async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseE
         assert service.state == "stopped"
         with pytest.raises(ps.EngineClosedError):
             await service(2)
+
+
+class Panic(BaseException):
+    """What an extension written in Rust raises when it panics."""
+
+
+def panic_at_one(x: int) -> int:
+    if x == 1:
+        raise Panic("a bug in Rust")
+    return x
+
+
+@ps.node
+async def panicking(x: int) -> int:
+    return panic_at_one(x)
+
+
+panicking_in_thread = ps.node(runs_on="thread", name="panicking_in_thread")(panic_at_one)
+
+
+@pytest.mark.parametrize("node", [panicking, panicking_in_thread])
+async def test_a_panic_ends_its_own_call_of_a_deployment_and_no_other(node: Any) -> None:
+    graph = ps.graph(node)
+    async with engine.deploy(graph) as service:
+        for call in (lambda x: service(x), lambda x: anext(aiter(service.stream([graph(x)], on_error="skip")))):
+            with pytest.raises(Panic):
+                await call(1)
+            assert await call(2) == 2
+        statistics = service.statistics()
+        assert (service.state, statistics.completed, statistics.failed) == ("ready", 2, 2)
+    with pytest.raises(Panic):
+        await engine.run(graph(1))
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

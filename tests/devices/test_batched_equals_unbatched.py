@@ -271,6 +271,21 @@ def drawn(key: Any, scale: Any) -> Any:
     return {"uniform": jax.random.uniform(key, (2,)) * scale, "next": jax.random.split(key, 3)}
 
 
+@pytest.mark.parametrize("made", [np.int64, np.array])
+async def test_an_integer_of_numpy_that_is_too_large_is_what_it_is_alone_and_fails_no_other(made: Any) -> None:
+    def doubled(x: Any) -> Any:
+        return x * 2
+
+    alone = ps.graph(ps.device_node(device="cpu")(doubled))
+    batched = ps.graph(ps.device_node(device="cpu", batch=ps.Batch(8))(doubled))
+    async with engine.deploy(alone, batched) as service:
+        found = [
+            await asyncio.gather(*[service.run(graph(made(number))) for number in (3, 2**40, 4)])
+            for graph in (alone, batched)
+        ]
+    assert [[int(one) for one in each] for each in found] == [[6, 0, 8]] * 2
+
+
 async def test_typed_random_keys_are_arguments_and_results_of_a_batch() -> None:
     node = ps.device_node(device="cpu:3", batch=devices.DeviceBatch(8, buckets=(4, 8)))(drawn)
 

@@ -225,6 +225,19 @@ async def test_more_than_max_queue_are_refused() -> None:
     assert [float(r[0]) for r in results if not isinstance(r, BaseException)] == [0, 1, 2, 3, 4, 5]
 
 
+async def test_a_full_queue_begins_what_is_due_before_it_refuses_a_call() -> None:
+    """Nothing runs, so a burst in one turn of the loop fills two batches for the device, the next one, and the queue."""
+
+    @ps.device_node(device="cpu", batch=ps.Batch(2, max_queue=1), prefetch=2)
+    def same(x: jax.Array) -> jax.Array:
+        return x * 1
+
+    async with engine.deploy(ps.graph(same)) as service:
+        await asyncio.gather(*[service(row(n)) for n in range(2)])
+        results = await asyncio.gather(*[service(row(n)) for n in range(8)], return_exceptions=True)
+    assert [isinstance(result, ps.Overloaded) for result in results] == [False] * 7 + [True]
+
+
 async def test_an_item_longer_than_the_last_length_bucket_fails_alone() -> None:
     @ps.device_node(device="cpu", batch=devices.DeviceBatch(8, pad_axes={"x": 0}, length_buckets=(8, 16)))
     def total(x: jax.Array, mask: jax.Array | None = None) -> jax.Array:
@@ -661,6 +674,76 @@ async def test_callers_who_have_left_make_room_in_a_batch_that_has_not_begun() -
         assert (device.running, device._held_bytes) == (0, 0)
     assert [float(result[0]) for result in results] == [*range(10, 18)]
     assert [sorted(one[0] for one in values) for values in gate.values] == [[*range(10, 18)]]
+
+
+@pytest.mark.parametrize("how", ["cancelled", "expired"])
+async def test_callers_who_leave_before_the_thread_begins_cost_the_device_nothing(how: str) -> None:
+    async with batches_of_8() as (service, gate, device):
+        [graph] = service._graphs
+        with held(device):
+            staying = asyncio.ensure_future(service(row(0)))
+            seconds = 0.01 if how == "expired" else None
+            leaving = [asyncio.ensure_future(service.run(graph(row(n)), timeout_seconds=seconds)) for n in range(1, 6)]
+            await testing.wait_quiescent()
+            if how == "cancelled":
+                for call in leaving:
+                    call.cancel()
+            await asyncio.gather(*leaving, return_exceptions=True)
+        assert float((await staying)[0]) == 0
+        await testing.wait_quiescent()
+        assert (device.running, device._held_bytes) == (0, 0)
+    assert [len(values) for values in gate.values] == [1]  # a batch of one row
+
+
+async def test_a_caller_who_leaves_takes_its_failure_along() -> None:
+    """A batch that waits has one item that would fail it."""
+
+    @ps.device_node(device="cpu", batch=ps.Batch(8))
+    def refusing(x: jax.Array) -> jax.Array:
+        return refusing_negative(x)
+
+    graph = ps.graph(refusing)
+    async with engine.deploy(graph) as service:
+        await asyncio.gather(*[service(row(n)) for n in range(4)])
+        (device,) = _devices()
+        before = refusing.batch_statistics().batches
+        with held(device):
+            calls = [asyncio.ensure_future(service(row(n))) for n in (1, 2, -1, 3)]
+            await testing.wait_quiescent()
+            calls[2].cancel()
+            await asyncio.wait([calls[2]])
+        found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [None if isinstance(one, BaseException) else float(one[0]) for one in found] == [1, 2, None, 3]
+    assert refusing.batch_statistics().batches == before + 1
+
+
+async def test_a_caller_who_leaves_while_failures_are_searched_is_left_out_of_what_is_run() -> None:
+    """Of eight items two fail; one of these, and one that does not, leave while the others are told apart."""
+    gate = Gate()
+    gate.open()
+
+    @ps.device_node(device="cpu", batch=ps.Batch(8))
+    def refusing(x: jax.Array) -> jax.Array:
+        return gate.pass_through(refusing_negative(x))
+
+    graph = ps.graph(refusing)
+    async with engine.deploy(graph) as service:
+        await asyncio.gather(*[service(row(n)) for n in range(8)])
+        (device,) = _devices()
+        with held(device):
+            calls = [asyncio.ensure_future(service(row(n))) for n in (0, 1, 2, -3, 4, -5, 6, 7)]
+            await testing.wait_quiescent()
+        calls[6].cancel()  # after the thread has begun, or before: either is fine
+        calls[5].cancel()
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert [float((await service(row(8)))[0])] == [8]
+        await testing.wait_quiescent()
+        assert (device.running, device._held_bytes) == (0, 0)
+    values = [type(one) if isinstance(one, BaseException) else float(one[0]) for one in found]
+    assert values[:3] + values[4:5] + values[7:] == [0, 1, 2, 4, 7]
+    assert values[5:7] == [asyncio.CancelledError] * 2
+    assert isinstance(found[3], Exception)
+    assert not isinstance(found[3], asyncio.CancelledError)
 
 
 async def test_nodes_together_add_no_more_than_one_batch_to_what_the_device_may_hold() -> None:

@@ -351,3 +351,17 @@ def test_what_was_handed_on_ends_also_if_nothing_comes_after_it(device: Device) 
         device.thread.submit(step)
         device.until("ready", step.number)
         assert step.waited_for_by == "penstock-device-test-wait"
+
+
+async def test_the_threads_of_a_device_have_ended_when_their_engine_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = DispatchThread._wait_for_lent
+
+    def end_late(self: DispatchThread) -> None:
+        work(self)
+        threading.Event().wait(0.1)  # after it has said that all is done
+
+    monkeypatch.setattr(DispatchThread, "_wait_for_lent", end_late)
+    node = ps.device_node(device="cpu:3", name="same")(lambda x: x)
+    async with engine.Engine() as own:
+        await own.run(ps.graph(node)(1.0))
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("penstock-device-cpu:3")]
