@@ -120,30 +120,13 @@ def _answer(
     finally:
         _item.reset(token)
     try:
+        if "batch_size" in item and issubclass(type(result), list | tuple):
+            result = process_messages.encode_results(result, target)
         return process_messages.encode((True, result, perf_counter() - began))
     except MemoryError as error:
         return _failure(error, error, began)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
-        if "batch_size" in item and issubclass(type(result), list):  # the others of the batch do not fail with this one
-            results = [_sendable(target, value) for value in result]
-            return process_messages.encode((True, results, perf_counter() - began))
-        return _failure(_unsendable(target, result, error), error, began)
-
-
-def _sendable(target: str, value: object) -> object:
-    """Return the value; if it does not pickle, an error in its place."""
-    try:
-        process_messages.encode(value)
-    except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
-        return _unsendable(target, value, error)
-    return value
-
-
-def _unsendable(target: str, result: object, error: Exception) -> TypeError:
-    return TypeError(
-        f"the result of {target!r} ({process_messages.type_name(result)}) cannot be sent back from a worker "
-        f"process: {error}; return plain data instead"
-    )
+        return _failure(process_messages.unsendable(target, result, error), error, began)
 
 
 # The instances of classes with runs_on="process" that were called in this process, by their numbers.

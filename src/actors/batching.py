@@ -530,11 +530,15 @@ class ThreadBatcher(Batcher[T, U]):
         self, batch: list[Request[T, U]], clock: Callable[[], float]
     ) -> tuple[list[Request[T, U]], list[Any]]:
         """Run a batch, and then others as long as one is due; in a thread. Return the last one, and its results."""
+        now = clock()
+        batch = [work for work in batch if work.is_wanted(now)]  # it may have waited for this thread
         while True:
+            results: list[Any] = []
             try:
-                returned = copy_context().run(self._call, [work.value for work in batch])
-                results = results_of(returned, len(batch), self._name)
-                del returned  # what it holds must not live until the next batch has ended
+                if batch:
+                    returned = copy_context().run(self._call, [work.value for work in batch])
+                    results = results_of(returned, len(batch), self._name)
+                    del returned  # what it holds must not live until the next batch has ended
             except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is the outcome of the whole batch
                 results = self._failures(travelling(error), batch)
             following = self._following(clock())

@@ -171,7 +171,7 @@ class Frame:
 
     @property
     def ends_program(self) -> bool:
-        """Whether it has ended with what ends a program, and so its run, stream or deployment; as in a task of asyncio."""
+        """Whether it has ended with what ends a program, as in a task of asyncio: so it ends its scope as well."""
         return isinstance(self.error, KeyboardInterrupt | SystemExit)
 
     @property

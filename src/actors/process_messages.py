@@ -6,11 +6,11 @@ import pickle
 import socket
 import struct
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from types import FunctionType
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 # Messages are in pickle protocol 5. Buffers travel out of band (PEP 574): an array is written from its own memory, and
 # read into the memory that the new array keeps. A message is a prefix (number of buffers, length of the body), the
@@ -271,10 +271,79 @@ def decode_error(sent: SentError, target: str) -> BaseException:
             reason = f"it is rebuilt as an object of type {type_name(error)}"
         except Exception as failure:  # noqa: BLE001 - constructors are the exception's own code and may raise anything
             reason = f"{type(failure).__name__}: {failure}"
+    how, where = ("raised", "; its traceback is shown as the cause") if sent.traceback else ("returned", "")
+    return TypeError(f"{target!r} {how} {sent.type_name}, which does not survive pickling ({reason}){where}")
+
+
+# The results of a batch, each by itself: one that cannot be sent or rebuilt must not take along those of the others.
+
+_SENT_AS_THEY_ARE: Final = frozenset({bool, int, float, str, bytes, type(None)})
+
+
+class SentResult(NamedTuple):
+    """A result of one item of a batch, pickled; its buffers go beside it, as those of any other message."""
+
+    type_name: str
+    pickled: bytes
+    buffers: list[pickle.PickleBuffer]
+
+
+def encode_results(results: Iterable[object], target: str) -> list[object]:
+    """Return the results of a batch in a form in which they can be sent, errors included."""
+
+    def encoded(result: object) -> object:
+        if isinstance(result, BaseException):
+            return encode_error(result, "")
+        buffers: list[pickle.PickleBuffer] = []
+        try:
+            return SentResult(type_name(result), pickle.dumps(result, 5, buffer_callback=buffers.append), buffers)
+        except MemoryError:
+            raise
+        except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
+            return encode_error(unsendable(target, result, error), "")
+
+    return _each_once(results, encoded)
+
+
+def decode_results(sent: Iterable[object], target: str) -> list[object]:
+    """Return the results of a batch; in the place of one that cannot be rebuilt, its error."""
+
+    def decoded(one: object) -> object:
+        assert isinstance(one, SentError | SentResult)
+        if isinstance(one, SentError):
+            return decode_error(one, target)
+        try:
+            return pickle.loads(one.pickled, buffers=one.buffers)
+        except Exception as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
+            return unbuilt(target, error, one.type_name)
+
+    return _each_once(sent, decoded)
+
+
+def _each_once(values: Iterable[object], convert: Callable[[object], object]) -> list[object]:
+    """Return values converted, those that several items share once; but not those that are sent as they are."""
+    values = list(values)
+    converted: dict[int, object] = {}
+    for value in values:
+        if type(value) not in _SENT_AS_THEY_ARE and id(value) not in converted:
+            converted[id(value)] = convert(value)
+    return [converted.get(id(value), value) for value in values]
+
+
+def unsendable(target: str, result: object, error: Exception) -> TypeError:
+    """Return the error for a result that does not pickle."""
     return TypeError(
-        f"{target!r} raised {sent.type_name}, which does not survive pickling ({reason}); its traceback is shown as "
-        "the cause"
+        f"the result of {target!r} ({type_name(result)}) cannot be sent back from a worker process: {error}; return "
+        "plain data instead"
     )
+
+
+def unbuilt(target: str, error: Exception, type_name: str | None = None) -> TypeError:
+    """Return the error for a result that pickles, and cannot be rebuilt."""
+    what = "" if type_name is None else f" ({type_name})"
+    made = TypeError(f"the result of {target!r}{what} cannot be rebuilt in this process: {error}")
+    made.__cause__ = error
+    return made
 
 
 def type_name(value: object) -> str:

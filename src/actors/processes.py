@@ -820,10 +820,10 @@ def _unpack(call: _Call, body: memoryview, buffers: list[process_messages.Memory
     except MemoryError as error:
         return _Outcome(call, error=error)
     except Exception as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
-        unbuilt = TypeError(f"the result of {target!r} cannot be rebuilt in this process: {error}")
-        unbuilt.__cause__ = error
-        return _Outcome(call, error=unbuilt)
+        return _Outcome(call, error=process_messages.unbuilt(target, error))
     if succeeded:
+        if "batch_size" in call.request.item and isinstance(value, list):
+            value = process_messages.decode_results(cast("list[object]", value), target)
         return _Outcome(call, value, seconds=seconds)
     raised = process_messages.decode_error(value, target)
     try:

@@ -19,10 +19,27 @@ def squares(numbers: list[int]) -> list[int | Exception]:
     return [ValueError(f"no {number}") if number < 0 else number**2 for number in numbers]
 
 
-@ps.node(batch=ps.Batch(8), runs_on="process")
-def unlocked(values: list[object]) -> list[object]:
-    """Gives each value, and a lock in place of the text "lock"."""
-    return [threading.Lock() if value == "lock" else value for value in values]
+class ApiError(Exception):
+    """Pickles, and cannot be rebuilt, since its `args` are not what its constructor takes. Many are like that."""
+
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+
+
+class Unbuilt:
+    """A result that pickles, and cannot be rebuilt."""
+
+    def __reduce__(self) -> tuple[type, tuple[int]]:
+        return ApiError, (400,)
+
+
+@ps.node(batch=ps.Batch(16), runs_on="process")
+def unlocked(values: list[object]) -> tuple[object, ...]:
+    """Gives each value, but what the name says in place of some texts."""
+    made = {"lock": threading.Lock, "api error": lambda: ApiError(400, "empty"), "unbuilt": Unbuilt}
+    array = bytearray(b"shared")
+    made["shared"] = lambda: array  # type: ignore[assignment]
+    return tuple([made[value]() if isinstance(value, str) else value for value in values])
 
 
 @ps.node(runs_on="process", timeout_seconds=0.6)

@@ -405,6 +405,45 @@ async def test_what_waits_for_a_thread_comes_before_the_next_batch(*, of_engine:
     assert held.batches == [[0], [2], [1]]
 
 
+@pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
+async def test_who_leaves_while_a_batch_waits_for_a_thread_is_not_in_it(*, of_engine: bool) -> None:
+    held = HeldThread()
+    batched, other = held.graph(3), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
+    async with (
+        engine.Engine(max_workers=1 if of_engine else 8) as own,
+        own.deploy(batched, other, max_workers=8 if of_engine else 1) as service,
+    ):
+        calls = [asyncio.create_task(service.run(other(0)))]
+        await testing.wait_quiescent()
+        calls += [asyncio.create_task(service.run(batched(x))) for x in (1, 2, 3)]
+        await testing.wait_quiescent()
+        calls[2].cancel()
+        await testing.wait_quiescent()
+        held.go_on.set()
+        found = await asyncio.gather(*calls, return_exceptions=True)
+    assert [found[0], found[1], found[3]] == [0, 1, 3]
+    assert held.batches == [[0], [1, 3]]
+
+
+async def test_a_batch_that_everybody_leaves_while_it_waits_for_a_thread_is_not_run() -> None:
+    held = HeldThread()
+    batched, other = held.graph(3), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
+    async with engine.Engine(max_workers=1) as own, own.deploy(batched, other) as service:
+        calls = [asyncio.create_task(service.run(other(0)))]
+        await testing.wait_quiescent()
+        calls += [asyncio.create_task(service.run(batched(x))) for x in (1, 2)]
+        await testing.wait_quiescent()
+        for call in calls[1:]:
+            call.cancel()
+        await testing.wait_quiescent()
+        later = asyncio.create_task(service.run(batched(3)))
+        await testing.wait_quiescent()
+        held.go_on.set()
+        assert await asyncio.gather(calls[0], later) == [0, 3]
+        await asyncio.wait(calls)
+    assert held.batches == [[0], [3]]
+
+
 class Unreadable(list[int]):
     """A list that fails when its items are asked for."""
 
@@ -448,6 +487,7 @@ async def test_a_thread_takes_no_further_batch_of_a_deployment_that_is_aborted()
     held = HeldThread()
     async with engine.Engine() as own, own.deploy(held.graph(1)) as service:
         calls = await queued(service, range(3))
+        assert held.begun.acquire(timeout=30)
         stopping = asyncio.create_task(service.abort())
         await testing.wait_quiescent()
         held.go_on.set()

@@ -62,13 +62,17 @@ async def test_an_item_that_does_not_pickle_fails_alone_in_its_batch() -> None:
 
     lock, generator = threading.Lock(), (number for number in range(3))
     async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
-        values = [1, lock, 2, 3, "lock", generator, 4]
+        values = [1, lock, 2, 3, "lock", generator, 4, "api error", "unbuilt", "shared", "shared", {"five": 5}]
         results = await asyncio.gather(*map(service, values), return_exceptions=True)
-    assert [result for result in results if isinstance(result, int)] == [1, 2, 3, 4]
+    assert [result for result in results if not isinstance(result, Exception)] == [
+        1, 2, 3, 4, *[b"shared"] * 2, {"five": 5},
+    ]  # fmt: skip
     assert "an item (_thread.lock) of 'tests.runtime.process_nodes:unlocked' cannot be sent to" in str(results[1])
     assert "(_thread.lock) cannot be sent back" in str(results[4])
     assert "an item (generator)" in str(results[5])
-    assert all(isinstance(results[position], TypeError) for position in (1, 4, 5))
+    assert "returned tests.runtime.process_nodes.ApiError, which does not survive pickling" in str(results[7])
+    assert "(tests.runtime.process_nodes.Unbuilt) cannot be rebuilt in this process" in str(results[8])
+    assert all(isinstance(results[position], TypeError) for position in (1, 4, 5, 7, 8))
 
 
 async def test_a_timeout_counts_from_the_begin_in_the_worker() -> None:
