@@ -74,9 +74,11 @@ def event_stream(
         A response of Starlette, which FastAPI returns as it is.
 
     Raises:
+        TypeError: the argument is not a stream.
         OptionsError: an option does not accept its value.
         MissingExtraError: Starlette is not installed.
     """
+    _check_stream(stream, "event_stream")
     check("heartbeat_seconds", heartbeat_seconds, optional(POSITIVE))
     text = encode or _as_text
 
@@ -125,9 +127,11 @@ def ndjson(
         A response of Starlette, which FastAPI returns as it is.
 
     Raises:
+        TypeError: the argument is not a stream.
         OptionsError: an option does not accept its value.
         MissingExtraError: Starlette is not installed.
     """
+    _check_stream(stream, "ndjson")
     line = encode or _as_json
     body = _Body(
         stream, lambda item: f"{line(item)}\n", stall_timeout_seconds,
@@ -182,9 +186,12 @@ def lifespan(
         The lifespan, a function of the application.
 
     Raises:
+        TypeError: a part is no async context manager.
         OptionsError: `drain_timeout_seconds` is neither None nor a number of seconds.
     """
     check("drain_timeout_seconds", drain_timeout_seconds, TIMEOUT)
+    for part in parts:
+        _check_part(part)
 
     @asynccontextmanager
     async def entered(app: Any) -> AsyncGenerator[None, None]:
@@ -197,6 +204,19 @@ def lifespan(
                 yield
 
     return entered
+
+
+def _check_stream(stream: object, name: str) -> None:
+    if not isinstance(stream, engine.Stream):
+        raise TypeError(f"asgi.{name} takes a stream of engine.stream(...) or service.stream(...), got {stream!r}")
+
+
+def _check_part(part: object) -> None:
+    if not isinstance(part, AbstractAsyncContextManager):
+        raise TypeError(
+            f"asgi.lifespan takes an Engine, services and other async context managers, got {part!r}: write "
+            "asgi.lifespan(own, own.deploy(graph))"
+        )
 
 
 class _Body:

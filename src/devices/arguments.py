@@ -1068,7 +1068,7 @@ class Arguments:
         self.name = name
         self._signature = parameters_of(fn)
         found = self._signature.parameters
-        _check_names(name, found, static=static, shared=shared)
+        _check_names(name, found, static=static, shared=shared, resources=resources)
         _check_shared(name, shared, static, batch)
         self.masks: tuple[str, ...] = ()
         if isinstance(batch, PackedBatch):

@@ -59,6 +59,9 @@ class DeviceActor:
             fn: see `run`.
             donate_argnums: see `run`.
             ready: see `run`.
+
+        Raises:
+            OptionsError: an argument does not accept its value.
         """
         return BoundFunction(self._function(self._device, fn, donate_argnums, ready))
 
@@ -86,6 +89,7 @@ class DeviceActor:
             What the function returns, on the device.
 
         Raises:
+            OptionsError: an option does not accept its value.
             DeviceError: there is no such device, or its JAX computes wrong values.
             EngineClosedError: the event loop is being shut down, or the Engine was closed.
             Exception: an error that the function raised while it was traced, or the device while the program ran.

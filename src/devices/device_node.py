@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from .._errors import DeviceError
@@ -139,6 +140,7 @@ def device_node(
         _check_function(target, label)
         _check_place(label, device, batch)
         _check_switches(label, donate, pure)
+        _check_batched(target, label, batch, shared)
         _check_numbers(label, device, replicas, prefetch)
         policy = Policy(
             concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure,
@@ -256,6 +258,16 @@ def _check_place(label: str, device: object, batch: object) -> None:
             "a DeviceMesh"
         )
     check("batch", batch, BATCH, f"device node {label!r} has ")
+
+
+def _check_batched(target: Callable[..., Any], label: str, batch: object, shared: object) -> None:
+    if batch is None and shared:
+        raise TypeError(
+            f"device node {label!r} has shared={shared!r}, and no batch=: calls that run one by one share nothing"
+        )
+    with suppress(ValueError):  # some builtins have no signature
+        if batch is not None and not signature_of(target).parameters:
+            raise TypeError(f"device node {label!r} has batch=, and no parameter whose arguments could be stacked")
 
 
 def _check_switches(label: str, donate: object, pure: object) -> None:

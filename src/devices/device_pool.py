@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jax.sharding import NamedSharding
 
 from .._errors import EngineClosedError, copy_of
+from ..actors.accepted import FUNCTION, SWITCH, Accepted, check, is_whole
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.tasks import uninterrupted
 from ..actors.threads import LoopMailbox
@@ -139,6 +140,12 @@ def placements_of(device: Any, replicas: int) -> list[Placement]:
 _LOG = CompileLog()
 
 
+_POSITIONS = Accepted(
+    "a tuple of positions of arguments, from 0",
+    lambda value: isinstance(value, tuple) and all(is_whole(one, 0) for one in cast("tuple[object, ...]", value)),
+)
+
+
 class DeviceFunction:
     """A function that `devices.actor` runs: on a device of the Engine in which it is called, or of the default one.
 
@@ -152,6 +159,9 @@ class DeviceFunction:
     __slots__ = ("_device", "_donate_argnums", "_fn", "_jitted", "_ready")
 
     def __init__(self, device: Any, fn: Callable[..., Any], donate_argnums: tuple[int, ...], ready: bool) -> None:
+        check("fn", fn, FUNCTION, "devices.actor(...): ")
+        check("donate_argnums", donate_argnums, _POSITIONS, "devices.actor(...): ")
+        check("ready", ready, SWITCH, "devices.actor(...): ")
         self._device = device
         self._fn = fn
         self._donate_argnums = donate_argnums

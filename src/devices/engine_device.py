@@ -830,13 +830,12 @@ class BatchCallQueue(CallQueue):
                 self._log.add(job.stacked)
             on_over(job)
 
-        size_of = self._size_of if size is None else lambda _: size
+        def size_of(calls: list[DeviceCall]) -> int:
+            return size or batch_size(len(self.rows_of(calls)), self._sizes)
+
         job = BatchJob(self._jitted, self.device, calls, over, self._arguments, size_of)
         job.submit()
         return job
-
-    def _size_of(self, calls: list[DeviceCall]) -> int:
-        return batch_size(len(self.rows_of(calls)), self._sizes)
 
     def _ended(self, then: Callable[[], None], is_try: bool, job: BatchJob) -> None:
         if self._unbegun is job:

@@ -528,7 +528,7 @@ panicking_in_thread = ps.node(runs_on="thread", name="panicking_in_thread")(pani
 async def test_a_panic_ends_its_own_call_of_a_deployment_and_no_other(node: Any) -> None:
     graph = ps.graph(node)
     async with engine.deploy(graph) as service:
-        for call in (lambda x: service(x), lambda x: anext(aiter(service.stream([graph(x)], on_error="skip")))):
+        for call in (service, lambda x: anext(aiter(service.stream([graph(x)], on_error="skip")))):
             with pytest.raises(Panic):
                 await call(1)
             assert await call(2) == 2

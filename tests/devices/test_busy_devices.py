@@ -226,7 +226,7 @@ async def test_more_than_max_queue_are_refused() -> None:
 
 
 async def test_a_full_queue_begins_what_is_due_before_it_refuses_a_call() -> None:
-    """Nothing runs, so a burst in one turn of the loop fills two batches for the device, the next one, and the queue."""
+    """Nothing runs, so a burst fills two batches for the device, the next one, and the queue."""
 
     @ps.device_node(device="cpu", batch=ps.Batch(2, max_queue=1), prefetch=2)
     def same(x: jax.Array) -> jax.Array:

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import re
 import threading
 import time
 from typing import Any, Self
@@ -310,6 +311,24 @@ async def test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not
             assert (leaf.dtype, leaf.weak_type) == (other.dtype, other.weak_type)
             assert other.devices() == {jax.devices("cpu")[0]}
             np.testing.assert_array_equal(leaf, other)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"fn": 3}, "fn=3: a function"),
+        ({"donate_argnums": "x"}, "donate_argnums='x': a tuple of positions of arguments, from 0"),
+        ({"donate_argnums": (-1,)}, "donate_argnums=(-1,): a tuple of positions"),
+        ({"ready": "no"}, "ready='no': True or False"),
+    ],
+)
+async def test_options_that_are_refused(options: dict[str, Any], message: str) -> None:
+    given: dict[str, Any] = {"fn": jnp.negative, **options}
+    fn, actor = given.pop("fn"), devices.actor("cpu")
+    with pytest.raises(ps.OptionsError, match=re.escape(f"devices.actor(...): {message}")):
+        actor.bind(fn, **given)
+    with pytest.raises(ps.OptionsError, match=re.escape(f"devices.actor(...): {message}")):
+        await actor.run(fn, 1.0, **given)
 
 
 @pytest.mark.parametrize("donate", [(), (0,)])

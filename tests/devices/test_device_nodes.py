@@ -431,6 +431,13 @@ async def test_a_node_is_warmed_up_by_hand() -> None:
     assert shifted.compile_statistics().programs == 1
     with pytest.raises(TypeError, match="a sample of device node 'shifted' has 3 arguments"):
         await shifted.warmup(1, 2, 3)
+    with pytest.raises(TypeError, match="'shifted': resources='weights' is no parameter of it; it has parameter, x"):
+        await shifted.warmup(1, resources={"weights": 1})
+
+
+def test_a_batch_of_items_without_arguments_is_refused() -> None:
+    with pytest.raises(TypeError, match="device node '<lambda>' has batch=, and no parameter whose arguments could be"):
+        ps.device_node(batch=ps.Batch(2))(lambda: 1)
 
 
 async def test_a_warm_up_without_a_sample_names_the_node_and_the_remedy() -> None:

@@ -396,6 +396,12 @@ async def test_options_that_are_refused(option: str) -> None:
         asgi.lifespan(drain_timeout_seconds=-1)
 
 
+@pytest.mark.parametrize("function", [asgi.event_stream, asgi.ndjson, asgi.lifespan])
+def test_arguments_that_are_refused(function: Callable[[Any], object]) -> None:
+    with pytest.raises(TypeError, match=f"asgi.{function.__name__} takes .*, got 3"):
+        function(3)
+
+
 def test_the_import_needs_neither_framework_and_a_response_says_what_it_needs() -> None:
     program = """
 import sys
