@@ -406,7 +406,9 @@ class Batcher(Actor[T, U]):
             if running.task.cancelling() > running.has_ended:  # the loop was cancelled, and not only this batch
                 raise
             results = self._failures(error, batch)
-        except Exception as error:  # noqa: BLE001 - an error of the function is the outcome of all items of the batch
+        except (KeyboardInterrupt, SystemExit, GeneratorExit):
+            raise
+        except BaseException as error:  # noqa: BLE001 - what the function raises is the outcome of all items of the batch
             results = self._failures(error, batch)
         # The next batch starts before the callers of this one are resumed, so that the function need not wait for them.
         self._free += 1
@@ -539,7 +541,9 @@ class ThreadBatcher(Batcher[T, U]):
                     returned = copy_context().run(self._call, [work.value for work in batch])
                     results = results_of(returned, len(batch), self._name)
                     del returned  # what it holds must not live until the next batch has ended
-            except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - it is the outcome of the whole batch
+            except (KeyboardInterrupt, SystemExit):
+                raise
+            except BaseException as error:  # noqa: BLE001 - it is the outcome of the whole batch
                 results = self._failures(travelling(error), batch)
             following = self._following(clock())
             if not following:

@@ -930,13 +930,19 @@ class InLoop:
     ) -> "DetachedStep | None":
         """Give the actor an item without a worker; return None if the inbox is full, for which a worker has to wait.
 
-        Raises:
-            ActorStopped: its loop has ended.
+        If its loop has ended, the step fails with `ActorStopped`.
         """
         step = DetachedRequest(actor, frame)
         outcome: Any = step  # it has the methods that settle a future
-        step.request = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
-        return step if self._host.submit_nowait(step.request) else None
+        request: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
+        try:
+            if not self._host.submit_nowait(request):
+                return None
+        except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
+            step.fail_soon(error)
+        else:
+            step.request = request
+        return step
 
 
 async def _returned(worker: "Member") -> None:
@@ -1236,8 +1242,7 @@ def begin_detached(carrier: Carrier, actor: "NodeActor", frame: Frame) -> "Detac
         return carrier.begin(actor, frame, args, {} if actor.kwargs_of is None else actor.kwargs_of(values))
     except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
         step = DetachedRequest(actor, frame)
-        # Later: if calls failed at once, a caller that makes many would keep the loop from other tasks.
-        frame.group.loop.call_soon(step.set_exception, error)
+        step.fail_soon(error)
         return step
 
 
@@ -1332,6 +1337,12 @@ class DetachedStep:
             actor.limiter.release()
             frame.let_go()
 
+    def fail_soon(self, error: BaseException) -> None:
+        """Fail the frame in a later turn of the loop, unless it has ended by then."""
+        assert self._frame is not None
+        # Later: if calls failed at once, a caller that makes many would keep the loop from other tasks.
+        self._frame.group.loop.call_soon(self.set_exception, error)
+
     def set_exception(self, error: BaseException) -> None:
         """Fail the frame, unless it has ended."""
         if not self._is_over:
@@ -1370,3 +1381,7 @@ class DetachedRequest(DetachedStep):
         """Cancel the request."""
         if self.request is not None:
             self.request.cancel()
+
+    def _over(self) -> Frame:
+        self.request = None  # it refers to this step
+        return super()._over()

@@ -1,16 +1,18 @@
 """Messages between the engine's process and its worker processes: pickles over a socket, and names of functions."""
 
 import importlib
+import io
 import mmap
 import pickle
 import socket
 import struct
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
-from types import FunctionType
-from typing import Any, Final, NamedTuple, TypeAlias
+from types import BuiltinFunctionType, FunctionType
+from typing import Any, NamedTuple, TypeAlias, cast
 
 # Messages are in pickle protocol 5. Buffers travel out of band (PEP 574): an array is written from its own memory, and
 # read into the memory that the new array keeps. A message is a prefix (number of buffers, length of the body), the
@@ -275,59 +277,87 @@ def decode_error(sent: SentError, target: str) -> BaseException:
     return TypeError(f"{target!r} {how} {sent.type_name}, which does not survive pickling ({reason}){where}")
 
 
-# The results of a batch, each by itself: one that cannot be sent or rebuilt must not take along those of the others.
-
-_SENT_AS_THEY_ARE: Final = frozenset({bool, int, float, str, bytes, type(None)})
+# The results of a batch are pickled together, so that what they share is sent once. Where one of them cannot be sent,
+# or rebuilt, each is pickled by itself, so that it does not take along those of the others.
 
 
 class SentResult(NamedTuple):
-    """A result of one item of a batch, pickled; its buffers go beside it, as those of any other message."""
+    """A value in a message that is pickled by itself; its buffers go beside it, as those of any other message."""
 
     type_name: str
     pickled: bytes
     buffers: list[pickle.PickleBuffer]
 
 
-def encode_results(results: Iterable[object], target: str) -> list[object]:
-    """Return the results of a batch in a form in which they can be sent, errors included."""
+class SentResults(NamedTuple):
+    """The results of a batch: all of them, or one by one. Exceptions are `SentError`s."""
 
-    def encoded(result: object) -> object:
-        if isinstance(result, BaseException):
-            return encode_error(result, "")
-        buffers: list[pickle.PickleBuffer] = []
+    together: SentResult | None
+    each: list[SentResult | SentError]
+
+
+def encode_results(results: Iterable[object], target: str) -> SentResults:
+    """Return the results of a batch in a form in which they can be sent."""
+    given = [encode_error(result, "") if isinstance(result, BaseException) else result for result in results]
+    with suppress(Exception):  # found out below, one by one
+        return SentResults(_pickled(given), [])
+    return SentResults(None, [one if isinstance(one, SentError) else _encode_result(one, target) for one in given])
+
+
+def _encode_result(result: object, target: str) -> SentResult | SentError:
+    try:
+        return _pickled(result)
+    except MemoryError:
+        raise
+    except Exception as error:  # noqa: BLE001 - reducers and constructors are the result's own code
         try:
-            return SentResult(type_name(result), pickle.dumps(result, 5, buffer_callback=buffers.append), buffers)
-        except MemoryError:
-            raise
-        except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
+            return _pickled(result, is_tried=False)
+        except Exception:  # noqa: BLE001 - as above
             return encode_error(unsendable(target, result, error), "")
 
-    return _each_once(results, encoded)
+
+class _Pickler(pickle.Pickler):
+    """Notes whether it has met an instance of a class whose constructor may refuse to rebuild it."""
+
+    has_instances = False
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = cast("type[object]", type(value))
+        if kind.__module__.partition(".")[0] != "numpy" and not issubclass(kind, _NAMES):
+            self.has_instances = True
+        return NotImplemented
 
 
-def decode_results(sent: Iterable[object], target: str) -> list[object]:
+_NAMES = (type, FunctionType, BuiltinFunctionType)  # what is pickled as a name
+
+
+def _pickled(value: object, *, is_tried: bool = True) -> SentResult:
+    """Pickle a value by itself; if it may be that it cannot be rebuilt, try that."""
+    buffers: list[pickle.PickleBuffer] = []
+    file = io.BytesIO()
+    pickler = _Pickler(file, 5, buffer_callback=buffers.append)
+    pickler.dump(value)
+    sent = SentResult(type_name(value), file.getvalue(), buffers)
+    if is_tried and pickler.has_instances:
+        pickle.loads(sent.pickled, buffers=buffers)
+    return sent
+
+
+def decode_results(sent: SentResults, target: str) -> list[object]:
     """Return the results of a batch; in the place of one that cannot be rebuilt, its error."""
-
-    def decoded(one: object) -> object:
-        assert isinstance(one, SentError | SentResult)
-        if isinstance(one, SentError):
-            return decode_error(one, target)
-        try:
-            return pickle.loads(one.pickled, buffers=one.buffers)
-        except Exception as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
-            return unbuilt(target, error, one.type_name)
-
-    return _each_once(sent, decoded)
+    found = sent.each if sent.together is None else pickle.loads(sent.together.pickled, buffers=sent.together.buffers)
+    return [_decode_result(one, target) for one in found]
 
 
-def _each_once(values: Iterable[object], convert: Callable[[object], object]) -> list[object]:
-    """Return values converted, those that several items share once; but not those that are sent as they are."""
-    values = list(values)
-    converted: dict[int, object] = {}
-    for value in values:
-        if type(value) not in _SENT_AS_THEY_ARE and id(value) not in converted:
-            converted[id(value)] = convert(value)
-    return [converted.get(id(value), value) for value in values]
+def _decode_result(one: object, target: str) -> object:
+    if isinstance(one, SentError):
+        return decode_error(one, target)
+    if not isinstance(one, SentResult):
+        return one
+    try:
+        return pickle.loads(one.pickled, buffers=one.buffers)
+    except Exception as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
+        return unbuilt(target, error, one.type_name)
 
 
 def unsendable(target: str, result: object, error: Exception) -> TypeError:
@@ -338,7 +368,7 @@ def unsendable(target: str, result: object, error: Exception) -> TypeError:
     )
 
 
-def unbuilt(target: str, error: Exception, type_name: str | None = None) -> TypeError:
+def unbuilt(target: str, error: BaseException, type_name: str | None = None) -> TypeError:
     """Return the error for a result that pickles, and cannot be rebuilt."""
     what = "" if type_name is None else f" ({type_name})"
     made = TypeError(f"the result of {target!r}{what} cannot be rebuilt in this process: {error}")

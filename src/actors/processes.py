@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from multiprocessing import process, resource_tracker
@@ -262,7 +262,8 @@ def _as_no_daemon() -> Generator[None]:
 
 def _leave_to_parent() -> None:
     """Close the sockets of workers in a forked process, and forget the workers: they are children of the parent."""
-    _children_lock.release()
+    global _children_lock  # noqa: PLW0603 - a new one: a signal handler that raised may have kept this from holding it
+    _children_lock = threading.RLock()
     for each in list(_sockets):
         each.close()
     # At exit, multiprocessing waits for its children, and fails if they are children of another process. After a fork
@@ -270,9 +271,16 @@ def _leave_to_parent() -> None:
     process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-os.register_at_fork(
-    before=_children_lock.acquire, after_in_parent=_children_lock.release, after_in_child=_leave_to_parent
-)
+def _hold_children() -> None:
+    _children_lock.acquire()
+
+
+def _let_children_go() -> None:
+    with suppress(RuntimeError):  # a signal handler has raised while this thread waited for the lock, and fork goes on
+        _children_lock.release()
+
+
+os.register_at_fork(before=_hold_children, after_in_parent=_let_children_go, after_in_child=_leave_to_parent)
 
 
 def _describe(exit_code: int | None) -> str:
@@ -817,13 +825,13 @@ def _unpack(call: _Call, body: memoryview, buffers: list[process_messages.Memory
     target = call.request.target
     try:
         succeeded, value, seconds = process_messages.decode(body, buffers)
+        if isinstance(value, process_messages.SentResults):
+            return _Outcome(call, process_messages.decode_results(value, target), seconds=seconds)
     except MemoryError as error:
         return _Outcome(call, error=error)
-    except Exception as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
+    except BaseException as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
         return _Outcome(call, error=process_messages.unbuilt(target, error))
     if succeeded:
-        if "batch_size" in call.request.item and isinstance(value, list):
-            value = process_messages.decode_results(cast("list[object]", value), target)
         return _Outcome(call, value, seconds=seconds)
     raised = process_messages.decode_error(value, target)
     try:

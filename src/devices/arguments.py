@@ -995,7 +995,7 @@ def _column(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: i
     column = np.empty((size, *shape), dtype)
     # By an array of their own dtype, as NumPy refuses a scalar that is too large for a column of 32 bits, for all rows.
     column[: len(rows)] = rows if shape else np.array(rows)
-    column[len(rows) :] = rows[-1]
+    column[len(rows) :] = column[len(rows) - 1]
     return column
 
 

@@ -140,7 +140,7 @@ def device_node(
         _check_function(target, label)
         _check_place(label, device, batch)
         _check_switches(label, donate, pure)
-        _check_batched(target, label, batch, shared)
+        _check_batched(target, label, batch, _names(label, "shared", shared))
         _check_numbers(label, device, replicas, prefetch)
         policy = Policy(
             concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure,
@@ -260,7 +260,7 @@ def _check_place(label: str, device: object, batch: object) -> None:
     check("batch", batch, BATCH, f"device node {label!r} has ")
 
 
-def _check_batched(target: Callable[..., Any], label: str, batch: object, shared: object) -> None:
+def _check_batched(target: Callable[..., Any], label: str, batch: object, shared: tuple[str, ...]) -> None:
     if batch is None and shared:
         raise TypeError(
             f"device node {label!r} has shared={shared!r}, and no batch=: calls that run one by one share nothing"

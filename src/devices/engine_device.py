@@ -379,9 +379,8 @@ class CallQueue:
         waiting = self.waiting
         for unwanted in waiting.drop_unwanted(self.device.loop.time()):
             unwanted.expire()
-        if waiting.is_full:
-            for one in self.replicas:
-                one.device.look()
+        for one in self.replicas:
+            one.device.look(enough=lambda: not waiting.is_full)
         return not waiting.is_full
 
     def discard(self, call: DeviceCall) -> None:
@@ -590,8 +589,8 @@ class EngineDevice:
             self._look_armed = True
             self.loop.call_soon(self.look)
 
-    def look(self, due: float = 0.0) -> None:
-        """Hand jobs to the device as long as it takes more."""
+    def look(self, due: float = 0.0, enough: Callable[[], bool] = bool) -> None:
+        """Hand jobs to the device as long as it takes more, or until it is enough."""
         self._look_armed = False
         if self.is_closed:
             return
@@ -600,7 +599,7 @@ class EngineDevice:
         for queue in tuple(self.busy):
             if self._has_memory:
                 queue.fill(now)
-        while self.has_room and (found := self._next(now)) is not None:
+        while not enough() and self.has_room and (found := self._next(now)) is not None:
             self.begin(*found)
         if self.running != before:
             self._tell_replicas()

@@ -535,7 +535,10 @@ class OnDevice:
             call.hands_on = True
         call.label, call.sampler, call.frame = self._label, actor.sampler, frame
         call.step_begins(actor, frame)
-        placed.queue.submit(call)
+        try:
+            placed.queue.submit(call)
+        except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
+            call.fail_soon(error)
         return call
 
     def _call(

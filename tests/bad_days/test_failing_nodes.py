@@ -524,7 +524,17 @@ async def panicking(x: int) -> int:
 panicking_in_thread = ps.node(runs_on="thread", name="panicking_in_thread")(panic_at_one)
 
 
-@pytest.mark.parametrize("node", [panicking, panicking_in_thread])
+@ps.node(batch=ps.Batch(1))
+async def panicking_batch(xs: list[int]) -> list[int]:
+    return [panic_at_one(x) for x in xs]
+
+
+@ps.node(batch=ps.Batch(1), runs_on="thread")
+def panicking_batch_in_thread(xs: list[int]) -> list[int]:
+    return [panic_at_one(x) for x in xs]
+
+
+@pytest.mark.parametrize("node", [panicking, panicking_in_thread, panicking_batch, panicking_batch_in_thread])
 async def test_a_panic_ends_its_own_call_of_a_deployment_and_no_other(node: Any) -> None:
     graph = ps.graph(node)
     async with engine.deploy(graph) as service:

@@ -280,10 +280,11 @@ async def test_an_integer_of_numpy_that_is_too_large_is_what_it_is_alone_and_fai
     batched = ps.graph(ps.device_node(device="cpu", batch=ps.Batch(8))(doubled))
     async with engine.deploy(alone, batched) as service:
         found = [
-            await asyncio.gather(*[service.run(graph(made(number))) for number in (3, 2**40, 4)])
+            await asyncio.gather(*[service.run(graph(made(number))) for number in numbers])
+            for numbers in ((3, 2**40, 4), (3, 4, 2**40))
             for graph in (alone, batched)
         ]
-    assert [[int(one) for one in each] for each in found] == [[6, 0, 8]] * 2
+    assert [[int(one) for one in each] for each in found] == [[6, 0, 8], [6, 0, 8], [6, 8, 0], [6, 8, 0]]
 
 
 async def test_typed_random_keys_are_arguments_and_results_of_a_batch() -> None:

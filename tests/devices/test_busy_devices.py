@@ -19,6 +19,7 @@ import penstock as ps
 from penstock import devices, engine, telemetry, testing
 from penstock.devices import device_pool, dispatch, engine_device
 from penstock.devices.compiling import Executable
+from penstock.devices.engine_device import CallQueue
 
 from .gates import Gate, gated
 
@@ -236,6 +237,16 @@ async def test_a_full_queue_begins_what_is_due_before_it_refuses_a_call() -> Non
         await asyncio.gather(*[service(row(n)) for n in range(2)])
         results = await asyncio.gather(*[service(row(n)) for n in range(8)], return_exceptions=True)
     assert [isinstance(result, ps.Overloaded) for result in results] == [False] * 7 + [True]
+
+
+async def test_a_full_queue_begins_only_what_makes_room() -> None:
+    """What is left over is a small batch, which would be due, too; later calls go with it."""
+    async with batches_of_8(max_queue=2) as (service, gate, device):
+        with held(device):
+            results = asyncio.gather(*[service(row(n)) for n in range(20)], return_exceptions=True)
+            await testing.wait_quiescent()
+        assert [type(result) for result in await results].count(ps.Overloaded) == 0
+    assert sorted(map(len, gate.values)) == [4, 8, 8]
 
 
 async def test_an_item_longer_than_the_last_length_bucket_fails_alone() -> None:
@@ -618,11 +629,11 @@ def held(device: Any) -> Iterator[None]:
 
 
 @asynccontextmanager
-async def batches_of_8() -> AsyncIterator[tuple[engine.Service[[Any], Any], Gate, Any]]:
+async def batches_of_8(max_queue: int | None = None) -> AsyncIterator[tuple[engine.Service[[Any], Any], Gate, Any]]:
     """A deployment of one node, whose program for one row is compiled, its gate, which is open, and the device."""
     gate = Gate()
     gate.open()
-    async with engine.deploy(gated(gate, batch=ps.Batch(8))) as service:
+    async with engine.deploy(gated(gate, batch=ps.Batch(8, max_queue=max_queue))) as service:
         await service(row(0))
         gate.values.clear()
         (device,) = _devices()
@@ -693,6 +704,26 @@ async def test_callers_who_leave_before_the_thread_begins_cost_the_device_nothin
         await testing.wait_quiescent()
         assert (device.running, device._held_bytes) == (0, 0)
     assert [len(values) for values in gate.values] == [1]  # a batch of one row
+
+
+async def test_an_error_after_a_call_was_handed_over_ends_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As of a signal handler that raises there."""
+    submit = CallQueue.submit
+
+    def raise_late(self: CallQueue, call: Any) -> None:
+        submit(self, call)
+        raise LookupError("a signal")
+
+    async with batches_of_8() as (service, _, device):
+        with monkeypatch.context() as patch:
+            patch.setattr(CallQueue, "submit", raise_late)
+            with pytest.raises(LookupError):
+                await service(row(1))
+        assert float((await service(row(2)))[0]) == 2
+        await testing.wait_quiescent()
+        (actor,) = service.statistics().actors
+        assert (actor.completed, actor.failed, actor.in_flight) == (2, 1, 0)
+        assert (device.running, device._held_bytes) == (0, 0)
 
 
 async def test_a_caller_who_leaves_takes_its_failure_along() -> None:

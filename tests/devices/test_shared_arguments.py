@@ -305,6 +305,7 @@ PADDED = devices.DeviceBatch(2, pad_axes={"x": 0})
         ({"shared": ("tables",)}, "shared='tables' is no parameter of it; it has table, x"),
         ({"shared": ("x",), "static": ("x",)}, "'x' is in shared= and in static"),
         ({"shared": ("x",), "batch": PADDED}, "'x' is in shared= and in batch=DeviceBatch(pad_axes"),
+        ({"shared": np.zeros(2), "batch": None}, "has shared=array([0., 0.]): a tuple of names of parameters"),
         ({"shared": ("table",), "batch": None}, "device node 'scaled' has shared=('table',), and no batch=: calls"),
         ({"shared": ("table", "x", "mask")}, "all of its parameters are named in shared= or static="),
     ],

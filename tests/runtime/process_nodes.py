@@ -3,7 +3,9 @@
 import os
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import penstock as ps
 
@@ -31,6 +33,36 @@ class Unbuilt:
 
     def __reduce__(self) -> tuple[type, tuple[int]]:
         return ApiError, (400,)
+
+
+class AsList(Sequence[object]):
+    """A sequence that is rebuilt as a list."""
+
+    def __init__(self, items: list[object]) -> None:
+        self._items = items
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._items[index]
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __reduce__(self) -> tuple[type, tuple[list[object]]]:
+        return list, (self._items,)
+
+
+@ps.node(batch=ps.Batch(16), runs_on="process")
+def with_table(numbers: list[int]) -> AsList:
+    """Gives each number with a table, which all results share."""
+    table = list(range(100))
+    return AsList([(number, table) for number in numbers])
+
+
+@ps.node(batch=ps.Batch(16), runs_on="process")
+def sharing(numbers: list[int]) -> list[object]:
+    """Gives each number with a table, which all results share."""
+    table = list(range(100))
+    return [{number: table} for number in numbers]
 
 
 @ps.node(batch=ps.Batch(16), runs_on="process")

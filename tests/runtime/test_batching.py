@@ -2,9 +2,11 @@
 
 import asyncio
 import contextvars
+import gc
 import threading
+import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 
@@ -707,3 +709,35 @@ def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
         assert not outcome.tasks_left
         assert not outcome.loop_errors
         assert outcome.result == [1, 2, 3, 4] or isinstance(outcome.error, asyncio.CancelledError)
+
+
+class Large:
+    """An argument that something may hold too long."""
+
+
+@pytest.mark.parametrize("runs_on", ["loop", "thread"])
+async def test_a_call_that_has_ended_holds_its_argument_no_longer(runs_on: Literal["loop", "thread"]) -> None:
+    """By reference counts alone: a cycle would keep it until the collector runs."""
+
+    def handle(items: list[Large]) -> list[int]:
+        return [1] * len(items)
+
+    arguments: list[weakref.ref[Large]] = []
+
+    async def ask(service: engine.Service[[Any], Any]) -> Any:
+        argument = Large()
+        arguments.append(weakref.ref(argument))
+        return await service(argument)
+
+    graph = ps.graph(ps.node(batch=ps.Batch(2), runs_on=runs_on)(handle))
+    async with engine.deploy(graph) as service:
+        await ask(service)
+        gc.collect()
+        gc.disable()
+        try:
+            assert [await ask(service) for _ in range(3)] == [1] * 3
+            await asyncio.gather(*[ask(service) for _ in range(5)])
+            await ask(service)  # what a thread did last, it may still hold
+            assert not [one for one in arguments[:-1] if one() is not None]
+        finally:
+            gc.enable()

@@ -16,12 +16,14 @@ from tests.runtime.process_nodes import (
     Model,
     Offset,
     failing_once,
+    sharing,
     slow,
     slow_with_capacity,
     slow_with_max_bytes,
     squares,
     timed,
     unlocked,
+    with_table,
 )
 
 
@@ -73,6 +75,16 @@ async def test_an_item_that_does_not_pickle_fails_alone_in_its_batch() -> None:
     assert "returned tests.runtime.process_nodes.ApiError, which does not survive pickling" in str(results[7])
     assert "(tests.runtime.process_nodes.Unbuilt) cannot be rebuilt in this process" in str(results[8])
     assert all(isinstance(results[position], TypeError) for position in (1, 4, 5, 7, 8))
+
+
+async def test_what_results_of_a_batch_share_is_sent_once() -> None:
+    shared, listed = ps.graph(sharing), ps.graph(with_table)
+    async with engine.Engine(max_processes=1) as own, own.deploy(shared, listed) as service:
+        found = await asyncio.gather(*[service.run(shared(number)) for number in range(3)])
+        as_list = await asyncio.gather(*[service.run(listed(number)) for number in range(3)])
+    assert [[*one] for one in found] == [[0], [1], [2]]
+    assert len({id(one[number]) for number, one in enumerate(found)}) == 1
+    assert [number for number, _ in as_list] == [0, 1, 2]
 
 
 async def test_a_timeout_counts_from_the_begin_in_the_worker() -> None:
