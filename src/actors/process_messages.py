@@ -307,8 +307,6 @@ def encode_results(results: Iterable[object], target: str) -> SentResults:
 def _encode_result(result: object, target: str) -> SentResult | SentError:
     try:
         return _pickled(result)
-    except MemoryError:
-        raise
     except Exception as error:  # noqa: BLE001 - reducers and constructors are the result's own code
         try:
             return _pickled(result, is_tried=False)

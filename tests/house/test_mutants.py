@@ -237,7 +237,8 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "the rows of padding repeat one that is real",
-        "devices/arguments.py", "column[len(rows) :] = rows[-1]", "column[len(rows) :] = 0",
+        "devices/arguments.py",
+        "np.array(rows)\n    column[len(rows) :] = column[len(rows) - 1]", "np.array(rows)\n    column[len(rows) :] = 0",
         "tests/devices/test_stacking.py",
     ),
     Mutant(
