@@ -238,7 +238,8 @@ MORE_MUTANTS = [
     Mutant(
         "the rows of padding repeat one that is real",
         "devices/arguments.py",
-        "np.array(rows)\n    column[len(rows) :] = column[len(rows) - 1]", "np.array(rows)\n    column[len(rows) :] = 0",
+        "np.array(rows)\n    column[len(rows) :] = column[len(rows) - 1]",
+        "np.array(rows)\n    column[len(rows) :] = 0",
         "tests/devices/test_stacking.py",
     ),
     Mutant(
