@@ -299,19 +299,20 @@ class SentResults(NamedTuple):
 def encode_results(results: Iterable[object], target: str) -> SentResults:
     """Return the results of a batch in a form in which they can be sent."""
     given = [encode_error(result, "") if isinstance(result, BaseException) else result for result in results]
-    with suppress(Exception):  # found out below, one by one
-        return SentResults(_pickled(given), [])
+    with suppress(Exception):  # whose it is comes out below, or where each is rebuilt
+        together, has_instances = _pickled(given)
+        if has_instances:
+            pickle.loads(together.pickled, buffers=together.buffers)
+        return SentResults(together, [])
     return SentResults(None, [one if isinstance(one, SentError) else _encode_result(one, target) for one in given])
 
 
 def _encode_result(result: object, target: str) -> SentResult | SentError:
     try:
-        return _pickled(result)
-    except Exception as error:  # noqa: BLE001 - reducers and constructors are the result's own code
-        try:
-            return _pickled(result, is_tried=False)
-        except Exception:  # noqa: BLE001 - as above
-            return encode_error(unsendable(target, result, error), "")
+        sent, _ = _pickled(result)
+    except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
+        return encode_error(unsendable(target, result, error), "")
+    return sent
 
 
 class _Pickler(pickle.Pickler):
@@ -329,16 +330,13 @@ class _Pickler(pickle.Pickler):
 _NAMES = (type, FunctionType, BuiltinFunctionType)  # what is pickled as a name
 
 
-def _pickled(value: object, *, is_tried: bool = True) -> SentResult:
-    """Pickle a value by itself; if it may be that it cannot be rebuilt, try that."""
+def _pickled(value: object) -> tuple[SentResult, bool]:
+    """Pickle a value by itself; return it, and whether it has instances that may refuse to be rebuilt."""
     buffers: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
     pickler = _Pickler(file, 5, buffer_callback=buffers.append)
     pickler.dump(value)
-    sent = SentResult(type_name(value), file.getvalue(), buffers)
-    if is_tried and pickler.has_instances:
-        pickle.loads(sent.pickled, buffers=buffers)
-    return sent
+    return SentResult(type_name(value), file.getvalue(), buffers), pickler.has_instances
 
 
 def decode_results(sent: SentResults, target: str) -> list[object]:

@@ -140,7 +140,8 @@ def device_node(
         _check_function(target, label)
         _check_place(label, device, batch)
         _check_switches(label, donate, pure)
-        _check_batched(target, label, batch, _names(label, "shared", shared))
+        sharing = _names(label, "shared", shared)
+        _check_batched(target, label, batch, sharing)
         _check_numbers(label, device, replicas, prefetch)
         policy = Policy(
             concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure,
@@ -148,7 +149,7 @@ def device_node(
             stateless=stateless,
         )  # fmt: skip
         options = DeviceOptions(
-            device, on_device(batch), _names(label, "static", static), _names(label, "shared", shared), donate, pure,
+            device, on_device(batch), _names(label, "static", static), sharing, donate, pure,
             in_specs, out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
         if options.batch is not None and options.batch.max_size == "auto":

@@ -239,16 +239,7 @@ class DetachedDeviceCall(DeviceCall, DetachedStep):
         return not self._is_over and (self.deadline is None or now < self.deadline)
 
     def hand_on(self, value: Any) -> None:
-        """Carry the call of the graph on with a result that is not ready yet, unless its caller has left."""
-        self.set_result(value)
-
-    def finish(self, value: Any) -> None:
-        """Carry the call of the graph on, unless its caller has left; the device is done with it."""
-        # That of a `DeviceCall` written out, as all calls of a batch end in one turn of the loop.
-        self.returned = True
-        self.args, self.flat = (), None
-        if self._on_returned:
-            self._return()
+        """Carry the call of the graph on with a result, ready or not, unless its caller has left."""
         self.set_result(value)
 
     def _raise(self, error: BaseException) -> None:

@@ -3,7 +3,7 @@
 import os
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ class AsList(Sequence[object]):
 
 @ps.node(batch=ps.Batch(16), runs_on="process")
 def with_table(numbers: list[int]) -> AsList:
-    """Gives each number with a table, which all results share."""
+    """Gives each number with a table, in a sequence that is no list."""
     table = list(range(100))
     return AsList([(number, table) for number in numbers])
 
@@ -68,9 +68,13 @@ def sharing(numbers: list[int]) -> list[object]:
 @ps.node(batch=ps.Batch(16), runs_on="process")
 def unlocked(values: list[object]) -> tuple[object, ...]:
     """Gives each value, but what the name says in place of some texts."""
-    made = {"lock": threading.Lock, "api error": lambda: ApiError(400, "empty"), "unbuilt": Unbuilt}
-    array = bytearray(b"shared")
-    made["shared"] = lambda: array  # type: ignore[assignment]
+    shared = bytearray(b"shared")
+    made: dict[str, Callable[[], object]] = {
+        "lock": threading.Lock,
+        "api error": lambda: ApiError(400, "empty"),
+        "unbuilt": Unbuilt,
+        "shared": lambda: shared,
+    }
     return tuple([made[value]() if isinstance(value, str) else value for value in values])
 
 

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import Any, Literal
 
 import pytest
@@ -390,14 +391,21 @@ async def test_a_thread_goes_on_with_what_waits_while_the_loop_is_held() -> None
     assert held.batches == [[0], [1, 2], [3, 4], [5]]
 
 
-@pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
-async def test_what_waits_for_a_thread_comes_before_the_next_batch(*, of_engine: bool) -> None:
+@asynccontextmanager
+async def one_thread(max_size: int, *, of_engine: bool) -> AsyncIterator[tuple[HeldThread, Any, Any, Any]]:
+    """A deployment with one thread, of a batched node and of another one for items, which run the same function."""
     held = HeldThread()
-    batched, other = held.graph(1), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
+    batched, other = held.graph(max_size), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
     async with (
         engine.Engine(max_workers=1 if of_engine else 8) as own,
         own.deploy(batched, other, max_workers=8 if of_engine else 1) as service,
     ):
+        yield held, service, batched, other
+
+
+@pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
+async def test_what_waits_for_a_thread_comes_before_the_next_batch(*, of_engine: bool) -> None:
+    async with one_thread(1, of_engine=of_engine) as (held, service, batched, other):
         calls = [asyncio.create_task(service.run(batched(0)))]
         await testing.wait_quiescent()
         calls += [asyncio.create_task(service.run(call)) for call in (batched(1), other(2))]
@@ -409,12 +417,7 @@ async def test_what_waits_for_a_thread_comes_before_the_next_batch(*, of_engine:
 
 @pytest.mark.parametrize("of_engine", [True, False], ids=["engine", "deployment"])
 async def test_who_leaves_while_a_batch_waits_for_a_thread_is_not_in_it(*, of_engine: bool) -> None:
-    held = HeldThread()
-    batched, other = held.graph(3), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
-    async with (
-        engine.Engine(max_workers=1 if of_engine else 8) as own,
-        own.deploy(batched, other, max_workers=8 if of_engine else 1) as service,
-    ):
+    async with one_thread(3, of_engine=of_engine) as (held, service, batched, other):
         calls = [asyncio.create_task(service.run(other(0)))]
         await testing.wait_quiescent()
         calls += [asyncio.create_task(service.run(batched(x))) for x in (1, 2, 3)]
@@ -428,9 +431,7 @@ async def test_who_leaves_while_a_batch_waits_for_a_thread_is_not_in_it(*, of_en
 
 
 async def test_a_batch_that_everybody_leaves_while_it_waits_for_a_thread_is_not_run() -> None:
-    held = HeldThread()
-    batched, other = held.graph(3), ps.graph(ps.node(runs_on="thread")(lambda x: held([x])[0]))
-    async with engine.Engine(max_workers=1) as own, own.deploy(batched, other) as service:
+    async with one_thread(3, of_engine=True) as (held, service, batched, other):
         calls = [asyncio.create_task(service.run(other(0)))]
         await testing.wait_quiescent()
         calls += [asyncio.create_task(service.run(batched(x))) for x in (1, 2)]
