@@ -13,7 +13,7 @@ export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 NEWEST_PYTHON ?= $(shell for python in python3.12 python3.13 python3.14 $$(pyenv root 2>/dev/null)/versions/3.1[2-4].*/bin/python; do \
 	$$python -c 'import sys; print(sys.version_info.minor, sys.executable)' 2>/dev/null; done | sort -n | tail -1 | cut -d' ' -f2)
 # What depends most on the versions of Python and JAX.
-NEWEST_TESTS := tests/devices tests/runtime tests/promises tests/bad_days/test_engines_and_deployments.py $(wildcard tests/engine/*streams_as_values.py)
+NEWEST_TESTS := tests/devices tests/advice tests/runtime tests/promises tests/bad_days/test_engines_and_deployments.py $(wildcard tests/engine/*streams_as_values.py)
 
 # How many times more random examples and interleavings `make test-long` tries.
 EFFORT ?= 40

@@ -4,12 +4,16 @@ The map of the house, in the order in which its floors may import each other:
 
     _errors      every exception, one flat hierarchy; imports no other part
     _public      the public names of a package, and which of them are imported late; imports no other part
+    _machine     what the machine gives to this process: cores, limits, a SLURM allocation; imports no other part
     telemetry    spans and logs through the API of OpenTelemetry, profiles, tables; imports only _public
     actors       one actor: channel, limiter, frame, group of workers, policy, supervision, threads, processes
-    saving       values as bytes, folders of cuts on the disk, durable loops and where they are kept
+    saving       values as bytes, folders of snapshots on the disk, durable loops and where they are kept
     engine       many actors: node, graph, trace, plan, run, stream, deploy
     devices      actors that own an accelerator, through JAX, which is loaded at the first use
+    advice       how fast devices and feeds are, what a machine has, how many items a call should take
+    studio       what people look at: drawings, bars, pages, live looks and their command
     data         feeds: records in a known order, stages that shape them, on streams as values
+    extension    the names that floors and packages beside this one stand on: what runs nodes elsewhere, stages
     asgi         streams over HTTP, for Starlette and FastAPI
     testing      virtual time, seeded interleavings, fakes
     _cli         the command line, a module for each command
@@ -33,6 +37,7 @@ from ._errors import (
     InboxClosed,
     Interrupted,
     IterationLimitError,
+    KeyFinished,
     KeyInUse,
     MissingExtraError,
     NodeCancelledError,
@@ -40,12 +45,15 @@ from ._errors import (
     NodeTimeoutError,
     NotStorable,
     OptionsError,
+    OtherArguments,
     Overloaded,
     PenstockError,
     PlanError,
     ReentrantCallError,
     ResourceError,
+    StaleAnswer,
     UnknownItemError,
+    UnknownStep,
     WorkerDied,
     WorkSettledError,
 )
@@ -70,14 +78,14 @@ __all__ = [
     "Actor", "ActorRestarted", "ActorStopped", "Answer", "Batch", "Cache", "Call", "ChannelClosed", "Checkpoint",
     "CheckpointError", "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable",
     "EngineClosedError", "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox",
-    "InboxClosed", "Interrupted", "ItemInfo", "IterationLimitError", "KeyInUse", "LoopRecord", "LoopState", "LoopStore",
-    "MissingExtraError", "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError", "NotStorable", "OptionsError",
-    "Overloaded", "PenstockError", "PlanError", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError",
-    "Retry", "SQLiteStore", "StreamActor", "StreamWork", "UnknownItemError", "Work", "WorkSettledError", "WorkerDied",
-    "apply", "asgi", "cond", "current", "data", "device_node", "devices", "emit", "engine", "execution_options", "fold",
-    "graph", "interrupt", "map_each", "node", "resource", "retry_after", "set_execution_options", "switch", "telemetry",
-    "testing",
-    "while_loop",
+    "InboxClosed", "Interrupted", "ItemInfo", "IterationLimitError", "KeyFinished", "KeyInUse", "LoopRecord",
+    "LoopState", "LoopStore", "MissingExtraError", "Node", "NodeCancelledError", "NodeError", "NodeTimeoutError",
+    "NotStorable", "OptionsError", "OtherArguments", "Overloaded", "PenstockError", "PlanError", "PostgresStore",
+    "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "Run", "SQLiteStore", "StaleAnswer",
+    "StreamActor", "StreamWork", "UnknownItemError", "UnknownStep", "Work", "WorkSettledError", "WorkerDied", "apply",
+    "asgi", "cond", "current", "data", "device_node", "devices", "emit", "engine", "execution_options", "extension",
+    "fold", "graph", "interrupt", "map_each", "node", "resource", "retry_after", "set_execution_options", "switch",
+    "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
@@ -85,11 +93,13 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import asgi, data, devices, testing
+    from . import asgi, data, devices, extension, testing
     from .devices.device_node import DeviceNode, device_node
     from .engine.interrupt import interrupt
     from .saving.durable import Answer, Durable, LoopState
-    from .saving.store import LoopRecord, LoopStore, SQLiteStore
+    from .saving.loops import LoopRecord, Run
+    from .saving.postgres import PostgresStore
+    from .saving.store import LoopStore, SQLiteStore
 else:
     __getattr__, __dir__ = _public(
         __name__,
@@ -97,6 +107,7 @@ else:
             "asgi": ".asgi",
             "data": ".data",
             "devices": ".devices",
+            "extension": ".extension",
             "testing": ".testing",
             "DeviceNode": ".devices.device_node",
             "device_node": ".devices.device_node",
@@ -104,7 +115,9 @@ else:
             "Answer": ".saving.durable",
             "Durable": ".saving.durable",
             "LoopState": ".saving.durable",
-            "LoopRecord": ".saving.store",
+            "LoopRecord": ".saving.loops",
+            "PostgresStore": ".saving.postgres",
+            "Run": ".saving.loops",
             "LoopStore": ".saving.store",
             "SQLiteStore": ".saving.store",
         },

@@ -171,11 +171,27 @@ class Interrupted(PenstockError):
         self.token = token
 
     def __str__(self) -> str:
-        return f"{self.key!r} waits for the answer to {self.question!r}: run it again with key= and answer="
+        return f"{self.key!r} waits for the answer to {self.question!r}: run it again with durable_key= and answer="
 
 
 class KeyInUse(PenstockError):
     """A call with a durable loop is refused, or ends, because its key is under way elsewhere."""
+
+
+class KeyFinished(OptionsError):
+    """A key with a durable loop has its result: with `on_finished="raise"`, or because the result is not kept."""
+
+
+class OtherArguments(OptionsError):
+    """A key with a durable loop is that of a call of another graph, or with other arguments."""
+
+
+class StaleAnswer(OptionsError):
+    """An answer is to a question that a key with a durable loop does not wait with, perhaps no longer."""
+
+
+class UnknownStep(OptionsError):
+    """The history of a key with a durable loop has no state of this step."""
 
 
 class DeviceError(PenstockError):

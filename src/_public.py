@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from importlib.util import resolve_name
 from types import FunctionType, ModuleType
 from typing import Any
 
@@ -16,7 +17,8 @@ def public(package: str, late: Mapping[str, str] | None = None) -> tuple[Callabl
     Args:
         package: the name of the package.
         late: the names that most programs do not need, and that are imported when they are first used. Each name is
-            mapped to a module, relative to the package: the one that defines the name, or the module of that name.
+            mapped to a module, relative to the package, as `from` writes it ("..advice.fitting" stands beside the
+            package): the one that defines the name, or the module of that name.
 
     Returns:
         The `__getattr__` and the `__dir__` of the package, which Python asks for these names (PEP 562).
@@ -30,11 +32,12 @@ def public(package: str, late: Mapping[str, str] | None = None) -> tuple[Callabl
     def get(name: str) -> Any:
         if name not in modules:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        import_module(package + modules[name])
+        import_module(modules[name], package)
         for late_name, place in modules.items():  # that import may have loaded the modules of other late names as well
-            found = sys.modules.get(package + place)
-            if found is not None:
-                value = found if place == f".{late_name}" else getattr(found, late_name)
+            found = sys.modules.get(resolve_name(place, package))
+            is_module = place == f".{late_name}"
+            if found is not None and (is_module or late_name in vars(found)):  # not while that module is half imported
+                value = found if is_module else vars(found)[late_name]
                 _move(value, package)
                 setattr(module, late_name, value)
         return vars(module)[name]

@@ -5,17 +5,18 @@ Starlette is imported when the first response is made; importing this module nee
 
 import asyncio
 import functools
+import inspect
 import json
 import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 from . import engine
-from ._errors import MissingExtraError, Overloaded
+from ._errors import Interrupted, MissingExtraError, Overloaded
 from ._public import LateModule, public
 from .actors.accepted import POSITIVE, TIMEOUT, check, optional
 from .actors.tasks import until
@@ -55,6 +56,8 @@ def event_stream(
 
     Each value is an event with `data:`, text as it is and everything else as JSON. What a node has emitted has the name
     of its class in `event:` as well. The last event is `end`; its data is the result of the graph, if it has one value.
+    A call that ends because a node asks a person (`ps.interrupt`) has the last event `question` instead: its data is an
+    object of JSON with `key`, `question` and `token`, which an `Answer` takes.
 
     The call begins with the response. Its status waits for the first item, or for `heartbeat_seconds`: an error before
     that, such as `Overloaded`, is raised, so that the application answers it. A later one is told to the client as an
@@ -63,7 +66,7 @@ def event_stream(
 
     Args:
         stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
-        encode: returns the text of a value.
+        encode: returns the text of a value; of a question only the text of a part that JSON does not have.
         heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
         stall_timeout_seconds: how long a client may take no more of what is sent, in seconds, before its call is ended;
             None for as long as it likes. What lies in buffers of server and network counts as taken.
@@ -91,6 +94,7 @@ def event_stream(
         stream, chunk, stall_timeout_seconds,
         end=lambda results: _sse("".join(map(text, results)), "end"),
         failed=lambda error: _sse(type(error).__name__, "failed"),
+        asked=lambda question: _sse(_as_json(question, encode), "question"),
         heartbeat_seconds=heartbeat_seconds,
     )  # fmt: skip
     # `no-transform` and the header of nginx: no buffer on the way may hold events back.
@@ -110,7 +114,9 @@ def ndjson(
     """Return a response that sends a stream as lines of JSON; the end of the response ends the call.
 
     Each item is a line: a value as JSON; an `Event` or a `Value` as an object with its fields, of which `kind` tells
-    them apart. A graph of one value whose events are read ends with a line of the kind "result".
+    them apart. A graph of one value whose events are read ends with a line of the kind "result". A call that ends
+    because a node asks a person (`ps.interrupt`) ends with a line of the kind "question", with `key`, `question` and
+    `token`.
 
     The call begins with the response, whose status waits for the first item: an error before that is raised, so that
     the application answers it. A later one is told in a last line, of the kind "failed" with the name of its class as
@@ -118,7 +124,8 @@ def ndjson(
 
     Args:
         stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
-        encode: returns the line of an item, without its end.
+        encode: returns the line of an item, without its end; of a question only the text of a part that JSON does not
+            have.
         stall_timeout_seconds: as for `event_stream`.
         status_code: the status of the response.
         headers: further headers.
@@ -134,10 +141,11 @@ def ndjson(
     _check_stream(stream, "ndjson")
     line = encode or _as_json
     body = _Body(
-        stream, lambda item: f"{line(item)}\n", stall_timeout_seconds,
+        stream, lambda item: line(item) + "\n", stall_timeout_seconds,
         end=lambda results: "".join(f"{_as_json({'kind': 'result', 'value': value})}\n" for value in results),
         # In words, too: HTTP/1.0 has no end to miss, and some middleware writes one all the same.
         failed=lambda error: f"{_as_json({'kind': 'failed', 'error': type(error).__name__})}\n",
+        asked=lambda question: f"{_as_json({'kind': 'question', **question}, encode)}\n",
     )  # fmt: skip
     ours = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would gather lines, as it does events
     return _response(body, "application/x-ndjson", status_code, {**ours, **(headers or {})})
@@ -160,11 +168,8 @@ def overloaded(error: Exception, /) -> "responses.Response":
     if not isinstance(error, Overloaded):
         raise error
     seconds = max(1, math.ceil(error.retry_after_seconds or 1))
-    status_code = 503 if error.key is None else 429
-    response: responses.Response = _starlette().Response(
-        str(error), status_code, {"retry-after": str(seconds)}, media_type="text/plain"
-    )
-    return response
+    status_code, headers = 503 if error.key is None else 429, {"retry-after": str(seconds)}
+    return cast("responses.Response", _starlette().Response(str(error), status_code, headers, media_type="text/plain"))
 
 
 def lifespan(
@@ -219,6 +224,7 @@ def _check_part(part: object) -> None:
         )
 
 
+@dataclass(eq=False)
 class _Body:
     """The body of a response: what becomes of each item of a stream, and how its client is watched.
 
@@ -228,26 +234,22 @@ class _Body:
         stall_timeout_seconds: how long a chunk may wait for the client.
         end: returns what is sent at the end, for the result of the call in a list, which is empty if it has none.
         failed: returns what is sent for an error before the connection is cut.
+        asked: returns what is sent at the end instead, for the question of a node, its key and its token.
         heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
     """
 
-    def __init__(
-        self,
-        stream: engine.Stream[Any],
-        chunk: Callable[[Any], str],
-        stall_timeout_seconds: float | None,
-        *,
-        end: Callable[[list[Any]], str],
-        failed: Callable[[Exception], str],
-        heartbeat_seconds: float | None = None,
-    ) -> None:
-        check("stall_timeout_seconds", stall_timeout_seconds, optional(POSITIVE))
-        self._stream = stream
-        self._chunk = chunk
-        self._stall_timeout_seconds = stall_timeout_seconds
-        self._end = end
-        self._failed = failed
-        self._heartbeat_seconds = heartbeat_seconds
+    stream: engine.Stream[Any]
+    chunk: Callable[[Any], str]
+    stall_timeout_seconds: float | None
+    _: KW_ONLY
+    end: Callable[[list[Any]], str]
+    failed: Callable[[Exception], str]
+    asked: Callable[[dict[str, Any]], str]
+    heartbeat_seconds: float | None = None
+
+    def __post_init__(self) -> None:
+        check("stall_timeout_seconds", self.stall_timeout_seconds, optional(POSITIVE))
+        self._is_lost: Callable[[], bool] = bool  # whether the connection is, as far as the server shows it
         self._begin: _Message | None = None  # the beginning of the response; None once it was sent
         self._is_head = False
 
@@ -258,43 +260,53 @@ class _Body:
         another request waits behind it; so it ends there.
         """
         self._begin, self._is_head = begin, is_head
-        loop = asyncio.get_running_loop()
-        silence, stall = _Limit(self._heartbeat_seconds), _Limit(self._stall_timeout_seconds)
+        self._is_lost = _look_at_connection(receive)
+        silence, stall, connected = _Limit(self.heartbeat_seconds), _Limit(self.stall_timeout_seconds), _Limit(None)
         gone = asyncio.ensure_future(_gone(receive))
-        connected = asyncio.timeout(None)
-
-        def leave(_: object) -> None:
-            connected.reschedule(loop.time())
-
+        gone.add_done_callback(lambda _: connected.end())
         try:
-            async with self._stream, connected:
-                gone.add_done_callback(leave)
+            async with self.stream:
                 try:
-                    await self._send_all(send, silence, stall)
+                    with connected:
+                        await self._send_all(send, silence, stall)
                 finally:
-                    gone.remove_done_callback(leave)
                     silence.close()
                     stall.close()
         except _ClientGoneError:
             pass
         except TimeoutError:
-            if not connected.expired():
+            if not connected.expired:
                 raise
         finally:
             gone.cancel()
             await until(gone.done, lambda: asyncio.wait([gone]))
+            failure = None if gone.cancelled() else gone.exception()
+        if failure is not None and connected.expired:
+            raise failure
         await self._end_unbegun(send)
 
     async def _end_unbegun(self, send: _Send) -> None:
         """Answer a client that left before the response began: middleware takes no answer at all for an error."""
         if self._begin is not None:
             self._begin = None
-            with suppress(OSError):
+            with suppress(OSError, RuntimeError):
                 await send({"type": "http.response.start", "status": 499, "headers": []})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, send: _Send, silence: "_Limit", stall: "_Limit") -> None:
-        stream = self._stream
+        try:
+            last = await self._send_items(send, silence, stall)
+        except Exception as error:
+            if self._begin is None and not isinstance(error, _ClientGoneError):
+                await self._give(self.failed(error), send, stall)
+            raise
+        if last is not None:
+            await self._give(last, send, stall, more=False)
+
+    async def _send_items(self, send: _Send, silence: "_Limit", stall: "_Limit") -> str | None:
+        """Send what the stream gives; return what is sent at the end, or None for HEAD, which has ended then."""
+        stream = self.stream
+        results: list[Any] = []
         try:
             while True:
                 try:
@@ -307,19 +319,15 @@ class _Body:
                         raise
                     chunk = _COMMENT
                 else:
-                    chunk = self._chunk(item)
+                    chunk = self.chunk(item)
                 await self._give(chunk, send, stall, more=not self._is_head)
                 if self._is_head:
-                    return
-            results: list[Any] = []
+                    return None
             if isinstance(stream, engine.EventStream) and not stream.gives_values:
                 results.append(await stream.result())
-            last = self._end(results)
-        except Exception as error:
-            if self._begin is None and not isinstance(error, _ClientGoneError):
-                await self._give(self._failed(error), send, stall)
-            raise
-        await self._give(last, send, stall, more=False)
+        except Interrupted as asked:  # a question is not a failure, so the response is complete
+            return self.asked({"key": asked.key, "question": asked.question, "token": asked.token})
+        return self.end(results)
 
     async def _give(self, chunk: str, send: _Send, stall: "_Limit", *, more: bool = True) -> None:
         """Send a chunk; the first one with the beginning of the response before it.
@@ -327,6 +335,8 @@ class _Body:
         Raises:
             _ClientGoneError: the client has gone, or has stopped reading.
         """
+        if self._is_lost():
+            raise _ClientGoneError
         try:
             with stall:
                 if self._begin is not None:
@@ -334,10 +344,11 @@ class _Body:
                     await send(begin)
                 body = b"" if self._is_head else chunk.encode(errors="replace")
                 await send({"type": "http.response.body", "body": body, "more_body": more})
-        except TimeoutError as error:
-            logs.warning("asgi.client_stalled", stall_timeout_seconds=self._stall_timeout_seconds)
-            raise _ClientGoneError from error
-        except OSError as error:  # of servers that say so in this way
+        except (OSError, RuntimeError) as error:  # of servers that say so in this way; of uvloop, if lost meanwhile
+            if isinstance(error, TimeoutError):
+                logs.warning("asgi.client_stalled", stall_timeout_seconds=self.stall_timeout_seconds)
+            elif isinstance(error, RuntimeError) and not self._is_lost():
+                raise
             raise _ClientGoneError from error
 
 
@@ -367,7 +378,9 @@ class _Limit:
 
     def __enter__(self) -> None:
         self.expired = False
-        if self._seconds is not None:
+        if self._seconds is None:
+            self._ends_at = math.inf
+        else:
             self._ends_at = self._loop.time() + self._seconds
             if self._timer is None:
                 self._timer = self._loop.call_at(self._ends_at, self._look)
@@ -376,6 +389,12 @@ class _Limit:
         self._ends_at = None
         if self.expired and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
             raise TimeoutError from error
+
+    def end(self) -> None:
+        """End the present wait as if it had come to its limit; nothing happens if there is none."""
+        if self._ends_at is not None:
+            self.expired = True
+            self._task.cancel()
 
     def close(self) -> None:
         """Cancel the timer."""
@@ -389,8 +408,7 @@ class _Limit:
         if self._loop.time() < self._ends_at:
             self._timer = self._loop.call_at(self._ends_at, self._look)
         else:
-            self.expired = True
-            self._task.cancel()
+            self.end()
 
 
 class _ClientGoneError(Exception):
@@ -403,10 +421,20 @@ async def _gone(receive: _Receive) -> None:
         pass
 
 
+def _look_at_connection(receive: _Receive) -> Callable[[], bool]:
+    """Return a function that tells whether the connection is lost, or one that never does if the server hides that.
+
+    uvicorn with httptools tells that a client has gone to the last request that it has read. If that one waits behind
+    this one, the transport alone knows. Middleware that wraps `receive` with `functools.wraps` is looked through.
+    """
+    transport: Any = getattr(getattr(inspect.unwrap(receive), "__self__", None), "transport", None)
+    return cast("Callable[[], bool]", getattr(transport, "is_closing", bool))
+
+
 def _sse(data: str, name: str | None = None) -> str:
     """Return a server-sent event, as the HTML standard defines it."""
     if name is None and "\n" not in data and "\r" not in data:  # as nearly all are
-        return f"data: {data}\n\n"
+        return "data: " + data + "\n\n"  # a format would write the name of a member of an Enum that is a text
     lines = [] if name is None else [f"event: {name}"]
     lines += [f"data: {line}" for line in _NEW_LINE.split(data)]
     return "\n".join([*lines, "", ""])
@@ -416,8 +444,8 @@ def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else _as_json(value)
 
 
-def _as_json(value: Any) -> str:
-    return json.dumps(value, default=_plain, ensure_ascii=False, allow_nan=False)
+def _as_json(value: Any, encode: Callable[[Any], str] | None = None) -> str:
+    return json.dumps(value, default=encode or _plain, ensure_ascii=False, allow_nan=False)
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What it costs to survive: iterations of durable loops, marks, large cuts beside a pipeline, and the way back."""
+"""What it costs to survive: iterations of durable loops, barriers, large snapshots, and the way back."""
 
 import asyncio
 import sqlite3
@@ -16,8 +16,8 @@ import numpy as np
 
 import penstock as ps
 from penstock import data, engine
-from penstock.engine.checkpoint import Saving
-from penstock.saving import cuts
+from penstock.engine.checkpoint import Checkpointer
+from penstock.saving import snapshots
 
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
@@ -55,7 +55,7 @@ class Iterations:
     async def milliseconds(self) -> float:
         """Returns what an iteration takes; the median, as one that waits for the disk of others tells nothing."""
         self._began.clear()
-        await engine.run(self._graph, key=f"{time.time_ns()}" if self._is_durable else None)
+        await engine.run(self._graph, durable_key=f"{time.time_ns()}" if self._is_durable else None)
         return 1e3 * median(after - before for before, after in pairwise(self._began))
 
 
@@ -107,7 +107,7 @@ DURABLE = Workload(
 
 
 class Counting:
-    """What has state on the way of marks."""
+    """What has state on the path of barriers."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -135,7 +135,7 @@ class CountsEach(Counting):
 
 
 class Paced(Counting):
-    """A source that gives a value when the reader has got the one before: so a mark comes with nearly every value."""
+    """A source that gives a value when the reader has got the one before: a barrier comes with nearly every value."""
 
     def __init__(self, values: int, taken: asyncio.Event) -> None:
         super().__init__()
@@ -170,18 +170,18 @@ async def of_functions(values: AsyncIterator[int]) -> AsyncIterator[int]:
 
 @contextmanager
 def nothing_written() -> Iterator[None]:
-    """Has cuts forgotten as soon as they are complete: what remains is the way of their marks."""
+    """Has snapshots forgotten as soon as they are complete: what remains is the path of their barriers."""
 
-    async def forget(saving: Any, mark: object, *, ended: bool = False) -> None:
+    async def forget(saving: Any, barrier: object, *, ended: bool = False) -> None:
         saving.saved += 1
         saving._in_flight = saving._writing = None
 
-    with patch.object(Saving, "_write", forget):
+    with patch.object(Checkpointer, "_write", forget):
         yield
 
 
 async def paced_seconds(graph: Any, values: int, folder: Path, every: int) -> tuple[float, int]:
-    """Returns seconds of the loop's thread, and how many marks have come through."""
+    """Returns seconds of the loop's thread, and how many barriers have come through."""
     taken = asyncio.Event()
     taken.set()
     with TemporaryDirectory(dir=folder) as own:
@@ -190,15 +190,15 @@ async def paced_seconds(graph: Any, values: int, folder: Path, every: int) -> tu
             began = time.thread_time()
             async for _ in stream:
                 taken.set()
-            return time.thread_time() - began, stream.statistics().cuts_saved
+            return time.thread_time() - began, stream.statistics().snapshots_saved
 
 
-async def mark_microseconds(graph: Any, values: int, folder: Path) -> float:
-    """Returns what a mark adds to a stream."""
+async def barrier_microseconds(graph: Any, values: int, folder: Path) -> float:
+    """Returns what a barrier adds to a stream."""
     with nothing_written():
         without, _ = await paced_seconds(graph, values, folder, 2 * values)
-        taken, marks = await paced_seconds(graph, values, folder, 1)
-    return (taken - without) / marks * 1e6
+        taken, barriers = await paced_seconds(graph, values, folder, 1)
+    return (taken - without) / barriers * 1e6
 
 
 FAR = 10_000_000
@@ -230,35 +230,35 @@ async def first_batch_milliseconds(checkpoint: ps.Checkpoint) -> float:
 
 
 async def far_behind(folder: Path) -> ps.Checkpoint:
-    """Returns a checkpoint whose newest cut is that after so many records."""
+    """Returns a checkpoint whose newest snapshot is that after so many records."""
     checkpoint = ps.Checkpoint(folder, every=10 * FAR)
     async with engine.stream(read(data.order(large, shuffle_seed=1)), checkpoint=checkpoint) as batches:
         await anext(batches)
         await batches.checkpoint()
-    with cuts.CutFolder(folder) as stored:
-        cut = stored.newest()
-        assert cut is not None
-        states = {**cut.states, "records": {"epoch": 0, "step": FAR}}
-        stored.save(cuts.Cut(FAR, states, cut.fingerprint, False))
+    with snapshots.SnapshotFolder(folder) as stored:
+        snapshot = stored.newest()
+        assert snapshot is not None
+        states = {**snapshot.states, "records": {"epoch": 0, "step": FAR}}
+        stored.save(snapshots.Snapshot(FAR, states, snapshot.fingerprint, False))
     return checkpoint
 
 
 @asynccontextmanager
-async def mark_contenders(quick: bool) -> AsyncIterator[Contenders]:
+async def barrier_contenders(quick: bool) -> AsyncIterator[Contenders]:
     values = 500 if quick else 2_000
     with TemporaryDirectory() as own:
         folder = Path(own)
         far = await far_behind(folder / "far")
         yield {
-            "generators": lambda: mark_microseconds(of_generators, values, folder),
-            "functions": lambda: mark_microseconds(of_functions, values, folder),
+            "generators": lambda: barrier_microseconds(of_generators, values, folder),
+            "functions": lambda: barrier_microseconds(of_functions, values, folder),
             "far": lambda: first_batch_milliseconds(far),
         }
 
 
 MARKS = Workload(
     name="marks",
-    contenders=mark_contenders,
+    contenders=barrier_contenders,
     rows=(
         Row(
             title="a mark through ten generators with state",
@@ -311,7 +311,7 @@ async def train(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]
 
 
 async def train_seconds(values: int, folder: Path, *, saved: bool) -> tuple[float, float]:
-    """Returns seconds of a stream, and of a cut that is asked for after a fifth of it."""
+    """Returns seconds of a stream, and of a snapshot that is asked for after a fifth of it."""
 
     async def cut() -> float:
         began = time.perf_counter()

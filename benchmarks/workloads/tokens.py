@@ -28,7 +28,7 @@ async def stepwise_answer(tokens: int) -> AsyncIterator[int]:
     return stepwise_node(tokens)
 
 
-@ps.node(effectful=True)
+@ps.node(effectful="unordered")
 async def tell(tokens: int) -> int:
     for token in range(tokens):
         await ps.emit(token)

@@ -1,4 +1,4 @@
-"""`python -m penstock checkpoints`: the cuts in a folder, and whether they are whole."""
+"""`python -m penstock checkpoints`: the snapshots in a folder, and whether they are whole."""
 
 import argparse
 import dataclasses
@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from ..saving.cuts import StoredCut, stored_cuts
+from .. import Checkpoint, engine
 from ..telemetry.tables import UNKNOWN, Column, Table, count, duration, scaled, to_text
 
 SUMMARY: Final = "list the checkpoints in a folder, and check that they are whole"
@@ -30,19 +30,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """List the cuts; return the exit status."""
-    cuts = stored_cuts(options.folder, verify=options.verify)
-    damaged = [f"{cut.path.name} is damaged: {cut.damage}" for cut in cuts if cut.damage is not None]
+    """List the snapshots; return the exit status."""
+    snapshots = Checkpoint(options.folder).stored(verify=options.verify)
+    damaged = [
+        f"{snapshot.path.name} is damaged: {snapshot.damage}" for snapshot in snapshots if snapshot.damage is not None
+    ]
     if options.json:
-        for cut in cuts:
-            print(json.dumps({**dataclasses.asdict(cut), "path": str(cut.path)}))
+        for snapshot in snapshots:
+            print(json.dumps({**dataclasses.asdict(snapshot), "path": str(snapshot.path)}))
     else:
-        remark = "\n".join(damaged) if cuts else f"no checkpoints in {options.folder}"
-        print(to_text(Table((), _COLUMNS, tuple(map(_row, cuts)), remark)).strip("\n"))
-    return 1 if damaged or not cuts else 0
+        remark = "\n".join(damaged) if snapshots else f"no checkpoints in {options.folder}"
+        print(to_text(Table((), _COLUMNS, tuple(map(_row, snapshots)), remark)).strip("\n"))
+    return 1 if damaged or not snapshots else 0
 
 
-def _row(cut: StoredCut) -> tuple[str, ...]:
-    age = UNKNOWN if cut.saved_at is None else duration(max(time.time() - cut.saved_at, 0))
-    record = f"{count(cut.record)}{' (the end)' if cut.ended else ''}"
-    return cut.path.name, record, age, scaled(cut.bytes, "B"), "no" if cut.damage else "yes"
+def _row(snapshot: engine.StoredSnapshot) -> tuple[str, ...]:
+    age = UNKNOWN if snapshot.saved_at is None else duration(max(time.time() - snapshot.saved_at, 0))
+    record = f"{count(snapshot.record)}{' (the end)' if snapshot.ended else ''}"
+    return snapshot.path.name, record, age, scaled(snapshot.bytes, "B"), "no" if snapshot.damage else "yes"

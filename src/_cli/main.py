@@ -1,17 +1,17 @@
 """The commands, and how the command line runs one.
 
-A command is a module of this folder that has the parts of `Command`. To add one, write the module and add it to
-`COMMANDS`.
+A command is a module that has the parts of `Command`; a floor has its own. To add one, write the module and add its
+name to `MODULES`.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Final, Protocol
+from importlib import import_module
+from typing import Final, Protocol, cast
 
 from .. import __version__
 from .._errors import PenstockError
-from . import checkpoints, devices, profile, simulate, top
 from .arguments import program
 
 
@@ -32,13 +32,8 @@ class Command(Protocol):
         ...
 
 
-COMMANDS: Final[Sequence[tuple[str, Command]]] = (
-    ("profile", profile),
-    ("simulate", simulate),
-    ("top", top),
-    ("devices", devices),
-    ("checkpoints", checkpoints),
-)
+MODULES: Final = ("_cli.profile", "_cli.simulate", "studio.top", "_cli.devices", "_cli.checkpoints", "_cli.runs")
+COMMANDS: Final = {name.rpartition(".")[2]: cast("Command", import_module(f"penstock.{name}")) for name in MODULES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -53,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog=program(), description="Graphs of async actors.")
     parser.add_argument("--version", action="version", version=f"penstock {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, command in COMMANDS:
+    for name, command in COMMANDS.items():
         subparser = commands.add_parser(name, help=command.SUMMARY)
         command.add_arguments(subparser)
         subparser.set_defaults(parser=subparser, run=command.run)

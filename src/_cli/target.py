@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import importlib
 import inspect
 import itertools
@@ -14,9 +15,7 @@ from typing import Any, Final, cast
 
 import structlog
 
-from .. import engine, telemetry
-from ..engine.graph import Call, Graph
-from ..engine.tracing.annotations import signature_of
+from .. import Call, Graph, engine, telemetry
 from .arguments import count, refuse, seconds
 
 # How many calls are made if none is asked for: enough for the percentiles of a table.
@@ -115,7 +114,8 @@ def _called(target: object, path: str) -> Any:
     if not callable(target):
         raise argparse.ArgumentTypeError(f"{path} is {target!r}: {what}")
     try:
-        signature_of(target).bind()
+        with contextlib.suppress(NameError):  # since Python 3.14, of an annotation that only type checkers can resolve
+            inspect.signature(target).bind()
     except TypeError as error:
         raise argparse.ArgumentTypeError(f"{path} needs arguments ({error}): {what}") from None
     found = target()

@@ -15,7 +15,7 @@ from .._errors import OptionsError
 _MISSING = object()
 
 
-class Accepted:
+class OptionRule:
     """The values that an option accepts.
 
     Attributes:
@@ -30,7 +30,7 @@ class Accepted:
         self.fits = fits
 
 
-def check(option: str, value: object, accepted: Accepted, before: str = "") -> None:
+def check(option: str, value: object, accepted: OptionRule, before: str = "") -> None:
     """Check the value of an option.
 
     Args:
@@ -47,7 +47,7 @@ def check(option: str, value: object, accepted: Accepted, before: str = "") -> N
         raise OptionsError(f"{before}{option}={value!r}{after}: {accepted.text}")
 
 
-def check_fields(record: object, accepted: Mapping[str, Accepted], before: str = "") -> None:
+def check_fields(record: object, accepted: Mapping[str, OptionRule], before: str = "") -> None:
     """Check the fields of a record of options. Fields that have their default are not checked, which saves time.
 
     Raises:
@@ -57,6 +57,15 @@ def check_fields(record: object, accepted: Mapping[str, Accepted], before: str =
     for option, value in vars(record).items():
         if value is not defaults.get(option, _MISSING):
             check(option, value, accepted[option], before)
+
+
+def is_text(value: str) -> bool:
+    """Whether a text has no lone surrogates, which neither UTF-8 nor a database can write."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def refuse_unknown(given: Mapping[str, object], taker: Any, name: str) -> None:
@@ -74,6 +83,24 @@ def refuse_unknown(given: Mapping[str, object], taker: Any, name: str) -> None:
         raise OptionsError(f"{option!r} is no option of {name}; it takes {', '.join(sorted(taker.__kwdefaults__))}")
 
 
+def refuse_beside(fn: object, given: Mapping[str, object], decorator: Any, name: str) -> None:
+    """Refuse options of a decorator that also gets the function.
+
+    Args:
+        fn: the function; None if there is none.
+        given: the arguments of the decorator.
+        decorator: the decorator; all of its options have defaults.
+        name: the name of the decorator in the error.
+
+    Raises:
+        TypeError: there are a function and options.
+    """
+    options = [option for option, default in decorator.__kwdefaults__.items() if given[option] is not default]
+    if fn is not None and options:
+        shown, function = ", ".join(f"{option}=..." for option in options), getattr(fn, "__name__", "fn")
+        raise TypeError(f"{name} takes a function or options, got both: write {name}({shown})({function})")
+
+
 def is_whole(value: object, least: int | None = None) -> TypeGuard[int]:
     """Whether a value is a whole number of at least `least`.
 
@@ -82,12 +109,12 @@ def is_whole(value: object, least: int | None = None) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
 
-def whole(least: int) -> Accepted:
+def whole(least: int) -> OptionRule:
     """Accept whole numbers from `least` on."""
-    return Accepted(f"a whole number of at least {least}", lambda value: is_whole(value, least))
+    return OptionRule(f"a whole number of at least {least}", lambda value: is_whole(value, least))
 
 
-def number(text: str, fits: Callable[[float], bool]) -> Accepted:
+def number(text: str, fits: Callable[[float], bool]) -> OptionRule:
     """Accept real numbers for which `fits` is true, also fractions and numbers of NumPy; but not True and False.
 
     A `Decimal` is refused: it cannot be added to a float, such as the time of a clock.
@@ -96,25 +123,24 @@ def number(text: str, fits: Callable[[float], bool]) -> Accepted:
     def is_number(value: object) -> bool:
         return not isinstance(value, bool) and isinstance(value, Real) and bool(fits(float(value)))
 
-    return Accepted(text, is_number)
+    return OptionRule(text, is_number)
 
 
-def one_of(literal: Any) -> Accepted:
+def one_of(literal: Any) -> OptionRule:
     """Accept the members of a `Literal`."""
     members: tuple[str, ...] = get_args(literal)
-    return Accepted(
-        f"one of {', '.join(map(repr, members))}", lambda value: isinstance(value, str) and value in members
-    )
+    text = f"one of {', '.join(map(repr, members))}"
+    return OptionRule(text, lambda value: isinstance(value, str) and value in members)
 
 
-def instance(kind: type[Any], text: str) -> Accepted:
+def instance(kind: type[Any], text: str) -> OptionRule:
     """Accept the instances of a class."""
-    return Accepted(text, lambda value: isinstance(value, kind))
+    return OptionRule(text, lambda value: isinstance(value, kind))
 
 
-def optional(accepted: Accepted) -> Accepted:
+def optional(accepted: OptionRule) -> OptionRule:
     """Accept None as well."""
-    return Accepted(f"{accepted.text}, or None", lambda value: value is None or accepted.fits(value))
+    return OptionRule(f"{accepted.text}, or None", lambda value: value is None or accepted.fits(value))
 
 
 def are_exceptions(value: object) -> bool:
@@ -143,9 +169,12 @@ def refuse_awaitable(key: object) -> None:
 
 
 SWITCH = instance(bool, "True or False")
-NAME = Accepted("a text that is not empty", lambda value: isinstance(value, str) and bool(value))
-FUNCTION = Accepted("a function", callable)
-KEY = Accepted("a function that is not async, because a key is not awaited", is_read_at_once)
+NAME = OptionRule(
+    "a text that is not empty and can be written as UTF-8",
+    lambda value: isinstance(value, str) and bool(value) and is_text(value),
+)
+FUNCTION = OptionRule("a function", callable)
+KEY = OptionRule("a function that is not async, because a key is not awaited", is_read_at_once)
 POSITIVE = number("a finite number above 0", lambda value: 0 < value < math.inf)
 NOT_NEGATIVE = number("a finite number that is not negative", lambda value: 0 <= value < math.inf)
 TIMEOUT = optional(number("a number of seconds, 0 or more", lambda value: value >= 0))

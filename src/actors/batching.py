@@ -1,6 +1,7 @@
 """Batching: `Batch`, and the actor that gathers items of many requests and handles them with one call of a function."""
 
 import asyncio
+import math
 import threading
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from contextvars import copy_context
@@ -12,7 +13,7 @@ from .._errors import InboxClosed, NodeCancelledError, OptionsError, Overloaded,
 from .accepted import (
     NOT_NEGATIVE,
     POSITIVE,
-    Accepted,
+    OptionRule,
     check_fields,
     instance,
     is_read_at_once,
@@ -62,7 +63,7 @@ class Batch:
     def __post_init__(self) -> None:
         self._check(BATCH_FIELDS)
 
-    def _check(self, accepted: Mapping[str, Accepted]) -> None:
+    def _check(self, accepted: Mapping[str, OptionRule]) -> None:
         check_fields(self, accepted, f"{type(self).__name__}(")
         if (self.max_cost is None) != (self.cost is None):
             raise OptionsError(
@@ -97,15 +98,12 @@ class Batch:
         return cost
 
 
+_SIZE = 'a whole number of at least 1, or "auto" on a device node'
 BATCH_FIELDS: Final = {
-    "max_size": Accepted(
-        'a whole number of at least 1, or "auto" on a device node', lambda size: size == "auto" or is_whole(size, 1)
-    ),
-    "max_wait_seconds": NOT_NEGATIVE,
-    "max_queue": optional(whole(0)),
-    "max_cost": optional(POSITIVE),
-    "cost": optional(Accepted("a function that is not async, because a cost is not awaited", is_read_at_once)),
-}
+    "max_size": OptionRule(_SIZE, lambda size: size == "auto" or is_whole(size, 1)),
+    "max_wait_seconds": NOT_NEGATIVE, "max_queue": optional(whole(0)), "max_cost": optional(POSITIVE),
+    "cost": optional(OptionRule("a function that is not async, because a cost is not awaited", is_read_at_once)),
+}  # fmt: skip
 # The values that `batch=` of a node accepts.
 BATCH: Final = optional(instance(Batch, "a Batch, such as penstock.Batch(max_size=32)"))
 
@@ -144,6 +142,11 @@ class WaitsForBatch(Protocol):
 
 W = TypeVar("W", bound=WaitsForBatch)
 
+# For how many turns of the loop in which nobody comes a batch that is due waits for callers who may come again. Those
+# of a `map_each` over a stream come after 5, behind a plain and an async node after 6, those of a stream of calls after
+# 7. A turn of an idle loop takes 5 us.
+_MOST_TURNS: Final = 8
+
 
 class BatchQueue(Generic[W]):
     """Decides which entries form a batch, and when: higher priorities first, first in, first out within one.
@@ -152,7 +155,10 @@ class BatchQueue(Generic[W]):
     event loop or in threads, and a device runs its batches of calls.
     """
 
-    __slots__ = ("_batch", "_costs", "_fewest_rows", "_groups", "_max_size", "_rows", "count")
+    __slots__ = (
+        "_batch", "_costs", "_expected", "_expected_before", "_fewest_rows", "_groups", "_max_size", "_rows",
+        "_some_came", "_turns", "count",
+    )  # fmt: skip
 
     def __init__(self, batch: Batch, fewest_rows: int = 1) -> None:
         assert batch.max_size != "auto"  # by now it is known
@@ -162,6 +168,9 @@ class BatchQueue(Generic[W]):
         self._fewest_rows = fewest_rows
         self._groups: dict[Hashable, PriorityFifo[W]] = {}
         self._costs: dict[Hashable, float] = {}  # of all entries of each group, if costs limit a batch
+        self._expected = self._expected_before = 0  # how many callers of the last batch may come again; a turn ago
+        self._some_came = False
+        self._turns = 0  # for how many more turns the next batch may wait for them
         self.count = 0
 
     @property
@@ -193,6 +202,7 @@ class BatchQueue(Generic[W]):
             group = self._groups[entry.group] = PriorityFifo()
         group.push(entry, entry.priority)
         self.count += 1
+        self._expected -= 1
         if self._rows is not None:
             self._costs[entry.group] = self._costs.get(entry.group, 0) + entry.cost
 
@@ -218,6 +228,32 @@ class BatchQueue(Generic[W]):
     def is_due(self, now: float) -> bool:
         """Whether a batch is full, or its first entry has waited for `max_wait_seconds`."""
         return any(self._is_due(group, key, self._max_size, now) for key, group in self._groups.items())
+
+    def holds_only(self, group: Hashable) -> bool:
+        """Whether all entries are of this group."""
+        return self._groups.keys() <= {group}
+
+    def returned(self, number: int) -> None:
+        """Note that so many callers get their results now, and may come again within a few turns of the loop.
+
+        Otherwise, the first who comes would be alone in a batch, and all others in the one after that, for ever. Where
+        more wait than these, their batch is large, and the next time all are together.
+        """
+        self._expected = self._expected_before = number if number >= self.count else 0
+        self._some_came = False
+        self._turns = _MOST_TURNS
+
+    def waits_for_callers(self) -> bool:
+        """Whether the next batch has to wait for a turn of the loop, in which callers may come again."""
+        return self._expected > 0 and self._turns > 0 and self.count > 0 and not self.is_due(-math.inf)
+
+    def turn(self) -> None:
+        """Count a turn for which the next batch has waited; the last one is that in which callers stop coming."""
+        if self._expected < self._expected_before:
+            self._some_came = True
+        else:
+            self._turns = 0 if self._some_came else self._turns - 1
+        self._expected_before = self._expected
 
     def take(
         self, now: float, *, at_once: bool = False, largest: Mapping[Hashable, int] = MappingProxyType({})
@@ -284,6 +320,10 @@ def _oldest(group: PriorityFifo[W]) -> float:
     return min([entry.arrived_at for entry in group.heads()])
 
 
+# A thread whose batch took less than this runs the next one at once, however small: it would be idle for as long until
+# a busy loop has given it another one.
+SHORT_SECONDS: Final = 0.002
+
 # If the callers of a large batch were all resumed in one turn of the loop, what they ask next would come in one turn as
 # well: too late for a thread that ends a batch meanwhile, which would then wait for all of it.
 _SETTLED_IN_A_TURN = 16
@@ -319,6 +359,7 @@ class Batcher(Actor[T, U]):
         self._aborted = False
         self._inbox: Inbox[Request[T, U]] | None = None  # while it is open
         self._lock = threading.Lock()  # of the queue, from which threads may take batches
+        self._counts_turn = False  # whether `_turn` is scheduled
 
     async def loop(self, inbox: Inbox[Work[T, U]], /) -> None:
         """Collect batches and start them."""
@@ -384,15 +425,29 @@ class Batcher(Actor[T, U]):
         self._stop_timer()  # only now: with eager tasks, a batch that ends at once has called this and set a timer
         with self._lock:
             next_due = self._queue.due_at
+            is_held = next_due is not None and self._queue.waits_for_callers()
         if self._free and next_due is not None and not self._aborted:
-            self._timer = loop.call_at(next_due, self._start, batches, next_due)
+            if not is_held:
+                self._timer = loop.call_at(next_due, self._start, batches, next_due)
+            elif not self._counts_turn:
+                self._counts_turn = True
+                loop.call_soon(self._turn, batches)
         if self._queue.room > 0:
             self._room.notify_all()
+
+    def _turn(self, batches: asyncio.TaskGroup) -> None:
+        """Look whether the callers have come for whom a batch has waited for a turn of the loop."""
+        self._counts_turn = False
+        self._fetch(batches)
+        with self._lock:
+            self._queue.turn()
+        self._start(batches)
 
     def _take(self, now: float) -> list[Request[T, U]]:
         queue = self._queue
         with self._lock:
-            if not self._ending and not queue.is_due(now):  # dropping unwanted entries would not change that
+            # Dropping unwanted entries would not change that.
+            if not self._ending and (not queue.is_due(now) or queue.waits_for_callers()):
                 return []
             queue.drop_unwanted(now)
             return queue.take(now, at_once=self._ending)
@@ -413,6 +468,8 @@ class Batcher(Actor[T, U]):
         # The next batch starts before the callers of this one are resumed, so that the function need not wait for them.
         self._free += 1
         self._fetch(batches)
+        if len(batch) > 1 or self._queue.count:  # not for a caller alone
+            self._queue.returned(len(batch))
         self._start(batches)
         self._settle(batch, results)
 
@@ -536,6 +593,7 @@ class ThreadBatcher(Batcher[T, U]):
         batch = [work for work in batch if work.is_wanted(now)]  # it may have waited for this thread
         while True:
             results: list[Any] = []
+            began = clock()
             try:
                 if batch:
                     returned = copy_context().run(self._call, [work.value for work in batch])
@@ -545,7 +603,11 @@ class ThreadBatcher(Batcher[T, U]):
                 raise
             except BaseException as error:  # noqa: BLE001 - it is the outcome of the whole batch
                 results = self._failures(travelling(error), batch)
-            following = self._following(clock())
+            ended = clock()
+            if ended - began > SHORT_SECONDS:
+                with self._lock:
+                    self._queue.returned(len(batch))
+            following = self._following(ended)
             if not following:
                 return batch, results
             self._threads_of().post(self._returned, batch, results)

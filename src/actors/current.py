@@ -1,9 +1,11 @@
 """`penstock.current()`: it tells a handler, and the tasks that the handler starts, which item they work for."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from time import monotonic
 from types import CodeType
 from typing import TYPE_CHECKING, Any, Protocol
 from weakref import ref
@@ -69,9 +71,9 @@ class ItemInfo:
     node: str
     item: int
     attempt: int
-    _deadline: float | None = field(repr=False)
-    _clock: Callable[[], float] = field(repr=False)
-    _work: Cancellable = field(repr=False)
+    _deadline: float | None = field(default=None, repr=False, compare=False)
+    _clock: Callable[[], float] = field(default=monotonic, repr=False, compare=False)
+    _work: Cancellable | None = field(default=None, repr=False, compare=False)
 
     def remaining_seconds(self) -> float | None:
         """Return the time left until the deadline of the call or the timeout of the node, whichever is earlier.
@@ -89,10 +91,55 @@ class ItemInfo:
         Raises:
             asyncio.CancelledError: the item was cancelled, or it or this attempt has no time left.
         """
-        if self._work.cancelled:
+        if self._work is not None and self._work.cancelled:
             raise asyncio.CancelledError(
                 f"item {self.item} of graph {self.graph!r} has ended, or attempt {self.attempt} of node {self.node!r}"
             )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the names and the time that is left; the copy counts that from when it is made."""
+        return _item_elsewhere, (self.graph, self.node, self.item, self.attempt, self.remaining_seconds())
+
+
+def _item_elsewhere(graph: str, node: str, item: int, attempt: int, remaining_seconds: float | None) -> ItemInfo:
+    return ItemInfo(graph, node, item, attempt, None if remaining_seconds is None else monotonic() + remaining_seconds)
+
+
+class _Asked:
+    """An item somewhere else: it is cancelled when its time is over, or as a function says.
+
+    Args:
+        info: the item.
+        is_cancelled: asked whether the item was cancelled.
+    """
+
+    def __init__(self, info: ItemInfo, is_cancelled: Callable[[], bool]) -> None:
+        self._info = info
+        self._is_cancelled = is_cancelled
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the item has ended, so that its result is not needed."""
+        return self._is_cancelled() or self._info.remaining_seconds() == 0
+
+
+_elsewhere: ContextVar[ItemInfo | None] = ContextVar("penstock_elsewhere", default=None)
+
+
+@contextmanager
+def working_on(info: ItemInfo, is_cancelled: Callable[[], bool] = bool) -> Generator[ItemInfo, None, None]:
+    """Have `penstock.current()` return an item, where it is worked on by no engine: on a worker somewhere else.
+
+    Args:
+        info: the item, as `Attempt.info` had it where the engine is.
+        is_cancelled: asked by `check_cancelled`, from any thread. An item whose time is over is cancelled, too.
+    """
+    here = replace(info, _work=_Asked(info, is_cancelled))
+    token = _elsewhere.set(here)
+    try:
+        yield here
+    finally:
+        _elsewhere.reset(token)
 
 
 class Position:
@@ -193,7 +240,7 @@ class Handling:
     @property
     def is_present(self) -> bool:
         """Whether the worker is still in this handler, in the same attempt, and in no further link of a chain."""
-        return self.is_running and self.position.attempt == self.attempt and len(self.actor.links) < 2
+        return self.is_running and self.position.attempt == self.attempt and len(self.actor.bound._links) < 2
 
     def info(self) -> ItemInfo:
         """Return the description of this run, for `current()`."""
@@ -205,12 +252,8 @@ class Handling:
 source: ContextVar[Position | Handling | None] = ContextVar("penstock_current", default=None)
 
 
-class _NeverCancelled:
-    cancelled = False
-
-
 # A node that is called directly is just its function, and has to work without an engine, e.g. in a unit test.
-OUTSIDE = ItemInfo("", "", 0, 1, None, float, _NeverCancelled())
+OUTSIDE = ItemInfo("", "", 0, 1)
 
 
 def current() -> ItemInfo:
@@ -230,7 +273,7 @@ def current() -> ItemInfo:
     """
     found = source.get()
     if found is None:
-        return OUTSIDE
+        return _elsewhere.get() or OUTSIDE
     position = found if isinstance(found, Position) else found.position
     if not position.is_own:
         return found.info() if isinstance(found, Handling) else position_outside(position).info()

@@ -3,7 +3,9 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Collection, Hashable, Iterator
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from types import CodeType
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from weakref import WeakSet
 
 from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of
 from ..telemetry import logs
@@ -20,6 +22,11 @@ State = Literal["running", "done", "failed", "cancelled"]
 _MARK = "__penstock_item__"
 _BLAMED = "__penstock_node__"
 _identities = itertools.count(1)
+_NO_ITEM: Final = 0
+
+# The file of compiled lines of nodes, and further functions of the engine that are left out of tracebacks of handlers.
+LINE_FILE: Final = "<penstock line>"
+LEFT_OUT: Final[set[CodeType]] = set()
 
 # The values of a frame that has ended. One list for all, so that references to such a frame keep no values alive.
 NOTHING: list[Any] = []
@@ -94,6 +101,7 @@ class Frame:
         span: the parent of the spans of its node executions; None if the frame is not sampled.
         key: the key of the call, in a deployment with `key=`; None without.
         waiters: for a computation of a cache, which has no parent: the frames that wait for it now.
+        waiting_inside: for such a computation: frames in it, and in runs inside of it, that waited for shared places.
     """
 
     # Attributes that few frames need have their defaults in the class, because making a frame is a large part of the
@@ -115,6 +123,7 @@ class Frame:
     is_substitute = False
     key: Hashable = None
     waiters: "Collection[Frame]" = ()
+    waiting_inside: "WeakSet[Frame] | None" = None
     _was_told = False
     unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
@@ -269,16 +278,27 @@ class Frame:
         self.missing[actor.index] -= 1
         return not self.missing[actor.index]
 
-    def hold(self) -> None:
-        """Keep the frame from ending before `let_go`, because of work beside its steps, such as an open stream."""
+    def add_pending(self) -> None:
+        """Keep the frame from ending before `remove_pending`, because of work beside its steps such as a stream."""
         self.sinks_left += 1
 
-    def let_go(self) -> None:
-        """Undo a `hold`; if no steps and no other holds are left, finish the frame."""
+    def remove_pending(self) -> None:
+        """Undo an `add_pending`; if no steps are left and nothing else is pending, finish the frame."""
         if self.state == "running":
             self.sinks_left -= 1
             if not self.sinks_left:
                 self.finish()
+
+    def step_ended(self, actor: "NodeActor", value: Any) -> None:
+        """Take the value of a step without readers; the last one finishes the frame."""
+        if actor.ends_line:
+            self.end_with(value)
+            return
+        self.values[actor.out] = value
+        if self.sinks_left > 1:  # otherwise the frame ends, and gives up all of its slots at once
+            for slot in actor.reads:
+                self.release(slot)
+        self.remove_pending()
 
     def finish(self) -> None:
         """Build the result and claim the outcome "done"; for a frame whose steps are all done."""
@@ -361,20 +381,23 @@ class Frame:
     def annotated(self, error: BaseException, actor: "NodeActor", attempt: int) -> BaseException:
         """Add a note with graph, node, item and attempt to an error, once for each item; return the error.
 
-        A node may raise the same object for many items: the first item gets the object, the others get copies.
+        A node may raise the same object for many items: the first item gets the object, the others get copies. So it is
+        with the error of a computation that belongs to no item, see `hand_over`.
         """
-        error = plain_error(error, f"node {actor.label(error)!r}")
+        if isinstance(error, StopIteration | StopAsyncIteration):
+            error = plain_error(error, f"node {actor.label(error)!r}")
         label = getattr(error, _BLAMED, None) or actor.label(error)
         where = f"in node {label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
         owner, first_traceback, added = getattr(error, _MARK, (None, None, ()))
-        is_copy = owner is not None and owner != root.identity and isinstance(error, Exception)
-        if is_copy:
+        is_of_other = owner is not None and owner != root.identity and isinstance(error, Exception)
+        if is_of_other:
             # Each raise has added its stack frames, which hold values of its item, to the traceback of the object.
             error.__traceback__ = first_traceback
-            error = copy_of(error)
+            if owner != _NO_ITEM:
+                error = copy_of(error)
         try:
-            if is_copy:
+            if is_of_other:
                 error.__notes__ = [note for note in getattr(error, "__notes__", ()) if note not in added]
                 added = ()
             elif error.__traceback__ is not None:
@@ -396,7 +419,25 @@ def foreign_cancel(cause: BaseException | None) -> NodeCancelledError:
     return error
 
 
+def hand_over(error: BaseException | None) -> None:
+    """Let the first item that raises the error of a computation, which is no item's own, have the object itself."""
+    if hasattr(error, _MARK):
+        _, first_traceback, added = getattr(error, _MARK)
+        setattr(error, _MARK, (_NO_ITEM, first_traceback, added))
+
+
 def blame(error: BaseException, label: str) -> None:
     """Mark an error with the node that caused it, because another node will raise it; the first mark counts."""
     if not hasattr(error, _BLAMED):
         setattr(error, _BLAMED, label)
+
+
+def cut_line(error: BaseException) -> None:
+    """Leave one entry of the engine in the traceback of an error that has passed a line, or a watched coroutine."""
+    traceback = error.__traceback__
+    following = None if traceback is None else traceback.tb_next
+    while following is not None and (
+        following.tb_frame.f_code.co_filename == LINE_FILE or following.tb_frame.f_code in LEFT_OUT
+    ):
+        BaseException.with_traceback(error, following)
+        following = following.tb_next

@@ -1,6 +1,7 @@
 """Generators: the task that runs a generator node for one item, and fills the buffer that its reader reads."""
 
 import asyncio
+import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, cast
@@ -8,16 +9,19 @@ from typing import TYPE_CHECKING, Any, cast
 from .._errors import NodeCancelledError
 from ..telemetry import logs
 from . import current
+from .attempts import compose
 from .current import starts_tasks
-from .invocation import Invocation, TracedExecution, invoke_with, tell_consumers
+from .execution import Around, Attempt, Bound, Run, TracedExecution, tell_consumers
 from .loop_host import LoopStream
-from .stream_buffer import Reader, SplitBuffer, StreamBuffer, close_stream
-from .tasks import start_task
+from .policy import Policy
+from .stream_buffer import Reader, SplitBuffer, StreamBuffer
+from .tasks import close_stream, start_task
 
 if TYPE_CHECKING:
+    from .execution import OutsideCall
     from .frame import Frame
-    from .invocation import OutsideCall
-    from .node_actor import Failover, Invoke, NodeActor
+    from .loop_host import RestartGate
+    from .node_actor import NodeActor
     from .worker import Worker, WorkerGroup
 
 
@@ -41,6 +45,9 @@ def open_stream(
     readers: Iterable[Reader[Any]] = (),
     given: Any = None,
     failover: Start | None = None,
+    first: "Run | None" = None,
+    *,
+    counts_values: bool = False,
 ) -> Reader[Any]:
     """Open a stream; return its reader.
 
@@ -52,8 +59,13 @@ def open_stream(
         readers: the streams that the generator itself reads; they are left when it ends.
         given: an iterator that was passed as an argument; it has to be closed even if no value is ever asked for.
         failover: makes the iterator that takes over after the last attempt; None for none.
+        first: gets the iterator and its first value, with the policy of the node; None without a policy.
+        counts_values: whether what is driven counts its values in the actor, so that the stream itself counts for none.
     """
-    reader: Reader[Any] = GeneratorTask(actor, frame, buffer, start, tuple(readers), given, failover).open()
+    task = GeneratorTask(
+        actor, frame, buffer, start, tuple(readers), given, failover, first, counts_values=counts_values
+    )
+    reader: Reader[Any] = task.open()
     return reader
 
 
@@ -101,26 +113,6 @@ def _waits_for_itself(buffer: StreamBuffer[Any]) -> bool:
     return False
 
 
-def reading(slots: tuple[int, ...]) -> "Invoke":
-    """Return a function that invokes a node that reads the streams in these slots, and leaves the streams at its end.
-
-    After an attempt that has read a value from a stream, there is no further attempt: that value is gone.
-    """
-
-    async def invoke_reading(worker: "Worker", actor: "NodeActor", frame: "Frame") -> Any:
-        readers: list[Reader[Any]] = [frame.values[slot] for slot in slots]
-        for reader in readers:
-            reader.buffer.read_by = worker, readers
-        try:
-            return await invoke_with(Invocation(worker, actor, frame, readers))
-        finally:
-            for reader in readers:
-                reader.buffer.read_by = None
-                reader.leave()
-
-    return invoke_reading
-
-
 class GeneratorTask:
     """A task that drives one stream; it is a member of the group of workers of its frame.
 
@@ -135,21 +127,8 @@ class GeneratorTask:
     """
 
     __slots__ = (
-        "_actor",
-        "_begun",
-        "_frame",
-        "_given",
-        "_has_failed",
-        "_start",
-        "buffer",
-        "cancels",
-        "failover",
-        "group",
-        "inside",
-        "outside_call",
-        "position",
-        "readers",
-        "task",
+        "_actor", "_begun", "_counts_values", "_first", "_frame", "_given", "_has_failed", "_start", "buffer",
+        "cancels", "failover", "group", "inside", "outside_call", "position", "readers", "task",
     )  # fmt: skip
 
     def __init__(
@@ -161,8 +140,13 @@ class GeneratorTask:
         readers: tuple[Reader[Any], ...],
         given: Any,
         failover: Start | None = None,
+        first: "Run | None" = None,
+        *,
+        counts_values: bool = False,
     ) -> None:
         self.failover = failover
+        self._first = first or OPENING
+        self._counts_values = counts_values
         self.group: WorkerGroup = frame.group
         self.task: asyncio.Task[None] | None = None
         self.position = current.Position()
@@ -185,8 +169,9 @@ class GeneratorTask:
         self.buffer.on_abandoned = self._reader_left
         if self._frame.span is not None:
             tell_consumers(self._frame.span, self._actor)
-        self._actor.limiter.owe()
-        self._frame.hold()
+        self._actor.limiter.take_over_limit()
+        self._actor.completed -= 1  # the worker is about to count the step, but a stream may still fail: it counts then
+        self._frame.add_pending()
         group.joined(self)
         for buffer in self.buffers:
             buffer.filled_by = self
@@ -241,6 +226,7 @@ class GeneratorTask:
                 with TracedExecution(self._frame.span, self._frame, self._actor) as execution:
                     await self._drive()
                     execution.was_cancelled = bool(self.cancels)
+            self._actor.completed += not self._counts_values
         except asyncio.CancelledError as error:
             cancelled = NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled, not by the engine")
             cancelled.__cause__ = error
@@ -256,7 +242,7 @@ class GeneratorTask:
             if buffer.abandoned or buffer.ended:
                 await close_stream(self._given)
                 return
-            iterator, first = await _FirstItem(self, self._actor, self._frame, self.readers).run()
+            iterator, first = await self._first(Attempt(self, self._actor, self._frame, (), {}, self.readers))
             async with self.inside:
                 try:
                     if first is _END or not await buffer.put(first):
@@ -310,55 +296,78 @@ class GeneratorTask:
         self.readers, self._start, self._given, self.failover = (), _nothing, None, None
         self._actor.limiter.release()
         if frame.state == "running":
-            frame.let_go()
+            frame.remove_pending()
         else:
             frame.leave()
         group.left(self)
 
 
-class _FirstItem(Invocation):
-    """The attempts up to the first value. After that there are none: the reader may have that value already."""
+class Opening(Bound):
+    """Runs the attempts up to the first value. After that there are none: the reader may have that value already."""
 
-    __slots__ = ("_attempt_number", "_owner")
+    __slots__ = ()
 
-    def __init__(
-        self, owner: GeneratorTask, actor: "NodeActor", frame: "Frame", readers: tuple[Reader[Any], ...]
-    ) -> None:
-        super().__init__(owner, actor, frame, readers)
-        self._owner = owner
-        self._attempt_number = 1
+    _can_emit = True
 
-    async def run(self) -> tuple[AsyncIterator[Any], Any]:
-        """Return the iterator of the first attempt that succeeds, and its first value."""
-        try:
-            first: tuple[AsyncIterator[Any], Any] = await super().run()
-            return first
-        finally:
-            self._owner.position.attempt = self._attempt_number
+    def run(self, attempt: Attempt) -> Awaitable[tuple[AsyncIterator[Any], Any]]:
+        """Return the iterator of an attempt, and its first value."""
+        return _begin(aiter(cast("GeneratorTask", attempt._member).begin()))
 
-    def _arguments(self) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        return (), {}  # `start` has the arguments already
 
-    async def _attempt(self) -> Any:
-        gate = self.actor.gate
-        if gate is None:
-            return await self.timed_attempt()
-        async with AsyncExitStack() as stack:
-            await stack.enter_async_context(gate.admit(self._owner))
-            first = await self.timed_attempt()
-            self._owner.inside = stack.pop_all()  # stay inside: the rest of the stream comes from this instance, too
-            return first
+class OpeningElsewhere(Bound):
+    """Runs the attempts of a stream that comes from somewhere else, up to the first value.
 
-    def _run_body(self) -> Awaitable[Any]:
-        self._attempt_number = self._owner.position.attempt
-        return _begin(aiter(self._owner.begin()))
+    Args:
+        bound: opens the stream.
+    """
 
-    async def _fail_over(self, failover: "Failover") -> Any:
-        assert self._owner.failover is not None
-        return await _begin(aiter(self._owner.failover()))
+    __slots__ = ("_bound",)
 
-    async def _fall_back(self, error: Exception) -> Any:
-        return await _begin(_iterated(await super()._fall_back(error), self.actor.name))
+    def __init__(self, bound: Bound) -> None:
+        super().__init__(bound._instance)
+        self._bound = bound
+
+    def run(self, attempt: Attempt) -> Awaitable[tuple[AsyncIterator[Any], Any]]:
+        """Return the iterator of an attempt, and its first value."""
+        attempt.args, attempt.kwargs = cast("GeneratorTask", attempt._member).begin()
+        return _begin(aiter(self._bound.open(attempt)))
+
+
+def staying_inside(gate: "RestartGate") -> Around:
+    """Return a layer as `through_gate` does; the rest of a stream comes from the instance of its first value, too."""
+
+    def around(run: Run) -> Run:
+        async def admitted(attempt: Attempt) -> Any:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(gate.admit(attempt._member))
+                first = await run(attempt)
+                cast("GeneratorTask", attempt._member).inside = stack.pop_all()
+                return first
+
+        return admitted
+
+    return around
+
+
+async def fail_over(attempt: Attempt) -> tuple[AsyncIterator[Any], Any]:
+    """Begin the failover of a stream; return its iterator, and its first value."""
+    owner = cast("GeneratorTask", attempt._member)
+    assert owner.failover is not None
+    return await _begin(aiter(owner.failover()))
+
+
+def values_of(fallback: Callable[[Exception], Any], name: str) -> Callable[[Exception], Any]:
+    """Return what begins the values of the fallback of a stream, and returns their iterator and the first one."""
+
+    async def begin(error: Exception) -> tuple[AsyncIterator[Any], Any]:
+        values: Any = fallback(error)
+        return await _begin(_iterated(await values if inspect.isawaitable(values) else values, name))
+
+    return begin
+
+
+# The attempts of a stream without a policy.
+OPENING: Run = compose(Policy(), bound=Opening())
 
 
 async def _begin(iterator: AsyncIterator[Any]) -> tuple[AsyncIterator[Any], Any]:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 _ENDED = "penstock: the actor is restarted"
 
-# A slot for `penstock.testing.faults`: called with the name of a stateful node before it is entered.
+# A slot for `engine/interception.py`: called with the name of a stateful node before it is entered.
 fault_at_start: Callable[[str], Awaitable[None]] | None = None
 
 
@@ -37,15 +37,7 @@ class RestartGate:
     """
 
     __slots__ = (
-        "_cause",
-        "_inside",
-        "_name",
-        "_on_crash",
-        "_restart_on",
-        "_someone_left",
-        "_state",
-        "_threads",
-        "_waiters",
+        "_cause", "_inside", "_name", "_on_crash", "_restart_on", "_someone_left", "_state", "_threads", "_waiters",
         "_why",
     )  # fmt: skip
 
@@ -546,7 +538,7 @@ Out = TypeVar("Out")
 
 
 class Actor(Generic[In, Out]):
-    """Base class of a node that owns its loop and gives one result for each item.
+    """Base class of an actor that owns its loop and gives one result for each item.
 
     Decorate the class with `@ps.node` and write the method `loop`. Each scope (`run`, `stream`, `deploy`) makes an
     instance of its own and starts its loop once; all items go through its inbox.
@@ -574,9 +566,13 @@ class Actor(Generic[In, Out]):
             result: Out = await host.run(value)
             return result
 
+    if TYPE_CHECKING:  # `@ps.node` adds it to each class, which checkers do not see
+
+        def __rrshift__(self, stream: AsyncIterator[In]) -> AsyncIterator[Out]: ...
+
 
 class StreamActor(Generic[In, Out]):
-    """Base class of a node that owns its loop and gives many parts for each item.
+    """Base class of an actor that owns its loop and gives many parts for each item.
 
     It works as `Actor` does, but a call of an instance gives an async iterator, and `loop` gets `StreamWork`.
     """

@@ -1,28 +1,29 @@
 """Node actor: one call site of a node in one scope, with its inbox, its limiter and its counters."""
 
+import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Final, Protocol
-from weakref import ref
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from weakref import WeakSet
 
 from .._errors import ReentrantCallError
 from ..telemetry import logs
-from ..telemetry.counters import ActorStatistics, CacheStatistics
+from ..telemetry.counters import ActorStatistics
+from .chains import SLOW_SECONDS, compose, failed_link, running_link
 from .channel import Channel
-from .invocation import SLOW_SECONDS, Link, ThreadCall, compose, failed_link, invoke, invoke_plain, running_link
-from .loop_host import RestartGate
+from .execution import ASYNC, GENERAL, INLINE, Bound, DetachedStep, ThreadCall, invoke_plain
 from .own_loops import Mailbox
 from .policy import Policy
 from .tasks import Condition
 
 if TYPE_CHECKING:
     from ..telemetry.spans import AttributeValue
+    from .chains import AsyncLine
     from .frame import Frame
-    from .invocation import AsyncLine, Carrier, Hedging
     from .sampler import ExecutionSampler, Sampling
-    from .supervision import Child
-    from .threads import Lane
+    from .threads import ThreadSlots
     from .worker import Member, Worker
 
 
@@ -42,25 +43,25 @@ class Limiter:
     take a place without looking at any queue, and still no frame is overtaken.
 
     `free` may be negative: a thread that was abandoned keeps a place, while the worker that has left it gives back its
-    own (see `owe`).
+    own (see `take_over_limit`).
 
     Besides its places, there may be room for items that are sent `ahead` to worker processes or threads, which have not
-    begun. In threads, a `lane` keeps no more from running than there are places.
+    begun. In threads, `slots` let no more run than there are places.
     """
 
-    __slots__ = ("ahead", "free", "lane", "limit", "nested", "shared", "waiting")
+    __slots__ = ("ahead", "free", "limit", "nested", "shared", "slots", "waiting")
 
     def __init__(self, limit: int = UNLIMITED, *, shared: bool = False, ahead: int = 0) -> None:
         self.limit = limit
         self.shared = shared
         self.ahead = ahead
         self.free = limit + ahead
-        self.lane: Lane | None = None  # for a node in threads with items ahead
+        self.slots: ThreadSlots | None = None  # for a node in threads with items ahead
         # The actors whose inbox is not empty, each once; they take turns, item by item. A list, because there are few,
         # and an empty deque takes 760 bytes, which add up in an idle deployment.
         self.waiting: list[NodeActor] = []
-        # For `refuse_if_endless`: the frames that waited here while a handler around them held one of these places.
-        self.nested: list[ref[Frame]] | None = None
+        # For `refuse_if_endless`: frames that waited somewhere while a handler around them held one of these places.
+        self.nested: WeakSet[Frame] | None = None
 
     @property
     def in_flight(self) -> int:
@@ -98,48 +99,74 @@ class Limiter:
             ready = group.ready = deque()
         ready.append((actor, frame))
         if not group.armed:
-            group.arm()
+            group.schedule_check()
 
-    def owe(self) -> None:
+    def take_over_limit(self) -> None:
         """Take one more place, for a thread that runs on after its worker has left; `release` gives it back."""
         self.free -= 1
 
 
-class KeepsResults(Protocol):
-    """A call site of a node that keeps its results."""
+class Places(NamedTuple):
+    """How many items a call site handles at a time.
 
-    def statistics(self) -> CacheStatistics:
-        """Return a snapshot of its counters."""
-        ...
+    Attributes:
+        limit: how many; None without a limit.
+        ahead: how many more may be given to `Bound.run` before there is a place, so that they are there when one is
+            free.
+        key: call sites with the same key share the places, in the whole Engine: an object that can be weakly
+            referenced, such as a node or the execution. None for places of the call site's own.
+    """
 
-    def cancel(self) -> None:
-        """Cancel the computations that its calls have begun."""
-        ...
+    limit: int | None = None
+    ahead: int = 0
+    key: object = None
 
-    async def close(self) -> None:
-        """Cancel the computations that its calls have begun, and wait until they have unwound."""
-        ...
+
+NO_LIMIT: Final = Places()
 
 
 def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
     """Fail a frame that has begun to wait for a shared place, if no place would ever become free.
 
-    That is the case if each place is held by a handler with a nested run that waits for a place here. A frame that
-    begins to wait is what completes such a circle, so the check is made then. Only circles through a single limit are
-    found, not two nodes that wait for places of each other.
+    That is the case if each place is held by a handler whose nested run waits in the same way: for a place here, or for
+    one of another node. A frame that begins to wait is what completes such a circle, so the check is made then, and
+    only a frame that keeps a place of the circle fails.
     """
-    limiter = actor.limiter
-    if actor not in waits_at(frame) or not _holders(frame, limiter):
-        return
-    frames = [other for reference in limiter.nested or () if (other := reference()) is not None]
-    waiting = [other for other in frames if other is not frame and _waits_for(other, limiter)] + [frame]
-    limiter.nested = [ref(other) for other in waiting]
-    holders: set[Member] = set()
-    for other in waiting:
-        holders |= _holders(other, limiter)
-    if len(holders) >= limiter.limit:
-        actor.failed += 1
-        frame.fail(_error(actor, frame), actor)
+    held = _held_around(frame)
+    for limiter in held:
+        if limiter.nested is None:
+            limiter.nested = WeakSet()
+        limiter.nested.add(frame)
+    for around in frame.lineage():
+        if around.waiting_inside is not None:
+            around.waiting_inside.add(frame)
+    if held and actor in waits_at(frame):
+        endless = _endless(actor.limiter)
+        if not held.isdisjoint(endless):
+            actor.failed += 1
+            frame.fail(_error(actor, frame, is_alone=len(endless) == 1), actor)
+
+
+def _endless(first: Limiter) -> "set[Limiter]":
+    """Return the limiters of which no place would ever become free, of those that `first` waits for, and itself."""
+    # For each frame inside of a handler that holds a place: these handlers, and the limiters at which the frame waits.
+    inside: dict[Limiter, list[tuple[set[Member], set[Limiter]]]] = {}
+    limiters = [first]
+    for limiter in limiters:
+        if limiter not in inside:
+            waits = [(frame, {one.limiter for one in waits_at(frame)}) for frame in limiter.nested or ()]
+            inside[limiter] = [(_holders(frame, limiter), awaited) for frame, awaited in waits if awaited]
+            limiters += [one for _, awaited in inside[limiter] for one in awaited]
+    endless = set(inside)
+    while True:
+        going_on = {
+            limiter
+            for limiter in endless
+            if len({one for held, awaited in inside[limiter] if awaited & endless for one in held}) < limiter.limit
+        }
+        if not going_on:
+            return endless
+        endless -= going_on
 
 
 def waits_at(frame: "Frame") -> "list[NodeActor]":
@@ -154,8 +181,11 @@ def waits_at(frame: "Frame") -> "list[NodeActor]":
     return actors
 
 
-def _waits_for(frame: "Frame", limiter: "Limiter") -> bool:
-    return any(actor.limiter is limiter for actor in waits_at(frame))
+def _held_around(frame: "Frame") -> set[Limiter]:
+    """Return the limiters with shared places of which handlers around the frame may hold one."""
+    callers = (inner.group.caller for inner in frame.lineage() if inner.parent is not None)
+    limiters = {caller.limiter for caller in callers if caller is not None and caller.limiter.shared}
+    return {limiter for limiter in limiters if _holders(frame, limiter)}
 
 
 def _holders(frame: "Frame", limiter: "Limiter") -> "set[Member]":
@@ -169,17 +199,21 @@ def _holders(frame: "Frame", limiter: "Limiter") -> "set[Member]":
     return holders
 
 
-def _error(actor: "NodeActor", frame: "Frame") -> ReentrantCallError:
+def _error(actor: "NodeActor", frame: "Frame", *, is_alone: bool) -> ReentrantCallError:
     limit = actor.limiter.limit
     chain = [_place(actor, frame)]
     for inner in frame.lineage():
         if inner.parent is not None and inner.group.caller is not None:
             chain.insert(0, _place(inner.group.caller, inner.parent))
     held = "the only place is" if limit == 1 else f"all {limit} places are"
+    awaited = "a place of the same node" if is_alone else "places of other nodes, whose handlers wait for these"
+    remedy = "call the graph inside the graph instead of running it inside the node"
+    if not is_alone:
+        remedy = "have all handlers use these nodes in the same order"
     return ReentrantCallError(
-        f"{' → '.join(chain)}: {held} held by handlers that wait, by way of a nested call, for a place of the same "
-        "node, which would never end; call the graph inside the graph instead of running it inside the node, move "
-        f"the nested call to a node without `concurrency`, or set a `concurrency` above {limit}"
+        f"{' → '.join(chain)}: {held} held by handlers that wait, by way of a nested call, for {awaited}, which would "
+        f"never end; {remedy}, move the nested call to a node without `concurrency`, or set a `concurrency` above "
+        f"{limit}"
     )
 
 
@@ -187,22 +221,43 @@ def _place(actor: "NodeActor", frame: "Frame") -> str:
     return f"node {actor.name!r} of graph {frame.layout.name!r}"
 
 
-# How a worker runs the handler: the first two are the hot path for plain functions and for `async def` without a
-# policy; all other actors are GENERAL.
-INLINE: Final = 0
-ASYNC: Final = 1
-GENERAL: Final = 2
-
 # A handler that holds the loop longer than this is reported: other items wait, and a person notices 50 ms.
 BLOCKING_SECONDS = 0.05
 
 Values = list[Any]
-# How a handler is run with its arguments: on the loop, in a thread, in a process, or as a sub-graph.
-Body = Callable[["Worker", "NodeActor", "Frame", tuple[Any, ...], dict[str, Any]], Awaitable[Any]]
 # In mode GENERAL: the function that a worker calls for a frame.
 Invoke = Callable[["Worker", "NodeActor", "Frame"], Awaitable[Any]]
-# Runs the failover of a node; of one that gives a stream, it returns a function that begins it.
-Failover = Callable[["Member", "Frame"], Any]
+# Begins a step without a worker; see `Bound._begin`.
+Begin = Callable[["NodeActor", "Frame", tuple[Any, ...], dict[str, Any]], DetachedStep | None]
+_NOTHING_BOUND = Bound()
+
+
+class StepCounts:
+    """What few items of a step do, and what is noted once; a step has one of its own from the first of these on.
+
+    Attributes:
+        retried: how many further attempts there were.
+        failed_over: how many items the failover took over.
+        hedged: how many second attempts have begun beside a first one.
+        hedges_won: how many of these had the result that counts.
+        abandoned: how many threads run on after their item has ended.
+        all_returned: is told when no such thread is left; None while nothing waits for that.
+        has_warned: whether it was logged that a handler held the event loop.
+        span_attributes: those of every execution, once one was sampled.
+    """
+
+    __slots__ = (
+        "abandoned", "all_returned", "failed_over", "has_warned", "hedged", "hedges_won", "retried", "span_attributes",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.retried = self.failed_over = self.hedged = self.hedges_won = self.abandoned = 0
+        self.all_returned: Condition | None = None
+        self.has_warned = False
+        self.span_attributes: dict[str, AttributeValue] | None = None
+
+
+_NOTHING_COUNTED: Final = StepCounts()
 
 
 class NodeActor:
@@ -211,55 +266,14 @@ class NodeActor:
     Wiring makes it once for a scope. Workers then only read it, and write its counters.
     """
 
+    # Ownership. All fields are of the thread of the loop. Wiring writes them, and so does a profile, which wires the
+    # timing anew: `mode`, `run`, `sampler`. What runs a step writes `completed`, `failed`, `busy_seconds` and `counts`.
+    # Statistics and metrics read counters in other threads, one number at a time.
+
     __slots__ = (
-        "_all_returned",
-        "abandoned",
-        "args_of",
-        "begins_later",
-        "body",
-        "busy_seconds",
-        "cache",
-        "carrier",
-        "completed",
-        "consumers",
-        "emits",
-        "ends_line",
-        "failed",
-        "failed_over",
-        "failover",
-        "fn",
-        "gate",
-        "graph",
-        "hedge",
-        "hedged",
-        "hedges_won",
-        "inbox",
-        "index",
-        "instance",
-        "invoke",
-        "join",
-        "kwargs_of",
-        "limiter",
-        "line",
-        "links",
-        "mode",
-        "name",
-        "needs_thread",
-        "out",
-        "owner",
-        "policy",
-        "reads",
-        "retried",
-        "run",
-        "sampler",
-        "slot",
-        "span_attributes",
-        "spans_others",
-        "successor",
-        "warned",
-        "was_slow",
-        "widens",
-        "work",
+        "args_of", "begin", "bound", "busy_seconds", "completed", "consumers", "counts", "ends_line", "failed", "fn",
+        "graph", "inbox", "index", "invoke", "kwargs_of", "limiter", "line", "mode", "name", "out", "owner", "policy",
+        "reads", "run", "sampler", "slot", "successor", "widens",
     )  # fmt: skip
 
     def __init__(
@@ -273,14 +287,10 @@ class NodeActor:
         self.inbox = inbox
         self.mode = GENERAL
         self.fn: Callable[..., Any] = _unset
-        self.invoke: Invoke = invoke
-        self.body: Body = _unset
-        self.needs_thread = False  # whether its body runs in a thread
-        self.begins_later = False  # whether its body tells when it has begun; a timeout counts from then
-        self.emits = False  # whether its handler may call `penstock.emit`
-        self.carrier: Carrier | None = None  # runs executions outside of the loop; only without timeout and retries
-        self.links: tuple[Link, ...] = ()  # the plain functions of the chain
-        self.run: Callable[[Values], Any] = _unset  # all links, composed into one function
+        self.invoke: Invoke = _unset
+        self.bound: Bound = _NOTHING_BOUND
+        self.begin: Begin | None = None  # begins a step without a worker; only without a policy
+        self.run: Callable[[Values, Worker], Any] = _unset  # all links, composed into one function
         self.slot = -1  # the slot of the only argument; -1 if `args_of` and `kwargs_of` build the arguments
         self.args_of: Callable[[Values], tuple[Any, ...]] = _no_args
         self.kwargs_of: Callable[[Values], dict[str, Any]] | None = None
@@ -288,31 +298,15 @@ class NodeActor:
         self.reads: tuple[int, ...] = ()  # the slots to release when it is done
         self.consumers: tuple[NodeActor, ...] = ()
         self.successor: NodeActor | None = None  # the only consumer, if it waits for nothing else
-        self.join = -1  # the index of the only consumer, if that waits for others as well
         self.widens = False  # whether it, or a step behind it, has several readers
         self.line: AsyncLine | None = None  # the rest of a line of async nodes, written out as one function
         self.ends_line = False  # whether its value is the result of the graph, and it is always the last step
-        self.work: Mailbox[Any] | None = None  # for an actor that owns its loop: the inbox of the loop
         self.completed = 0
         self.failed = 0
-        self.retried = 0
-        self.failed_over = 0
-        self.hedged = 0
-        self.hedges_won = 0
-        self.hedge: Hedging | None = None
-        self.cache: KeepsResults | None = None
-        self.failover: Failover | None = None
         self.busy_seconds = 0.0
-        self.warned = False
-        self.was_slow = False
-        self.spans_others = False  # whether it gives or reads a stream: then its time includes that of other nodes
-        self.span_attributes: dict[str, AttributeValue] | None = None  # those of every execution, once one was sampled
         self.owner: object = None  # the pools of its Engine, for `nesting.pools_around`
-        self.gate: RestartGate | None = None  # for a stateful node that may be restarted
-        self.instance: Child | None = None  # for a stateful node
         self.sampler: ExecutionSampler | None = None  # while a profile is taken
-        self.abandoned = 0  # how many threads run on after their item has ended
-        self._all_returned: Condition | None = None
+        self.counts: StepCounts = _NOTHING_COUNTED
 
     def enter(self, frame: "Frame") -> bool:
         """Let a frame in whose inputs are complete: it runs or is queued; return False if the inbox is full."""
@@ -378,23 +372,23 @@ class NodeActor:
 
     def label(self, error: BaseException | None = None) -> str:
         """Return the name of the node that runs now, or that raised `error`; in a chain, the name of that link."""
-        if len(self.links) < 2:
+        if len(self.bound._links) < 2:
             return self.name
         code = self.run.__code__
         number = running_link(code) if error is None else failed_link(code, error.__traceback__)
-        return self.name if number is None else self.links[number].name
+        return self.name if number is None else self.bound._links[number].name
 
     def arguments(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Build the positional and keyword arguments from the slots of a frame."""
         args = (values[self.slot],) if self.slot >= 0 else self.args_of(values)
         return args, {} if self.kwargs_of is None else self.kwargs_of(values)
 
-    def noticed(self, seconds: float, value: Any) -> None:
+    def noticed(self, worker: "Worker", seconds: float, value: Any) -> None:
         """Take the report of a chain of plain functions that was slow, or returned a coroutine."""
         if seconds > SLOW_SECONDS:
-            self.was_slow = True
+            worker.budget = 0  # the loop gets its turn
             self.watch(seconds)
-        self.refuse_coroutine(value, self.links[-1].name)
+        self.refuse_coroutine(value, self.bound._links[-1].name)
 
     def refuse_coroutine(self, value: Any, name: str) -> None:
         """Raise a TypeError if a plain function returned a coroutine, which would never be awaited."""
@@ -406,37 +400,41 @@ class NodeActor:
 
     def watch(self, elapsed_seconds: float) -> None:
         """Log once if this node held the event loop for too long, with the remedy."""
-        if self.warned or elapsed_seconds <= BLOCKING_SECONDS:
+        if elapsed_seconds <= BLOCKING_SECONDS or self.counts.has_warned:
             return
-        self.warned = True
-        log_blocking(" → ".join(link.name for link in self.links) or self.name, self.graph, elapsed_seconds)
+        self.counted().has_warned = True
+        fn = self.bound._links[0].fn if self.bound._links else self.fn
+        name = " → ".join(link.name for link in self.bound._links) or self.name
+        report_blocking(fn, name, self.graph, elapsed_seconds)
+
+    def counted(self) -> StepCounts:
+        """Return its own counts, to write them."""
+        if self.counts is _NOTHING_COUNTED:
+            self.counts = StepCounts()
+        return self.counts
 
     @property
     def intake(self) -> "Channel[Frame] | Mailbox[Any]":
         """The inbox in which its items wait: its own, or that of the loop that it owns."""
-        return self.inbox if self.work is None else self.work
+        own = self.bound._inbox
+        return self.inbox if own is None else own
 
     @property
     def measured_seconds(self) -> float | None:
         """How long its handlers took in total, in seconds; None if that is not measured."""
-        return None if self.is_untimed or self.spans_others else self.busy_seconds
+        return None if self.is_untimed or self.bound._spans_others else self.busy_seconds
 
     @property
     def is_untimed(self) -> bool:
         """Whether its executions are timed only while a profile is taken: timing one takes as long as a whole hop."""
         return self.invoke is invoke_plain
 
-    @property
-    def is_stopped(self) -> bool:
-        """Whether its instance, or its loop, has ended and is not restarted, so that further attempts would fail."""
-        return (self.gate is not None and self.gate.is_stopped) or (self.work is not None and self.work.closed)
-
     def measure(self, sampling: "Sampling | None") -> None:
         """Time all executions, or a sample, from now on; None ends that."""
         if sampling is not None:
             from .sampler import ExecutionSampler
 
-            switch = {ASYNC: self._time_async, INLINE: self._time_inline}.get(self.mode)
+            switch = self._time_async if self.is_untimed else self._time_inline if self.mode == INLINE else None
             self.sampler = ExecutionSampler(self, switch, sampling)
         elif self.sampler is not None:
             self.sampler.end()
@@ -446,52 +444,69 @@ class NodeActor:
         self.mode = ASYNC if sampler is None else GENERAL
 
     def _time_inline(self, sampler: "ExecutionSampler | None") -> None:
-        self.run = compose(self.links, self, sampler)
+        self.run = compose(self.bound._links, self, sampler)
 
     def thread_returned(self) -> None:
         """Note that an abandoned thread has returned, and give back its place."""
-        self.abandoned -= 1
+        counts = self.counts
+        counts.abandoned -= 1
         self.limiter.release()
-        if not self.abandoned and self._all_returned is not None:
-            self._all_returned.notify_all()
+        if not counts.abandoned and counts.all_returned is not None:
+            counts.all_returned.notify_all()
 
     async def all_returned(self) -> None:
         """Wait until all abandoned threads of this actor have returned."""
-        if self._all_returned is None:  # made here, because most actors never have such a thread
-            self._all_returned = Condition()
-        await self._all_returned.wait_for(lambda: not self.abandoned)
+        counts = self.counts
+        if counts.abandoned:
+            if counts.all_returned is None:
+                counts.all_returned = Condition()
+            await counts.all_returned.wait_for(lambda: not counts.abandoned)
 
     def statistics(self) -> ActorStatistics:
         """Return a snapshot of the counters."""
-        limited = self.limiter.limit < UNLIMITED
+        limited, instance = self.limiter.limit < UNLIMITED, self.bound._instance
         return ActorStatistics(
             graph=self.graph,
             node=self.name,
             completed=self.completed,
             failed=self.failed,
-            retried=self.retried,
-            restarts=0 if self.instance is None else self.instance.restarts,
+            retried=self.counts.retried,
+            restarts=0 if instance is None else instance.restarts,
             in_flight=self.limiter.in_flight,
             concurrency=self.limiter.limit if limited else None,
             busy_seconds=self.measured_seconds,
             inbox=self.intake.statistics(),
-            state=None if self.instance is None else self.instance.state,
-            places=id(self.limiter),
-            failed_over=self.failed_over,
-            hedged=self.hedged,
-            hedges_won=self.hedges_won,
-            cache=None if self.cache is None else self.cache.statistics(),
+            state=None if instance is None else instance.state,
+            places=id(self.limiter),  # which lives as long as the actor: records of one moment are compared
+            failed_over=self.counts.failed_over,
+            hedged=self.counts.hedged,
+            hedges_won=self.counts.hedges_won,
+            cache=self.bound._cache_statistics(),
+            figures=tuple(self.bound.figures()),
         )
 
 
-def log_blocking(node: str, graph: str | None, elapsed_seconds: float) -> None:
-    """Log that a node held the event loop for too long, with the remedy."""
+_reported: WeakSet[object] = WeakSet()  # the functions of nodes that were reported, in any scope
+
+
+def report_blocking(fn: object, node: str, graph: str | None, elapsed_seconds: float) -> None:
+    """Log, once for each function, that a node held the event loop for too long, with the remedy."""
+    if elapsed_seconds <= BLOCKING_SECONDS:
+        return
+    if callable(fn):
+        fn = inspect.unwrap(fn)
+    fn = getattr(fn, "__func__", fn)  # a bound method is a new object each time
+    with suppress(TypeError):  # some callables have no weak references: they are reported for each scope
+        if fn in _reported:
+            return
+        _reported.add(fn)
     logs.warning(
         "node.blocks_loop",
         node=node,
         graph=graph,
         milliseconds=round(elapsed_seconds * 1000),
-        remedy='declare it @node(runs_on="thread") or runs_on="process", so that the event loop stays free',
+        remedy='declare it @node(runs_on="thread") or runs_on="process", as a plain `def`, so that the event loop '
+        "stays free; or await, in an `async def`, what it waits for",
     )
 
 

@@ -2,9 +2,10 @@
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
 from contextvars import Context, copy_context
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError
 from ..telemetry.counters import ChannelStatistics
@@ -601,6 +602,44 @@ class Mailbox(Inbox[W]):
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return self._channel.statistics()
+
+
+def filled_inbox(values: Iterable[In]) -> tuple[Inbox[Work[In, Any]], list["asyncio.Future[Any]"]]:
+    """Return an inbox with a work for each value, which ends behind the last one, and a future for each outcome.
+
+    Args:
+        values: the arguments of the calls. Who cancels a future cancels its work.
+    """
+    requests: list[Request[In, Any]] = [Request(value) for value in values]
+    for request in requests:
+        request.outcome.add_done_callback(partial(_cancel_too, request))
+    return _filled(requests), [request.outcome for request in requests]
+
+
+def filled_stream_inbox(
+    values: Iterable[In], capacity: int = DEFAULT_CAPACITY
+) -> tuple[Inbox[StreamWork[In, Any]], list[AsyncGenerator[Any, None]]]:
+    """Return an inbox with a work for each value, which ends behind the last one, and an iterator over its parts.
+
+    Args:
+        values: the arguments of the calls. Who closes or drops an iterator cancels its work.
+        capacity: how many parts each work holds.
+    """
+    requests: list[StreamRequest[In, Any]] = [StreamRequest(value, capacity=capacity) for value in values]
+    return _filled(requests), [cast("Any", request.buffer.reader()) for request in requests]
+
+
+def _filled(requests: list[W]) -> Mailbox[W]:
+    mailbox: Mailbox[W] = Mailbox()
+    for request in requests:
+        mailbox.put_nowait(request)
+    mailbox.close()
+    return mailbox
+
+
+def _cancel_too(request: Request[Any, Any], outcome: "asyncio.Future[Any]") -> None:
+    if outcome.cancelled():
+        request.cancel()
 
 
 def _size_of(work: AnyRequest[Any]) -> int:

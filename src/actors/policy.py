@@ -5,7 +5,7 @@ from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final, Literal, TypeAlias
 
-from .._errors import OptionsError, add_note
+from .._errors import OptionsError
 from .accepted import (
     FUNCTION,
     NAME,
@@ -13,21 +13,19 @@ from .accepted import (
     POSITIVE,
     SHARE,
     SWITCH,
-    Accepted,
+    OptionRule,
     are_exceptions,
-    check,
     check_fields,
     instance,
     is_read_at_once,
-    number,
     one_of,
     optional,
     whole,
 )
 from .supervision import RestartMode
 
-RunsOn = Literal["loop", "thread", "process"]
-"""The values of `runs_on=`: where a plain `def` is called."""
+Effectful = bool | Literal["unordered"]
+"""The values of `effectful=`: whether a node is called for its effect, and whether its calls keep their order."""
 
 
 @dataclass(frozen=True)
@@ -71,22 +69,6 @@ class Retry:
                     f"Retry(wait={self.wait!r}): it is called with the error and the number of the attempt, but "
                     f"{error}; write a function of both, such as wait=lambda error, attempt: ps.retry_after(error)"
                 ) from None
-
-    def _pause_seconds(self, error: Exception, failed_attempt: int) -> float | None:
-        """Return how long to wait after attempt number `failed_attempt`, counted from 1; None if that is too long."""
-        try:
-            asked = None if self.wait is None else self.wait(error, failed_attempt)
-        except Exception as of_wait:  # noqa: BLE001 - user code: what follows a failure must still run
-            add_note(error, f"no further attempt: wait= of Retry raised {of_wait!r}")
-            return None
-        if asked is not None:
-            check("wait(error, attempt)", asked, _WAIT, "the result of Retry.")
-            return None if asked > self.max_backoff_seconds else float(asked)
-        import random  # here, because the import takes a while and most programs have no retries
-
-        # The exponent is bounded because a float overflows at 2**1024, long after any sensible pause.
-        pause = min(self.max_backoff_seconds, self.backoff_seconds * 2.0 ** min(failed_attempt - 1, 60))
-        return pause * (1 - self.jitter * random.random())
 
 
 @dataclass(frozen=True)
@@ -147,8 +129,10 @@ class Cache:
         accepted = {
             "max_bytes": whole(1),
             "ttl_seconds": optional(POSITIVE),
-            "key": optional(Accepted("a function with the parameters of the node, not an async one", is_read_at_once)),
-            "size": optional(Accepted("a function of the result", FUNCTION.fits)),
+            "key": optional(
+                OptionRule("a function with the parameters of the node, not an async one", is_read_at_once)
+            ),
+            "size": optional(OptionRule("a function of the result", FUNCTION.fits)),
         }
         check_fields(self, accepted, "Cache(")
 
@@ -198,12 +182,11 @@ class Policy:
     concurrency: int | None = None
     capacity: int | None = None
     max_bytes: int | None = None
-    runs_on: RunsOn = "loop"
     timeout_seconds: float | None = None
     retry: Retry | None = None
     fallback: Callable[[Exception], Any] | None = None
     pure: bool = False
-    effectful: bool = False
+    effectful: Effectful = False
     restart: RestartMode = "permanent"
     restart_on: tuple[type[Exception], ...] = ()
     shutdown_seconds: float | None = None
@@ -218,19 +201,43 @@ class Policy:
         check_fields(self, _POLICY)
         if self.effectful and (self.hedge is not None or self.cache is not None):
             option, why = ("hedge", "a second attempt") if self.hedge is not None else ("cache", "a kept result")
-            raise OptionsError(f"{option}=, effectful=True: {why} would change how often the effect comes about")
+            told = f"{option}=, effectful={self.effectful!r}"
+            raise OptionsError(f"{told}: {why} would change how often the effect comes about")
         if self.pure and self.effectful:
-            raise OptionsError("pure=True, effectful=True: a node is either pure or effectful, not both")
+            raise OptionsError(f"pure=True, effectful={self.effectful!r}: a node is either pure or effectful, not both")
         if self.ordered and (self.concurrency, self.capacity, self.max_bytes) != (None, None, None):
             raise OptionsError(
                 "ordered=True: items wait at the node for their turn, and it takes one after the other, so "
                 "concurrency=, capacity= and max_bytes= do not apply; max_in_flight= bounds how many wait"
             )
 
-    @property
-    def is_plain(self) -> bool:
-        """Whether a worker may simply call the function: on the loop, without timeout, retries or fallback."""
-        return self.is_once and self.runs_on == "loop"
+    def check_fits(self, name: str, *, gives_stream: bool, is_stateful: bool) -> None:
+        """Refuse options that do not fit the function of a node, wherever it runs.
+
+        Raises:
+            TypeError: an option does not apply to such a function.
+        """
+        if gives_stream:
+            reasons = {
+                "pure=True": self.pure and "equal calls would be merged, and a stream has one reader",
+                "hedge=": self.hedge is not None and "a stream that has begun cannot be exchanged",
+                "cache=": self.cache is not None and "a stream is read once, and not kept",
+                "max_bytes=": self.max_bytes is not None and "its stream is bounded by capacity=, in values",
+            }
+            for option, reason in reasons.items():
+                if reason:
+                    raise TypeError(f"node {name!r} is an async generator, to which {option} does not apply: {reason}")
+        elif (self.restart_on or self.restart != "permanent") and not is_stateful:
+            raise TypeError(
+                f"node {name!r} is a function, which has nothing to restart; restart= and restart_on= are for "
+                "classes, whose instances can be replaced"
+            )
+        elif is_stateful and (self.hedge is not None or self.cache is not None):
+            option, why = ("hedge=", "attempts") if self.hedge is not None else ("cache=", "calls that are left out")
+            raise TypeError(
+                f"stateful node {name!r} cannot have {option}: its state would see other {why}; call a function node "
+                "inside"
+            )
 
     @property
     def is_once(self) -> bool:
@@ -250,31 +257,31 @@ class Policy:
 
 
 _RETRY: Final = {
-    "attempts": Accepted(f"{whole(1).text}, with the first time", whole(1).fits),
+    "attempts": OptionRule(f"{whole(1).text}, with the first time", whole(1).fits),
     "backoff_seconds": NOT_NEGATIVE,
     "max_backoff_seconds": NOT_NEGATIVE,
     "jitter": SHARE,
-    "retry_on": Accepted(
+    "retry_on": OptionRule(
         "an exception class, or a tuple of them", lambda value: are_exceptions((value,)) or are_exceptions(value)
     ),
-    "wait": optional(Accepted("a function of the error and the number of the attempt", FUNCTION.fits)),
+    "wait": optional(OptionRule("a function of the error and the number of the attempt", FUNCTION.fits)),
 }
-_WAIT: Final = number("a number of seconds that is not negative, or None", lambda value: value >= 0)
 _POLICY: Final = {
     **dict.fromkeys(("concurrency", "capacity", "max_bytes"), optional(whole(1))),
-    "runs_on": one_of(RunsOn),
     "timeout_seconds": optional(POSITIVE),
     "retry": optional(instance(Retry, "a Retry, such as penstock.Retry(3)")),
-    "fallback": optional(Accepted("a function of the exception", FUNCTION.fits)),
-    "failover": optional(Accepted("another node, with the same parameters and result", FUNCTION.fits)),
+    "fallback": optional(OptionRule("a function of the exception", FUNCTION.fits)),
+    "failover": optional(OptionRule("another node, with the same parameters and result", FUNCTION.fits)),
     "hedge": optional(instance(Hedge, "a Hedge, such as penstock.Hedge(after_seconds=0.2)")),
     "cache": optional(instance(Cache, "a Cache, such as penstock.Cache(max_bytes=64_000_000)")),
     "pure": SWITCH,
-    "effectful": SWITCH,
+    "effectful": OptionRule(
+        "True, False or 'unordered'", lambda value: isinstance(value, bool) or value == "unordered"
+    ),
     "ordered": SWITCH,
     "stateless": SWITCH,
     "restart": one_of(RestartMode),
-    "restart_on": Accepted("a tuple of exception classes", are_exceptions),
+    "restart_on": OptionRule("a tuple of exception classes", are_exceptions),
     "shutdown_seconds": optional(NOT_NEGATIVE),
-    "model": optional(Accepted("the name of the model that it calls, such as 'gpt-5'", NAME.fits)),
+    "model": optional(OptionRule("the name of the model that it calls, such as 'gpt-5'", NAME.fits)),
 }

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
+from itertools import islice
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple, TypeAlias, cast
@@ -17,9 +18,13 @@ from typing import Any, NamedTuple, TypeAlias, cast
 # Messages are in pickle protocol 5. Buffers travel out of band (PEP 574): an array is written from its own memory, and
 # read into the memory that the new array keeps. A message is a prefix (number of buffers, length of the body), the
 # lengths of the buffers, the pickled body, then the buffers.
+#
+# `bytes` and `bytearray` are no buffers for pickle: it copies them into the body, and out of it, with the GIL, which
+# holds the event loop for a second at 400 MB. Large ones are kept out of the body as well, last one first, behind the
+# buffers; the two highest bits of their lengths say which of the two they are.
 
 Message: TypeAlias = "list[bytes | memoryview]"
-Memory: TypeAlias = "bytearray | mmap.mmap"
+Memory: TypeAlias = "bytes | bytearray | mmap.mmap"
 Received: TypeAlias = "tuple[memoryview, list[Memory]]"
 
 _PREFIX = struct.Struct("!IQ")
@@ -41,23 +46,114 @@ KILLS_WORKER = 4  # an injected fault
 _ZEROED_MAX_BYTES = 64 * 1024 * 1024
 
 
-def encode(value: object) -> Message:
-    """Pickle `value` into a message; errors of its reducers are raised."""
+# To look at each element of a long list would take as long as to pickle it.
+_LOOKS = 100
+_LENGTH_BITS = 62
+_LENGTH = (1 << _LENGTH_BITS) - 1
+_KEPT: list[type[object]] = [object, bytes, bytearray]  # by the highest bits of a length
+_BYTES = frozenset(_KEPT[1:])
+_HOLDERS = frozenset((list, tuple, dict))
+
+
+def _is_large(value: Any) -> bool:
+    return type(value) in _BYTES and len(value) > JOIN_MAX_BYTES
+
+
+def _has_large(parts: Iterable[object]) -> bool:
+    """Whether one of these is a large `bytes` or `bytearray`, or a list, tuple or dict that has one among its first."""
+    for part in parts:
+        if type(part) in _HOLDERS:
+            holder = cast("Any", part)
+            inside: Iterable[object] = holder.values() if type(part) is dict else holder
+            first: list[object] = [*islice(inside, _LOOKS)]
+            if not _BYTES.isdisjoint(map(type, first)) and any(map(_is_large, first)):
+                return True
+        elif _is_large(part):
+            return True
+    return False
+
+
+class _Pickler(pickle.Pickler):
+    """Notes whether it has met an instance of a class whose constructor may refuse to rebuild it."""
+
+    def __init__(self) -> None:
+        self.file = io.BytesIO()
+        self.buffers: list[pickle.PickleBuffer] = []
+        self.kept: list[bytes | bytearray] = []
+        self.has_instances = False
+        super().__init__(self.file, 5, buffer_callback=self.buffers.append)
+
+    def reducer_override(self, value: Any) -> Any:
+        kind = cast("type[object]", type(value))
+        if kind.__module__.partition(".")[0] != "numpy" and not issubclass(kind, _NAMES):
+            self.has_instances = True
+        return NotImplemented
+
+
+class _Keeper(_Pickler):
+    """Keeps large `bytes` and `bytearray` out of the body; in a class of its own, as it is called for each object."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._places: dict[int, int] = {}
+
+    def persistent_id(self, value: object) -> int | None:
+        if not _is_large(value):
+            return None
+        place = self._places.setdefault(id(value), len(self.kept))
+        if place == len(self.kept):
+            self.kept.append(cast("bytes | bytearray", value))
+        return -1 - place
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, body: "bytes | memoryview", buffers: Sequence[Any]) -> None:
+        super().__init__(io.BytesIO(body), buffers=buffers)
+        self._buffers = buffers
+
+    def persistent_load(self, place: int) -> Any:
+        return self._buffers[place]
+
+
+_NAMES = (type, FunctionType, BuiltinFunctionType)  # what is pickled as a name
+
+
+def _pickled(value: object, parts: Iterable[object]) -> _Pickler:
+    pickler = _Keeper() if _has_large(parts) else _Pickler()
+    pickler.dump(value)
+    return pickler
+
+
+def encode(value: object, parts: Iterable[object] = ()) -> Message:
+    """Pickle `value` into a message; errors of its reducers are raised.
+
+    Args:
+        value: the value.
+        parts: those of its parts that may be, or directly have, large `bytes`.
+    """
     buffers: list[pickle.PickleBuffer] = []
-    body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
-    if not buffers:
+    kept: list[bytes | bytearray] = []
+    if _has_large(parts):
+        pickler = _pickled(value, parts)
+        body, buffers, kept = pickler.file.getvalue(), pickler.buffers, pickler.kept
+    else:
+        body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+    if not buffers and not kept:
         head = _PREFIX.pack(0, len(body))
         return [head + body] if len(body) <= JOIN_MAX_BYTES else [head, body]
     views = [buffer.raw() for buffer in buffers]
-    head = _PREFIX.pack(len(views), len(body)) + struct.pack(f"!{len(views)}Q", *[view.nbytes for view in views])
+    lengths = [view.nbytes for view in views]
+    views += map(memoryview, reversed(kept))
+    lengths += [len(one) | _KEPT.index(type(one)) << _LENGTH_BITS for one in reversed(kept)]
+    head = _PREFIX.pack(len(views), len(body)) + struct.pack(f"!{len(views)}Q", *lengths)
     if len(body) + sum(view.nbytes for view in views) <= JOIN_MAX_BYTES:
         return [b"".join([head, body, *views])]
     return [head, body, *views]
 
 
-def decode(body: memoryview, buffers: Sequence[Memory]) -> Any:
+def decode(body: "bytes | memoryview", buffers: Sequence[Any]) -> Any:
     """Rebuild the value of a message; errors of its constructors are raised."""
-    return pickle.loads(body, buffers=buffers)
+    return _Unpickler(body, buffers).load() if buffers else pickle.loads(body)
 
 
 def split(message: memoryview) -> Received:
@@ -119,20 +215,24 @@ class MessageReader:
         parts: list[Memory] = []
         for position, length in enumerate(lengths):
             try:
-                parts.append(self._take(length))
+                parts.append(self._take(length & _LENGTH, _KEPT[int(length >> _LENGTH_BITS)]))
             except MemoryError:
                 parts.clear()
                 for skipped in lengths[position:]:
-                    self._skip(skipped)
+                    self._skip(skipped & _LENGTH)
                 raise
         return memoryview(parts[0]), parts[1:]
 
-    def _take(self, length: int) -> Memory:
-        """Return the next bytes, in memory of their own."""
+    def _take(self, length: int, kind: type[object] = object) -> Memory:
+        """Return the next bytes, in memory of their own, which is a `bytes` or `bytearray` if it has to be."""
         # At 1 and 16 MB, mapped memory was two to four times slower than a bytearray: each new page faults once, while
         # the allocator mostly reuses pages. See docs/decisions/0002-process-workers.md.
-        data = bytearray(length) if length <= _ZEROED_MAX_BYTES else _map(length)
-        rest = memoryview(data)
+        data: Memory
+        if kind is object:
+            data = bytearray(length) if length <= _ZEROED_MAX_BYTES else _map(length)
+            rest = memoryview(data)
+        else:
+            data, rest = _unfilled(kind, length)
         while rest:
             if self._begin < self._end:
                 taken = self._memory[self._begin : min(self._end, self._begin + len(rest))]
@@ -165,6 +265,21 @@ def _map(length: int) -> mmap.mmap:
         return mmap.mmap(-1, length, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except OSError as error:
         raise MemoryError(f"there is no room for {length} bytes: {error}") from error
+
+
+def _unfilled(kind: type[object], length: int) -> "tuple[bytes | bytearray, memoryview]":
+    """Return a `bytes` or `bytearray` with no contents yet, and a view to fill it, before anything else reads it.
+
+    So it is filled by the system, without the GIL. `recv` could make a `bytes`, but not behind what was read before.
+    """
+    import ctypes  # few programs need it
+
+    name = "Bytes" if kind is bytes else "ByteArray"
+    prototype = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)
+    value = prototype((f"Py{name}_FromStringAndSize", ctypes.pythonapi))(None, length)
+    address = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)((f"Py{name}_AsString", ctypes.pythonapi))(value)
+    view = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+    return value, view(("PyMemoryView_FromMemory", ctypes.pythonapi))(address, length, 0x200)  # PyBUF_WRITE
 
 
 class WorkerInstance(NamedTuple):
@@ -212,7 +327,7 @@ def encode_request(request: CallRequest) -> Message:
         NotSentError: an argument does not pickle; the message names its position or keyword, and its type.
     """
     try:
-        return encode(tuple(request))
+        return encode(tuple(request), (*request.args, *request.kwargs.values()))
     except MemoryError:
         raise
     except Exception as error:  # reducers are the arguments' own code and may raise anything
@@ -286,7 +401,7 @@ class SentResult(NamedTuple):
 
     type_name: str
     pickled: bytes
-    buffers: list[pickle.PickleBuffer]
+    buffers: list[pickle.PickleBuffer | bytes | bytearray]
 
 
 class SentResults(NamedTuple):
@@ -300,48 +415,40 @@ def encode_results(results: Iterable[object], target: str) -> SentResults:
     """Return the results of a batch in a form in which they can be sent."""
     given = [encode_error(result, "") if isinstance(result, BaseException) else result for result in results]
     with suppress(Exception):  # whose it is comes out below, or where each is rebuilt
-        together, has_instances = _pickled(given)
+        together, has_instances = _by_itself(given, given)
         if has_instances:
-            pickle.loads(together.pickled, buffers=together.buffers)
+            decode(together.pickled, together.buffers)
         return SentResults(together, [])
     return SentResults(None, [one if isinstance(one, SentError) else _encode_result(one, target) for one in given])
 
 
 def _encode_result(result: object, target: str) -> SentResult | SentError:
     try:
-        sent, _ = _pickled(result)
+        sent, _ = _by_itself(result, (result,))
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
         return encode_error(unsendable(target, result, error), "")
     return sent
 
 
-class _Pickler(pickle.Pickler):
-    """Notes whether it has met an instance of a class whose constructor may refuse to rebuild it."""
-
-    has_instances = False
-
-    def reducer_override(self, value: Any) -> Any:
-        kind = cast("type[object]", type(value))
-        if kind.__module__.partition(".")[0] != "numpy" and not issubclass(kind, _NAMES):
-            self.has_instances = True
-        return NotImplemented
-
-
-_NAMES = (type, FunctionType, BuiltinFunctionType)  # what is pickled as a name
-
-
-def _pickled(value: object) -> tuple[SentResult, bool]:
+def _by_itself(value: object, parts: Iterable[object]) -> tuple[SentResult, bool]:
     """Pickle a value by itself; return it, and whether it has instances that may refuse to be rebuilt."""
-    buffers: list[pickle.PickleBuffer] = []
-    file = io.BytesIO()
-    pickler = _Pickler(file, 5, buffer_callback=buffers.append)
-    pickler.dump(value)
-    return SentResult(type_name(value), file.getvalue(), buffers), pickler.has_instances
+    pickler = _pickled(value, parts)
+    buffers = [*pickler.buffers, *reversed(pickler.kept)]
+    return SentResult(type_name(value), pickler.file.getvalue(), buffers), pickler.has_instances
+
+
+def encode_answer(result: object, seconds: float) -> Message:
+    """Pickle the answer to a call that has succeeded; its result may be that of `encode_results`."""
+    parts: Iterable[object] = (result,)
+    if isinstance(result, SentResults):
+        sent = [one for one in (result.together, *result.each) if isinstance(one, SentResult)]
+        parts = [part for one in sent for part in (one.pickled, one.buffers)]
+    return encode((True, result, seconds), parts)
 
 
 def decode_results(sent: SentResults, target: str) -> list[object]:
     """Return the results of a batch; in the place of one that cannot be rebuilt, its error."""
-    found = sent.each if sent.together is None else pickle.loads(sent.together.pickled, buffers=sent.together.buffers)
+    found = sent.each if sent.together is None else decode(sent.together.pickled, sent.together.buffers)
     return [_decode_result(one, target) for one in found]
 
 
@@ -351,7 +458,7 @@ def _decode_result(one: object, target: str) -> object:
     if not isinstance(one, SentResult):
         return one
     try:
-        return pickle.loads(one.pickled, buffers=one.buffers)
+        return decode(one.pickled, one.buffers)
     except Exception as error:  # noqa: BLE001 - constructors are the result's own code and may raise anything
         return unbuilt(target, error, one.type_name)
 

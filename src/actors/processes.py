@@ -3,297 +3,35 @@
 import asyncio
 import contextvars
 import itertools
-import multiprocessing
-import os
-import select
-import signal
-import socket
-import sys
 import threading
 import time
-import weakref
 from collections import deque
-from collections.abc import Awaitable, Callable, Collection, Generator, Iterable, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from heapq import heappop, heappush
-from multiprocessing import process, resource_tracker
-from queue import SimpleQueue
-from typing import Any, cast
+from typing import Any
 
 from .._errors import EngineClosedError, WorkerDied
-from ..telemetry import spans
+from ..telemetry import logs, spans
 from . import process_messages
-from ._process_worker import READY, serve
-from .process_messages import IN_CONNECTION, KILLS_WORKER, PACKET_HEAD, TELLS_BEGIN
-from .threads import LoopMailbox, ProcessPoolStatistics, ThreadOwner, ThreadPool, recent_mean, travelling
-
-# How often a thread that waits for a reply looks whether the process still exists. A closed socket tells it at once,
-# but a child that the process has forked may hold the socket open.
-_ALIVE_CHECK_SECONDS = 1.0
-# Sockets that keep packets whole, and tell the reader when the other end was closed. The systems of Apple have none for
-# Unix sockets; there, a read from datagrams fails once the other end was closed.
-_PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
-_NO_ITEM: Mapping[str, object] = {}
-_NO_REQUEST = process_messages.CallRequest("", (), {})
-
-_spawn = multiprocessing.get_context("spawn")
-# Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads. It
-# is held while this process is forked, too: in the midst of a start, the child would inherit a lock of multiprocessing
-# that none of its threads gives back. Reentrant, because a signal handler may fork.
-_children_lock = threading.RLock()
-_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
-
-
-@dataclass(slots=True, eq=False)
-class _Call:
-    request: process_messages.CallRequest
-    priority: int
-    future: "asyncio.Future[Any]"
-    begun: Callable[[], None] | None = None
-    took: Callable[[float], None] | None = None
-    kills_worker: bool = False  # an injected fault
-    number: int = 0  # its own in the pool, and its place among the calls of its priority
-    is_errand: bool = False  # for its worker alone, from the pool itself
-    message: "process_messages.Message | None" = None  # once it is pickled
-    worker: "WorkerProcess | None" = None  # that it was sent to
-    expected_seconds: float = 0.0
-    is_large: bool = False  # too large for a packet
-    is_cancelled: bool = False
-
-    def __lt__(self, other: "_Call") -> bool:
-        return (-self.priority, self.number) < (-other.priority, other.number)
-
-
-class WorkerProcess:
-    """A spawned process, its queue, and the parent's end of its connection.
-
-    Calls go into the queue, a pair of connected sockets for packets of which this process keeps both ends: what the
-    worker has not taken out, this process can. The kernel gives each packet to one of the two, so a call that was
-    taken back has not begun, and will not. One thread, that of the worker, waits for what comes through the connection.
-
-    Attributes:
-        pid: the number of the process.
-        connection: the socket for its answers, and for calls that are too large for a packet.
-        killed: whether this process has killed it.
-        instances: the numbers of the instances that it may have made.
-        calls: the calls that were sent and have no answer yet, in order; the worker runs one after the other.
-        errands: calls that only this worker can run, and that were not sent yet.
-        expected_seconds: how long its calls will take, from the first one on.
-        since: when the first of these was sent, or the one before it was answered.
-        is_ready: whether it has started.
-        is_resting: whether its thread waits for the doorbell, because the worker has no calls.
-        is_woken: whether its thread was woken otherwise, and has not noticed yet.
-        doorbell: has an entry once the thread shall not rest any longer. A queue, because ringing it does not give up
-            the GIL, which the event loop needs until it waits itself.
-        replies: reads the answers.
-    """
-
-    def __init__(self) -> None:
-        self.killed = False
-        self.instances: set[int] = set()
-        self.calls: deque[_Call] = deque()
-        self.errands: deque[_Call] = deque()
-        self.expected_seconds = self.since = 0.0
-        self.is_ready = self.is_resting = self.is_woken = False
-        self.doorbell: SimpleQueue[None] = SimpleQueue()
-        self.connection, child_end = socket.socketpair()
-        self._queue, self._worker_queue = socket.socketpair(socket.AF_UNIX, _PACKETS)
-        _sockets.update((self.connection, child_end, self._queue, self._worker_queue))
-        try:
-            with child_end, _children_lock:
-                self._start(child_end)
-        except BaseException:
-            self.hang_up()
-            raise
-        assert self._process.pid is not None
-        self.pid = self._process.pid
-        self.replies = process_messages.MessageReader(self.connection)
-        self._events = select.poll()
-        self._events.register(self.connection, select.POLLIN)
-        self._events.register(self._queue, select.POLLIN)
-
-    def _start(self, child_end: socket.socket) -> None:
-        # Now, because the first start of a process would start the tracker, and so unblock SIGINT again.
-        resource_tracker.ensure_running()
-        # SIGINT is blocked until the worker ignores it, so that a Ctrl-C while it starts does not print a traceback.
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            with _as_no_daemon():
-                arguments = child_end, self._worker_queue, spans.set_up_of_workers()
-                self._process = _spawn.Process(target=serve, args=arguments, name="penstock-worker")
-                self._process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
-
-    def wait_ready(self) -> bool:
-        """Block until the worker can take calls; return False if it has died."""
-        try:
-            while not self.has_reply(_ALIVE_CHECK_SECONDS):
-                pass
-            self.is_ready = self.connection.recv(len(READY)) == READY
-        except (EOFError, OSError):
-            pass
-        return self.is_ready
-
-    def has_reply(self, seconds: float) -> bool:
-        """Block until there is a reply, this thread is woken or the time is over; raises EOFError if it has died."""
-        events = self._events.poll(seconds * 1000)
-        if not events and seconds == _ALIVE_CHECK_SECONDS and not self.alive():
-            raise EOFError("the process is gone")
-        connection = self.connection.fileno()
-        for descriptor, _ in events:
-            if descriptor == connection:
-                return True
-            self._queue.recv(1, socket.MSG_DONTWAIT)
-            self.is_woken = False
-        return False
-
-    def wake(self) -> None:
-        """Have the thread of the worker look after it; with the lock of the pool held."""
-        if self.is_resting:
-            self.is_resting = False
-            self.doorbell.put(None)
-        elif not self.is_woken:
-            self.is_woken = True
-            try:
-                self._worker_queue.send(b"w", socket.MSG_DONTWAIT)
-            except OSError:  # it has ended: its thread is awake
-                pass
-
-    def put(self, call: _Call) -> bool:
-        """Put a call into the queue; return False if there is no room. With the lock of the pool held."""
-        message = call.message
-        assert message is not None
-        head = self._head(call)
-        try:
-            self._queue.sendmsg([head] if call.is_large else [head, *message], (), socket.MSG_DONTWAIT)
-        except OSError:  # it is full, or the process has ended, which its thread will notice
-            return False
-        if not self.calls:
-            self.since = time.monotonic()
-            self.expected_seconds = 0.0
-        self.calls.append(call)
-        self.expected_seconds += call.expected_seconds
-        call.worker = self
-        if call.request.instance is not None:
-            self.instances.add(call.request.instance.key)
-        return True
-
-    def take_back(self) -> list[_Call]:
-        """Take the calls back that the worker has not begun, in their order; with the lock of the pool held."""
-        numbers: set[int] = set()
-        try:
-            while packet := self._worker_queue.recv(PACKET_HEAD.size, socket.MSG_DONTWAIT):
-                numbers.add(PACKET_HEAD.unpack(packet)[1])
-        except OSError:  # it is empty
-            pass
-        taken = [call for call in self.calls if call.number in numbers]
-        if taken and taken[0].is_large:  # its bytes are on their way through the connection: it counts as begun
-            self._queue.sendmsg([self._head(taken.pop(0))], (), socket.MSG_DONTWAIT)
-        for call in taken:
-            self.calls.remove(call)
-            call.worker = None
-            self.expected_seconds -= call.expected_seconds
-        self.errands.extendleft(call for call in reversed(taken) if call.is_errand)
-        return [call for call in taken if not call.is_errand]
-
-    @staticmethod
-    def _head(call: _Call) -> bytes:
-        tells_begin = call.begun is not None
-        flags = call.is_large * IN_CONNECTION + tells_begin * TELLS_BEGIN + call.kills_worker * KILLS_WORKER
-        return PACKET_HEAD.pack(flags, call.number)
-
-    def answered(self) -> _Call:
-        """Remove the call that was answered; with the lock of the pool held."""
-        call = self.calls.popleft()
-        self.expected_seconds -= call.expected_seconds
-        self.since = time.monotonic()
-        return call
-
-    def alive(self) -> bool:
-        """Whether the process has not ended."""
-        return self._process.exitcode is None
-
-    def kill(self) -> None:
-        """Kill the process, and wake its thread; with the lock of the pool held."""
-        self.killed = True
-        self.wake()
-        self._process.kill()
-        try:
-            self.connection.shutdown(socket.SHUT_RDWR)
-        except OSError:  # the process had ended already, which closes its end of the socket
-            pass
-
-    def hang_up(self) -> None:
-        """Close the sockets; with the lock of the pool held, since others read from the queue."""
-        for one in (self.connection, self._queue, self._worker_queue):
-            one.close()
-
-    def reap(self, grace_seconds: float) -> str:
-        """Wait for the end of the process, and kill it after `grace_seconds`; return a text that says how it ended."""
-        self._process.join(grace_seconds)
-        if self.alive():
-            self._process.kill()
-        exit_code = None
-        # In a loop: if another thread polls this process at the same moment, only one of the two gets the exit code.
-        for _ in range(100):
-            if (exit_code := self._process.exitcode) is not None:
-                with _children_lock:
-                    self._process.close()
-                break
-            self._process.join(0.01)
-        return _describe(exit_code)
-
-
-@contextmanager
-def _as_no_daemon() -> Generator[None]:
-    """Allow a process that is a daemon of multiprocessing, as the workers of some servers are, to start processes.
-
-    multiprocessing forbids that, because a daemon could leave its children behind. Our workers end with their parent.
-    """
-    configuration = cast("dict[str, Any]", getattr(process.current_process(), "_config"))  # noqa: B009 - not in its types
-    is_daemon = configuration.pop("daemon", False)
-    try:
-        yield
-    finally:
-        configuration["daemon"] = is_daemon
-
-
-def _leave_to_parent() -> None:
-    """Close the sockets of workers in a forked process, and forget the workers: they are children of the parent."""
-    global _children_lock  # noqa: PLW0603 - a new one: a signal handler that raised may have kept this from holding it
-    _children_lock = threading.RLock()
-    for each in list(_sockets):
-        each.close()
-    # At exit, multiprocessing waits for its children, and fails if they are children of another process. After a fork
-    # of its own, it clears this set in the same way.
-    process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
-
-
-def _hold_children() -> None:
-    _children_lock.acquire()
-
-
-def _let_children_go() -> None:
-    with suppress(RuntimeError):  # a signal handler has raised while this thread waited for the lock, and fork goes on
-        _children_lock.release()
-
-
-os.register_at_fork(before=_hold_children, after_in_parent=_let_children_go, after_in_child=_leave_to_parent)
-
-
-def _describe(exit_code: int | None) -> str:
-    if exit_code is None:
-        return "ended"
-    if exit_code >= 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:  # a real-time signal has no name of its own
-        name = f"signal {-exit_code}"
-    return f"was killed by {name}"
-
+from .threads import (
+    RUNS_SCRIPT_AGAIN,
+    LoopMailbox,
+    ProcessPoolStatistics,
+    ThreadOwner,
+    ThreadPool,
+    recent_mean,
+    travelling,
+)
+from .worker_process import (
+    ALIVE_CHECK_SECONDS,
+    NO_ITEM,
+    NO_REQUEST,
+    WorkerCall,
+    WorkerProcess,
+    describe_exit,
+    where_script_runs,
+)
 
 # ProcessPool: each worker is spawned, never forked, and has sockets of its own. So a worker that dies fails only the
 # call that it runs; `concurrent.futures.ProcessPoolExecutor` fails all queued calls. A thread for each worker waits for
@@ -317,7 +55,7 @@ _HAND_OVER_SECONDS = 0.0002
 # them take 50 to 100 us of a processor each time. For half of what it has to do, and no longer than this, its answers
 # gather in the socket.
 _GATHER_SECONDS = 0.0075
-# A slot for `penstock.testing.faults`: called with the target of each call. It may raise in place of the call, or
+# A slot for `engine/interception.py`: called with the target of each call. It may raise in place of the call, or
 # return True to have the worker of the call killed.
 fault_at_call: Callable[[str], Awaitable[bool]] | None = None
 
@@ -349,6 +87,7 @@ class ProcessPool(ThreadOwner):
         self._completed = 0
         self._died = 0
         self._killed = 0
+        self._refusal: str | None = None  # why no worker can start
         self._numbers = itertools.count()
         self._mean_seconds: dict[str, float] = {}  # of the calls of each function
         self._futures: set[asyncio.Future[Any]] = set()  # touched on the loop only
@@ -360,8 +99,8 @@ class ProcessPool(ThreadOwner):
         # It guards all state that the threads and the loop share. A forked process needs a new one: a thread of the
         # parent may hold the old one.
         self._lock = threading.Lock()
-        self._arrived: deque[_Call] = deque()
-        self._waiting: list[_Call] = []  # a heap, of those that had arrived when a thread looked
+        self._arrived: deque[WorkerCall] = deque()
+        self._waiting: list[WorkerCall] = []  # a heap, of those that had arrived when a thread looked
         self._drivers = 0  # threads that start, drive or end a worker
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
@@ -373,7 +112,7 @@ class ProcessPool(ThreadOwner):
         target: str,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
-        item: Mapping[str, object] = _NO_ITEM,
+        item: Mapping[str, object] = NO_ITEM,
         instance: process_messages.WorkerInstance | None = None,
         *,
         priority: int = 0,
@@ -412,7 +151,7 @@ class ProcessPool(ThreadOwner):
             self._mailbox = LoopMailbox(self._loop)
         request = process_messages.CallRequest(target, args, kwargs, spans.outgoing(), item, instance)
         future: asyncio.Future[Any] = self._loop.create_future()
-        call = _Call(request, priority, future, begun, took, kills_worker, next(self._numbers))
+        call = WorkerCall(request, priority, future, begun, took, kills_worker, next(self._numbers))
         # Without the lock, which a thread may hold while it sends. A thread that is about to rest has said so before it
         # looks here for the last time.
         self._arrived.append(call)
@@ -432,14 +171,9 @@ class ProcessPool(ThreadOwner):
             workers, idle = len(self._workers), len(self._idle)
             ahead = sum(len(worker.calls) - 1 for worker in self._workers if worker.calls)
             return ProcessPoolStatistics(
-                workers=workers,
-                idle=idle,
-                busy=workers - idle,
-                queued=len(self._arrived) + len(self._waiting) + ahead,
-                completed=self._completed,
-                died=self._died,
-                killed=self._killed,
-            )
+                workers=workers, idle=idle, busy=workers - idle, queued=len(self._arrived) + len(self._waiting) + ahead,
+                completed=self._completed, died=self._died, killed=self._killed,
+            )  # fmt: skip
 
     async def close_instances(self, keys: Collection[int]) -> None:
         """Have the workers leave the instances of a scope that has ended; wait for those that run no call now.
@@ -456,7 +190,7 @@ class ProcessPool(ThreadOwner):
                     if worker in self._idle:
                         self._idle.remove(worker)
                         closing[future] = worker
-                    worker.errands.append(_Call(request, 0, future, number=next(self._numbers), is_errand=True))
+                    worker.errands.append(WorkerCall(request, 0, future, number=next(self._numbers), is_errand=True))
                     worker.wake()
         if closing:
             _, hanging = await asyncio.wait(closing, timeout=_CLOSE_SECONDS)
@@ -516,12 +250,12 @@ class ProcessPool(ThreadOwner):
                 self._drivers -= 1
             raise
 
-    def _cancel(self, call: _Call) -> None:
+    def _cancel(self, call: WorkerCall) -> None:
         with self._lock:
             call.is_cancelled = True
             worker = call.worker
             if worker is None:
-                call.request, call.message = _NO_REQUEST, None  # it must not keep its arguments until it is next
+                call.request, call.message = NO_REQUEST, None  # it must not keep its arguments until it is next
             elif not worker.killed:
                 self._put_back(worker.take_back())
                 # Nothing can begin there now. So if this call was the last to begin, the worker is not at another one.
@@ -529,7 +263,7 @@ class ProcessPool(ThreadOwner):
                     worker.kill()
                 worker.wake()
 
-    def _put_back(self, calls: Iterable[_Call]) -> None:
+    def _put_back(self, calls: Iterable[WorkerCall]) -> None:
         """Have calls wait that were taken back, at their places in the order; with the lock held."""
         assert self._mailbox is not None
         for call in calls:
@@ -563,6 +297,9 @@ class ProcessPool(ThreadOwner):
                 if call is None:
                     return None
                 self._drivers += 1
+            if self._refusal is not None:
+                self._post([_Outcome(call, error=WorkerDied(self._refusal))])
+                continue
             if not self._encode(call):
                 continue
             with self._lock:
@@ -579,14 +316,18 @@ class ProcessPool(ThreadOwner):
             if worker.wait_ready():
                 return worker
             end = self._remove(worker)
-            self._fail_next(
-                WorkerDied(
-                    f"worker process {worker.pid} {end} while it started. Each worker imports the main script: put "
-                    'code that runs an engine there under `if __name__ == "__main__":`'
-                )
-            )
+            remedy = 'put code that runs an engine there under `if __name__ == "__main__":`'
+            started = f"worker process {worker.pid} {end} while it started"
+            reason = f"{started}. Each worker imports the main script: {remedy}"
+            if end == describe_exit(RUNS_SCRIPT_AGAIN):
+                reason = f"{where_script_runs()}: the main script runs an engine, and each worker imports it: {remedy}"
+                with self._lock:
+                    is_first, self._refusal = self._refusal is None, reason
+                if is_first:
+                    logs.warning("process.script_runs_engine", reason=reason)
+            self._fail_next(WorkerDied(reason))
 
-    def _next(self) -> _Call | None:
+    def _next(self) -> WorkerCall | None:
         """Take the next call that waits; with the lock held."""
         while self._is_waiting():
             call = heappop(self._waiting)
@@ -616,7 +357,7 @@ class ProcessPool(ThreadOwner):
                     if worker in self._idle:
                         self._idle.remove(worker)
                     if worker.calls:
-                        seconds = _OVERDUE_SECONDS if len(worker.calls) > 1 else _ALIVE_CHECK_SECONDS
+                        seconds = _OVERDUE_SECONDS if len(worker.calls) > 1 else ALIVE_CHECK_SECONDS
                         if not self._is_waiting() and worker.expected_seconds > _HAND_OVER_SECONDS:
                             self._has_room.add(worker)
                     elif self._closed or worker.killed:  # its last call was answered at the same moment
@@ -682,7 +423,7 @@ class ProcessPool(ThreadOwner):
                 outcomes.clear()
                 process_messages.send(worker.connection, call.message or [])
 
-    def _next_for(self, worker: WorkerProcess) -> _Call | None:
+    def _next_for(self, worker: WorkerProcess) -> WorkerCall | None:
         """Take the next call for a worker; None if it has enough. With the lock held."""
         if worker.errands:  # each alone: behind a call that takes long it would be taken back again and again
             return None if worker.calls else worker.errands.popleft()
@@ -703,7 +444,7 @@ class ProcessPool(ThreadOwner):
             call.expected_seconds = self._mean_seconds.get(call.request.target, _AHEAD_SECONDS)
         return call
 
-    def _encode(self, call: _Call) -> bool:
+    def _encode(self, call: WorkerCall) -> bool:
         """Pickle a call; if that fails, its caller gets the error."""
         if call.message is None:
             try:
@@ -782,7 +523,7 @@ class _Outcome:
         seconds: how long it took in the worker; None if unknown.
     """
 
-    call: _Call
+    call: WorkerCall
     value: Any = None
     error: BaseException | None = None
     seconds: float | None = None
@@ -802,12 +543,12 @@ def _settle(outcomes: list[_Outcome]) -> None:
             call.future.set_exception(travelling(outcome.error))
 
 
-def _tell_begun(call: _Call) -> None:
+def _tell_begun(call: WorkerCall) -> None:
     if call.begun is not None and not call.future.done():
         call.begun()
 
 
-def _died(call: _Call, worker: WorkerProcess, end: str) -> WorkerDied:
+def _died(call: WorkerCall, worker: WorkerProcess, end: str) -> WorkerDied:
     size = call.request.item.get("batch_size")
     whom = "only this item is affected" if size is None else f"the {size} items of this batch are affected, no others"
     remedy = ""
@@ -821,7 +562,7 @@ def _died(call: _Call, worker: WorkerProcess, end: str) -> WorkerDied:
     return WorkerDied(f"worker process {worker.pid} {end} while it ran {call.request.target!r}; {whom}{remedy}")
 
 
-def _unpack(call: _Call, body: memoryview, buffers: list[process_messages.Memory]) -> _Outcome:
+def _unpack(call: WorkerCall, body: memoryview, buffers: list[process_messages.Memory]) -> _Outcome:
     target = call.request.target
     try:
         succeeded, value, seconds = process_messages.decode(body, buffers)

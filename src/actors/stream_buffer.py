@@ -173,7 +173,7 @@ class StreamBuffer(Generic[T]):
             putter.set_result(None)
 
 
-class Mark:
+class Barrier:
     """A place between two values of a stream, at which each step that it passes tells its state.
 
     Attributes:
@@ -188,38 +188,40 @@ class Mark:
         self.states: dict[str, Any] = {}
 
 
-class MarkedBuffer(StreamBuffer[T]):
-    """A stream buffer that a mark may be in, at most one at a time.
+class BarrierBuffer(StreamBuffer[T]):
+    """A stream buffer that a barrier may be in, at most one at a time.
 
-    What is behind the mark is kept apart. So a reader that has taken what is before it finds the buffer empty, and has
-    to wait as ever: that is the moment in which it asks for the value behind the mark, and in which the mark is passed.
+    What is behind the barrier is kept apart. So a reader that has taken what is before it finds the buffer empty, and
+    has to wait as ever: that is the moment in which it asks for the value behind the barrier, and in which the barrier
+    is passed.
 
     Attributes:
-        mark: the mark; None if there is none.
-        on_mark: passes the mark on and takes it out with `release`; called when the reader asks for what is behind it.
-        is_draining: whether values are put without a bound, until the next mark.
+        barrier: the barrier; None if there is none.
+        on_barrier: passes the barrier on and takes it out with `release`; called when the reader asks for what is
+            behind it.
+        is_draining: whether values are put without a bound, until the next barrier.
     """
 
-    __slots__ = ("_behind", "_end", "is_draining", "mark", "on_mark")
+    __slots__ = ("_behind", "_end", "barrier", "is_draining", "on_barrier")
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         super().__init__(capacity)
-        self.mark: Mark | None = None
-        self.on_mark: Callable[[], Awaitable[None]] | None = None
+        self.barrier: Barrier | None = None
+        self.on_barrier: Callable[[], Awaitable[None]] | None = None
         self.is_draining = False
         self._behind: list[T] = []
-        self._end: tuple[BaseException | None] | None = None  # the end behind the mark
+        self._end: tuple[BaseException | None] | None = None  # the end behind the barrier
 
-    def put_mark(self, mark: Mark) -> None:
-        """Put a mark behind the values that were put; there is always room for it."""
+    def put_barrier(self, barrier: Barrier) -> None:
+        """Put a barrier behind the values that were put; there is always room for it."""
         if not self.ended and not self.abandoned:
-            self.mark = mark
+            self.barrier = barrier
             self.is_draining = False
             self._wake_reader()
 
     def release(self) -> None:
-        """Take the mark out, so that the reader gets what is behind it."""
-        self.mark = None
+        """Take the barrier out, so that the reader gets what is behind it."""
+        self.barrier = None
         self.capacity += len(self._behind)
         self.held += self._behind
         self._behind = []
@@ -229,28 +231,28 @@ class MarkedBuffer(StreamBuffer[T]):
         self._wake_reader()
         self._wake_producer()
 
-    async def pass_mark(self) -> None:
-        """Pass the mark on, because the reader asks for what is behind it."""
-        assert self.on_mark is not None
-        await self.on_mark()
+    async def pass_barrier(self) -> None:
+        """Pass the barrier on, because the reader asks for what is behind it."""
+        assert self.on_barrier is not None
+        await self.on_barrier()
 
-    async def until_mark(self) -> bool:
-        """Wait for the next mark without passing it on; returns False if the stream has ended before."""
-        while self.mark is None and not self.ended and not self.abandoned:
+    async def until_barrier(self) -> bool:
+        """Wait for the next barrier without passing it on; returns False if the stream has ended before."""
+        while self.barrier is None and not self.ended and not self.abandoned:
             await super().wait()
-        return self.mark is not None
+        return self.barrier is not None
 
     def drain(self) -> None:
-        """Let the producer put values without a bound until the next mark."""
+        """Let the producer put values without a bound until the next barrier."""
         self.is_draining = True
         self._wake_producer()
 
     def put_nowait(self, value: T) -> bool:
-        """Put a value; behind the mark, if there is one."""
+        """Put a value; behind the barrier, if there is one."""
         is_full = len(self.held) >= self.capacity and not self.is_draining
         if is_full or self._end is not None or self.ended or self.abandoned:
             return False
-        if self.mark is not None:
+        if self.barrier is not None:
             self._behind.append(value)
             self.capacity -= 1  # so that every check for room counts it
             return True
@@ -261,31 +263,31 @@ class MarkedBuffer(StreamBuffer[T]):
         return True
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the stream; the end, too, is behind the mark."""
-        if self.mark is None:
+        """End the stream; the end, too, is behind the barrier."""
+        if self.barrier is None:
             super().end(error)
         elif self._end is None:
             self._end = (error,)
 
     def fail(self, error: BaseException) -> None:
-        """End at once, and forget the mark."""
+        """End at once, and forget the barrier."""
         self._forget()
         super().fail(error)
 
     def abandon(self) -> None:
-        """Note that the reader has left; the mark goes as well."""
+        """Note that the reader has left; the barrier goes as well."""
         self._forget()
         super().abandon()
 
     # Not `async`: each wait of a call that is saved would take one coroutine more.
     def wait(self) -> Coroutine[Any, Any, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Wait for a value or the end, or pass the mark on; the caller looks again."""
-        return super().wait() if self.mark is None or self.held else self.pass_mark()
+        """Wait for a value or the end, or pass the barrier on; the caller looks again."""
+        return super().wait() if self.barrier is None or self.held else self.pass_barrier()
 
     def _forget(self) -> None:
         self.capacity += len(self._behind)
         self._behind = []
-        self.mark = self._end = None
+        self.barrier = self._end = None
 
 
 # How often a split that waits for room checks whether there can ever be room. A person who waits for the error does not
@@ -430,13 +432,6 @@ class Reader(Generic[T]):
         if buffer is not None and buffer.on_abandoned is not None and not self._loop.is_closed():
             # The garbage collector may run in any thread, so the loop has to be told in a thread-safe way.
             self._loop.call_soon_threadsafe(buffer.abandon)
-
-
-async def close_stream(iterator: Any) -> None:
-    """Close an async iterator, if it has `aclose`."""
-    aclose: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
-    if aclose is not None:
-        await aclose()
 
 
 def plain_error(error: Any, origin: str) -> Any:

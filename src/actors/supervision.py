@@ -233,6 +233,11 @@ class Child(Protocol):
         """Whether it runs, or will run again."""
         ...
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether it has ended and is not restarted, so that further attempts would fail."""
+        ...
+
     def hold(self) -> None:
         """Have new items wait, in order, because the child is about to be stopped."""
         ...

@@ -209,9 +209,23 @@ async def uninterrupted(work: Any) -> Any:
         asyncio.CancelledError: the caller was cancelled meanwhile.
         Exception: the error of the work.
     """
-    task = asyncio.ensure_future(work)
+    has_begun = not asyncio.iscoroutine(work)
+
+    async def begin() -> Any:
+        nonlocal has_begun
+        has_begun = True
+        return await work
+
+    task = asyncio.ensure_future(work if has_begun else begin())
+
+    async def wait() -> None:
+        nonlocal task
+        await asyncio.wait([task])
+        if not has_begun:  # the task was cancelled before its first step, as when the loop is shut down
+            task = asyncio.ensure_future(begin())
+
     try:
-        await until(task.done, lambda: asyncio.wait([task]))
+        await until(lambda: has_begun and task.done(), wait)
     except asyncio.CancelledError:
         if not task.cancelled():
             task.exception()  # marks it as retrieved: the caller has to see the cancellation
@@ -328,3 +342,10 @@ class ContextTask(Generic[T]):
             self._entered.set_result(value)
             del value
             await self._closing
+
+
+async def close_stream(iterator: Any) -> None:
+    """Close an async iterator, if it has `aclose`."""
+    aclose: Callable[[], Awaitable[None]] | None = getattr(iterator, "aclose", None)
+    if aclose is not None:
+        await aclose()

@@ -3,6 +3,7 @@
 import asyncio
 import contextvars
 import os
+import sys
 import threading
 import weakref
 from abc import ABC, abstractmethod
@@ -11,9 +12,19 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from time import perf_counter
-from typing import Any, ParamSpec, TypeAlias, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
 from .._errors import EngineClosedError
+
+
+class Pool(Protocol):
+    """A part of an Engine that is closed with it, such as connections to workers."""
+
+    async def aclose(self) -> None:
+        """End the pool, and wait until its threads and tasks have ended."""
+
+
+PoolT = TypeVar("PoolT", bound=Pool)
 
 
 class LoopMailbox:
@@ -125,7 +136,7 @@ os.register_at_fork(after_in_child=_forget_threads_of_parent)
 # Threads that run blocking handlers for one event loop.
 #
 # `asyncio.to_thread` wakes the loop once per result, and waits for the loop before a thread gets its next job:
-# 0.1 ms and more. Here jobs queue ahead of the threads, those of a node with few places in a lane, and results come
+# 0.1 ms and more. Here jobs queue ahead of the threads, those of a node with few places in slots, and results come
 # back through a mailbox that wakes the loop once per burst.
 
 # A node whose jobs take longer than this on average has none ahead: they would save 2 % at most, and would begin before
@@ -143,7 +154,7 @@ _Job: TypeAlias = tuple[
     tuple[Any, ...],
     dict[str, Any],
     OnReturned | None,
-    "Lane | None",
+    "ThreadSlots | None",
 ]
 
 
@@ -152,7 +163,7 @@ def recent_mean(mean_seconds: float | None, latest_seconds: float) -> float:
     return latest_seconds if mean_seconds is None else mean_seconds + (latest_seconds - mean_seconds) / 8
 
 
-class Lane:
+class ThreadSlots:
     """The jobs of a node of which only so many may run at a time; the next ones wait here, and a thread takes them.
 
     Args:
@@ -258,15 +269,15 @@ class ThreadPool(ThreadOwner):
         self._all_ended = asyncio.Event()
         self._completed = 0
         self._discarded = 0
-        self._lanes: set[Lane] = set()  # those in which jobs may wait
+        self._slots: set[ThreadSlots] = set()  # those in which jobs may wait
         self.begin_without_threads()
         super().__init__()
 
     def begin_without_threads(self) -> None:
         """Have no thread and no job, from the beginning, or in a process that was forked."""
-        for lane in self._lanes:
-            lane.waiting.clear()
-        self._lanes = set()
+        for slots in self._slots:
+            slots.waiting.clear()
+        self._slots = set()
         self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
         self._threads: set[threading.Thread] = set()
         self._unsettled = 0  # submitted, and not yet drained on the loop
@@ -305,14 +316,14 @@ class ThreadPool(ThreadOwner):
 
     def submit_to(
         self,
-        lane: Lane | None,
+        slots: ThreadSlots | None,
         context: contextvars.Context,
         on_returned: OnReturned | None,
         fn: Callable[..., R],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> "asyncio.Future[R]":
-        """Run a function as `submit` does, once the lane allows it."""
+        """Run a function as `submit` does, once the slots allow it."""
         if self._closed:
             raise EngineClosedError("this thread pool was closed; it belongs to an Engine that has ended")
         loop = self._loop
@@ -320,15 +331,15 @@ class ThreadPool(ThreadOwner):
             loop = self._loop = asyncio.get_running_loop()
             self._mailbox = LoopMailbox(loop)
         future: asyncio.Future[R] = loop.create_future()
-        job = (future, context, fn, args, kwargs, on_returned, lane)
-        if lane is not None and not lane.free:
-            self._lanes.add(lane)
-            lane.waiting.append(job)
+        job = (future, context, fn, args, kwargs, on_returned, slots)
+        if slots is not None and not slots.free:
+            self._slots.add(slots)
+            slots.waiting.append(job)
         else:
             if self._unsettled - self._need_no_thread() >= len(self._threads) < self._max_threads:
                 self._start_thread()
-            if lane is not None:
-                lane.free -= 1
+            if slots is not None:
+                slots.free -= 1
             self._jobs.put(job)
         self._unsettled += 1
         return future
@@ -352,7 +363,7 @@ class ThreadPool(ThreadOwner):
         """Return a snapshot; taken from another thread it may be torn by one job."""
         threads, queued = len(self._threads), self._jobs.qsize() if not self._closed else 0
         busy = min(max(self._unsettled - self._need_no_thread() - queued, 0), threads)
-        queued += self._wait_in_lanes()
+        queued += self._wait_in_slots()
         return ThreadPoolStatistics(threads, threads - busy, busy, queued, self._completed, self._discarded)
 
     def close_nowait(self) -> None:
@@ -396,8 +407,8 @@ class ThreadPool(ThreadOwner):
 
     def _take_queued(self) -> list[_Job]:
         taken: list[_Job] = []
-        for lane in tuple(self._lanes):
-            while (job := lane.take()) is not None:
+        for slots in tuple(self._slots):
+            while (job := slots.take()) is not None:
                 taken.append(job)
         while True:
             try:
@@ -417,7 +428,7 @@ class ThreadPool(ThreadOwner):
         jobs, post, settle = self._jobs, self._mailbox.post, self._settle
         following: _Job | None = None
         while (job := following or jobs.get()) is not None:
-            future, context, fn, args, kwargs, on_returned, lane = job
+            future, context, fn, args, kwargs, on_returned, slots = job
             value, failure, is_skipped = None, None, future.cancelled()
             if not is_skipped:
                 began = perf_counter()
@@ -425,17 +436,22 @@ class ThreadPool(ThreadOwner):
                     value = context.run(fn, *args, **kwargs)
                 except BaseException as error:  # noqa: BLE001 - every error of a job is its caller's, not this thread's
                     failure = travelling(error)
-                if lane is not None:
-                    lane.took(perf_counter() - began)
-            # The place in the lane goes to its next job, or back to the loop; while other nodes wait for a thread, the
+                if slots is not None:
+                    slots.took(perf_counter() - began)
+            # The place in the slots goes to its next job, or back to the loop; while other nodes wait for a thread, the
             # loop has the next job wait behind them.
-            following = None if lane is None or not jobs.empty() else lane.take()
+            following = None if slots is None or not jobs.empty() else slots.take()
             is_received = post(
-                settle, None if is_skipped else future, value, failure, on_returned, lane if following is None else None
+                settle,
+                None if is_skipped else future,
+                value,
+                failure,
+                on_returned,
+                slots if following is None else None,
             )
             self._discarded += not (is_received or is_skipped)
             # An idle thread holds no item: drop everything of the job before waiting for the next.
-            del job, future, context, fn, args, kwargs, on_returned, lane, value, failure
+            del job, future, context, fn, args, kwargs, on_returned, slots, value, failure
         post(self._thread_ended, threading.current_thread())
 
     def _settle(
@@ -444,20 +460,20 @@ class ThreadPool(ThreadOwner):
         value: Any,
         error: BaseException | None,
         on_returned: OnReturned | None,
-        lane: Lane | None,
+        slots: ThreadSlots | None,
     ) -> None:
         """Settle the future of a job with its result or error; on the loop. For a skipped job, `future` is None.
 
-        If the job has left a place free in its lane, the lane is given.
+        If the job has left a place free in its slots, the slots are given.
         """
         self._unsettled -= 1
-        if lane is not None:
-            following = lane.take()
+        if slots is not None:
+            following = slots.take()
             if following is not None:
                 self._jobs.put(following)
             else:
-                lane.free += 1
-                self._lanes.discard(lane)
+                slots.free += 1
+                self._slots.discard(slots)
         if future is None:
             pass
         elif future.cancelled():
@@ -472,17 +488,33 @@ class ThreadPool(ThreadOwner):
             on_returned()
 
     def _need_no_thread(self) -> int:
-        """Return how many unsettled jobs need no thread: their results wait for the loop, or they wait in a lane."""
-        return self._wait_in_lanes() + (0 if self._mailbox is None else len(self._mailbox))
+        """Return how many unsettled jobs need no thread: their results wait for the loop, or they wait for slots."""
+        return self._wait_in_slots() + (0 if self._mailbox is None else len(self._mailbox))
 
-    def _wait_in_lanes(self) -> int:
-        return sum(len(lane.waiting) for lane in tuple(self._lanes)) if self._lanes else 0
+    def _wait_in_slots(self) -> int:
+        return sum(len(slots.waiting) for slots in tuple(self._slots)) if self._slots else 0
 
     def _thread_ended(self, thread: threading.Thread) -> None:
         thread.join()  # it has nothing left to do but return
         self._threads.discard(thread)
         if not self._threads:
             self._all_ended.set()
+
+
+# How a worker process is called, and how it ends if its main script runs an engine again; no program ends with it.
+WORKER_NAME = "penstock-worker"
+RUNS_SCRIPT_AGAIN = 87
+
+
+def end_worker_in_script() -> None:
+    """End this process at once if it is a worker that still imports the main script: it would do all of it again.
+
+    multiprocessing marks such a process, to refuse that it starts further ones.
+    """
+    processes = sys.modules.get("multiprocessing.process")  # without importing it: few programs have worker processes
+    process = None if processes is None else processes.current_process()
+    if getattr(process, "_inheriting", False) and process is not None and process.name == WORKER_NAME:
+        os._exit(RUNS_SCRIPT_AGAIN)
 
 
 def end_with_loop(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:

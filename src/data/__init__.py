@@ -17,9 +17,11 @@ from .for_loop import Iterate, iterate
 from .placing import to_device
 from .records import Record, Records, Source, order
 from .stages import (
-    KeepingStage,
+    BatchingStage,
+    FilteringStage,
     MergedStage,
     Packed,
+    PassThroughStage,
     ReadStage,
     SplitStage,
     Stage,
@@ -37,24 +39,24 @@ from .stages import (
 )
 
 if TYPE_CHECKING:
-    from .benchmarking import Benchmark, Comparison, Environment, Run, Spread, benchmark
+    from ..advice.feed_benchmark import Benchmark, Comparison, Environment, Run, Spread, benchmark
 
 __all__ = [
-    "Benchmark", "Comparison", "Environment", "Iterate", "KeepingStage", "MergedStage", "Packed", "Ragged", "ReadStage",
-    "Record", "Records", "Run", "Source", "SplitStage", "Spread", "Stage", "batched", "benchmark", "collate",
-    "filtered", "iterate", "merged", "mix", "order", "packed", "prefetched", "read", "rebatched", "shuffled", "split",
-    "to_device", "unbatched",
+    "BatchingStage", "Benchmark", "Comparison", "Environment", "FilteringStage", "Iterate", "MergedStage", "Packed",
+    "PassThroughStage", "Ragged", "ReadStage", "Record", "Records", "Run", "Source", "SplitStage", "Spread", "Stage",
+    "batched", "benchmark", "collate", "filtered", "iterate", "merged", "mix", "order", "packed", "prefetched", "read",
+    "rebatched", "shuffled", "split", "to_device", "unbatched",
 ]  # fmt: skip
 
 if not TYPE_CHECKING:
     __getattr__, __dir__ = _public(
         __name__,
         {
-            "Benchmark": ".benchmarking",
-            "Comparison": ".benchmarking",
-            "Environment": ".benchmarking",
-            "Run": ".benchmarking",
-            "Spread": ".benchmarking",
-            "benchmark": ".benchmarking",
+            "Benchmark": "..advice.feed_benchmark",
+            "Comparison": "..advice.feed_benchmark",
+            "Environment": "..advice.feed_benchmark",
+            "Run": "..advice.feed_benchmark",
+            "Spread": "..advice.feed_benchmark",
+            "benchmark": "..advice.feed_benchmark",
         },
     )

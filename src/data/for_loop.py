@@ -7,12 +7,9 @@ from concurrent.futures import Future
 from contextvars import copy_context
 from typing import Generic, Self, TypeVar, Unpack
 
+from .. import Call, Checkpoint
 from .._errors import EngineClosedError, EngineLoopError
-from ..engine.checkpoint import Checkpoint
-from ..engine.engine import Engine
-from ..engine.graph import Call
-from ..engine.options import CallOptions
-from ..engine.streaming import Stream
+from ..engine import CallOptions, Engine, Stream
 
 T = TypeVar("T")
 
@@ -98,7 +95,7 @@ class Iterate(Generic[T]):
         return value
 
     def checkpoint(self) -> None:
-        """Make a cut now, and wait until it is written; in the loop that reads the values, on SIGTERM for instance.
+        """Make a snapshot now and wait for it; in the loop that reads the values, on SIGTERM for instance.
 
         Raises:
             OptionsError: there is no `checkpoint=`.
@@ -107,7 +104,7 @@ class Iterate(Generic[T]):
             EngineLoopError: a signal handler has called it, while a value was waited for.
         """
         if self._thread is None or not self._thread.is_alive():
-            raise EngineClosedError("a cut is made inside of `with data.iterate(call, checkpoint=...) as values:`")
+            raise EngineClosedError("a snapshot is made inside of `with data.iterate(call, checkpoint=...) as values:`")
         if self._is_waiting:
             raise EngineLoopError(
                 "checkpoint() was called in a signal handler, or in another thread, while the loop waits for a value: "

@@ -1,18 +1,11 @@
 """Placing: batches go to a device or a mesh in a thread, while others are computed with."""
 
-import functools
 from collections.abc import AsyncIterator
-from typing import TYPE_CHECKING, Any, cast
-
-import numpy as np
+from typing import TYPE_CHECKING, Any
 
 from .._public import LateModule
 from ..actors.accepted import check, whole
-from ..actors.policy import Policy
-from ..devices.jax_import import Device, require_jax
-from ..devices.selection import DeviceMesh
-from ..engine.control import mapped_ahead
-from ..engine.node import Node
+from ..devices import Device, DeviceMesh, Placer
 from .records import Record, Records
 from .stages import Stage
 
@@ -44,39 +37,21 @@ def to_device(
         MissingExtraError: JAX is not installed.
     """
     check("ahead", ahead, whole(1), "data.to_device(")
-    require_jax()
-    policy = Policy(runs_on="thread", concurrency=1)
-    place = Node(functools.partial(_placed, device, specs), policy, name="to_device")
-    return Stage(lambda batches: mapped_ahead(place, batches, "to_device", max(1, ahead - 1)))
+    placer = _Placer(device, specs)
+    return Stage(lambda batches: placer.stream(batches, ahead))
 
 
-def _placed(device: Any, specs: Any, batch: Any) -> Any:
-    """Return a batch on a device, when it is there; in a thread."""
-    from ..devices.device_pool import placements_of
-    from ..devices.untyped_jax import jax
+class _Placer(Placer):
+    """Places batches, and those of records."""
 
-    if isinstance(batch, Record | Records):
-        record = cast("Record[Any] | Records[Any]", batch)  # type: ignore[redundant-cast]
-        return record.with_value(_placed(device, specs, record.value))
-    [placement] = placements_of(device, 1)
-    leaves, tree = jax.tree.flatten(batch)
-    several = jax.process_count() > 1
-    whole = jax.tree.unflatten(tree, [_Global(leaf, jax.process_count()) for leaf in leaves]) if several else batch
-    shardings = jax.tree.leaves(placement.shardings(specs, whole, "the batch"))
-    for index, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
-        if isinstance(leaf, str | bytes):
-            continue
-        if several:
-            leaves[index] = jax.make_array_from_process_local_data(sharding, leaf)
-        else:
-            leaves[index] = jax.device_put(leaf, sharding)
-    jax.block_until_ready(leaves)
-    return jax.tree.unflatten(tree, leaves)
+    def __call__(self, value: Any) -> Any:
+        """Return a batch on the device, when it is there; in a thread."""
+        return value.with_value(super().__call__(value.value)) if _has_batch(value) else super().__call__(value)
+
+    def again(self, value: Any) -> Any:
+        """Return a batch of a snapshot as if it had been placed now; what was made of batches stays as it is."""
+        return value.with_value(super().again(value.value)) if _has_batch(value) else super().again(value)
 
 
-class _Global:
-    """The shape of an array of which each process has as many rows."""
-
-    def __init__(self, leaf: Any, processes: int) -> None:
-        local = np.shape(leaf)
-        self.shape = (local[0] * processes, *local[1:]) if local else local
+def _has_batch(value: object) -> bool:
+    return isinstance(value, Record | Records)

@@ -1,27 +1,20 @@
 """Order: the records of a source in a known order, for each epoch and process; and records, with their random bits."""
 
-import asyncio
 import hashlib
 import os
 import sys
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping
-from contextvars import copy_context
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, Self, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import Ref
 from .._errors import CheckpointError, DataError, OptionsError, PlanError
-from ..actors.accepted import SWITCH, Accepted, check, is_whole, optional, whole
-from ..actors.policy import Policy
-from ..actors.stream_buffer import close_stream
-from ..actors.threads import ThreadPool
-from ..devices.machine import read_slurm
-from ..engine.marks import has_state
-from ..engine.node import Node
-from ..engine.tracing.ref import Ref
-from ..engine.tracing.tracer import active
+from .._machine import read_slurm
+from ..actors.accepted import SWITCH, OptionRule, check, is_whole, optional, whole
+from ..extension import StageIterator, StageRole, ThreadIterator, has_state, is_stream, stage_node
 from ..telemetry import logs
 
 T = TypeVar("T")
@@ -177,7 +170,7 @@ def _seeds(indexes: _Words, key: str) -> _Words:
     return words
 
 
-class Order(AsyncIterator[Record[None]]):
+class Order(StageIterator[Record[None]]):
     """The records of the indexes of a source, in their order; one for each stream that is open.
 
     Args:
@@ -189,28 +182,42 @@ class Order(AsyncIterator[Record[None]]):
         step: how many records of this epoch came before it, in this shard.
     """
 
+    role = StageRole("order")
     _block_size = _BLOCK
 
-    def __new__(
-        cls, source: Any, shuffle_seed: int | None, epochs: int | None, shard: Shard, drop_remainder: bool, pad: bool
-    ) -> Any:
+    def __new__(cls, source: Any, *settings: Any) -> Any:
         """Return an order, or what numbers the values of an argument of the graph that has no index."""
         if _has_no_index(source):
-            _refuse_order(source, shuffle_seed, epochs, drop_remainder, pad)
-            return Numbered(source, epochs, shard)
+            _refuse_order(source, *settings)
+            return UnindexedOrder(source, *settings[1:3])
         return super().__new__(cls)
 
-    def __init__(
+    def __init__(  # pyright: ignore[reportInconsistentConstructor] - its `__new__` may give something else
         self, source: Any, shuffle_seed: int | None, epochs: int | None, shard: Shard, drop_remainder: bool, pad: bool
     ) -> None:
-        _check(shuffle_seed, epochs, shard, drop_remainder, pad)
-        self._source = source.value if isinstance(source, _Held) else source
+        check("shuffle_seed", shuffle_seed, optional(whole(0)), "data.order(")
+        check("epochs", epochs, optional(whole(1)), "data.order(")
+        check("shard", shard, _SHARD, "data.order(")
+        check("drop_remainder", drop_remainder, SWITCH, "data.order(")
+        check("pad", pad, SWITCH, "data.order(")
+        if drop_remainder and pad:
+            raise OptionsError(
+                "data.order(drop_remainder=True, pad=True): either leave records out, or repeat some; pass one of the "
+                "two"
+            )
+        super().__init__()
+        self._source = source.value if isinstance(source, _SourceCell) else source
         self._length = _length_of(self._source)
         self._seed = shuffle_seed
         self._epochs = epochs
         number, count = _shard_of(shard)
         self._settings = {"shard": [number, count], "drop_remainder": drop_remainder, "pad": pad}
-        self._places = _places(self._length, number, count, drop_remainder=drop_remainder, pad=pad)
+        end = self._length
+        if drop_remainder:
+            end -= end % count
+        elif pad:
+            end += -end % count
+        self._places = range(number, end, count)  # the positions of an epoch that this shard has
         self._permutation: Permutation | None = None  # of this epoch
         self._block: list[tuple[int, int, int]] = []  # what comes next, the last first
         self.epoch = 0
@@ -233,9 +240,6 @@ class Order(AsyncIterator[Record[None]]):
     def fingerprint(self) -> dict[str, Any]:
         """Return what the order depends on."""
         return {"length": self._length, "seed": self._seed, "epochs": self._epochs, **self._settings}
-
-    def __aiter__(self) -> Self:
-        return self
 
     async def __anext__(self) -> Record[None]:
         """Return the next record."""
@@ -282,16 +286,11 @@ class OrderOfBatches(Order):
 
     _block_size = _BLOCK_OF_BATCHES
 
-    def __new__(cls, source: Any, batch: int, *settings: Any) -> Any:
-        """Return an order; for an argument of the graph without an index, there is none."""
-        if _has_no_index(source):
-            _refuse_order(source, None, 1, False, False, batch)
-        return object.__new__(cls)
-
-    def __init__(self, source: Any, batch: int, *settings: Any) -> None:
+    def __init__(self, source: Any, *settings: Any) -> None:
+        *settings_of_order, batch = settings
         check("batch", batch, whole(1), "data.order(")
-        super().__init__(source, *settings)
-        self._size = batch
+        super().__init__(source, *settings_of_order)
+        self._size: int = batch
         self._places_left: tuple[_Words, ...] = ()  # of this epoch, as far as they are known
 
     def restore(self, state: Mapping[str, int]) -> None:
@@ -343,7 +342,7 @@ class OrderOfBatches(Order):
         return Records(epochs, positions.astype(np.int64), indexes.astype(np.int64), seeds, None)
 
 
-class Numbered(AsyncIterator[Record[Any]]):
+class UnindexedOrder(StageIterator[Record[Any]]):
     """The records of what has no index, such as a queue or a file, in the order in which they come.
 
     Args:
@@ -355,15 +354,17 @@ class Numbered(AsyncIterator[Record[Any]]):
         position: how many of this epoch came so far, those of other shards included.
     """
 
+    role = StageRole("records")
+
     def __init__(self, values: Any, epochs: int | None, shard: Shard) -> None:
         check("epochs", epochs, optional(whole(1)), "data.order(")
         check("shard", shard, _SHARD, "data.order(")
-        if isinstance(values, _Held):
+        if isinstance(values, _SourceCell):
             values = values.take()
         self._given = values  # what comes is asked for its state
         self._restored: Any = None  # of what a function will give for this epoch
         self._begin: Callable[[], Any] | None = None if _is_iterator(values) else values
-        self._values: AsyncIterator[Any] | None = None if self._begin else _async_iterator(values)
+        super().__init__(*([] if self._begin else [_async_iterator(values)]))  # what this epoch reads, once it began
         self._epochs = epochs
         self._shard, self._shards = _shard_of(shard)
         self.epoch = 0
@@ -375,14 +376,20 @@ class Numbered(AsyncIterator[Record[Any]]):
         Raises:
             PlanError: what gives the values has none.
         """
-        values = self._restored if self._values is None else self._stateful().state()
+        if not self.streams and self.epoch != self._epochs:
+            self._open()
+        # Behind the last epoch, a function has nothing open. A stream of the graph has a state of its own.
+        has_none = not self.streams or is_stream(self._given)
+        values = None if has_none else self._stateful().state()
         return {"epoch": self.epoch, "position": self.position, "values": values}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from a place."""
-        self.epoch, self.position, self._restored = state["epoch"], state["position"], state["values"]
-        if self._begin is None:
-            self._stateful().restore(self._restored)
+        self.epoch, self.position = state["epoch"], state["position"]
+        if self._begin is not None:
+            self._restored, self.streams = state["values"], []
+        elif not is_stream(self._given):
+            self._stateful().restore(state["values"])
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what the order depends on."""
@@ -396,20 +403,21 @@ class Numbered(AsyncIterator[Record[Any]]):
             )
         return self._given
 
-    def __aiter__(self) -> Self:
-        return self
+    def _open(self) -> None:
+        """Begin with an epoch of a function, or go on with it."""
+        assert self._begin is not None
+        self._given = self._begin()
+        if self._restored is not None:
+            self._stateful().restore(self._restored)
+            self._restored = None
+        self.streams = [_async_iterator(self._given)]
 
     async def __anext__(self) -> Record[Any]:
         """Return the next record."""
         while self.epoch != self._epochs:
-            if self._values is None:
-                assert self._begin is not None
-                self._given = self._begin()
-                if self._restored is not None:
-                    self._stateful().restore(self._restored)
-                    self._restored = None
-                self._values = _async_iterator(self._given)
-            async for value in self._values:
+            if not self.streams:
+                self._open()
+            async for value in self.streams[0]:
                 epoch, position = self.epoch, self.position
                 self.position += 1
                 if position % self._shards == self._shard:
@@ -417,58 +425,15 @@ class Numbered(AsyncIterator[Record[Any]]):
                     return Record(epoch, position, position, seed, value)
             if not self.position:  # to begin it again would go on for ever
                 break
-            await close_stream(self._values)
-            self.epoch, self.position, self._values = self.epoch + 1, 0, None
+            await self.aclose()
+            self.epoch, self.position, self.streams = self.epoch + 1, 0, []
         raise StopAsyncIteration
-
-    async def aclose(self) -> None:
-        """Stop reading."""
-        await close_stream(self._values)
-
-
-class _Iterated(AsyncIterator[T]):
-    """The values of a plain iterator, which runs in a thread: the event loop does not wait for its file or socket."""
-
-    def __init__(self, values: Iterator[T]) -> None:
-        self._values: Iterator[T] = values
-        self._thread = ThreadPool(1, name="penstock-order")
-        self._asked: asyncio.Future[Any] | None = None
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> T:
-        if self._asked is None:
-            self._asked = self._thread.submit(copy_context(), None, next, self._values, _END)
-        asked = self._asked
-        await asyncio.wait([asked])  # a read that is cancelled leaves the value to the next one
-        if asked.exception() is None and asked.result() is _END:
-            await self._thread.aclose()
-            raise StopAsyncIteration
-        self._asked = None
-        value: T = asked.result()
-        return value
-
-    async def aclose(self) -> None:
-        """Wait until the thread has ended, and close a generator."""
-        await self._thread.aclose()
-        if self._asked is not None and not self._asked.cancelled():
-            self._asked.exception()  # retrieved, so that asyncio does not log it
-        values: object = self._values
-        if isinstance(values, Generator):
-            values.close()
-
-    def __del__(self) -> None:
-        self._thread.abandon()
-
-
-_END = object()
 
 
 def _async_iterator(values: Any) -> AsyncIterator[Any]:
     if isinstance(values, AsyncIterable):
         return aiter(cast("AsyncIterable[Any]", values))  # type: ignore[redundant-cast]
-    return _Iterated(iter(values))
+    return ThreadIterator(iter(values), "penstock-order")
 
 
 def _is_iterator(source: object) -> bool:
@@ -479,11 +444,10 @@ def _has_no_index(source: object) -> bool:
     return _is_iterator(source) or (callable(source) and not hasattr(source, "__getitem__"))
 
 
-def _refuse_order(
-    source: object, shuffle_seed: object, epochs: object, drop_remainder: object, pad: object, batch: object = None
-) -> None:
+def _refuse_order(source: object, *settings: Any) -> None:
     """Refuse what only a source with an index can do."""
-    if batch is not None:
+    shuffle_seed, epochs, _, drop_remainder, pad, *batch = settings
+    if any(one is not None for one in batch):
         raise OptionsError(
             "data.order(batch=): a source without an index gives its values one by one; use `>> data.batched(size)`"
         )
@@ -499,7 +463,7 @@ def _refuse_order(
         )
 
 
-class _Held:
+class _SourceCell:
     """Holds a source that is written in a graph: a list would be copied for each call, and an iterator is read once."""
 
     def __init__(self, value: object) -> None:
@@ -521,9 +485,7 @@ class _Held:
         return self.value
 
 
-_ORDER: Node[..., Any] = Node(Order, Policy(), name="order")
-_BATCHES: Node[..., Any] = Node(OrderOfBatches, Policy(), name="order")
-_NUMBERED: Node[..., Any] = Node(Numbered, Policy(), name="order")
+_ORDER, _BATCHES, _NUMBERED = (stage_node("order", kind) for kind in (Order, OrderOfBatches, UnindexedOrder))
 
 
 @overload
@@ -603,17 +565,15 @@ def order(
         DataError: in a SLURM job of several tasks, `jax.distributed` is not initialized, so shard="process" cannot tell
             the part of this task; or the source has another length when an epoch begins.
     """
-    tracer = active()
     is_ref = isinstance(source, Ref)
-    if tracer is not None and tracer.is_stream(source) if is_ref else _has_no_index(source):
-        _refuse_order(source, shuffle_seed, epochs, drop_remainder, pad, batch)
-        return cast("AsyncIterator[Any]", _NUMBERED(source if is_ref else _Held(source), epochs, shard))
+    if is_stream(source) if is_ref else _has_no_index(source):
+        _refuse_order(source, shuffle_seed, epochs, shard, drop_remainder, pad, batch)
+        return cast("AsyncIterator[Any]", _NUMBERED(source if is_ref else _SourceCell(source), epochs, shard))
     if not is_ref:
         _length_of(source)
-        source = _Held(source)
-    if batch is None:
-        return cast("AsyncIterator[Any]", _ORDER(source, shuffle_seed, epochs, shard, drop_remainder, pad))
-    return cast("AsyncIterator[Any]", _BATCHES(source, batch, shuffle_seed, epochs, shard, drop_remainder, pad))
+        source = _SourceCell(source)
+    node, last = (_ORDER, ()) if batch is None else (_BATCHES, (batch,))
+    return cast("AsyncIterator[Any]", node(source, shuffle_seed, epochs, shard, drop_remainder, pad, *last))
 
 
 def _is_shard(value: Any) -> bool:
@@ -625,19 +585,7 @@ def _is_shard(value: Any) -> bool:
     return is_whole(number, 0) and is_whole(count, 1) and number < count
 
 
-_SHARD = Accepted('"process", or its number and how many there are, such as (0, 4)', _is_shard)
-
-
-def _check(shuffle_seed: object, epochs: object, shard: object, drop_remainder: object, pad: object) -> None:
-    check("shuffle_seed", shuffle_seed, optional(whole(0)), "data.order(")
-    check("epochs", epochs, optional(whole(1)), "data.order(")
-    check("shard", shard, _SHARD, "data.order(")
-    check("drop_remainder", drop_remainder, SWITCH, "data.order(")
-    check("pad", pad, SWITCH, "data.order(")
-    if drop_remainder and pad:
-        raise OptionsError(
-            "data.order(drop_remainder=True, pad=True): either leave records out, or repeat some; pass one of the two"
-        )
+_SHARD = OptionRule('"process", or its number and how many there are, such as (0, 4)', _is_shard)
 
 
 def _length_of(source: Any) -> int:
@@ -647,16 +595,6 @@ def _length_of(source: Any) -> int:
             f"got {type(source).__name__}. If it is only iterable, pass iter(...), or a function that returns that"
         )
     return len(source)
-
-
-def _places(length: int, shard: int, shards: int, *, drop_remainder: bool, pad: bool) -> range:
-    """Return the positions of an epoch that a shard has."""
-    end = length
-    if drop_remainder:
-        end -= length % shards
-    elif pad and length:
-        end += -length % shards
-    return range(shard, end, shards)
 
 
 def _shard_of(shard: Shard) -> tuple[int, int]:

@@ -4,24 +4,18 @@ import asyncio
 import contextlib
 import functools
 import inspect
-from abc import abstractmethod
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Generic, Literal, NamedTuple, Self, TypeVar, cast, overload
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
+from .. import Node, Ref, map_each, node
 from .._errors import DataError, add_note
 from ..actors.accepted import FUNCTION, POSITIVE, SWITCH, check, one_of, optional, whole
-from ..actors.packing import Packer
-from ..actors.policy import Policy
-from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader, close_stream, plain_error
 from ..actors.tasks import start_task
-from ..engine.control import map_each
-from ..engine.control import split as split_stream
-from ..engine.node import Node
-from ..engine.tracing.ref import Ref
+from ..extension import Packer, StageIterator, StageRole, has_value, split_stream, stage_node
 from .batches import Array, Unlike, collate, joined, part_of, size_of
 from .records import Record, Records, Source
 
@@ -29,86 +23,90 @@ T = TypeVar("T")
 U = TypeVar("U")
 In_contra = TypeVar("In_contra", contravariant=True)
 Out_co = TypeVar("Out_co", covariant=True)
+Fn = TypeVar("Fn", bound=Callable[[Any], Any])
+Fn_co = TypeVar("Fn_co", bound=Callable[[Any], Any], covariant=True)
 
 
-class Stage(Generic[In_contra, Out_co]):
+class _Applied:
+    def __init__(self, apply: Callable[[Any], Any]) -> None:
+        self._apply = apply
+
+
+class Stage(_Applied, Generic[In_contra, Out_co]):
     """A function from stream to stream: `stream >> stage` and `stage(stream)` are the same.
 
     In a graph it becomes one or more steps; anywhere else it reads an async iterator, as plain Python does.
     """
 
-    def __init__(self, apply: Callable[[Any], Any]) -> None:
-        self._apply = apply
-
     def __call__(self, stream: In_contra) -> Out_co:
         """Return the stream that comes of another one."""
         return cast("Out_co", self._apply(stream))
 
-    def __rrshift__(self, stream: In_contra) -> Out_co:
-        """Return the stream that comes of another one."""
-        return cast("Out_co", self._apply(stream))
+    __rrshift__ = __call__
 
 
-class KeepingStage:
+class PassThroughStage(_Applied):
     """A stage that passes on the values of a stream as they are: all or some, in this or another order."""
-
-    def __init__(self, apply: Callable[[Any], Any]) -> None:
-        self._apply = apply
 
     def __call__(self, stream: AsyncIterator[T]) -> AsyncIterator[T]:
         """Return the stream that comes of another one."""
         return cast("AsyncIterator[T]", self._apply(stream))
 
-    def __rrshift__(self, stream: AsyncIterator[T]) -> AsyncIterator[T]:
+    __rrshift__ = __call__
+
+
+class _Lambda(Protocol):
+    """Tells pyright that the parameter of a lambda is Any. No function is one, so a named one keeps its own type."""
+
+    is_lambda: Any
+
+    def __call__(self, value: Any, /) -> Any: ...
+
+
+class FilteringStage(_Applied, Generic[Fn_co]):
+    """The stage that keeps the values of a stream that a function chooses."""
+
+    def __call__(self: "FilteringStage[Callable[[T], Any]]", stream: AsyncIterator[T]) -> AsyncIterator[T]:
         """Return the stream that comes of another one."""
         return cast("AsyncIterator[T]", self._apply(stream))
 
-
-def stage_node(
-    name: str, kind: type[AsyncIterator[Any]], *, capacity: int | None = None, **settings: Any
-) -> Node[..., Any]:
-    """Return the node of a stage.
-
-    Args:
-        name: how it is drawn and named.
-        kind: what reads one stream; an instance for each that is open has the state of the stage.
-        capacity: the values that its stream holds.
-        **settings: the arguments of the instance, beside the stream.
-    """
-    return Node(functools.partial(kind, **settings), Policy(capacity=capacity), name=name)
+    __rrshift__ = __call__
 
 
-class Reading(AsyncIterator[U], Generic[T, U]):
-    """One stream on its way through a stage, with the state of the stage.
+class BatchingStage(_Applied, Generic[Fn_co]):
+    """The stage that makes batches with a function of a list, of values or of those of records."""
 
-    Attributes:
-        reads_another: that it has the state of the stage, and not that of what it reads.
-        is_one_to_one: whether it gives one value for each.
-    """
+    @overload
+    def __call__(
+        self: "BatchingStage[Callable[[list[T]], U]]", stream: AsyncIterator[Record[T]]
+    ) -> AsyncIterator[U]: ...
+    @overload
+    def __call__(self: "BatchingStage[Callable[[list[T]], U]]", stream: AsyncIterator[T]) -> AsyncIterator[U]: ...
+    @overload
+    def __call__(self: "BatchingStage[type[U]]", stream: AsyncIterator[Any]) -> AsyncIterator[U]: ...
+    def __call__(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        """Return the stream of batches."""
+        return cast("AsyncIterator[Any]", self._apply(stream))
 
-    reads_another = True
-    is_one_to_one = False
+    __rrshift__ = __call__
+
+
+class Reading(StageIterator[U], Generic[T, U]):
+    """One stream on its way through a stage, with the state of the stage."""
 
     def __init__(self, values: AsyncIterator[T]) -> None:
-        self._values = aiter(values)
+        super().__init__(values)
+        [self._values] = cast("list[AsyncIterator[T]]", self.streams)
 
-    def __aiter__(self) -> Self:
-        return self
 
-    @abstractmethod
-    async def __anext__(self) -> U:
-        """Return the next value that the stage gives."""
+class _Holding(Reading[T, U]):
+    """Attributes: held: the values that are there now."""
 
-    def state(self) -> Any:
-        """Return what it keeps between two values: nothing."""
-        return None
+    held: Any
 
-    def restore(self, state: Any) -> None:
-        """Take a state that `state` has returned, before the first value."""
-
-    async def aclose(self) -> None:
-        """Stop reading."""
-        await close_stream(self._values)
+    def place_again(self, place: Callable[[Any], Any]) -> None:
+        """Have a function place the values that were restored."""
+        self.held = type(self.held)(map(place, self.held))
 
 
 def stored(held: Sequence[Any]) -> Any:
@@ -138,11 +136,8 @@ _COLUMNS = ("epoch", "position", "index", "seed")
 # Reading records.
 
 
-class ReadStage(Generic[U]):
+class ReadStage(_Applied, Generic[U]):
     """The stage that reads the values of records: of each, or of a batch of them at once."""
-
-    def __init__(self, apply: Callable[[Any], Any]) -> None:
-        self._apply = apply
 
     @overload
     def __call__(self, stream: AsyncIterator[Record[Any]]) -> AsyncIterator[Record[U]]: ...
@@ -152,26 +147,20 @@ class ReadStage(Generic[U]):
         """Return the records with their values."""
         return cast("AsyncIterator[Any]", self._apply(stream))
 
-    @overload
-    def __rrshift__(self, stream: AsyncIterator[Record[Any]]) -> AsyncIterator[Record[U]]: ...
-    @overload
-    def __rrshift__(self, stream: AsyncIterator[Records[Any]]) -> AsyncIterator[Records[Any]]: ...
-    def __rrshift__(self, stream: AsyncIterator[Any]) -> AsyncIterator[Any]:
-        """Return the records with their values."""
-        return cast("AsyncIterator[Any]", self._apply(stream))
+    __rrshift__ = __call__
 
 
 class _Read(Reading[Any, Any]):
     """Reads on the event loop: for what is in memory, an item of a `map_each` would cost more than the value."""
 
-    is_one_to_one = True
+    role = StageRole("one_to_one")
 
     def __init__(self, values: AsyncIterator[Any], source: Source[Any]) -> None:
         super().__init__(values)
         self._source = source
 
     async def __anext__(self) -> Any:
-        return _value_of(self._source, await anext(self._values))
+        return _value_of(await anext(self._values), self._source)
 
 
 def read(source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread", concurrency: int = 1) -> ReadStage[U]:
@@ -193,23 +182,17 @@ def read(source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread",
     check("concurrency", concurrency, whole(1), "data.read(")
     given: Any = source
     is_ref = isinstance(given, Ref)
-    if runs_on == "loop":
-        if is_ref:
-            on_loop: Node[..., Any] = Node(_Read, Policy(), name="read")
-            return ReadStage(lambda records: on_loop(records, given))
-        return ReadStage(stage_node("read", _Read, source=source))
-    policy = Policy(runs_on=runs_on, concurrency=concurrency)
-    if is_ref:
-        in_thread: Node[..., Any] = Node(_value_of, policy, name="read")
-        return _mapped(lambda record: in_thread(given, record))
-    return _mapped(Node(functools.partial(_value_of, source), policy, name="read"))
+    is_on_loop = runs_on == "loop"
+    settings: dict[str, Any] = {} if is_ref else {"source": source}
+    in_thread: Any = node(name="read", runs_on="thread", concurrency=concurrency, stateless=True)
+    reader: Node[..., Any] = (
+        stage_node("read", _Read, **settings) if is_on_loop else in_thread(functools.partial(_value_of, **settings))
+    )
+    reads: Callable[[Any], Any] = (lambda one: reader(one, source=given)) if is_ref else reader
+    return ReadStage(reads if is_on_loop else lambda records: map_each(reads, records, name="read"))  # pyright: ignore[reportUnknownLambdaType]
 
 
-def _mapped(body: Callable[[Any], Any]) -> ReadStage[Any]:
-    return ReadStage(lambda records: map_each(body, records, name="read"))  # pyright: ignore[reportUnknownLambdaType]
-
-
-def _value_of(source: Source[Any], record: "Record[Any] | Records[Any]") -> "Record[Any] | Records[Any]":
+def _value_of(record: "Record[Any] | Records[Any]", source: Source[Any]) -> "Record[Any] | Records[Any]":
     try:
         index: Any = record.index  # of `Records`, an array, for a source that takes it
         return record.with_value(source[index])
@@ -226,8 +209,10 @@ def _value_of(source: Source[Any], record: "Record[Any] | Records[Any]") -> "Rec
 # Batches.
 
 
-class _Batched(Reading[Any, Any]):
+class _Batched(_Holding[Any, Any]):
     """Attributes: held: the values of the batch that is being made, or records of them."""
+
+    role = StageRole(calls=("collate",))
 
     def __init__(
         self, values: AsyncIterator[Any], size: int, drop_remainder: bool, collate: Callable[[list[Any]], Any]
@@ -265,10 +250,12 @@ def _collated(held: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
         return collate(values)
     except Unlike as error:
         raise DataError(f"data.batched: {_place_of(held[error.item], error.item)}: {error.reason}") from None
-    except Exception as error:  # noqa: BLE001 - user code; it is raised again
+    except Exception as error:
         first, last = _place_of(held[0], 0), _place_of(held[-1], len(held) - 1)
         add_note(error, f"while data.batched collated {first} to {last}")
-        raise plain_error(error, "collate=")  # noqa: B904 - it is the error, or has it as its cause
+        if isinstance(error, StopIteration | StopAsyncIteration):  # which would end the loop of a reader silently
+            raise RuntimeError(f"collate= raised {type(error).__name__}") from error
+        raise
 
 
 def values_of(held: list[Any]) -> list[Any]:
@@ -283,14 +270,10 @@ def _place_of(value: Any, item: int) -> str:
 
 
 @overload
-def batched(size: int, /, *, drop_remainder: bool = ...) -> Stage[AsyncIterator[Any], AsyncIterator[Any]]: ...
+def batched(size: int, /, *, drop_remainder: bool = ...) -> BatchingStage[Callable[[list[Any]], Any]]: ...
 @overload
-def batched(
-    size: int, /, *, drop_remainder: bool = ..., collate: Callable[[list[T]], U]
-) -> Stage[AsyncIterator[T | Record[T]], AsyncIterator[U]]: ...
-def batched(
-    size: int, /, *, drop_remainder: bool = False, collate: Callable[[list[Any]], Any] = collate
-) -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
+def batched(size: int, /, *, drop_remainder: bool = ..., collate: Fn | _Lambda) -> BatchingStage[Fn]: ...
+def batched(size: int, /, *, drop_remainder: bool = False, collate: Any = collate) -> BatchingStage[Any]:
     """Make batches of values; if the stream has records, of the values of the records.
 
     Args:
@@ -308,7 +291,7 @@ def batched(
     check("size", size, whole(1), "data.batched(")
     check("drop_remainder", drop_remainder, SWITCH, "data.batched(")
     check("collate", collate, FUNCTION, "data.batched(")
-    return Stage(stage_node("batched", _Batched, size=size, drop_remainder=drop_remainder, collate=collate))
+    return BatchingStage(stage_node("batched", _Batched, size=size, drop_remainder=drop_remainder, collate=collate))
 
 
 class _Unbatched(Reading[Any, Any]):
@@ -343,7 +326,7 @@ def unbatched() -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
     return Stage(stage_node("unbatched", _Unbatched))
 
 
-class _Rebatched(Reading[Any, Any]):
+class _Rebatched(_Holding[Any, Any]):
     """Attributes: held: batches whose values have not been given on; count: how many values they have."""
 
     def __init__(self, values: AsyncIterator[Any], size: int, drop_remainder: bool) -> None:
@@ -387,7 +370,7 @@ class _Rebatched(Reading[Any, Any]):
         return parts[0] if len(parts) == 1 else joined(parts)
 
 
-def rebatched(size: int, /, *, drop_remainder: bool = False) -> KeepingStage:
+def rebatched(size: int, /, *, drop_remainder: bool = False) -> PassThroughStage:
     """Make batches of one size from batches of any size.
 
     Args:
@@ -399,7 +382,7 @@ def rebatched(size: int, /, *, drop_remainder: bool = False) -> KeepingStage:
     """
     check("size", size, whole(1), "data.rebatched(")
     check("drop_remainder", drop_remainder, SWITCH, "data.rebatched(")
-    return KeepingStage(stage_node("rebatched", _Rebatched, size=size, drop_remainder=drop_remainder))
+    return PassThroughStage(stage_node("rebatched", _Rebatched, size=size, drop_remainder=drop_remainder))
 
 
 # Rows of one length, made of sequences of many.
@@ -520,6 +503,8 @@ def packed(length: int, /, *, look_ahead: int = 16) -> Stage[AsyncIterator[Any],
 
 
 class _Filtered(Reading[T, T]):
+    role = StageRole(calls=("fn",))
+
     def __init__(self, values: AsyncIterator[T], fn: Callable[[T], Any]) -> None:
         super().__init__(values)
         self._fn = fn
@@ -534,7 +519,7 @@ class _Filtered(Reading[T, T]):
         raise StopAsyncIteration
 
 
-def filtered(fn: Callable[[T], Any], /) -> Stage[AsyncIterator[T], AsyncIterator[T]]:
+def filtered(fn: Fn | _Lambda, /) -> FilteringStage[Fn]:
     """Keep the values for which a function returns a true value.
 
     Args:
@@ -545,27 +530,27 @@ def filtered(fn: Callable[[T], Any], /) -> Stage[AsyncIterator[T], AsyncIterator
         OptionsError: `fn` is not a function.
     """
     check("fn", fn, FUNCTION, "data.filtered(")
-    return Stage(stage_node("filtered", _Filtered, fn=fn))
+    return FilteringStage(stage_node("filtered", _Filtered, fn=fn))
 
 
 class _Prefetched(Reading[T, T]):
-    is_one_to_one = True
+    role = StageRole("one_to_one")
 
     async def __anext__(self) -> T:
         return await anext(self._values)
 
 
-def prefetched(count: int, /) -> KeepingStage:
+def prefetched(count: int, /) -> PassThroughStage:
     """Keep up to `count` values ready before the reader asks for them; without it, each step of a stream keeps 16.
 
     Raises:
         OptionsError: `count` is not a whole number of at least 1.
     """
     check("count", count, whole(1), "data.prefetched(")
-    return KeepingStage(stage_node("prefetched", _Prefetched, capacity=count))
+    return PassThroughStage(stage_node("prefetched", _Prefetched, capacity=count))
 
 
-class _Shuffled(Reading[T, T]):
+class _Shuffled(_Holding[T, T]):
     """Attributes: held: the values to choose from; given: how many were given, which is the counter of chance."""
 
     def __init__(self, values: AsyncIterator[T], buffer: int, seed: int) -> None:
@@ -609,7 +594,7 @@ def _chance(seed: int, count: int) -> int:
 _WORD = (1 << 64) - 1
 
 
-def shuffled(buffer: int, /, seed: int) -> KeepingStage:
+def shuffled(buffer: int, /, seed: int) -> PassThroughStage:
     """Shuffle the values of a stream in a buffer: each value is chosen at random among the next `buffer` ones.
 
     For streams without an index. With an index, `data.order(source, shuffle_seed=)` shuffles the whole source, and
@@ -624,7 +609,7 @@ def shuffled(buffer: int, /, seed: int) -> KeepingStage:
     """
     check("buffer", buffer, whole(1), "data.shuffled(")
     check("seed", seed, whole(0), "data.shuffled(")
-    return KeepingStage(stage_node("shuffled", _Shuffled, buffer=buffer, seed=seed))
+    return PassThroughStage(stage_node("shuffled", _Shuffled, buffer=buffer, seed=seed))
 
 
 # Several streams.
@@ -641,12 +626,10 @@ class SplitStage:
         """Return the streams."""
         return split_stream(stream, self._count, self._ahead)
 
-    def __rrshift__(self, stream: AsyncIterator[T]) -> tuple[AsyncIterator[T], ...]:
-        """Return the streams."""
-        return split_stream(stream, self._count, self._ahead)
+    __rrshift__ = __call__
 
 
-def split(count: int, /, *, ahead: int = DEFAULT_CAPACITY) -> SplitStage:
+def split(count: int, /, *, ahead: int = 16) -> SplitStage:
     """Give the values of a stream to several readers, each of which gets all of them: `a, b = stream >> data.split(2)`.
 
     A reader that has left, or a branch without a reader, does not hold back the others.
@@ -664,22 +647,15 @@ def split(count: int, /, *, ahead: int = DEFAULT_CAPACITY) -> SplitStage:
     return SplitStage(count, ahead)
 
 
-class _InTurns(AsyncIterator[T]):
+class _RoundRobin(StageIterator[T]):
     """Attributes: open: the streams that have not ended, the next one first."""
 
-    takes_turns = True
+    # It keeps nothing: where all streams have given as many values, it is the turn of the first.
+    role = StageRole("in_turns")
 
     def __init__(self, *streams: AsyncIterator[T]) -> None:
-        self.open = deque(map(aiter, streams))
-
-    def state(self) -> None:
-        """Return nothing: where all streams have given as many values, it is the turn of the first."""
-
-    def restore(self, state: None) -> None:
-        """Do nothing."""
-
-    def __aiter__(self) -> Self:
-        return self
+        super().__init__(*streams)
+        self.open: deque[AsyncIterator[T]] = deque(self.streams)
 
     async def __anext__(self) -> T:
         while self.open:
@@ -692,35 +668,26 @@ class _InTurns(AsyncIterator[T]):
                 return value
         raise StopAsyncIteration
 
-    async def aclose(self) -> None:
-        for stream in self.open:
-            await close_stream(stream)
 
-
-class _AsTheyCome(AsyncIterator[T]):
+class _AsTheyCome(StageIterator[T]):
     """Attributes: open: the streams that have not ended, each with the task that waits for its next value, if any."""
 
-    def __init__(self, *streams: AsyncIterator[T]) -> None:
-        self.open: dict[AsyncIterator[T], asyncio.Task[T] | None] = dict.fromkeys(map(aiter, streams))
+    role = StageRole("arrival")
 
-    def __aiter__(self) -> Self:
-        return self
+    def __init__(self, *streams: AsyncIterator[T]) -> None:
+        super().__init__(*streams)
+        self.open: dict[AsyncIterator[T], asyncio.Task[T] | None] = dict.fromkeys(self.streams)
 
     async def __anext__(self) -> T:
         while self.open:
             for stream, task in list(self.open.items()):
-                if task is None and isinstance(stream, Reader) and stream.buffer.held:
-                    del self.open[stream]
-                    self.open[stream] = None  # behind the others, so that none is forgotten
-                    held: T = stream.buffer.take()
-                    return held
-                if task is not None and task.done():
+                if has_value(stream) if task is None else task.done():
                     del self.open[stream]
                     try:
-                        value = task.result()
+                        value: T = await anext(stream) if task is None else task.result()  # which has no need to wait
                     except _Ended:
                         continue
-                    self.open[stream] = None
+                    self.open[stream] = None  # behind the others, so that none is forgotten
                     return value
             for stream, task in self.open.items():
                 if task is None:
@@ -734,13 +701,8 @@ class _AsTheyCome(AsyncIterator[T]):
         asked = [task for task in self.open.values() if task is not None]
         for task in asked:
             task.cancel()
-        if asked:
-            await asyncio.wait(asked)
-        for task in asked:
-            if not task.cancelled():
-                task.exception()  # retrieved, so that asyncio does not log it
-        for stream in self.open:
-            await close_stream(stream)
+        await asyncio.gather(*asked, return_exceptions=True)
+        await super().aclose()
 
 
 class _Ended(Exception):
@@ -764,76 +726,70 @@ class MergedStage:
         """Return the stream that has the values of all."""
         return cast("AsyncIterator[T]", self._node(*streams))
 
-    def __rrshift__(self, streams: tuple[AsyncIterator[T], ...]) -> AsyncIterator[T]:
-        """Return the stream that has the values of all."""
-        return cast("AsyncIterator[T]", self._node(*streams))
+    __rrshift__ = __call__
 
 
-def merged(how: Literal["turns", "arrival"] = "turns", /) -> MergedStage:
-    """Make one stream of several: `(a, b) >> data.merged("turns")`.
+def merged(how: Literal["round_robin", "arrival"] = "round_robin", /) -> MergedStage:
+    """Make one stream of several: `(a, b) >> data.merged("round_robin")`.
 
     Args:
-        how: "turns" takes one value of each stream in turn, always in the same order, and leaves out streams that have
-            ended. "arrival" takes the values as they come.
+        how: "round_robin" takes one value of each stream in turn, always in the same order, and leaves out streams that
+            have ended. "arrival" takes the values as they come.
 
     Raises:
         OptionsError: `how` is neither.
     """
-    check("how", how, one_of(Literal["turns", "arrival"]), "data.merged(")
-    return MergedStage(Node(_InTurns if how == "turns" else _AsTheyCome, Policy(), name="merged"))
+    check("how", how, one_of(Literal["round_robin", "arrival"]), "data.merged(")
+    return MergedStage(stage_node("merged", _RoundRobin if how == "round_robin" else _AsTheyCome))
 
 
-class _Mixed(AsyncIterator[T]):
+class _Mixed(StageIterator[T]):
     """What mixes streams.
 
     Attributes:
-        open: the streams that have not ended, each with its weight and number.
+        open: the numbers of the streams that have not ended.
         ended: those that had ended before a restart. They may have more epochs since, so each is asked once more.
         given: how many values were given.
         taken: how many of them were those of each stream.
-        mixes: that it is the source, for checkpoints: what it reads goes on by the number of values taken.
-        reads_another: that its state is not that of the streams.
     """
 
-    mixes = reads_another = True
+    role = StageRole("mix")
 
     def __init__(
         self, *streams: AsyncIterator[T], weights: tuple[float, ...], seed: int, until: str, count: int | None
     ) -> None:
+        super().__init__(*streams)
         self._seed = seed
         self._until = until
         self._count = count
-        self.open = list(zip(map(aiter, streams), weights, range(len(streams)), strict=True))
-        self.ended: list[tuple[AsyncIterator[T], float, int]] = []
+        self._weights = weights
+        self.open: list[int] = [*range(len(streams))]
+        self.ended: list[int] = []
         self._first: dict[int, T] = {}  # what those of them that have not ended any more have given, by their numbers
         self.given = 0
         self.taken = [0] * len(streams)
 
     def state(self) -> Any:
         """Return how many values were taken from each stream, and which streams have not ended."""
-        return {"given": self.given, "taken": list(self.taken), "open": [number for _, _, number in self.open]}
+        return {"given": self.given, "taken": list(self.taken), "open": list(self.open)}
 
     def restore(self, state: Any) -> None:
         """Go on from so many values; those of each stream begin behind them."""
         self.given, self.taken = state["given"], state["taken"]
-        self.ended = [one for one in self.open if one[2] not in state["open"]]
-        self.open = [one for one in self.open if one[2] in state["open"]]
-
-    def __aiter__(self) -> Self:
-        return self
+        self.ended = [number for number in self.open if number not in state["open"]]
+        self.open = state["open"]
 
     async def __anext__(self) -> T:
         if self.ended:
             await self._ask_again()
         while self.open and self.given != self._count:
-            place = self._chosen()
-            stream, _, number = self.open[place]
+            number = self._chosen()
             try:
-                value = self._first.pop(number) if number in self._first else await anext(stream)
+                value = self._first.pop(number) if number in self._first else await anext(self.streams[number])
             except StopAsyncIteration:
                 if self._until == "first":
                     break
-                del self.open[place]
+                self.open.remove(number)
             else:
                 self.given += 1
                 self.taken[number] += 1
@@ -843,24 +799,20 @@ class _Mixed(AsyncIterator[T]):
     async def _ask_again(self) -> None:
         """Open those that had ended, and have not any more."""
         asked, self.ended = self.ended, []
-        for one in asked:
+        for number in asked:
             with contextlib.suppress(StopAsyncIteration):
-                self._first[one[2]] = await anext(one[0])
-                self.open.append(one)
-        self.open.sort(key=lambda one: one[2])
+                self._first[number] = await anext(self.streams[number])
+                self.open.append(number)
+        self.open.sort()
 
     def _chosen(self) -> int:
         """Return which stream is next: that depends on the seed, and on how many values were given."""
-        point = _chance(self._seed, self.given) / 2**64 * sum(weight for _, weight, _ in self.open)
-        for place, (_, weight, _) in enumerate(self.open):
-            point -= weight
+        point = _chance(self._seed, self.given) / 2**64 * sum(self._weights[number] for number in self.open)
+        for number in self.open:
+            point -= self._weights[number]
             if point < 0:
-                return place
-        return len(self.open) - 1  # the sum was rounded
-
-    async def aclose(self) -> None:
-        for stream, _, _ in (*self.open, *self.ended):
-            await close_stream(stream)
+                return number
+        return self.open[-1]  # the sum was rounded
 
 
 def mix(
@@ -894,5 +846,5 @@ def mix(
     check("count", count, optional(whole(0)), "data.mix(")
     for weight in weights:
         check("weight", weight, POSITIVE, "data.mix(")
-    kind = functools.partial(_Mixed, weights=weights, seed=seed, until=until, count=count)
-    return cast("AsyncIterator[T]", Node(kind, Policy(), name="mix")(*streams))
+    mixed = stage_node("mix", _Mixed, weights=weights, seed=seed, until=until, count=count)
+    return cast("AsyncIterator[T]", mixed(*streams))

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, Literal, TypeAlias, cast
 
 from .._errors import OptionsError
-from ..actors.accepted import Accepted, is_whole, one_of, whole
+from ..actors.accepted import OptionRule, is_whole, one_of, whole
 from ..actors.batching import BATCH_FIELDS, Batch
 from ..actors.packing import Rows
 
@@ -147,18 +147,18 @@ def _are_axes(value: object) -> bool:
     return bool(axes) and all(is_whole(axis, 0) for axis in axes) and len(set(axes)) == len(axes)
 
 
-_BUCKETS: Final = Accepted(
+_BUCKETS: Final = OptionRule(
     '"powers_of_two" or a tuple of whole numbers of at least 1, in ascending order', _are_buckets
 )
 _DEVICE_BATCH_FIELDS: Final = {
     **BATCH_FIELDS,
     "buckets": _BUCKETS,
-    "pad_axes": Accepted("a mapping of names of parameters to axes", _are_parameters),
+    "pad_axes": OptionRule("a mapping of names of parameters to axes", _are_parameters),
     "length_buckets": _BUCKETS,
 }
 _PACKED_BATCH_FIELDS: Final = {
     **BATCH_FIELDS,
-    "lengths": Accepted("a tuple of whole numbers of at least 1, in ascending order", _are_lengths),
+    "lengths": OptionRule("a tuple of whole numbers of at least 1, in ascending order", _are_lengths),
     "rows": whole(1),
     "items_per_row": whole(1),
     "results": one_of(Literal["items", "tokens"]),

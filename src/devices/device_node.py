@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
 
 from .._errors import DeviceError
-from ..actors.accepted import NAME, SWITCH, check, optional, refuse_unknown, whole
+from ..actors.accepted import NAME, SWITCH, check, instance, optional, refuse_beside, refuse_unknown, whole
 from ..actors.batching import BATCH, Batch
 from ..actors.policy import Policy, Retry
 from ..engine.engine import default_engine
 from ..engine.graph import Graph
-from ..engine.node import Node, is_async, is_generator
+from ..engine.node import Execution, Node, is_async, is_generator
 from ..engine.options import resolve
 from ..engine.tracing.annotations import signature_of
 from ..engine.tracing.tracer import active
@@ -20,7 +20,7 @@ from .jax_import import is_device, require_jax
 from .statistics import BatchStatistics, CompileStatistics
 
 if TYPE_CHECKING:
-    from .executor import DeviceExecutor
+    from .executor import DeviceExecutor, DeviceOptions, FindSize
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -49,6 +49,7 @@ def device_node(
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
     failover: Callable[..., Any] | None = None,
+    runs_on: Execution | None = None,
 ) -> "Callable[[Callable[P, R]], DeviceNode[P, R]]": ...
 def device_node(
     fn: Callable[..., Any] | None = None,
@@ -72,6 +73,7 @@ def device_node(
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
     failover: Callable[..., Any] | None = None,
+    runs_on: Execution | None = None,
     **unknown: Any,
 ) -> Any:
     """Make a node of a JAX function: it is compiled off the event loop, and runs on a device.
@@ -117,6 +119,8 @@ def device_node(
             result of the node.
         failover: another node, with the same parameters and result, which takes over after the last attempt has
             failed; see `penstock.node`. Not with `donate=True`.
+        runs_on: runs the function somewhere else, such as on workers that have devices of their own; a
+            `penstock.extension.Execution`. Not with options that say how a device of this process runs it.
         **unknown: any other option is refused.
 
     Returns:
@@ -127,6 +131,7 @@ def device_node(
         TypeError: the function cannot run on a device, or an option does not fit it.
         OptionsError: an option is unknown, or does not accept its value.
     """
+    refuse_beside(fn, locals(), device_node, "ps.device_node")
     refuse_unknown(unknown, device_node, "@ps.device_node")
 
     def decorate(target: Callable[..., Any]) -> Node[..., Any]:
@@ -152,17 +157,21 @@ def device_node(
             device, on_device(batch), _names(label, "static", static), sharing, donate, pure,
             in_specs, out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
+        find_size: FindSize | None = None
         if options.batch is not None and options.batch.max_size == "auto":
             if not options.sample_input:
                 raise TypeError(
                     f'device node {label!r} has batch with max_size="auto", but no sample_input= to find a size with: '
                     "give it the arguments of one item, as a tuple"
                 )
-            from .fitting import find_size
+            from . import size_search
 
-            DeviceExecutor.find_size = find_size
-        executor = DeviceExecutor(label, target, options, (fuse_regions, give_items))
-        return DeviceNode(target, policy, name=label, executor=executor)
+            find_size = size_search.find_size
+        if runs_on is not None:
+            _check_elsewhere(label, runs_on, options)
+            return DeviceNode(target, policy, name=label, runs_on=runs_on)
+        executor = DeviceExecutor(label, target, options, (fuse_regions, give_items), find_size=find_size)
+        return DeviceNode(target, policy, name=label, runs_on=executor)
 
     return decorate if fn is None else decorate(fn)
 
@@ -176,7 +185,7 @@ class DeviceNode(Node[P, R]):
         Raises:
             DeviceError: the function is one of packed rows, and is called with an item, outside of an Engine.
         """
-        if isinstance(self._device_executor.options.batch, PackedBatch) and active() is None:
+        if isinstance(self._runs_on._batch, PackedBatch) and active() is None:
             bound = signature_of(self.fn).bind_partial(*args, **kwargs)
             if bound.arguments.get("segments") is None:
                 raise DeviceError(
@@ -220,7 +229,7 @@ class DeviceNode(Node[P, R]):
         from .whole_arrays import vmapped
 
         executor = vmapped(self.name, self._device_executor, in_axes, out_axes, batch_size)
-        return DeviceNode(executor.fn, self.policy, name=executor.name, executor=executor)
+        return DeviceNode(executor.fn, self.policy, name=executor.name, runs_on=executor)
 
     async def warmup(
         self, *sample: Any, resources: Mapping[str, Any] | None = None, constants: Mapping[str, Any] | None = None
@@ -247,7 +256,27 @@ class DeviceNode(Node[P, R]):
 
     @property
     def _device_executor(self) -> "DeviceExecutor":
-        return cast("DeviceExecutor", self.executor)
+        from .executor import DeviceExecutor
+
+        if not isinstance(self._runs_on, DeviceExecutor):
+            raise DeviceError(f"device node {self.name!r} has runs_on=: no device of this process runs it")
+        return self._runs_on
+
+
+def _check_elsewhere(label: str, runs_on: object, options: "DeviceOptions") -> None:
+    """Refuse options that say how a device of this process runs a node, where something else does."""
+    check("runs_on", runs_on, instance(Execution, "an Execution of penstock.extension"), f"device node {label!r} has ")
+    given = {
+        "device=": options.device != "auto", "batch=": options.batch is not None, "static=": options.static,
+        "donate=True": options.donate, "in_specs=": options.in_specs is not None,
+        "out_specs=": options.out_specs is not None, "replicas=": options.replicas > 1,
+        "sample_input=": options.sample_input,
+    }  # fmt: skip
+    for option, is_given in given.items():
+        if is_given:
+            raise TypeError(
+                f"device node {label!r} has runs_on=, to which {option} does not apply; leave out one of both"
+            )
 
 
 def _check_place(label: str, device: object, batch: object) -> None:

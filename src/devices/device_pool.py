@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from jax.sharding import NamedSharding
 
 from .._errors import EngineClosedError, copy_of
-from ..actors.accepted import FUNCTION, SWITCH, Accepted, check, is_whole
+from ..actors.accepted import FUNCTION, SWITCH, OptionRule, check, is_whole
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.tasks import uninterrupted
 from ..actors.threads import LoopMailbox
@@ -17,18 +17,12 @@ from ..engine.engine import default_engine
 from ..engine.nesting import pools_around
 from ..telemetry import spans
 from ..telemetry.profiling import collectors
-from .arguments import (
-    UNSET,
-    are_arrays,
-    is_device_array,
-    on_host_of,
-    own_x64,
-    parameter_names,
-    refuse_own_x64,
-)
-from .compiling import CACHE, CompileLog, JittedFunction
+from .compiling import CACHE, JittedFunction
 from .engine_device import DeviceCall, EngineDevice
 from .jax_import import is_device, start_backends
+from .parameter_checks import parameter_names
+from .programs import UNSET, are_arrays, is_device_array, on_host_of, own_x64, refuse_own_x64
+from .recompilation import CompileLog
 from .selection import following, select
 from .shardings import Placement
 from .untyped_jax import jax
@@ -140,7 +134,7 @@ def placements_of(device: Any, replicas: int) -> list[Placement]:
 _LOG = CompileLog()
 
 
-_POSITIONS = Accepted(
+_POSITIONS = OptionRule(
     "a tuple of positions of arguments, from 0",
     lambda value: isinstance(value, tuple) and all(is_whole(one, 0) for one in cast("tuple[object, ...]", value)),
 )
@@ -171,7 +165,7 @@ class DeviceFunction:
     async def call(self, args: tuple[Any, ...]) -> Any:
         """Run the function with these arguments."""
         pools = pools_around() or default_engine()._runtime.pools
-        pool = pools.other(DevicePool, DevicePool)
+        pool = pools.pool("devices", DevicePool)
         (device,) = pool.opened(self._device) or await pool.open(self._device)
         jitted, placement = self._jitted, device.placement
         if jitted is None or jitted.placement is not placement or placement.mesh is not None:
@@ -182,7 +176,7 @@ class DeviceFunction:
         flat = None if are_arrays(args) else jax.tree.flatten(args)
         size_bytes, is_plain = on_host_of(args if flat is None else flat[0])
         call = DeviceCall(jitted, args, size_bytes)
-        call.is_plain, call.hands_on, call.wait = is_plain, not self._ready, spans.waiting()
+        call.is_plain, call.returns_pending, call.wait = is_plain, not self._ready, spans.waiting()
         if self._ready:  # else arrays of NumPy are replaced by copies
             call.flat = flat
         if collectors.running and (actor := calling_actor()) is not None:

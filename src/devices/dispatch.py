@@ -1,200 +1,34 @@
-"""The thread that enqueues every computation of a device or mesh, the jobs that it runs, and where errors come from."""
+"""The thread that enqueues every computation of a device or mesh, and the jobs that it runs."""
 
 import threading
-import weakref
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from queue import Empty, SimpleQueue
-from time import perf_counter, thread_time
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-import numpy as np
-
-from .._errors import ActorRestarted, DeviceError, copy_of
-from ..actors.frame import blame
+from .._errors import ActorRestarted, copy_of
 from ..actors.threads import ThreadOwner
 from ..telemetry import logs, metrics, names
 from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
-from ..telemetry.profiling.durations import OutsideSeconds
-from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
 from ..telemetry.spans import JobSpan
-from .arguments import BatchItem, Stacked, is_device_array, is_random_key, on_host, split
-from .compiling import CACHE, JittedFunction, UnlikeBeforeError
+from .arguments import Stacked, on_host, split
+from .batch_items import BatchItem
+from .compiling import CACHE, JittedFunction
+from .device_errors import ORIGINS, Origin, raise_explained
+from .job_times import JobTimes, jax_profiles, named_in_jax_profile
 from .parameters import owned
+from .programs import UnlikeBeforeError, are_ready, is_device_array, wait_until_ready
 from .self_check import self_check
 from .shardings import Placement
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from .arguments import Arguments
-    from .compiling import Executable
     from .engine_device import DeviceCall, EngineDevice, SingleCallQueue
-
-
-def is_ready(array: Any) -> bool:
-    """Return whether the computation of an array has ended, also with an error."""
-    if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
-        array = jax.random.key_data(array)
-    return bool(array.is_ready())
-
-
-def are_ready(arrays: Iterable[Any]) -> bool:
-    """Return whether the computations of arrays have ended, also with an error; what was donated counts as ended."""
-    for array in arrays:
-        try:
-            if not (array.is_deleted() or is_ready(array)):
-                return False
-        except (RuntimeError, ValueError):
-            if not array.is_deleted():  # else it was donated after the check above
-                raise
-    return True
-
-
-def wait_until_ready(arrays: Iterable[Any]) -> None:
-    """Block until the computations of arrays have ended; arrays that were donated are skipped.
-
-    Raises:
-        JaxRuntimeError: one failed.
-    """
-    # One that was donated would cost an exception below; a training step donates nearly all that the last one gave.
-    arrays = [array for array in arrays if not array.is_deleted()]
-    try:
-        if len(arrays) == 1:
-            arrays[0].block_until_ready()
-        else:
-            jax.block_until_ready(arrays)  # in one call, which gives the interpreter up once
-    except (RuntimeError, ValueError):
-        if not any(array.is_deleted() for array in arrays):
-            raise
-    else:
-        return
-    for array in arrays:
-        try:
-            array.block_until_ready()
-        except (RuntimeError, ValueError):
-            if not array.is_deleted():
-                raise
-
-
-# Origins: which computation an asynchronous error comes from.
-#
-# A result that is handed on before it is ready may turn out to be an error later, and then each computation that reads
-# it fails with that error, too: on any device, and perhaps before the first one is known to have failed. The error
-# belongs to the first.
-
-
-class Origin:
-    """A computation whose result is handed on before it is ready.
-
-    Args:
-        label: label of the node in its graph; None if the computation does not come from a node.
-        inputs: the arrays that it reads.
-    """
-
-    __slots__ = ("_error", "_inputs", "_label")
-
-    def __init__(self, label: str | None, inputs: Iterable[Any]) -> None:
-        self._label = label
-        self._inputs = tuple(inputs)
-        self._error: BaseException | None = None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether the computation has ended with an error."""
-        return self._error is not None
-
-    def over(self, error: BaseException | None) -> None:
-        """Note that the computation has ended, with an error or without one, and forget its inputs."""
-        if error is not None:
-            self._error = self._blamed(copy_of(error).with_traceback(None))  # a traceback would hold the arrays
-        self._inputs = ()
-
-    def cause_of(self, error: BaseException) -> BaseException:
-        """Return the error of the computation that failed first, where this one has failed with `error`."""
-        inputs = self._inputs  # before the error: `over` sets that first
-        if self._error is not None:
-            return copy_of(self._error)
-        return self._blamed(ORIGINS.cause_of(error, inputs))
-
-    def taken_over(self, error: BaseException) -> None:
-        """Add a note to an error: the result was donated, so it cannot be asked whether it is the cause."""
-        error.add_note(f"it computed in the memory of the result of node {self._label!r}, which may be what has failed")
-
-    def _blamed(self, error: BaseException) -> BaseException:
-        if self._label is not None:
-            blame(error, self._label)
-        return error
-
-
-class Origins:
-    """Maps arrays that were handed on before they were ready to their computations, until these have succeeded."""
-
-    def __init__(self) -> None:
-        self._results: dict[Origin, list[weakref.ref[Any]]] = {}  # arrays are not hashable
-
-    def add(self, arrays: Iterable[Any], origin: Origin) -> None:
-        """Note that arrays are the results of a computation."""
-        self._results[origin] = [*map(weakref.ref, arrays)]
-
-    def over(self, origin: Origin, error: BaseException | None) -> None:
-        """Note that a computation has ended, with an error or without one."""
-        origin.over(error)
-        arrays = [array for reference in self._results.pop(origin, ()) if (array := reference()) is not None]
-        if error is None:
-            if not all(array.is_deleted() for array in arrays):
-                return
-            arrays = arrays[:1]  # all were donated, so none can be asked how it ended: one of them stands for all
-        if arrays:
-            self._results[origin] = [weakref.ref(array, self._forget(origin)) for array in arrays]
-
-    def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
-        """Return the error of the computation that failed first; `error` itself if no input has failed.
-
-        Args:
-            error: the error of a computation.
-            inputs: the arrays that the computation read.
-        """
-        for array in inputs if self._results else ():
-            origin = self._origin_of(array)
-            if origin is None:
-                continue
-            if array.is_deleted():
-                origin.taken_over(error)
-            elif (failure := _failure_of(array)) is not None:
-                return origin.cause_of(failure)
-        return error
-
-    def _origin_of(self, array: Any) -> Origin | None:
-        found = (
-            origin for origin, results in list(self._results.items()) if any(one() is array for one in results)
-        )  # fmt: skip
-        return next(found, None)
-
-    def _forget(self, origin: Origin) -> "Callable[[weakref.ref[Any]], None]":
-        def forget(gone: "weakref.ref[Any]") -> None:
-            results = [one for one in self._results.get(origin, ()) if one is not gone]
-            if results:
-                self._results[origin] = results
-            else:
-                self._results.pop(origin, None)
-
-        return forget
-
-
-def _failure_of(array: Any) -> BaseException | None:
-    if not is_ready(array):
-        return None
-    try:
-        array.block_until_ready()
-    except Exception as error:  # noqa: BLE001 - whatever the computation of it has raised
-        return error.with_traceback(None)
-    return None
-
-
-# One for the process: results go from device to device.
-ORIGINS = Origins()
+    from .programs import Executable
 
 
 # Dispatch: the one thread that enqueues every computation of a device or mesh.
@@ -237,17 +71,22 @@ class DispatchThread(ThreadOwner):
         restarts: how often one of its two threads has died and begun anew.
     """
 
+    # Ownership: any thread submits. The first thread, which dispatches, has `_in_flight`, `_lent_out`, `_came_alone`
+    # and `_untimed`. What it lends goes through `_handed`, and comes back as a count through `_returned`. The numbers
+    # of `_was_busy` belong to the second thread while that has any computation, else to the first: so the first waits
+    # for a job itself only while none is lent. It reads `_depth` whenever it likes. Either adds to `restarts` when it
+    # has died.
+
     def __init__(self, name: str, check: Callable[[], None]) -> None:
         self._name = name
         self._check = check
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self.submit: Callable[[Job], None] = self._jobs.put
         self._in_flight: deque[_InFlight] = deque()  # of those that the second thread has not
-        self._lent: SimpleQueue[_InFlight | None] = SimpleQueue()
+        self._handed: SimpleQueue[_InFlight | None] = SimpleQueue()
         self._returned: SimpleQueue[None] = SimpleQueue()
         self._lent_out = 0  # how many the second thread has, as far as the first one knows
         self.restarts = 0
-        # Of the second thread while it has any computation, else of the first one.
         self._busy_seconds = 0.0
         self._busy_until = 0.0
         self._usual_seconds = LEAD_SECONDS / MIN_DEPTH  # of a computation, recently
@@ -310,7 +149,7 @@ class DispatchThread(ThreadOwner):
             pass
         while not self._ran_to_end(self._wait_for_all):
             pass
-        self._lent.put(None)
+        self._handed.put(None)
 
     def _take_jobs(self, begin: "Callable[[Job], None]") -> None:
         jobs, in_flight = self._jobs, self._in_flight
@@ -330,7 +169,7 @@ class DispatchThread(ThreadOwner):
             if job is None:
                 return
             while self._lent_out and not self._returned.empty():
-                self._take_back()
+                self._collect()
             self._came_alone = 0 if in_flight or self._lent_out else self._came_alone + 1
             try:
                 begin(job)
@@ -349,7 +188,7 @@ class DispatchThread(ThreadOwner):
             except Empty:
                 pass
         if self._in_flight:
-            self._lend()
+            self._hand_to_waiter()
         return self._jobs.get()
 
     def _dispatch(self, job: "Job") -> None:
@@ -380,7 +219,7 @@ class DispatchThread(ThreadOwner):
 
     def _wait_for_oldest(self) -> None:
         if self._lent_out:
-            self._take_back()
+            self._collect()
         else:
             self._finish(self._in_flight.popleft())
 
@@ -388,15 +227,15 @@ class DispatchThread(ThreadOwner):
         while self._in_flight or self._lent_out:
             self._wait_for_oldest()
 
-    def _lend(self) -> None:
+    def _hand_to_waiter(self) -> None:
         """Have the second thread wait for the jobs in flight, after those that it has."""
         self._untimed = 0
         while self._in_flight:
-            self._lent.put(self._in_flight[0])
+            self._handed.put(self._in_flight[0])
             self._lent_out += 1
             self._in_flight.popleft()
 
-    def _take_back(self) -> None:
+    def _collect(self) -> None:
         """Wait until the second thread is done with one."""
         self._returned.get()
         self._lent_out -= 1
@@ -410,7 +249,7 @@ class DispatchThread(ThreadOwner):
             callback()
 
     def _take_lent(self) -> None:
-        while (found := self._lent.get()) is not None:
+        while (found := self._handed.get()) is not None:
             try:
                 self._finish(found)
             finally:
@@ -529,193 +368,6 @@ class DispatchThreads:
 THREADS = DispatchThreads()
 
 
-_ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
-# The most items of a batch that are named in a profile of JAX: a longer list would not be read.
-_NAMED: Final = 64
-
-
-_jax_profiles: Final[Callable[[], bool]] = _ANNOTATION.is_enabled  # whether JAX takes a profile
-
-
-def _named_in_profile(node: str, calls: "Sequence[DeviceCall]") -> AbstractContextManager[None]:
-    """Return an annotation for a profile of JAX: the node, and its items by index and by number in the timeline."""
-    frames = [call.frame for call in calls[:_NAMED] if call.frame is not None]
-    items = " ".join([str(frame.item) for frame in frames])
-    annotation: AbstractContextManager[None] = _ANNOTATION(
-        node, count=len(calls), items=items, frames=" ".join([str(frame.identity) for frame in frames])
-    )
-    return annotation
-
-
-# The most items of a batch that a timeline follows: more lines could not be told apart.
-_FOLLOWED: Final = 64
-
-
-class _Part(NamedTuple):
-    kind: DeviceWorkKind
-    began: float
-    ended: float
-
-
-class JobTimes:
-    """Measures the phases of one job: how long it waited, compiled, was transferred, computed, and was fetched.
-
-    Its methods are called one after the other: on the threads of the device and of the compiler, and the last ones on
-    the event loop.
-
-    Args:
-        submitted: when it was handed to the thread of the device, in seconds.
-    """
-
-    __slots__ = (
-        "_back_seconds", "_began", "_compile_began", "_compile_seconds", "_computed", "_host_seconds", "_left_at",
-        "_parts", "_placed_at", "_placing_began", "_put", "_submitted", "_taken_at",
-    )  # fmt: skip
-
-    def __init__(self, submitted: float = 0.0) -> None:
-        self._submitted = submitted
-        self._began = self._computed = 0.0
-        self._taken_at: float | None = None
-        self._host_seconds = (0.0, 0.0)
-        self._left_at: float | None = None
-        self._back_seconds: float | None = None
-        self._parts: list[_Part] = []
-        self._compile_began: float | None = None
-        self._compile_seconds = 0.0
-        self._placing_began = self._placed_at = 0.0
-        self._put: list[Any] = []
-
-    def dispatch_begins(self) -> None:
-        """Note that the device's thread begins with the job, or goes on with it once its program is compiled."""
-        self._began, self._computed = perf_counter(), thread_time()
-        if self._taken_at is None:
-            self._taken_at = self._began
-
-    def dispatched(self) -> None:
-        """Note that the job is enqueued on the device."""
-        self._host_seconds = perf_counter() - self._began, thread_time() - self._computed
-
-    def leaves(self) -> None:
-        """Note that the job's result is on its way to the event loop; only the first call counts."""
-        if self._left_at is None:
-            self._left_at = perf_counter()
-
-    def came_back(self) -> None:
-        """Note that the event loop has the job's result; only the first call counts."""
-        if self._back_seconds is None and self._left_at is not None:
-            self._back_seconds = perf_counter() - self._left_at
-
-    def compile_begins(self) -> None:
-        """Note that the job begins to wait for the compilation of its program."""
-        self._compile_began = perf_counter()
-
-    def compile_ended(self) -> None:
-        """Note that the compilation of the job's program has ended, also with an error."""
-        if self._compile_began is not None:
-            self._compile_seconds += perf_counter() - self._compile_began
-            self._compile_began = None
-
-    def place(
-        self, executable: "Executable", args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
-    ) -> tuple[Any, ...]:
-        """Return what `executable.transferred` returns, and note which arrays are on their way."""
-        self._placing_began = perf_counter()
-        placed = executable.transferred(args, around)
-        self._placed_at = perf_counter()
-        if placed is not args:
-            before: list[Any] = jax.tree.leaves(args)
-            self._put = [
-                leaf for leaf, old in zip(jax.tree.leaves(placed), before, strict=True) if leaf is not old
-            ]  # fmt: skip
-        return placed
-
-    def wait(self, inputs: Iterable[Any], given: Sequence[Any], busy_until: float) -> None:
-        """Block until the job's result is ready.
-
-        Args:
-            inputs: the arrays that the job reads.
-            given: the arrays of its result.
-            busy_until: when the computation that was enqueued before it was ready, in seconds of `time.perf_counter`.
-
-        Raises:
-            JaxRuntimeError: the computation failed.
-        """
-        # Work of the host is hidden while the device is busy with an earlier computation: it delays nothing.
-        hidden = max(0.0, busy_until - self._began)
-        seconds, computed = self._host_seconds
-        left = max(0.0, seconds - hidden)
-        self._host_seconds = left, computed * left / seconds if seconds else 0.0
-        self._submitted = max(self._submitted, busy_until)
-        arrived = self._placed_at
-        put = [array for array in self._put if not array.is_deleted()]
-        self._put = []
-        if put:
-            began = self._placing_began
-            # Arrays that have arrived by now came while the device was busy with another computation. The moment is not
-            # known.
-            if not are_ready(put):
-                with suppress(Exception):  # the program that reads the array fails with the same error
-                    wait_until_ready(filter(is_device_array, inputs))
-                    began = max(began, perf_counter() if not are_ready(put) else began)
-                    wait_until_ready(put)
-                arrived = perf_counter()
-            self._parts.append(_Part("to device", began, arrived))
-        try:
-            wait_until_ready(given)
-        finally:
-            ended = perf_counter()
-            # A device runs one computation at a time, in the order in which they were enqueued.
-            self._parts.append(_Part("compute", min(max(arrived, busy_until), ended), ended))
-
-    def fetch(self, given: Any) -> Any:
-        """Return a pytree of arrays as a pytree of NumPy arrays, and note how long the copy took."""
-        began = perf_counter()
-        fetched = jax.tree.map(_on_host, given)
-        self.fetched(began)
-        return fetched
-
-    def fetched(self, began: float) -> None:
-        """Note that arrays were copied from a device, from `began` until now."""
-        self._parts.append(_Part("from device", began, perf_counter()))
-
-    def tell(self, node: str, device: str, calls: "Sequence[DeviceCall]", rows: int, padding_share: float) -> None:
-        """Give the measured times to the profiles, once the job is over; on the event loop.
-
-        Args:
-            node: name of the node whose program the job ran.
-            device: name of the device that it ran on.
-            calls: the calls that it ran for.
-            rows: rows of the batch, padding included; 0 for no batch.
-            padding_share: share of the elements that was padding, 0 to 1.
-        """
-        self.compile_ended()
-        self.came_back()
-        frames = tuple([call.frame.identity for call in calls[:_FOLLOWED] if call.frame is not None])
-        for kind, began, ended in self._parts:
-            collectors.device_worked(
-                DeviceWork(kind, device, node, began, ended, len(calls), rows, padding_share, frames)
-            )  # fmt: skip
-        compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
-        transfer = sum([part.ended - part.began for part in self._parts if part.kind != "compute"])
-        way_seconds, ways = max(0.0, (self._taken_at or 0.0) - self._submitted), 1
-        if self._back_seconds is not None:
-            way_seconds, ways = way_seconds + self._back_seconds, 2
-        seconds = OutsideSeconds(self._compile_seconds, transfer, compute, *self._host_seconds, way_seconds, ways)
-        for sampler, count in Counter([call.sampler for call in calls]).items():
-            if sampler is not None:
-                sampler.outside = sampler.outside.plus(seconds.for_items(count))
-
-
-def _on_host(leaf: Any) -> Any:
-    """Return an array as a NumPy array; typed random keys stay as they are, and are fetched in `split`."""
-    return leaf if is_random_key(leaf) else np.asarray(leaf)
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a device had too little memory; JAX has no error type for that."""
-    return str(error).startswith("RESOURCE_EXHAUSTED")
-
-
 class Job:
     """Runs a compiled program for some calls.
 
@@ -729,6 +381,12 @@ class Job:
         times: the times of its phases, if a profile is taken.
         has_run: whether it was enqueued: neither skipped, nor failed while its program was compiled.
     """
+
+    # Ownership: a job has one owner at a time, who may read and write all of it. The event loop makes it and submits
+    # it. The dispatch thread begins it, and has its program compiled if need be: until then the compile thread has it.
+    # The dispatch thread enqueues it, and waits for it, or lends it to its second thread. `_over` posts it to the loop,
+    # which settles it. Meanwhile the loop may only have a call leave (`DeviceCall.result`, `take_back`), and change a
+    # batch that is not closed.
 
     _is_batch = False
 
@@ -816,13 +474,13 @@ class Job:
             return None
         self.has_run = True
         try:
-            if _jax_profiles():
-                with _named_in_profile(self._jitted.name, self.calls):
+            if jax_profiles():
+                with named_in_jax_profile(self._jitted.name, [call.frame for call in self.calls]):
                     self._given = self._enqueue(executable, self._args)
             else:
                 self._given = self._enqueue(executable, self._args)
         except Exception as error:
-            self._explain(error)
+            raise_explained(error, self._jitted, self._args)
             raise
         if self.times is not None:
             self.times.dispatched()
@@ -831,22 +489,22 @@ class Job:
     def _begins_as_usual(self) -> bool:
         """Enqueue the program of the last calls, without a look at the arguments; return False if it is not certain."""
         call = self.calls[0]
-        if not call.is_plain or self.times is not None or self._span is not None or _jax_profiles():
+        if not call.is_plain or self.times is not None or self._span is not None or jax_profiles():
             return False
-        usual = CACHE.usual(self._jitted)
-        if usual is None or not self.claim():
+        last = CACHE.last_program(self._jitted)
+        if last is None or not self.claim():
             return False
         assert self._args is not None
         self.has_run = True
         try:
-            self._given = usual.enqueue_usual(self._args)
+            self._given = last.enqueue_like_last(self._args)
         except UnlikeBeforeError:
             self.has_run = False
-            usual.hits -= 1
+            last.hits -= 1
             call.stop()
             return False
         except Exception as error:
-            self._explain(error)
+            raise_explained(error, self._jitted, self._args)
             raise
         return True
 
@@ -974,39 +632,6 @@ class Job:
         self._compiled = compiled
         self.submit()
 
-    def _explain(self, error: Exception) -> None:
-        """Raise an error that says more than JAX's, about NaNs and about arguments that were donated."""
-        assert self._args is not None
-        # JAX's own `jit` turns this private type into the public one.
-        if type(error).__name__ == "InternalFloatingPointError":
-            kind = "infinity" if "inf" in error.args[1:] else "NaN"
-            raise FloatingPointError(
-                f"{self._jitted.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
-            ) from error
-        if "donated in the same call" in str(error):
-            self._explain_shared(error)
-        if "has been deleted" not in str(error):  # a call that fails after it has begun has lost what it donates, too
-            return
-        for position, arg in enumerate(self._args):
-            if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
-                raise DeviceError(
-                    f"{self._jitted.name!r}: the memory of argument {self._jitted.parameter(position)!r} was donated "
-                    "to an earlier call, and it cannot be read again: pass what that call returned, or do not donate it"
-                ) from error
-
-    def _explain_shared(self, error: Exception) -> None:
-        """Raise an error that names the two arguments that hold the donated array."""
-        assert self._args is not None
-        leaves = [(position, leaf) for position, arg in enumerate(self._args) for leaf in jax.tree.leaves(arg)]
-        for number, (one, array) in enumerate(leaves):
-            for other, same in leaves[number + 1 :]:
-                if array is same and is_device_array(array):
-                    raise DeviceError(
-                        f"{self._jitted.name!r}: arguments {self._jitted.parameter(one)!r} and "
-                        f"{self._jitted.parameter(other)!r} hold the same array, and its memory is donated: pass a "
-                        "copy as one of them, or do not donate it"
-                    ) from error
-
     def _over(self) -> None:
         if self._is_over:  # the device's thread has died in this method, and reports the job once more
             return
@@ -1026,7 +651,13 @@ class Job:
     def _ended(self, on_over: Callable[[Any], None]) -> None:
         """Report the end of the job to the profiles, then to the queue of the calls; on the event loop."""
         if self.times is not None:
-            self.times.tell(self._jitted.name, self._jitted.placement.name, self.calls, *self.padding())
+            self.times.tell(
+                self._jitted.name,
+                self._jitted.placement.name,
+                [call.frame for call in self.calls],
+                [call.sampler for call in self.calls],
+                *self.padding(),
+            )
         on_over(self)
 
 
@@ -1057,7 +688,7 @@ class SingleJob(Job):
         self._queue = queue
         self._call_args = call.args
         self._parameters = parameters
-        self._hands_on = call.hands_on
+        self._returns_pending = call.returns_pending
 
     def _is_wanted(self) -> bool:
         return not self.calls[0].is_left
@@ -1079,12 +710,12 @@ class SingleJob(Job):
         if self._parameters:
             args = self._place(args, self._parameters)
         # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
-        return tuple([owned(arg) for arg in args]) if self._hands_on else args
+        return tuple([owned(arg) for arg in args]) if self._returns_pending else args
 
     @property
     def is_awaited(self) -> bool:
         """Whether a caller waits until the job's arrays are ready, or a queue has to know when they are."""
-        if not self._hands_on or self.times is not None or self._span is not None:
+        if not self._returns_pending or self.times is not None or self._span is not None:
             return True
         return len(self._queue.replicas) > 1  # which one is free matters
 
@@ -1094,7 +725,7 @@ class SingleJob(Job):
         Args:
             arrays: what `dispatch` returned.
         """
-        if self._hands_on:
+        if self._returns_pending:
             call, post = self.calls[0], self._device.mailbox.post
             self._origin = Origin(call.label, self.inputs())
             ORIGINS.add(arrays, self._origin)
@@ -1134,9 +765,14 @@ class BatchJob(Job):
 
     Attributes:
         lock: held while calls are added or left out, and when the job is closed.
-        is_closed: whether the thread has begun with the job, so that its calls are final.
+        is_closed: whether the thread has begun with the job, so that no call comes to it any more.
+        held: the calls that the device counts for it until it is over; `calls` are those of them that it runs.
         stacked: the stacked arguments; None before they are stacked.
     """
+
+    # Ownership: until the job is closed, the event loop replaces `calls` and `held`, which are one list, under `lock`.
+    # The dispatch thread closes it, under `lock` too. From then on `held` stays as it is, and the thread alone leaves
+    # calls out of `calls`: those that have left, or whose arguments have failed.
 
     _is_batch = True
 
@@ -1153,6 +789,7 @@ class BatchJob(Job):
         self._arguments = arguments
         self._size_of = size_of
         self._size = 0  # known once the job is closed
+        self.held = calls
         self.lock = threading.Lock()
         self.is_closed = False
         self.stacked: Stacked | None = None
@@ -1169,8 +806,7 @@ class BatchJob(Job):
             left: calls whose callers have left.
             added: further calls.
         """
-        # In place: by this list, which is that of the queue, the device counts what it holds.
-        self.calls[:] = [call for call in self.calls if call not in left] + added
+        self.calls = self.held = [call for call in self.calls if call not in left] + added
         # In a profile, the calls of a job have the mean of their times on the way to the thread.
         self._submitted_at += (perf_counter() - self._submitted_at) * len(added) / len(self.calls)
 
@@ -1182,7 +818,6 @@ class BatchJob(Job):
             left = [call for call in self.calls if call.is_left]
             if len(left) < len(self.calls):  # otherwise the job is skipped
                 if left:
-                    # A new list: until the job is over, the device counts all that it held.
                     self.calls = [call for call in self.calls if call not in left]
                     for call in left:
                         self._device.mailbox.post(call.drop)

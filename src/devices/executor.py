@@ -3,19 +3,20 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
 from .._errors import DeviceError, PlanError
+from ..actors.execution import Attempt, Bound
+from ..engine.node import Execution, as_execution
 from ..telemetry import spans
-from .arguments import UNSET, Arguments, holds_array, on_host, own_x64, refuse_own_x64, unwrapped
-from .compiling import CompileLog, JittedFunction
+from .arguments import Arguments, BatchLog, on_host, unwrapped
+from .compiling import JittedFunction
 from .device_batch import DeviceBatch, PackedBatch, batch_sizes
 from .device_pool import DevicePool
 from .engine_device import (
     AHEAD,
     BatchCallQueue,
-    BatchLog,
     CallQueue,
     DetachedDeviceCall,
     DeviceCall,
@@ -23,7 +24,10 @@ from .engine_device import (
     SingleCallQueue,
     share,
 )
+from .failed_batches import in_parts
 from .parameters import SameParameters, check_same_shapes
+from .programs import UNSET, holds_array, own_x64, refuse_own_x64
+from .recompilation import CompileLog
 from .selection import AUTO
 from .shardings import Placement, Specs
 from .statistics import CompileStatistics
@@ -32,8 +36,7 @@ from .untyped_jax import jax
 if TYPE_CHECKING:
     from ..actors.frame import Frame
     from ..actors.node_actor import NodeActor
-    from ..actors.worker import Worker
-    from ..engine.node import CallSite
+    from ..engine.node import CallSite, Node, Site
     from ..engine.pools import Pools
     from ..engine.program import Pass
     from ..telemetry.counters import ProgramMemory
@@ -62,7 +65,11 @@ class DeviceOptions:
     sample_input: tuple[tuple[Any, ...], ...]
 
 
-class DeviceExecutor:
+# What tries sizes knows executors, and they of it only this.
+FindSize: TypeAlias = "Callable[[DeviceExecutor, Pools, str, Arguments, tuple[Any, ...]], Awaitable[int]]"
+
+
+class DeviceExecutor(Execution):
     """Compiles and runs one device node.
 
     Its programs are its own for each device, and for each set of parameters that come from resources.
@@ -75,19 +82,19 @@ class DeviceExecutor:
         samples: gives the arguments of items to compile it for, where these come from resources; those of its options
             unless told otherwise.
         members: names of the nodes of a region; none for a node that is one.
+        find_size: tries how many items pay in a batch, where the options leave that open.
 
     Attributes:
         batch: how calls are stacked, with the size that was found out where it was left open; None if they are not.
         compile_log: what its own programs cost.
         batch_log: what its batches held.
-        giving: executors whose programs give parts of its result, by which.
+        projections: executors whose programs give parts of its result, by which.
 
     Raises:
         TypeError: the function cannot be compiled as asked.
     """
 
-    # What tries sizes knows executors, and they of it only this: it is set when the first node needs it.
-    find_size: "ClassVar[Callable[[DeviceExecutor, Pools, str, Arguments, tuple[Any, ...]], Awaitable[int]]]"
+    _is_compiled = _gathers = True
 
     def __init__(
         self,
@@ -97,17 +104,20 @@ class DeviceExecutor:
         passes: "tuple[Pass, ...]",
         samples: Samples | None = None,
         members: tuple[str, ...] = (),
+        find_size: "FindSize | None" = None,
     ) -> None:
         self.name = name
         self.fn = fn
         self.options = options
         self.batch = options.batch
-        self.passes = passes
+        self._passes, self._donates, self._batch = passes, options.donate, options.batch
+        self._takes_unready = options.batch is None and not self.runs_many_programs  # not where they are stacked or cut
         self.members = members
+        self.find_size = find_size
         self.samples: Samples = samples or (lambda resources: options.sample_input)
         self.compile_log = CompileLog()
         self.batch_log = BatchLog(name)
-        self.giving: dict[Hashable, DeviceExecutor] = {}
+        self.projections: dict[Hashable, DeviceExecutor] = {}
         # A region belongs to the plans that have it.
         self._regions: WeakSet[DeviceExecutor] = WeakSet()
         self._arguments: dict[tuple[frozenset[str], frozenset[str]], Arguments] = {}
@@ -122,12 +132,12 @@ class DeviceExecutor:
 
     def statistics(self) -> CompileStatistics:
         """Return what its programs have cost: its own, those for parts of its result, and those of its regions."""
-        others = (*self._regions, *self.giving.values())
+        others = (*self._regions, *self.projections.values())
         return CompileStatistics._total([self.compile_log.statistics(), *[other.statistics() for other in others]])
 
-    def programs(self) -> "list[ProgramMemory]":
+    def _programs(self) -> "list[ProgramMemory]":
         """Return what its compiled programs take of memory, those for parts of its result included."""
-        logs = [self.compile_log, *[other.compile_log for other in self.giving.values()]]
+        logs = [self.compile_log, *[other.compile_log for other in self.projections.values()]]
         return [program for log in logs for program in log.programs()]
 
     def constants(self, site: "CallSite") -> frozenset[str]:
@@ -201,25 +211,25 @@ class DeviceExecutor:
         )
 
     @property
-    def label(self) -> str:
+    def _place(self) -> str:
         """The device and the size of a batch, for drawings."""
         device, batch = self.options.device, self.batch
         if isinstance(batch, PackedBatch):
             return f"{device}, {batch.rows} rows of {' or '.join(map(str, batch.lengths))}"
         return str(device) if batch is None else f"{device}, up to {batch.max_size}"
 
-    @property
-    def donates(self) -> bool:
-        """Whether a result may take over the memory of arguments."""
-        return self.options.donate
+    def check(self, node: "Node[..., Any]") -> None:
+        """Refuse what does not go with work on a device."""
+        policy = node.policy
+        if policy.hedge is not None or policy.cache is not None:
+            option = "hedge=" if policy.hedge is not None else "cache="
+            raise TypeError(f"device node {self.name!r} cannot have {option}; put what it serves into a @node with it")
+
+    def _of_fake(self, node: "Node[..., Any]") -> Execution:
+        return as_execution("loop")
 
     @property
-    def takes_unready(self) -> bool:
-        """Whether arguments may still be computed: yes, unless they are stacked or cut, which takes their values."""
-        return self.options.batch is None and not self.is_apart
-
-    @property
-    def is_apart(self) -> bool:
+    def runs_many_programs(self) -> bool:
         """Whether a call is more than one call of its program, so that it neither joins others nor gives parts."""
         return False
 
@@ -235,7 +245,7 @@ class DeviceExecutor:
         """Return the queue of its calls without a batch, for a device."""
         return SingleCallQueue(*args)
 
-    def check_reload(self, old: Any, new: Any) -> None:
+    def _check_reload(self, old: Any, new: Any) -> None:
         """Refuse parameters that would need another program.
 
         Raises:
@@ -243,7 +253,7 @@ class DeviceExecutor:
         """
         check_same_shapes(old, new)
 
-    async def warm_up(
+    async def _warm_up(
         self, site: "CallSite", pools: "Pools", device_strategy: str, resources: Mapping[str, Any]
     ) -> None:
         """Compile the programs for the samples of the node.
@@ -284,9 +294,10 @@ class DeviceExecutor:
         placed = await self.opened(pools, device_strategy, arguments, donated)
         await placed.compile(values)
 
-    def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "OnDevice":
+    def bind(self, site: "Site") -> "OnDevice":
         """Return what runs one item on the device."""
-        return OnDevice(self, site, pools, device_strategy)
+        scope = site.scope
+        return OnDevice(self, scope._call_site(site._program, site._unit), scope._pools, scope._device_strategy)
 
     def arguments_at(self, site: "CallSite") -> Arguments:
         """Return how the calls of a site become arguments."""
@@ -315,7 +326,7 @@ class DeviceExecutor:
                     "resource: find its size by engine.deploy(..., warmup=True), or await node.warmup(...)"
                 )
             await self._fit(pools, device_strategy, arguments, arguments.merge(samples[0], {}))
-        pool, options = pools.other(DevicePool, DevicePool), self.options
+        pool, options = pools.pool("devices", DevicePool), self.options
         device = device_strategy if options.device == AUTO else options.device
         devices = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
         key = self, arguments, donated, devices
@@ -332,19 +343,20 @@ class DeviceExecutor:
         """Find out how many items pay in a batch, if that is open: once, by trying."""
         if not self._is_open_ended:
             return
-        async with pools.other(DevicePool, DevicePool).fitting:
+        async with pools.pool("devices", DevicePool).fitting:
             if isinstance(self.batch, DeviceBatch) and self._is_open_ended:
-                size = await DeviceExecutor.find_size(self, pools, device_strategy, arguments, values)
+                assert self.find_size is not None
+                size = await self.find_size(self, pools, device_strategy, arguments, values)
                 self.batch = replace(self.batch, max_size=size)
 
 
 def _bucketed(arguments: Arguments) -> tuple[frozenset[int], ...]:
     """Return for each argument of a batch which axes are padded to buckets."""
-    if arguments.stacker is None:
+    if arguments.items is None:
         return ()
     rows = {position: {0} for position in arguments.stacked}
     padded: dict[str, int] = {}
-    for position, axes in zip(arguments.stacked, arguments.stacker.axes, strict=True):
+    for position, axes in zip(arguments.stacked, arguments.items.axes, strict=True):
         rows[position].update(axis + 1 for axis in axes)
         padded[arguments.names[position]] = len(axes)
     masks = [frozenset(range(padded[name] + 1)) for name in arguments.masked]
@@ -433,7 +445,7 @@ class PlacedNode:
         variants = self._executor.variants(values)
         arguments = self._arguments
         if arguments.stacker is not None:
-            item, group = arguments.looked_at(values)
+            item, group = arguments.describe_item(values)
             variants = [arguments.stack([on_host(item)], group, size)[0] for size in self._sizes]
         compiled = [
             device.compile(jitted, args)
@@ -479,11 +491,11 @@ class PlacedNode:
             return executor.single_queue(jitted.name, device, jitted, arguments.parameters, limit)
         return BatchCallQueue(
             arguments, device, jitted, executor.batch, self._sizes, options.prefetch, executor.batch_log,
-            repeats=options.pure,
+            in_parts=in_parts if options.pure else None,
         )  # fmt: skip
 
 
-class OnDevice:
+class OnDevice(Bound):
     """Runs the items of one call site on the device of the node.
 
     Args:
@@ -494,6 +506,7 @@ class OnDevice:
     """
 
     def __init__(self, executor: DeviceExecutor, site: "CallSite", pools: "Pools", device_strategy: str) -> None:
+        super().__init__()
         self._executor = executor
         self._site = site
         self._pools = pools
@@ -501,26 +514,26 @@ class OnDevice:
         self._arguments = executor.arguments_at(site)
         self._parameter_count = len(self._arguments.names)
         self._donated = executor.donated(site)
-        self._label, self._is_handed_on = site.label, site.is_handed_on
+        self._label, self._returns_pending = site.label, site.returns_pending
         self._placed: PlacedNode | None = None  # for as long as the Engine is open, and so are its devices
 
-    async def __call__(
-        self, worker: "Worker", actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    async def run(self, attempt: "Attempt") -> Any:
         """Run an item in the task of a worker."""
+        actor, frame = attempt._actor, attempt._frame
         placed = self._placed
         if placed is None:
             placed = self._placed = await self._executor.opened(
                 self._pools, self._device_strategy, self._arguments, self._donated
             )
-        call = worker.outside_call = self._call(placed, actor, frame, args, kwargs)
+        call = self._call(placed, actor, frame, attempt.args, attempt.kwargs)
+        attempt.keeps_place_until(call)
         if frame.span is not None:
             call.wait = spans.waiting()
             if self._executor.members:
                 spans.consists_of(self._executor.members)
         return await placed.queue.run(call)
 
-    def begin(
+    def _begin(
         self, actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> DetachedDeviceCall | None:
         """Begin with an item that no worker waits for; not with the first one of all, which opens the device."""
@@ -531,8 +544,8 @@ class OnDevice:
         if kwargs or len(args) != self._parameter_count:
             args = self._arguments.bind(args, kwargs)
         call = placed.call(DetachedDeviceCall, args, frame.priority, frame.deadline)
-        if self._is_handed_on:
-            call.hands_on = True
+        if self._returns_pending:
+            call.returns_pending = True
         call.label, call.sampler, call.frame = self._label, actor.sampler, frame
         call.step_begins(actor, frame)
         try:
@@ -545,7 +558,7 @@ class OnDevice:
         self, placed: PlacedNode, actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> DeviceCall:
         call = placed.call(DeviceCall, self._arguments.bind(args, kwargs), frame.priority, frame.deadline)
-        if self._is_handed_on:
-            call.hands_on = True
+        if self._returns_pending:
+            call.returns_pending = True
         call.label, call.sampler, call.frame = self._label, actor.sampler, frame
         return call

@@ -205,8 +205,8 @@ def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
 def _executor(step: Step) -> DeviceExecutor:
     callee = step.callee
     assert is_node(callee)
-    assert isinstance(callee.executor, DeviceExecutor)
-    return callee.executor
+    assert isinstance(callee._runs_on, DeviceExecutor)
+    return callee._runs_on
 
 
 def _member(step: Step) -> RegionCall:
@@ -264,11 +264,13 @@ def _make(
     )
     fn = _composed(members, inputs.names)
     names = tuple([step.callee.name for step in steps])
-    region = DeviceExecutor(name, fn, options, executors[0].passes, _samples(members, inputs), names)
+    region = DeviceExecutor(
+        name, fn, options, executors[0]._passes, _samples(members, inputs), names, executors[0].find_size
+    )
     for one in executors:
         one.add_region(region)
     stateless = all(is_node(step.callee) and step.callee.policy.stateless for step in steps)
-    return Node(fn, Policy(pure=True, stateless=stateless), name=name, executor=region)
+    return Node(fn, Policy(pure=True, stateless=stateless), name=name, runs_on=region)
 
 
 def _samples(members: Sequence[RegionCall], inputs: Inputs) -> Samples:
@@ -349,6 +351,8 @@ _Chain: TypeAlias = tuple[Step, ...]
 def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
     """Make one device node of adjacent pure ones that run in the same place, if no other step reads between them.
 
+    No region goes across an ordered effect.
+
     One value leaves a region, that of its last step; all readers of the other values are inside. So no path leaves a
     region and comes back, and fusing makes no cycle. If a region waits for a step that a node does not wait for, the
     node is left out: by itself, it may run meanwhile.
@@ -365,7 +369,8 @@ def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
             node, arguments = region_node(members)
             last = members[-1]
             steps.append((Step(node, last.source, arguments, {}, (), last.location),))
-            changes.append(f"one program for {node.name}: {len(members) - 1} calls of the device less")
+            less = len(members) - 1
+            changes.append(f"one program for {node.name}: {less} call{'s' * (less > 1)} of the device less")
     report = PassReport("regions", len(draft.steps), len(steps), tuple(changes), survey.notes())
     return replace(draft, steps=tuple(steps)), report
 
@@ -395,7 +400,9 @@ class _Survey:
     def __init__(self, draft: Draft) -> None:
         self._chains = draft.steps
         self._alone: dict[str, None] = {}
-        self._kinds = [self._kind(chain) for chain in draft.steps]
+        parts = itertools.accumulate(chain[0].is_effect for chain in draft.steps)  # of the graph, between its effects
+        kinds = map(self._kind, draft.steps)
+        self._kinds = [None if kind is None else (part, kind) for part, kind in zip(parts, kinds, strict=True)]
         self._waits_for = self._find_waits()
         self.region_of: list[_Region | None] = [None] * len(draft.steps)
         self._find_regions({read.source for read in reads(draft.result)})
@@ -412,7 +419,7 @@ class _Survey:
     def _kind(self, chain: _Chain) -> Hashable | None:
         """Return a key that all steps of a region have in common; None if the step joins no region."""
         callee = chain[0].callee
-        executor = callee._runs_in if is_node(callee) else None
+        executor = callee.runs_on if is_node(callee) else None
         if not is_node(callee) or not isinstance(executor, DeviceExecutor):
             return None
         reason = _reason_to_stay_alone(callee, executor)
@@ -431,13 +438,16 @@ class _Survey:
         waits: list[int] = []
         produced: dict[int, tuple[Hashable | None, int, int]] = {}  # kind, what it waits for, its own bit
         for index, chain in enumerate(self._chains):
+            if chain[0].is_effect:
+                produced.clear()  # all steps behind it wait for all before it
             kind, mask = self._kinds[index], 0
             for read in _reads(chain):
                 if read in produced:
                     other, further, bit = produced[read]
                     mask |= further if kind is not None and kind == other else further | bit
             waits.append(mask)
-            produced[chain[-1].source] = kind, mask, 1 << index
+            if not chain[0].is_effect:
+                produced[chain[-1].source] = kind, mask, 1 << index
         return waits
 
     def _find_regions(self, result: set[int]) -> None:
@@ -501,6 +511,6 @@ def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> 
         return "its batches are limited by what its own arguments cost"
     if node.bound_to is not None:
         return "it is a method"
-    if executor.is_apart:
+    if executor.runs_many_programs:
         return "it runs in chunks"
     return None

@@ -6,13 +6,16 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeGuard, TypeVar, cast
 
 from .._errors import DeviceError, MissingExtraError
 from .wrong_fusions import StartOfBackends, compiler_options
 
 if TYPE_CHECKING:
     import jax
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 class Device(Protocol):
@@ -68,12 +71,22 @@ def put(value: Any, device: Device) -> "jax.Array":
     return cast("jax.Array", jax.device_put(value, device))  # pyright: ignore[reportUnknownMemberType]
 
 
-def jit(function: "Callable[..., jax.Array]", platform: str) -> "Callable[..., jax.Array]":
-    """Return a function that compiles at its first call, as device nodes of that platform do."""
+def jit(function: Callable[P, R], platform: str) -> Callable[P, R]:
+    """Return a function that JAX compiles at its first call, with the options of device nodes.
+
+    They leave out what JAX is known to compile to wrong values.
+
+    Args:
+        function: takes and returns arrays, of any shapes.
+        platform: name of the platform that it runs on, such as "cpu".
+
+    Returns:
+        The function, compiled anew for each combination of shapes and types.
+    """
     import jax
 
     jitted = jax.jit(function, compiler_options=compiler_options(platform))  # pyright: ignore[reportUnknownMemberType]
-    return cast("Callable[..., jax.Array]", jitted)
+    return cast("Callable[P, R]", jitted)
 
 
 def local_devices(platform: str | None = None) -> list[Device]:

@@ -9,8 +9,8 @@ import numpy as np
 from .._errors import DeviceError
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.records import DeviceWork
-from .arguments import is_device_array, not_on_device
-from .compiling import reshard
+from .enqueue_order import reshard
+from .programs import is_device_array, not_on_device
 from .untyped_jax import jax
 
 if TYPE_CHECKING:

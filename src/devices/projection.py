@@ -22,7 +22,7 @@ Path: TypeAlias = tuple[Access, ...]
 _Part: TypeAlias = Callable[[Any], Any]
 
 
-def giving_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
+def projected_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
     """Return the node of a step, with parts of its present result as its result.
 
     Args:
@@ -32,19 +32,19 @@ def giving_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
     """
     node = step.callee
     assert is_node(node)
-    assert isinstance(node.executor, DeviceExecutor)
-    executor, policy = node.executor, node.policy
+    assert isinstance(node._runs_on, DeviceExecutor)
+    executor, policy = node._runs_on, node.policy
     part = _part(paths, node.name)
     identity = tuple([key(Read(0, path)) for path in paths])
-    giving = executor.giving.get(identity)
-    if giving is None:
-        giving = executor.giving[identity] = _giving(executor, part, len(paths))
+    projected = executor.projections.get(identity)
+    if projected is None:
+        projected = executor.projections[identity] = _projecting(executor, part, len(paths))
     if policy.fallback is not None:
         policy = dataclasses.replace(policy, fallback=_fallback(policy.fallback, part))
-    return Node(node.fn, policy, name=node.name, origin=node.origin, bound_to=node.bound_to, executor=giving)
+    return Node(node.fn, policy, name=node.name, origin=node.origin, bound_to=node.bound_to, runs_on=projected)
 
 
-def _giving(executor: DeviceExecutor, part: _Part, count: int) -> DeviceExecutor:
+def _projecting(executor: DeviceExecutor, part: _Part, count: int) -> DeviceExecutor:
     options, whole = executor.options, executor.fn
     if options.out_specs is not None:
         options = dataclasses.replace(options, out_specs=(options.out_specs, *[None] * (count - 1)))
@@ -53,7 +53,7 @@ def _giving(executor: DeviceExecutor, part: _Part, count: int) -> DeviceExecutor
     def fn(*args: Any, **kwargs: Any) -> Any:
         return part(as_arrays(whole(*args, **kwargs)))
 
-    return DeviceExecutor(executor.name, fn, options, executor.passes, executor.samples, executor.members)
+    return DeviceExecutor(executor.name, fn, options, executor._passes, executor.samples, executor.members)
 
 
 def _part(paths: Sequence[Path], name: str) -> _Part:
@@ -107,7 +107,7 @@ def give_items(draft: Draft) -> tuple[Draft, PassReport]:
     for members in draft.steps:
         first, found = members[0], items.get(members[0].source)
         if found is not None:
-            first = replace(first, callee=giving_node(first, found.paths))
+            first = replace(first, callee=projected_node(first, found.paths))
             changes += [f"{first.callee.name} gives {Read(0, path)} of its result" for path in found.paths if path]
         steps.append(tuple([step.with_reads(replaced) for step in (first, *members[1:])]))
     given = replace(draft, steps=tuple(steps), result=with_reads(draft.result, replaced))
@@ -165,13 +165,13 @@ def _find_items(draft: Draft) -> dict[int, _Items]:
     items: dict[int, _Items] = {}
     for members in draft.steps:
         callee, source = members[0].callee, members[0].source
-        executor = callee._runs_in if is_node(callee) else None
+        executor = callee.runs_on if is_node(callee) else None
         if not isinstance(executor, DeviceExecutor) or not any(read.path for read in found[source]):
             continue
         if is_node(callee) and callee.policy.failover is not None:
             continue  # the failover gives the whole result
         options = executor.options
-        if options.batch is not None or executor.is_apart:
+        if options.batch is not None or executor.runs_many_programs:
             continue  # its results are rows of NumPy, whose items are views
         with_whole = options.donate or options.out_specs is not None  # both options describe the whole result
         one = _Items(callee._result_annotation(), found[source], with_whole=with_whole)

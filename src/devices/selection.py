@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final, overload
 from .._errors import DeviceError
 from .._public import LateModule
 from ..actors.accepted import is_whole
-from .jax_import import Device, is_device, local_devices, platforms, require_jax, start_backends
+from .jax_import import Device, all_devices, is_device, local_devices, platforms, require_jax, start_backends
 
 if TYPE_CHECKING:
     import jax.sharding
@@ -38,6 +38,18 @@ def devices_of(platform: str) -> list[Device]:
     if not found:
         raise DeviceError(f"there is no platform {platform!r}; {available()}")
     return found
+
+
+def by_platform() -> dict[str, list[Device]]:
+    """Start JAX, and return the devices of each platform, those of other processes included; the default one is first.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+        DeviceError: JAX cannot start.
+    """
+    start_backends()
+    found = map(all_devices, platforms())
+    return {devices[0].platform: devices for devices in found}
 
 
 def available() -> str:

@@ -146,6 +146,15 @@ def _explanation(device: Device, found: Any, right: Any) -> str:
 _SELF_CHECK: Final = SelfCheck()
 
 
+def check_device(device: Device) -> SelfCheckResult:
+    """Check whether a kind of device computes right values; the first check of a kind compiles, and blocks for 50 ms.
+
+    Args:
+        device: the device, as `select` returns it.
+    """
+    return self_check().check(device)
+
+
 def self_check() -> SelfCheck:
     """Return the self-check of this process."""
     return _SELF_CHECK

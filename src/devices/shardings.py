@@ -97,6 +97,19 @@ def spec_text(spec: PartitionSpec) -> str:
     return f"P({', '.join(map(repr, cast('Any', spec)))})"
 
 
+def sharding_text(sharding: Sharding) -> str:
+    """Return the place of an array as text: "cpu:0", or "mesh(data=4) P('data', None)"."""
+    if isinstance(sharding, NamedSharding) and len(devices_of(sharding)) > 1:
+        return f"{mesh_name(cast('Mesh', sharding.mesh))} {spec_text(sharding.spec)}"
+    devices = sorted(devices_of(sharding), key=lambda device: (device.platform, device.id))
+    return ", ".join([f"{device.platform}:{device.id}" for device in devices])
+
+
+def devices_of(sharding: Sharding) -> set[Device]:
+    """Return the devices that hold a part of such an array."""
+    return cast("set[Device]", cast("Any", sharding).device_set)
+
+
 def parts_of(entry: Any, axes: Mapping[str, int]) -> int:
     """Return into how many parts an entry of a spec splits its axis: 1 for None, else the devices along its axes."""
     return math.prod([axes[axis] for axis in axes_of(entry)])

@@ -29,8 +29,11 @@ class Recompilation:
     remedy: str
 
     def __str__(self) -> str:
-        subject = f"{self.cause} of {self.argument}" if self.argument else self.cause
-        return printable(f"program {self.program}: {subject}: {self.before} -> {self.after}")
+        return printable(f"program {self.program}: {self._what}: {self.before} -> {self.after}")
+
+    @property
+    def _what(self) -> str:
+        return f"{self.cause} of {self.argument}" if self.argument else self.cause
 
 
 @dataclass(frozen=True, slots=True)

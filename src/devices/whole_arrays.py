@@ -13,17 +13,18 @@ from jax.sharding import PartitionSpec
 
 from ..actors.accepted import check, optional, whole
 from ..engine.tracing.annotations import signature_of
-from .arguments import Arguments, is_random_key
+from .arguments import Arguments
 from .device_batch import PackedBatch
 from .dispatch import SingleJob
 from .engine_device import DeviceCall, SingleCallQueue
 from .executor import DeviceExecutor, DeviceOptions
+from .programs import is_random_key
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from ..engine.node import CallSite
     from ..engine.pools import Pools
-    from .compiling import Executable
+    from .programs import Executable
 
 # How many chunks are enqueued before the rows of the first are copied: one computes, one is copied, one is ready.
 _AHEAD: Final = 3
@@ -50,7 +51,7 @@ def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, ba
         options, batch=None, shared=(), sample_input=(), in_specs=None, out_specs=None, donate=False
     )  # fmt: skip
     if batch_size is None and not axis_names:
-        return DeviceExecutor(name, rows.mapped, replace(plain, donate=options.donate), executor.passes)
+        return DeviceExecutor(name, rows.mapped, replace(plain, donate=options.donate), executor._passes)
     specs = rows.specs(tuple(axis_names), executor) if axis_names else None
     plain = replace(plain, in_specs=specs, sample_input=options.sample_input if batch_size else ())
     return _ChunkedExecutor(name, rows, plain, batch_size, math.prod(axis_names.values()))
@@ -114,6 +115,7 @@ class _RowAxes:
                     merged[position] = value
                 return arguments.call(fn, tuple(merged))
 
+            self._rows_of(values)
             in_axes = tuple(_without_once(axes[position]) for position in others)
             return jax.vmap(one, in_axes, out_axes)(*[values[position] for position in others])
 
@@ -156,34 +158,46 @@ class _RowAxes:
         Raises:
             ValueError: the arguments have different numbers of rows.
         """
-        axes = self._axes_of(values)
+        columns: list[Any] = [None] * len(values)
+        count = 0
+        for position, (tree, found) in self._rows_of(values).items():
+            arrays = [leaf if is_random_key(leaf) else np.asarray(leaf) for leaf, _ in found]
+            axes = [
+                None if axis is _ONCE else axis % array.ndim for array, (_, axis) in zip(arrays, found, strict=True)
+            ]
+            count = next((array.shape[at] for array, at in zip(arrays, axes, strict=True) if at is not None), count)
+            columns[position] = tree, list(zip(arrays, axes, strict=True))
+        return _Chunks(values, columns, count, size(count))
+
+    def _rows_of(self, values: tuple[Any, ...]) -> dict[int, tuple[Any, list[tuple[Any, Any]]]]:
+        """Return, by its position, the structure of each argument that has rows, and its arrays with their axes.
+
+        Raises:
+            ValueError: the arguments have different numbers of rows, or not the axes of `in_axes`.
+        """
+        found: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
         lengths: dict[str, int] = {}
-        columns: list[Any] = []
-        for position, value in enumerate(values):
-            if axes[position] is _ONCE:
-                columns.append(None)
+        for position, axes in enumerate(self._axes_of(values)):
+            if axes is _ONCE or position in self._arguments.static:
                 continue
-            leaves, tree = jax.tree.flatten(value)
-            found: list[tuple[Any, int | None]] = []
-            for leaf, axis in zip(leaves, _broadcast(axes[position], value), strict=True):
-                if axis is _ONCE:
-                    found.append((leaf, None))
-                    continue
-                array = leaf if is_random_key(leaf) else np.asarray(leaf)
-                if not -array.ndim <= axis < array.ndim:
+            name = self._arguments.names[position]
+            leaves, tree = jax.tree.flatten(values[position])
+            found[position] = tree, list(zip(leaves, _broadcast(axes, values[position]), strict=True))
+            for leaf, axis in found[position][1]:
+                shape = np.shape(leaf)
+                if axis is not _ONCE and not -len(shape) <= axis < len(shape):
                     raise ValueError(
-                        f"{self._where}in_axes=...): {self._arguments.names[position]!r} has no axis {axis}: its shape "
-                        f"is {array.shape}"
+                        f"{self._where}in_axes=...): {name!r} has no axis {axis}: its shape is {shape}; "
+                        "in_axes= with None for it gives it to each row whole"
                     )
-                lengths[f"{self._arguments.names[position]} {array.shape}"] = array.shape[axis]
-                found.append((array, axis % array.ndim))
-            columns.append((tree, found))
+                if axis is not _ONCE:
+                    lengths[f"{name} {shape} along axis {axis}"] = shape[axis]
         if len(set(lengths.values())) != 1:
             raise ValueError(
-                f"{self._where}...): the arguments have different numbers of rows: {', '.join(lengths) or 'none'}"
+                f"{self._where}...): the arguments have different numbers of rows: {', '.join(lengths) or 'none'}; "
+                "give all of them as many, or each row the whole of one, with None for it in in_axes="
             )
-        count = next(iter(lengths.values()))
-        return _Chunks(values, columns, count, size(count))
+        return found
 
     def of_item(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
         """Return arguments with one row, which are those of an item."""
@@ -343,22 +357,22 @@ class _ChunkedExecutor(DeviceExecutor):
         return -(-wanted // self._parts) * self._parts
 
     @property
-    def is_apart(self) -> bool:
+    def runs_many_programs(self) -> bool:
         """Whether its calls are no calls of one program: those of others neither join it, nor take parts of it."""
         return True
 
     @property
-    def label(self) -> str:
+    def _place(self) -> str:
         """The device and the size of a chunk, for drawings."""
         size = "" if self._batch_size is None else f", {self._batch_size} rows at a time"
         return f"{self.options.device}{size}"
 
-    async def warm_up(
+    async def _warm_up(
         self, site: "CallSite", pools: "Pools", device_strategy: str, resources: Mapping[str, Any]
     ) -> None:
         """Compile the program of a chunk, if it is known: the node has a sample of an item, and a size of chunks."""
         if self.options.sample_input:
-            await super().warm_up(site, pools, device_strategy, resources)
+            await super()._warm_up(site, pools, device_strategy, resources)
 
     def variants(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Return the arguments of the programs that calls need, given those of one item."""
@@ -379,7 +393,7 @@ class _ChunkedQueue(SingleCallQueue):
     def start(self, calls: list[DeviceCall]) -> None:
         """Have the device run the one call."""
         call = calls[0]
-        call.hands_on = False  # its result is an array of the host, which is there when all chunks are
+        call.returns_pending = False  # its result is an array of the host, which is there when all chunks are
         call.is_plain = False  # the program gets chunks, and `_enqueue` begins each
         _ChunkedJob(call.jitted, self.device, call, self, self._parameters, self._executor).submit()
 

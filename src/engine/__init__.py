@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING, Any, Never, ParamSpec, TypeVar, Unpack, overlo
 
 from .._public import LateModule as _LateModule
 from .._public import public as _public
-from ..actors.policy import RunsOn
 from ..actors.supervision import RestartMode, Strategy
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorState, ActorStatistics, CacheStatistics, ChannelStatistics, ProgramMemory
 from .admission import AdmissionStatistics, KeyStatistics
+from .call_stream import Stream
 from .checkpoint import Checkpoint
 from .control import Outcome
 from .engine import Engine, EngineStatistics
@@ -17,24 +17,27 @@ from .engine import default_engine as _default_engine
 from .events import Event, Value
 from .graph import Call, Graph, GraphStatistics
 from .graph import as_graph as _as_graph
-from .options import CallOptions, Scheduler
+from .node import RunsOn
+from .one_call_stream import EventStream
+from .options import CallOptions, OnFinished, Scheduler
 from .options import resolve as _resolve
 from .program import Plan
 from .statistics import Bottleneck, StreamStatistics
-from .streaming import Stream
-from .values import EventStream
 
 __all__ = [
     "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CacheStatistics", "CallOptions",
-    "ChannelStatistics", "Engine", "EngineStatistics", "Event", "EventStream", "GraphStatistics", "KeyStatistics",
-    "MemoryReport", "NodeMemory", "Outcome", "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn",
-    "Scheduler", "Service", "ServiceState", "ServiceStatistics", "Strategy", "Stream", "StreamStatistics",
-    "ThreadPoolStatistics", "Value", "deploy", "memory", "plan", "run", "stream", "tuned_for_serving",
+    "ChannelStatistics", "Drawing", "DrawnEdge", "DrawnNode", "Engine", "EngineStatistics", "Event", "EventStream",
+    "GraphStatistics", "KeyStatistics", "MemoryReport", "NodeMemory", "OnFinished", "Outcome", "Plan",
+    "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState",
+    "ServiceStatistics", "StoredSnapshot", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "Value",
+    "deploy", "memory", "plan", "run", "stream", "tuned_for_serving",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
     from .. import engine as _engine
+    from ..saving.snapshots import StoredSnapshot
     from .deployment import ServiceState
+    from .drawing import Drawing, DrawnEdge, DrawnNode
     from .footprint import MemoryReport, NodeMemory
     from .service import Service, ServiceStatistics
     from .tuning import tuned_for_serving
@@ -50,8 +53,9 @@ async def run(
     call: Call[R] | Graph[[], R],
     /,
     *more: Never,
-    key: str | None = None,
+    durable_key: str | None = None,
     answer: object = ...,
+    on_finished: OnFinished = "again",
     checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> R:
@@ -60,13 +64,16 @@ async def run(
     Args:
         call: the call, `search(url)`; a graph without parameters may be passed itself.
         *more: nothing; arguments of the graph are part of the call.
-        key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key that the loop is kept under. A
-            call that did not give its result, since its process died, or with an error, goes on when the key is run
-            again, with the same arguments. After its result, the key begins a new loop.
+        durable_key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key that the loop is kept
+            under. A call that did not give its result, since its process died, or with an error, goes on when the key
+            is run again, with the same arguments. After its result, the key begins a new loop.
         answer: the answer to the question that the key waits with, after `Interrupted`; or an `Answer`, which is to one
             question and no other. By default there is none.
+        on_finished: what to do if the key has its result already: "again" begins a new loop, "return" returns the
+            result, and "raise" raises `KeyFinished`. The last two refuse other arguments, so a request that is sent
+            twice does nothing twice.
         checkpoint: where the state of its `ps.fold` is saved, from which the next run goes on.
-        **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy` and others; see
+        **options: `scheduler`, `timeout_seconds`, `max_workers`, `reuse_plans`, `device_strategy` and others; see
             `ExecutionOptions`.
 
     Returns:
@@ -78,12 +85,15 @@ async def run(
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: the graph returns a stream of values: read it with `engine.stream(call)`.
         OptionsError: an option is unknown or does not apply; a graph with a durable loop has no key, or one without has
-            one; the key is unfinished with other arguments; it waits for no answer.
+            one. Of these, `OtherArguments`: the key is that of a call with other arguments. `StaleAnswer`: it does not
+            wait for this answer. `KeyFinished`: it has its result, which is not wanted, or could not be stored.
         Interrupted: a node has asked a question (`ps.interrupt`); with its answer, the same key goes on.
         KeyInUse: the key is under way elsewhere.
         NotStorable: an argument, the answer, a question or a state of the loop cannot be stored.
     """
-    return await _default_engine().run(call, *more, key=key, answer=answer, checkpoint=checkpoint, **options)
+    return await _default_engine().run(
+        call, *more, durable_key=durable_key, answer=answer, on_finished=on_finished, checkpoint=checkpoint, **options
+    )
 
 
 @overload
@@ -94,8 +104,9 @@ def stream(  # type: ignore[overload-overlap]
     events: type[E],
     capacity: int | None = None,
     progress: bool = False,
-    key: str | None = ...,
+    durable_key: str | None = ...,
     answer: object = ...,
+    on_finished: OnFinished = ...,
     checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[Event[E] | Value[R]]: ...
@@ -107,8 +118,9 @@ def stream(
     events: type[E],
     capacity: int | None = None,
     progress: bool = False,
-    key: str | None = ...,
+    durable_key: str | None = ...,
     answer: object = ...,
+    on_finished: OnFinished = ...,
     **options: Unpack[CallOptions],
 ) -> EventStream[E, R]: ...
 @overload
@@ -117,8 +129,9 @@ def stream(
     /,
     *,
     progress: bool = False,
-    key: str | None = ...,
+    durable_key: str | None = ...,
     answer: object = ...,
+    on_finished: OnFinished = ...,
     checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[R]: ...
@@ -137,8 +150,9 @@ def stream(
     events: type[Any] | None = None,
     capacity: int | None = None,
     progress: bool = False,
-    key: str | None = None,
+    durable_key: str | None = None,
     answer: object = ...,
+    on_finished: OnFinished = "again",
     checkpoint: Checkpoint | None = None,
     **options: Unpack[CallOptions],
 ) -> Stream[Any]:
@@ -155,10 +169,11 @@ def stream(
         capacity: the most events that wait for their reader; a node that emits one more waits for room. 16 by default.
         progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls` has
             a length as a list has, the time that is left. Nothing is shown if standard error is not a terminal.
-        key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
+        durable_key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
         answer: the answer to the question that the key waits with.
+        on_finished: what to do if the key has its result already; see `run`.
         checkpoint: of a single call: where it is saved as it goes, and goes on from.
-        **options: `scheduler`, `timeout_seconds`, `max_workers`, `enable_caching`, `device_strategy`; for many calls
+        **options: `scheduler`, `timeout_seconds`, `max_workers`, `reuse_plans`, `device_strategy`; for many calls
             also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
 
     Returns:
@@ -174,8 +189,8 @@ def stream(
     """
     made: Any = _default_engine()  # as Any, because checkers do not pass on several overloads at once
     result: Stream[Any] = made.stream(
-        calls, events=events, capacity=capacity, progress=progress, key=key, answer=answer, checkpoint=checkpoint,
-        **options,
+        calls, events=events, capacity=capacity, progress=progress, durable_key=durable_key, answer=answer,
+        on_finished=on_finished, checkpoint=checkpoint, **options,
     )  # fmt: skip
     return result
 
@@ -245,7 +260,7 @@ def deploy(
         weights: the weights of keys; a key with weight 2 has twice the share of one without, whose weight is 1.
         max_in_flight_per_key: how many places one key may hold at a time; None for all.
         max_queue_per_key: how many calls of one key may wait; further ones are refused. None without a limit.
-        **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`, `enable_caching`,
+        **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`, `reuse_plans`,
             `device_strategy`.
 
     Returns:
@@ -279,7 +294,7 @@ def plan(graph: Graph[..., object], /) -> Plan:
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: the type of a value does not fit the parameter that takes it.
     """
-    return _as_graph(graph, "engine.plan")._planned(is_cached=_resolve("Engine", {}, {}).enable_caching)
+    return _as_graph(graph, "engine.plan")._planned(is_cached=_resolve("Engine", {}, {}).reuse_plans)
 
 
 async def memory(
@@ -311,11 +326,15 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = _public(
         __name__,
         {
+            "Drawing": ".drawing",
+            "DrawnEdge": ".drawing",
+            "DrawnNode": ".drawing",
             "MemoryReport": ".footprint",
             "NodeMemory": ".footprint",
             "Service": ".service",
             "ServiceState": ".deployment",
             "ServiceStatistics": ".service",
+            "StoredSnapshot": "..saving.snapshots",
             "tuned_for_serving": ".tuning",
         },
     )

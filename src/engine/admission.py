@@ -4,14 +4,14 @@ import asyncio
 import math
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from .._errors import OptionsError, Overloaded, PenstockError, add_note
-from ..actors.accepted import KEY, POSITIVE, Accepted, check, optional, refuse_awaitable, whole
+from ..actors.accepted import KEY, POSITIVE, OptionRule, check, optional, refuse_awaitable, whole
 from ..actors.channel import PriorityFifo
 from ..telemetry.counters import less
 from .graph import Call, Graph
@@ -59,15 +59,12 @@ class KeyStatistics:
     held_seconds: float
 
 
-def keys_less(later: Iterable[KeyStatistics], earlier: Iterable[KeyStatistics]) -> tuple[KeyStatistics, ...]:
+def keys_less(later: Sequence[KeyStatistics], earlier: Iterable[KeyStatistics]) -> tuple[KeyStatistics, ...]:
     """Return the counters of each key less those of an earlier snapshot; a key forgotten meanwhile counts anew."""
     before = {one.key: one for one in earlier}
-    return tuple(
-        less(now, before[now.key], "admitted", "refused", "held_seconds")
-        if now.key in before and before[now.key].held_seconds <= now.held_seconds
-        else now
-        for now in later
-    )
+    known = [now.key in before and before[now.key].held_seconds <= now.held_seconds for now in later]
+    counted = "admitted", "refused", "held_seconds"
+    return tuple(less(now, before[now.key], *counted) if old else now for now, old in zip(later, known, strict=True))
 
 
 @dataclass(frozen=True)
@@ -133,6 +130,10 @@ class Admission:
         # begins, so one sum is enough.
         self._beginnings = 0.0
         self._held_seconds = 0.0  # that sum of times when the last call ended
+
+    def taken(self) -> tuple[int, int]:
+        """Return how many places are taken, and how many there are."""
+        return self._in_flight, self._max_in_flight
 
     @property
     def queued(self) -> int:
@@ -327,15 +328,11 @@ def fair_shares(
     check("key", key, KEY)
     for one, weight in (weights or {}).items():
         check(f"[{one!r}]", weight, POSITIVE, "weights")
-    return FairShares(
-        _reader_of(graphs, key),
-        dict(weights or {}),
-        sys.maxsize if max_in_flight_per_key is None else max_in_flight_per_key,
-        sys.maxsize if max_queue_per_key is None else max_queue_per_key,
-    )
+    limits = [sys.maxsize if limit is None else limit for limit in (max_in_flight_per_key, max_queue_per_key)]
+    return FairShares(_reader_of(graphs, key), dict(weights or {}), *limits)
 
 
-_WEIGHTS = Accepted("a mapping of keys to weights", lambda value: isinstance(value, Mapping))
+_WEIGHTS = OptionRule("a mapping of keys to weights", lambda value: isinstance(value, Mapping))
 
 
 def _reader_of(graphs: tuple[Graph[..., Any], ...], key: Callable[..., Hashable]) -> KeyOf:
@@ -438,7 +435,9 @@ class FairAdmission(Admission):
         self._active_weight = 0.0  # the sum of the weights of the others
         self._longest_queue = sys.maxsize if max_queue is None else max_queue
         self._queued = 0
-        self._patient: set[asyncio.Future[bool]] = set()
+        # What waits for streams, and is never refused, with whether it stands aside; and how many of these there are.
+        self._patient: dict[asyncio.Future[bool], bool] = {}
+        self._aside = 0
         # The keys whose calls wait for nothing but a place, each with the level that it had at least. Levels only grow
         # between two changes of a key, and only those of keys with calls in flight, so the lowest level is found by
         # looking again at the first entry. A key that has changed gets a new entry, and its `turn` says which is valid.
@@ -506,34 +505,63 @@ class FairAdmission(Admission):
             return
         if self._end_error is not None:
             raise self._refusal(share, graph)
-        has_room = self._queued < self._longest_queue and share.waiting.count < self._max_queue_per_key
+        has_room = self._queued - self._aside < self._longest_queue and share.waiting.count < self._max_queue_per_key
         if not has_room and not patient and not self._has_made_room(share):
             raise self._refusal(share, graph)
+        waiter = self._stand_in_line(share, priority)
+        if patient:
+            self._patient[waiter] = False
+        try:
+            is_admitted = await waiter
+        except BaseException:  # a cancel, as a rule; raised again
+            self.leave_line(share, waiter, priority)
+            raise
+        if not is_admitted:
+            raise self._refusal(share, graph)
+
+    def is_full(self, share: Share) -> bool:
+        """Whether a key has as many places as it may have."""
+        return share.in_flight >= self._max_in_flight_per_key
+
+    def stand_aside(self, share: Share, priority: int) -> "asyncio.Future[bool]":
+        """Have the item of a stream wait whose key is full, without counting it in `max_queue`.
+
+        Returns:
+            A future that is resolved when the item has a place; with False when the deployment ends.
+        """
+        if self.reserve_nowait(share):  # the item before it was admitted a moment ago, and another has ended since
+            waiter = self._loop.create_future()
+            waiter.set_result(True)
+            return waiter
+        waiter = self._stand_in_line(share, priority)
+        self._patient[waiter] = True
+        self._aside += 1
+        return waiter
+
+    def leave_line(self, share: Share, waiter: "asyncio.Future[bool]", priority: int) -> None:
+        """Have a call wait no more, or give back the place that it has just got."""
+        if not waiter.done() or waiter.cancelled():
+            self._withdraw(share, waiter, priority)
+        elif waiter.result():
+            now = self._time()
+            self._ended(share, now)
+            self._pass_on(now)
+
+    def _stand_in_line(self, share: Share, priority: int) -> "asyncio.Future[bool]":
         waiter: asyncio.Future[bool] = self._loop.create_future()
         share.waiting.push(waiter, priority)
         self._queued += 1
-        if patient:
-            self._patient.add(waiter)
         now = self._time()
         if not share.turn:
             self._changed(share, now)
         if now < self._look_again_at:
             heappush(self._furthest, self._last_turn(share, now))
-        try:
-            is_admitted = await waiter
-        except BaseException:  # a cancel, as a rule; raised again
-            now = self._time()
-            if not waiter.done() or waiter.cancelled():
-                self._withdraw(share, waiter, priority)
-            elif waiter.result():  # the call was admitted and cancelled in the same turn of the loop
-                self._ended(share, now)
-                self._pass_on(now)
-            raise
-        finally:
-            if patient:
-                self._patient.discard(waiter)
-        if not is_admitted:
-            raise self._refusal(share, graph)
+        return waiter
+
+    def _left_line(self, waiter: "asyncio.Future[bool]") -> None:
+        self._queued -= 1
+        if self._patient:
+            self._aside -= self._patient.pop(waiter, False)
 
     def end(self, make_error: Callable[[], PenstockError]) -> None:
         """Refuse all calls that wait, and those that would have to, each with an error of its own."""
@@ -541,7 +569,8 @@ class FairAdmission(Admission):
         for share in [share for share in self._shares.values() if share.waiting.count]:
             _refuse_all(share.waiting)
             self._changed(share, self._time())
-        self._queued = 0
+        self._queued = self._aside = 0
+        self._patient.clear()
 
     def release(self, share: Share | None = None) -> None:
         """Give the place of a call back; a call of the key with the lowest level gets it."""
@@ -578,7 +607,7 @@ class FairAdmission(Admission):
                 heapreplace(heap, (present, turn, share))
                 continue
             waiter = share.waiting.pop()
-            self._queued -= 1
+            self._left_line(waiter)
             if waiter.done():  # cancelled a moment ago
                 if not share.waiting.count:
                     self._changed(share, now)
@@ -710,7 +739,7 @@ class FairAdmission(Admission):
 
     def _withdraw(self, share: Share, waiter: "asyncio.Future[bool]", priority: int) -> None:
         if share.waiting.discard(waiter, priority):
-            self._queued -= 1
+            self._left_line(waiter)
             self._changed(share, self._time())
 
     def _refusal(self, share: Share, graph: str) -> PenstockError:

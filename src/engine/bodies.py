@@ -4,22 +4,24 @@ import asyncio
 import functools
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
-from typing import Any
+from typing import Any, Self, cast
 
 from opentelemetry.trace import Span
 
 from ..actors import current
+from ..actors.attempts import Failover
+from ..actors.execution import Attempt, Bound, Run, take_thread
+from ..actors.executions import call_in_thread
 from ..actors.frame import Frame, Listener
 from ..actors.generators import open_split, open_stream
-from ..actors.invocation import call_in_thread, take_thread
 from ..actors.loop_host import LoopHost, LoopStream
-from ..actors.node_actor import Body, Failover, Invoke, NodeActor
-from ..actors.stream_buffer import DEFAULT_CAPACITY, MarkedBuffer, Reader, StreamBuffer
+from ..actors.node_actor import Invoke, NodeActor
+from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, StreamBuffer
 from ..actors.tasks import start_task, until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import logs, spans
-from .checkpoint import Place
+from .checkpoint import StepCheckpoint
 from .control import (
     Control,
     OnError,
@@ -32,7 +34,7 @@ from .control import (
 )
 from .nesting import listener_of
 from .program import Wired
-from .source import ReorderWindow, Turns, go_on
+from .source import InputOrder, ReorderWindow, advance
 
 # The bodies of control flow are private sub-graphs, driven by the worker that is in the control-flow step. This worker
 # works in the group of the body itself, so an iteration of a loop costs no task and no wake-up; further workers are
@@ -42,15 +44,15 @@ Args = tuple[Any, ...]
 
 
 def body_of(
-    control: Control, bodies: tuple[Wired, ...], threads: Callable[[], ThreadPool], place: Place | None = None
-) -> Body:
-    """Return the function that runs a control-flow step: it chooses the body, and passes it its arguments.
+    control: Control, bodies: tuple[Wired, ...], threads: Callable[[], ThreadPool], place: StepCheckpoint | None = None
+) -> Bound:
+    """Return what runs a control-flow step: it chooses the body, and passes it its arguments.
 
     Args:
         control: the construct of the step.
         bodies: its bodies.
         threads: returns the threads of the Engine.
-        place: what a `fold` does when a mark comes; None where none does.
+        place: what a `fold` does when a barrier comes; None where none does.
     """
     counts = [len(wired.program.plan.captures) for wired in bodies]
 
@@ -59,15 +61,15 @@ def body_of(
         start = own + sum(counts[:index])
         return args[start : start + counts[index]]
 
-    async def cond(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def cond(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         index = 0 if args[0] else 1
         return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
 
-    async def switch(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def switch(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         index = checked_branch(args[0], len(bodies))
         return await run_body(worker, bodies[index], frame, (args[1], *captured(args, index, 2)), frame.item)
 
-    async def while_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def while_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         predicate, body = bodies
         outside = captured(args, 0, 1), captured(args, 1, 1)
         value = args[0]
@@ -83,7 +85,7 @@ def body_of(
             raise iteration_limit(control.limit)
         return value
 
-    async def map_each(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def map_each(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         lists = list(args[: control.inputs])
         for number, items in enumerate(lists):
             check_items(items)
@@ -92,27 +94,46 @@ def body_of(
                 await take_thread(worker)
                 lists[number] = await call_in_thread(threads(), worker, list, (items,), {})
         items = lists[0] if control.inputs == 1 else in_step(lists)
-        runs = _BodyRuns(worker, bodies[0], frame, captured(args, 0, control.inputs), control, actor)
+        runs = _ListMap(worker, bodies[0], frame, captured(args, 0, control.inputs), control, actor)
         return await runs.run(items, control.limit)
 
-    async def fold(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def fold(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         skips = control.on_error == "skip"
         outside = captured(args, 0, 2)
         if place is not None:
-            fold = _MarkedFold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips)
+            fold = _BarrierFold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips)
             return await fold.go_on_from(place, args[0], args[1])
         return await _Fold(worker, actor, bodies[0], frame, outside, args[0].buffer, skips=skips).run(args[1])
 
     loop = while_loop if control.durable is None else _durable_loop(control.limit, *bodies)
-    return {"cond": cond, "switch": switch, "while_loop": loop, "map_each": map_each, "fold": fold}[control.kind]
+    return _InBodies(
+        {"cond": cond, "switch": switch, "while_loop": loop, "map_each": map_each, "fold": fold}[control.kind]
+    )
 
 
-def _durable_loop(limit: int, predicate: Wired, body: Wired) -> Body:
+_RunBodies = Callable[[Worker, NodeActor, Frame, Args], Coroutine[Any, Any, Any]]
+
+
+class _InBodies(Bound):
+    """Runs a control-flow step in its bodies."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: _RunBodies) -> None:
+        super().__init__()
+        self._run = run
+
+    def run(self, attempt: Attempt) -> Coroutine[Any, Any, Any]:
+        """Run the bodies."""
+        return self._run(cast("Worker", attempt._member), attempt._actor, attempt._frame, attempt.args)
+
+
+def _durable_loop(limit: int, predicate: Wired, body: Wired) -> _RunBodies:
     from ..saving.durable import present
 
     first = 1 + len(predicate.program.plan.captures)
 
-    async def durable_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args, kwargs: dict[str, Any]) -> Any:
+    async def durable_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         call = present.get()
         assert call is not None  # a graph with such a loop is refused without a key
         step, value = await call.begin_loop(args[0], frame)
@@ -129,13 +150,13 @@ def _durable_loop(limit: int, predicate: Wired, body: Wired) -> Body:
 
 async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int) -> Any:
     """Run a body once, for one value; return its result."""
-    return (await _BodyRuns(worker, wired, parent, inputs).run([()], 1, item))[0]
+    return (await _ListMap(worker, wired, parent, inputs).run([()], 1, item))[0]
 
 
 def runs_beside_others(frame: Frame) -> bool:
     """Whether other frames of its body may run at the same time; True for a frame that is not of a body."""
     listener = listener_of(frame)
-    return not isinstance(listener, _BodyRuns | _Fold) or (isinstance(listener, _BodyRuns) and listener.is_map)
+    return not isinstance(listener, _ListMap | _Fold) or (isinstance(listener, _ListMap) and listener.is_map)
 
 
 def _is_array_of_jax(items: object) -> bool:
@@ -188,7 +209,7 @@ class _Bodies:
         worker = Worker(self._group, nested=True)
         # The worker of the body uses up the budget of the worker around it: a body that never suspends is short, but
         # many of them must not keep the loop from other tasks.
-        worker.budget = worker.inner_budget = around.inner_budget
+        worker.budget = around.budget
         token = current.source.set(worker.position)
         self._parent.body_begun(self.stop)
         try:
@@ -200,7 +221,7 @@ class _Bodies:
             if self._error is None or self._parent.state != "running":
                 raise
         finally:
-            around.inner_budget = min(worker.budget, worker.inner_budget)
+            around.budget = worker.budget
             self._parent.body_ended(self.stop)
             current.source.reset(token)
             await self._unwound()
@@ -208,17 +229,17 @@ class _Bodies:
     async def _unwound(self) -> None:
         """Wait until all handlers have ended, even if the caller is cancelled."""
         self._group.close()
-        await until(self._empty.is_set, self._empty.wait)
+        await until(self._empty.is_set, self._group.members_left)
 
     def _ended(self, group: WorkerGroup) -> None:
         self._empty.set()
 
 
-class _BodyRuns(_Bodies):
+class _ListMap(_Bodies):
     """The runs of a body for several values, a bounded number at a time. It listens to their frames.
 
     It has no `ReorderWindow`: a run that has ended makes room for the next one at once, in any order. And each
-    iteration of a loop makes a `_BodyRuns`, so making one has to be cheap.
+    iteration of a loop makes a `_ListMap`, so making one has to be cheap.
     """
 
     def __init__(
@@ -232,10 +253,10 @@ class _BodyRuns(_Bodies):
     ) -> None:
         super().__init__(wired, parent, outside)
         self._worker = worker
-        self.turns: dict[NodeActor, Turns] = {}
+        self.turns: dict[NodeActor, InputOrder] = {}
         self._is_zipped = control is None or control.inputs > 1  # whether each item is a tuple of values
         self._on_error: OnError = "raise" if control is None else control.on_error
-        self._actor = actor  # that counts the items that failed
+        self._actor = actor  # that counts the items of a `map_each`
         self._failed: dict[int, Exception] = {}  # those that do not end the whole
         self._span = None if parent.span is None else spans.present()
         self._results: list[Any] = []
@@ -258,7 +279,14 @@ class _BodyRuns(_Bodies):
             raise self._error
         if self._stopped:  # the frame around it has ended, and the cancellation of this task is on its way
             raise asyncio.CancelledError
+        if self._actor is not None:
+            self._actor.completed -= 1  # it counts items, and the worker is about to count the whole as one more
         return self._results if self._on_error == "raise" else self._outcomes()
+
+    def instead_of_handler(self) -> Self:
+        """Count the handlers of the runs as the one in whose place they run; return the runs."""
+        self._group.handlers = None
+        return self
 
     def _outcomes(self) -> list[Any]:
         """Return what the results become where the error of an item does not end the whole."""
@@ -269,8 +297,6 @@ class _BodyRuns(_Bodies):
                 results += failed_item(index, failed[index], on_error)
             else:
                 results.append(Outcome(index, result, None) if on_error == "return" else result)
-        if self._actor is not None:
-            self._actor.failed += len(failed)
         return results
 
     @property
@@ -287,7 +313,11 @@ class _BodyRuns(_Bodies):
         index = frame.item - self._first_item
         if frame.state == "done":
             self._results[index] = frame.result
+            if self._actor is not None:
+                self._actor.completed += 1
         elif self._on_error != "raise" and isinstance(frame.error, Exception):
+            assert self._actor is not None  # only a `map_each` goes on
+            self._actor.failed += 1
             self._failed[index] = frame.error
         elif self._error is None and frame.error is not None:
             self._error = frame.error
@@ -295,7 +325,7 @@ class _BodyRuns(_Bodies):
         if frame.settled:
             self.frame_settled(frame)
         if self.turns:
-            go_on(self.turns)
+            advance(self.turns)
 
     def frame_settled(self, frame: Frame) -> None:
         """Start the next run in the place of one whose last handler has ended."""
@@ -414,20 +444,24 @@ class _Fold(_Bodies):
             self._go_on()
 
 
-class _MarkedFold(_Fold):
-    """A fold of a call that is saved. Its state is stored when a mark comes, and is what it begins with."""
+class _BarrierFold(_Fold):
+    """A fold of a call that is saved. Its state is stored when a barrier comes, and is what it begins with."""
 
     _passing: "asyncio.Task[None] | None" = None
+    _place: StepCheckpoint
 
-    async def go_on_from(self, place: Place, values: Reader[Any], initial: Any) -> Any:
-        """Fold the stream to its end, from the state of the newest cut, if there is one."""
-        place.pass_marks([values], ())
+    async def go_on_from(self, place: StepCheckpoint, values: Reader[Any], initial: Any) -> Any:
+        """Fold the stream to its end, from the state of the newest snapshot, if there is one."""
+        self._state, self._place = initial, place
+        place.pass_barriers([values], ())
         place.saving.begin(place.stop, self)
-        stored = place.saving.state_of(place.stop.name, {"value": initial, "count": 0})
-        if stored is not None:
-            initial, self._started = stored["value"], stored["count"]
+        await place.saving.all_begun.wait()
+        if place.saving.ends_at_once:  # steps might give what comes behind their loop again
+            values.leave()
+            self._actor.completed -= 1
+            return self._state
         try:
-            return await self.run(initial)
+            return await self.run(self._state)
         finally:
             if self._passing is not None:
                 self._passing.cancel()
@@ -438,14 +472,15 @@ class _MarkedFold(_Fold):
         return {"value": self._state, "count": self._started}
 
     def restore(self, state: Any) -> None:
-        """Do nothing: what it begins with is passed to `run`."""
+        """Begin with a state that was folded before; its arrays are placed as those of the initial one."""
+        self._state, self._started = self._place.saving.placed_as(self.state(), state).values()
 
     def _go_on(self) -> None:
         super()._go_on()
         values = self._values
-        assert isinstance(values, MarkedBuffer)
-        if values.mark is not None and values.waiter is not None and self._passing is None:
-            self._passing = start_task(self._group.loop, values.pass_mark(), name="penstock-saving")
+        assert isinstance(values, BarrierBuffer)
+        if values.barrier is not None and values.waiter is not None and self._passing is None:
+            self._passing = start_task(self._group.loop, values.pass_barrier(), name="penstock-saving")
             self._passing.add_done_callback(self._passed)
 
     def _passed(self, task: "asyncio.Task[None]") -> None:
@@ -476,19 +511,27 @@ class StreamMap(_Bodies):
         control: Control,
         actor: NodeActor,
         *,
-        is_marked: bool,
+        has_barriers: bool,
     ) -> None:
         super().__init__(wired, parent, outside)
         self._inputs = inputs
         self._on_error: OnError = control.on_error
-        self._actor = actor  # that counts the items that failed
+        self._actor = actor  # that counts the items
         self._window = ReorderWindow(parent.group.loop, control.limit, parent.fail, None, ordered=True)
         self.frames = self._window.frames
-        self._wait = self._wait_or_pass if is_marked else self._window.wait
+        self._wait = self._wait_or_pass if has_barriers else self._window.wait
+
+    def state(self) -> Any:
+        """Return how many values were taken, at a barrier: the index of the next item."""
+        return {"count": self._window.submitted}
+
+    def restore(self, state: Any) -> None:
+        """Go on with the next item."""
+        self._window.go_on_from(state["count"])
 
     async def results(self) -> AsyncGenerator[Any, None]:
         """Yield the results, in the order of the values; the first error ends it, in its turn, unless it may go on."""
-        window, inputs, parent = self._window, self._inputs, self._parent
+        window, inputs, parent, actor = self._window, self._inputs, self._parent, self._actor
         first, others = inputs[0], inputs[1:]
         goes_on = self._on_error != "raise"
         self._span = None if parent.span is None else spans.present()  # that of the step that drives this
@@ -509,6 +552,7 @@ class StreamMap(_Bodies):
                             yield result
                             del result
                     else:
+                        actor.completed += frame.state == "done"
                         yield frame.outcome()
                     del frame  # or it would keep its result alive while this waits for the next one
                     continue
@@ -525,10 +569,10 @@ class StreamMap(_Bodies):
             await self._close()
 
     def _wait_or_pass(self, asked: Iterable[StreamBuffer[Any]]) -> Coroutine[Any, Any, None]:
-        """Wait as ever; but pass a mark on once all values before it have left, of a call that is saved."""
+        """Wait as ever; but pass a barrier on once all values before it have left, of a call that is saved."""
         first = self._inputs[0]
-        if not self._window.frames and isinstance(first, MarkedBuffer) and first.mark is not None and not first.held:
-            return first.pass_mark()
+        if not self._window.frames and isinstance(first, BarrierBuffer) and first.barrier and not first.held:
+            return first.pass_barrier()
         return self._window.wait(asked)
 
     def _outcome(self, frame: Frame) -> list[Any]:
@@ -538,6 +582,7 @@ class StreamMap(_Bodies):
         except Exception as error:  # noqa: BLE001 - of user code: it is logged, and returned if asked for
             self._actor.failed += 1
             return failed_item(frame.item, error, self._on_error)
+        self._actor.completed += 1
         return [Outcome(frame.item, value, None)] if self._on_error == "return" else [value]
 
     async def _close(self) -> None:
@@ -551,24 +596,40 @@ class StreamMap(_Bodies):
         await self._unwound()
 
 
-def failing_over(wired: Wired, captured: Callable[[list[Any]], Args], *, gives_stream: bool) -> Failover:
+def failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> Failover:
     """Return a function that runs the failover of a node.
 
     Args:
         wired: the failover, as a body.
         captured: builds its arguments from the values of the frame.
-        gives_stream: whether it gives a stream. Then the function is called when the stream of the node is opened,
-            after which its arguments are gone, and returns a function that begins the failover.
     """
 
-    def run(worker: Any, frame: Frame) -> Any:
-        return run_body(worker, wired, frame, captured(frame.values), frame.item)
+    async def run(attempt: Attempt) -> Any:
+        frame, limiter = attempt._frame, attempt._actor.limiter
+        # The place is free meanwhile: the failover has places of its own, and may be long.
+        limiter.release()
+        try:
+            runs = _ListMap(cast("Worker", attempt._member), wired, frame, captured(frame.values))
+            return (await runs.instead_of_handler().run([()], 1, frame.item))[0]
+        finally:
+            limiter.take_over_limit()
 
-    def stream(worker: Any, frame: Frame) -> Any:
+    return run
+
+
+# Makes the iterator of a failover that gives a stream; called when the stream of the node is opened, after which its
+# arguments are gone.
+StreamFailover = Callable[[Frame], Callable[[], Any]]
+
+
+def stream_failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> StreamFailover:
+    """Return what makes the iterator of a failover that gives a stream; arguments as for `failing_over`."""
+
+    def of(frame: Frame) -> Callable[[], Any]:
         inputs = captured(frame.values)
         return lambda: _StreamOfBody(wired, frame, inputs).values()
 
-    return stream if gives_stream else run
+    return of
 
 
 def computing(wired: Wired, captured: Callable[[list[Any]], Args]) -> Invoke:
@@ -620,50 +681,59 @@ class _StreamOfBody(_Bodies):
         self.frames.pop(frame.item, None)
 
 
-def opening(capacity: int, streams: tuple[int, ...], place: Place | None = None) -> Invoke:
+def opening(
+    capacity: int, streams: tuple[int, ...], first: Run, failover: StreamFailover | None, place: StepCheckpoint | None
+) -> Invoke:
     """Return a function that opens the stream of a node.
 
     Args:
         capacity: how many values the stream holds for its reader.
         streams: the slots of the streams that the node itself reads.
-        place: what the node does when a mark comes; None where none does.
+        first: gets the iterator and its first value, with the policy of the node.
+        failover: makes the iterator of its failover; None without one.
+        place: what the node does when a barrier comes; None where none does.
     """
 
     async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, kwargs = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
-        failover = None if actor.failover is None else actor.failover(worker, frame)
+        instead = None if failover is None else failover(frame)
         buffer, start = _buffer(place, capacity, lambda: actor.fn(*args, **kwargs), readers)
-        return open_stream(actor, frame, buffer, start, readers, failover=failover)
+        return open_stream(actor, frame, buffer, start, readers, failover=instead, first=first)
 
     return open_node
 
 
 def _buffer(
-    place: Place | None, capacity: int, start: Callable[[], Any], readers: Iterable[Reader[Any]]
+    place: StepCheckpoint | None, capacity: int, start: Callable[[], Any], readers: Iterable[Any], holder: Any = None
 ) -> tuple[StreamBuffer[Any], Callable[[], Any]]:
-    """Return what holds the values of a stream, and what makes its iterator; with marks, where those pass."""
+    """Return what holds the values of a stream, and what makes its iterator; with barriers, where those pass.
+
+    The state is that of `holder`, or of the iterator.
+    """
     if place is None:
         return StreamBuffer(capacity), start
-    buffer: MarkedBuffer[Any] = MarkedBuffer(capacity)
-    place.pass_marks(readers, [buffer])
-    return buffer, place.begin(start, [buffer])
+    buffer: BarrierBuffer[Any] = BarrierBuffer(capacity)
+    place.pass_barriers(readers, [buffer])
+    return buffer, place.begin(start, [buffer], holder)
 
 
-def opening_in_loop(host: LoopHost, capacity: int, streams: tuple[int, ...]) -> Invoke:
+def opening_in_loop(
+    host: LoopHost, capacity: int, streams: tuple[int, ...], first: Run, failover: StreamFailover | None
+) -> Invoke:
     """Return a function that opens the stream of an actor that owns its loop; arguments as for `opening`."""
 
     async def open_in_loop(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, _ = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
-        failover = None if actor.failover is None else actor.failover(worker, frame)
+        instead = None if failover is None else failover(frame)
         start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, frame.key, capacity)
-        return open_stream(actor, frame, StreamBuffer(capacity), start, readers, failover=failover)
+        return open_stream(actor, frame, StreamBuffer(capacity), start, readers, failover=instead, first=first)
 
     return open_in_loop
 
 
-def mapping(control: Control, body: Wired, place: Place | None = None) -> Invoke:
+def mapping(control: Control, body: Wired, place: StepCheckpoint | None = None) -> Invoke:
     """Return a function that opens the stream of a `map_each`; arguments as for `opening`."""
 
     async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
@@ -671,22 +741,22 @@ def mapping(control: Control, body: Wired, place: Place | None = None) -> Invoke
         readers: list[Reader[Any]] = list(arguments[: control.inputs])
         inputs = [reader.buffer for reader in readers]
         outside = tuple(arguments[control.inputs :])
-        stream_map = StreamMap(body, frame, inputs, outside, control, actor, is_marked=place is not None)
-        buffer, start = _buffer(place, control.ahead or DEFAULT_CAPACITY, stream_map.results, readers)
-        return open_stream(actor, frame, buffer, start, readers)
+        stream_map = StreamMap(body, frame, inputs, outside, control, actor, has_barriers=place is not None)
+        buffer, start = _buffer(place, control.ahead or DEFAULT_CAPACITY, stream_map.results, readers, stream_map)
+        return open_stream(actor, frame, buffer, start, readers, counts_values=True)
 
     return open_map
 
 
-def splitting(count: int, ahead: int, place: Place | None = None) -> Invoke:
+def splitting(count: int, ahead: int, place: StepCheckpoint | None = None) -> Invoke:
     """Return what opens the branches of a split, each with at most `ahead` values."""
 
     async def open_branches(worker: Worker, actor: NodeActor, frame: Frame) -> list[Reader[Any]]:
         (values,), _ = actor.arguments(frame.values)
         if place is None:
             return open_split(actor, frame, [StreamBuffer(ahead) for _ in range(count)], values)
-        parts: list[MarkedBuffer[Any]] = [MarkedBuffer(ahead) for _ in range(count)]
-        place.pass_marks([values], parts)
+        parts: list[BarrierBuffer[Any]] = [BarrierBuffer(ahead) for _ in range(count)]
+        place.pass_barriers([values], parts)
         return open_split(actor, frame, parts, values)
 
     return open_branches
@@ -703,7 +773,7 @@ def branch(number: int) -> Invoke:
     return take_branch
 
 
-def input_of(parameter: str, place: Place | None = None) -> Invoke:
+def input_of(parameter: str, place: StepCheckpoint | None = None) -> Invoke:
     """Return a function that opens a stream that was passed as an argument."""
 
     async def open_input(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
@@ -721,5 +791,5 @@ def input_of(parameter: str, place: Place | None = None) -> Invoke:
 async def hand_over(worker: Worker, actor: NodeActor, frame: Frame) -> None:
     """Hand the stream that a graph returns to its reader; the frame goes on until the stream has been read."""
     assert frame.on_result_stream is not None
-    frame.hold()
+    frame.add_pending()
     frame.on_result_stream(frame.values[actor.slot])

@@ -7,12 +7,12 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from contextvars import Context
 from typing import Any, cast
-from weakref import ref
+from weakref import WeakSet, ref
 
 from .._errors import PlanError, ReentrantCallError
 from ..actors.accepted import NOT_NEGATIVE, check, refuse_awaitable
-from ..actors.frame import Frame
-from ..actors.invocation import TracedExecution
+from ..actors.execution import Bound, TracedExecution
+from ..actors.frame import Frame, hand_over
 from ..actors.node_actor import NodeActor, refuse_if_endless, waits_at
 from ..actors.policy import Cache
 from ..actors.tasks import until
@@ -107,7 +107,7 @@ class ResultCache:
         self._by_age.pop(key, None)
 
 
-class CacheSite:
+class CacheSite(Bound):
     """A call site of a node that keeps its results: it finds them, or has them computed by a body of the graph.
 
     Args:
@@ -133,6 +133,7 @@ class CacheSite:
         body: Wired,
         captured: Callable[[list[Any]], tuple[Any, ...]],
     ) -> None:
+        super().__init__()
         self.store = store
         self.node = node
         self.body = body
@@ -159,7 +160,7 @@ class CacheSite:
             return kept[0]
         return (await self._find(frame, args, kwargs))[0]
 
-    def statistics(self) -> CacheStatistics:
+    def _cache_statistics(self) -> CacheStatistics:
         """Return a snapshot of the counters."""
         return CacheStatistics(
             self._hits, self._misses, self._joined, self.store.evicted, self.store.bytes_held, id(self.store)
@@ -244,16 +245,18 @@ class Flight:
         self._frame = Frame(wired.program, inputs, self._group, self, caller.item, None)
         self._frame.priority = caller.priority
         self._frame.waiters = self._waiters.values()
+        self._frame.waiting_inside = self._waiting = WeakSet[Frame]()
         site.store.flights[key] = self
         site.flights.add(self)
-        self._group.hire(self._frame, wired.entries)
+        self._group.start_worker(self._frame, wired.entries)
 
     async def result(self, caller: Frame) -> Any:
         """Wait for the result; if the last caller that waits is cancelled, the computation is, and has unwound."""
         frame, waiter = self._frame, self._group.loop.create_future()
         self._waiters[waiter] = caller
-        for actor in waits_at(frame):  # the caller may hold the place that the computation waits for
-            refuse_if_endless(actor, frame)
+        for inside in {frame, *self._waiting}:  # the caller may hold the place that the computation waits for
+            for actor in waits_at(inside):
+                refuse_if_endless(actor, inside)
         try:
             await waiter
         finally:
@@ -298,6 +301,7 @@ class Flight:
                 self._error = error
         else:
             self._error = frame.error
+            hand_over(frame.error)
         self._group.close()
 
     def frame_settled(self, frame: Frame) -> None:
@@ -305,7 +309,7 @@ class Flight:
 
     async def unwound(self) -> None:
         """Wait until its last handler has returned, even if the caller is cancelled."""
-        await until(self._empty.is_set, self._empty.wait)
+        await until(self._empty.is_set, self._group.members_left)
 
     def _ended(self, group: WorkerGroup) -> None:
         self._site.flights.discard(self)

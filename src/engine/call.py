@@ -10,8 +10,8 @@ from typing import Any
 from opentelemetry.trace import Span
 
 from ..actors.current import calling_actor, enclosing_frame, is_detached, source
+from ..actors.execution import begin_detached, outcome_of
 from ..actors.frame import AnyDeployment, Frame, Listener
-from ..actors.invocation import begin_detached, outcome_of
 from ..actors.node_actor import NOTHING_READY
 from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
@@ -181,35 +181,33 @@ class RunningCall(Frame, WorkerGroup):
         if self.state != "running":
             return
         entries = wired.entries
-        carrier = entries[0].carrier if len(entries) == 1 else None
-        if carrier is not None and (self._is_plain or self.span is None):
+        if len(entries) == 1 and entries[0].begin is not None and (self._is_plain or self.span is None):
             limiter = entries[0].limiter
             if limiter.free > 0:
                 limiter.free -= 1
-                self.detached = begin_detached(carrier, entries[0], self)
+                self.detached = begin_detached(entries[0], self)
                 if self.detached is not None:
                     return
                 limiter.release()
         # A call that a handler makes never begins at once: nested calls would each take a part of the stack.
         if eager_starts is None or self.parent is not None or not eager_starts.may_start():
-            self.hire(self, entries)
+            self.start_worker(self, entries)
             return
         caller = asyncio.current_task(self.loop)
         cancels = 0 if caller is None else caller.cancelling()
-        self.hire(self, entries, eagerly=True)
+        self.start_worker(self, entries, eagerly=True)
         # The handler has cancelled the caller in its very first step. The caller would notice that when it next awaits,
         # which is a turn too late: the call ends now.
         if caller is not None and caller.cancelling() > cancels:
             self.cancel()
 
-    def fail_at_once(self, wired: Wired, item: int, error: Exception) -> None:
-        """Fail instead of being launched."""
+    def wait(self, wired: Wired, item: int) -> None:
+        """Be able to end before it is launched."""
         self.layout = wired.program
         self.item = item
         self.values = []
         if self.traced and self.run_span is not None:
             self.span = spans.FrameSpan(self.run_span)
-        self.fail(error)
 
     def _belong(self) -> None:
         """Note the item and the node whose handler makes the call, and take over the deadline of the item."""

@@ -1,30 +1,39 @@
-"""Checkpoint, the options of a call that is saved as it goes; and Saving, which makes cuts of such a call."""
+"""Checkpoint, the options of a call that is saved as it goes; and Checkpointer, which makes its snapshots."""
 
 import asyncio
 import json
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from .._errors import CheckpointError, EngineClosedError, OptionsError, PlanError, add_note
-from ..actors.accepted import Accepted, check_fields, one_of, optional, whole
-from ..actors.stream_buffer import Mark, MarkedBuffer, Reader, StreamBuffer, close_stream
-from ..actors.tasks import start_task, uninterrupted
+from .._public import LateModule
+from ..actors.accepted import OptionRule, check_fields, one_of, optional, whole
+from ..actors.stream_buffer import Barrier, BarrierBuffer, Reader, StreamBuffer
+from ..actors.tasks import close_stream, start_task, uninterrupted
 from ..actors.threads import ThreadPool
 from ..telemetry import logs
-from ..telemetry.counters import SavedCuts
+from ..telemetry.counters import SavedSnapshots
 from ..telemetry.profiling import collectors
+from .checkpoint_path import CheckpointStep, checkpoint_path
 from .graph import Call
-from .marks import Stop, has_state, way_of
+from .node import is_node
 from .program import Plan
+from .stages import StageIterator, has_state, role_of
 
 if TYPE_CHECKING:
-    from ..saving.cuts import Cut, CutFolder, SavedCut
+    from ..saving import snapshots
+    from ..saving.snapshots import SavedSnapshot, Snapshot, SnapshotFolder
+    from .events import EventBuffer
     from .instances import InstanceRegistry
+else:
+    snapshots = LateModule("penstock.saving.snapshots")
 
 # What `saving` needs (files, checksums, NumPy where there are arrays) is imported when a call is saved.
 
@@ -41,17 +50,17 @@ class Checkpoint:
     """Where and how often a call is saved, so that the next one goes on from there.
 
     Args:
-        folder: where the cuts are. If there is one that is whole, the call goes on from the newest; else it begins
+        folder: where the snapshots are. If there is one that is whole, the call goes on from the newest; else it begins
             anew. One run at a time may use it.
-        every: how many records of the source there are between two cuts. One that comes while another is on its way,
-            or being written, is left out.
-        keep: how many cuts are kept.
+        every: how many records of the source there are between two snapshots. One that comes while another is on its
+            way, or being written, is left out.
+        keep: how many snapshots are kept.
         reader: an object with `state()` and `restore(state)` that the reader of the stream changes, such as a model
-            that is trained in the `async for`. It is asked when the reader asks for the value behind a cut.
-        on_mismatch: "raise" refuses cuts of another graph, source or settings, and says what differs. "continue"
+            that is trained in the `async for`. It is asked when the reader asks for the value behind a snapshot.
+        on_mismatch: "raise" refuses snapshots of another graph, source or settings, and says what differs. "continue"
             goes on with the states that have the same names.
-        on_save_error: "log" goes on where a cut cannot be written, because the disk is full for instance; "raise" ends
-            the call.
+        on_save_error: "log" goes on where a snapshot cannot be written, because the disk is full for instance; "raise"
+            ends the call.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -67,19 +76,30 @@ class Checkpoint:
     def __post_init__(self) -> None:
         check_fields(self, _CHECKPOINT, "Checkpoint(")
 
+    def stored(self, *, verify: bool = False) -> "list[snapshots.StoredSnapshot]":
+        """Return the snapshots in the folder, oldest first. Reads files, so it blocks; a run may write there meanwhile.
+
+        Args:
+            verify: whether checksums are compared, for which everything is read; else only the sizes of files are.
+
+        Raises:
+            CheckpointError: the folder cannot be read.
+        """
+        return snapshots.stored_snapshots(Path(self.folder).expanduser(), verify=verify)
+
 
 _CHECKPOINT: Final = {
-    "folder": Accepted("a path", lambda value: isinstance(value, str | os.PathLike) and value != ""),
+    "folder": OptionRule("a path", lambda value: isinstance(value, str | os.PathLike) and value != ""),
     "every": whole(1),
     "keep": whole(1),
-    "reader": optional(Accepted("an object with state() and restore(state), each a plain `def`", has_state)),
+    "reader": optional(OptionRule("an object with state() and restore(state), each a plain `def`", has_state)),
     "on_mismatch": one_of(OnMismatch),
     "on_save_error": one_of(OnSaveError),
 }
 
 
-class Saving:
-    """The cuts of one call: the newest one that it goes on from, and those that it makes.
+class Checkpointer:
+    """The snapshots of one call: the newest one that it goes on from, and those that it makes.
 
     Args:
         checkpoint: the options.
@@ -88,12 +108,12 @@ class Saving:
 
     Attributes:
         record: how many records the source has given, those before the restart included.
-        saved: how many cuts were written.
-        skipped: how many were left out, because the one before was still on its way.
-        failed: how many could not be written.
-        bytes: the size of those that were written.
-        write_seconds: how long that took, beside the pipeline.
-        copy_seconds: how long states were copied, while their steps waited.
+        costs: what the snapshots have cost.
+        events: the events of the call; None if they are not read.
+        counted: the sources before a mix, by name.
+        all_begun: set when all sources go on from the newest snapshot, and none was refused; or when the call has
+            ended.
+        ends_at_once: whether the newest snapshot is that of the end; known when all sources have begun.
         is_done: whether the call has come to its end, which `close` then saves.
         on_failure: ends the call with an error.
 
@@ -106,85 +126,87 @@ class Saving:
         if not isinstance(checkpoint, Checkpoint):  # pyright: ignore[reportUnnecessaryIsInstance] - users without a checker
             raise OptionsError(f"checkpoint={checkpoint!r}: a penstock.Checkpoint(folder)")
         self._checkpoint = checkpoint
-        self._way = way_of(plan, has_state_behind=checkpoint.reader is not None)
+        self._path = checkpoint_path(plan, has_state_behind=checkpoint.reader is not None)
         self._check_argument(call, plan)
-        self._plan = plan
-        self._folder: CutFolder | None = None
+        self._plan: Plan | None = None  # once the call is opened
+        self._folder: SnapshotFolder | None = None
         self._encode: Callable[..., Any] = _ignored  # that of `saving`, once the call is opened
         self._threads = ThreadPool(1, name="penstock-saving")
         self._restored: dict[str, Any] = {}
-        same = {**self._way.fingerprint(), "reader": checkpoint.reader is not None}
-        self._same = tuple(same)
-        self._fingerprint: dict[str, Any] = {**same, "sources": {}}
-        self._cut: Cut | None = None
-        self._ends_at_once = False
-        self._in_flight: Mark | None = None
+        has_reader = checkpoint.reader is not None
+        self._fingerprint: dict[str, Any] = {**self._path.fingerprint(), "reader": has_reader, "sources": {}}
+        self._snapshot: Snapshot | None = None
+        self.ends_at_once = False
+        self._in_flight: Barrier | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._asked: list[asyncio.Future[None]] = []  # by `checkpoint()`, for the next mark
-        self._answers: list[asyncio.Future[None]] = []  # those for the mark that is on its way
+        self._asked: list[asyncio.Future[None]] = []  # by `checkpoint()`, for the next barrier
+        self._answers: list[asyncio.Future[None]] = []  # those for the barrier that is on its way
         self._held: dict[str, Any] = {}  # what has state, by name
-        self._result: MarkedBuffer[Any] | None = None
+        self.counted: dict[str, _Counted] = {}  # the sources before a mix, by name
+        self._to_begin = {stop.name for stop in self._path.stops.values() if stop.gives_records}
+        self.all_begun = asyncio.Event()
+        self._result: BarrierBuffer[Any] | None = None
+        self.events: EventBuffer | None = None
         self.record = 0
-        self.due = checkpoint.every
-        self.saved = self.skipped = self.failed = self.bytes = 0
-        self.write_seconds = self.copy_seconds = 0.0
-        self._reported = SavedCuts()
+        self.due = self.every = checkpoint.every
+        self.costs = SavedSnapshots()
         self.is_done = False
         self.on_failure: Callable[[BaseException], object] = _ignored
 
     def _check_argument(self, call: Call[Any], plan: Plan) -> None:
-        for name in self._way.parameters:
+        for name in self._path.parameters:
             given = call.arguments[plan.parameters.index(name)]
-            if not has_state(given) or getattr(given, "reads_another", False):
+            kind = type(given).__name__
+            if not has_state(given) or (isinstance(given, StageIterator) and not given.role.is_source):
                 raise PlanError(
                     f"argument {name!r} of graph {plan.name!r} is the source of a call with checkpoint=, and this "
-                    f"{type(given).__name__} would begin at its first record again: pass data.order(source), or an "
+                    f"{kind} would begin at its first record again: pass data.order(source), or an "
                     "object with state() and restore(state), and put stages into the graph"
                 )
-            given.state()  # it may say that it has none
 
     # The beginning.
 
     async def open(self, plan: Plan, instances: "InstanceRegistry") -> None:
-        """Open the folder, and give the instances of classes the states that they had at the newest cut.
+        """Open the folder, and give the instances of classes the states that they had at the newest snapshot.
 
         Raises:
-            CheckpointError: the folder is not writable, another run has it, all cuts in it are damaged, or they are of
-                another graph.
+            CheckpointError: the folder is not writable, another run has it, all snapshots in it are damaged, or they
+                are of another graph.
         """
         from ..saving.encoding import encode
 
         self._plan = plan
-        self._encode = encode
-        for stop in self._way.stops.values():
-            for name, node in stop.nodes.items():
-                self._held[name] = instances.instance_of(node).value
+        self._encode = partial(encode, exact=True)
+        for stop in self._path.stops.values():
+            for name, one in stop.holders.items():
+                self._held[name] = instances.instance_of(one).value if is_node(one) else one
         if self._checkpoint.reader is not None:
             self._held[_READER] = self._checkpoint.reader
         template = {name: one.state() for name, one in self._held.items()}
+        await self._in_thread(lambda: [encode(state, name) for name, state in template.items()])  # refuses some
         # Of the others, whose template is not known yet: arrays of JAX, without a sharding.
-        template = {_STREAM: 0, **{stop.name: 0 for stop in self._way.stops.values()}, **template}
+        template = {_STREAM: 0, **{stop.name: 0 for stop in self._path.stops.values()}, **template}
         await uninterrupted(self._open_folder())  # a cancel in the midst of it would leave the folder locked
         assert self._folder is not None
-        cut = self._cut = await self._in_thread(partial(self._folder.newest, template))
-        if cut is None:
+        snapshot = self._snapshot = await self._in_thread(partial(self._folder.newest, template))
+        if snapshot is None:
             return
-        self._compare(*({name: one[name] for name in self._same} for one in (cut.fingerprint, self._fingerprint)))
-        self._restored = dict(cut.states)
-        self.record = cut.record
-        self.due = cut.record + self._checkpoint.every
-        self._ends_at_once = cut.ended
+        self._compare({**snapshot.fingerprint, "sources": {}}, self._fingerprint)
+        self._restored = dict(snapshot.states)
+        self.record = snapshot.record
+        self.due = snapshot.record + self._checkpoint.every
+        self.ends_at_once = snapshot.ended
         for name, one in self._held.items():
             self.restore(name, one)
 
     async def _open_folder(self) -> None:
-        from ..saving.cuts import CutFolder
+        from ..saving.snapshots import SnapshotFolder
 
-        make = partial(CutFolder, self._checkpoint.folder, keep=self._checkpoint.keep)
+        make = partial(SnapshotFolder, self._checkpoint.folder, keep=self._checkpoint.keep)
         self._folder = await self._in_thread(make)
 
     def restore(self, name: str, holder: Any) -> None:
-        """Give what holds a state the one that it had at the newest cut, if there is one."""
+        """Give what holds a state the one that it had at the newest snapshot, if there is one."""
         if name in self._restored:
             try:
                 holder.restore(self._restored[name])
@@ -202,183 +224,219 @@ class Saving:
             logs.warning("checkpoint.mismatch", path=str(self._checkpoint.folder), differs=told)
             return
         raise CheckpointError(
-            f"the cuts in {self._checkpoint.folder} are those of another run: {told}. Take another folder to begin "
-            'anew, or say on_mismatch="continue" to go on all the same'
+            f"the snapshots in {self._checkpoint.folder} are those of another run: {told}. Take another folder to "
+            'begin anew, or say on_mismatch="continue" to go on all the same'
         )
 
-    def place(self, plan: Plan, number: int) -> "Place | None":
-        """Return what a step does when a mark comes; None for a step that no mark passes.
+    def place(self, plan: Plan, number: int) -> "StepCheckpoint | None":
+        """Return what a step does when a barrier comes; None for a step that no barrier passes.
 
         Args:
             plan: the plan that the step is in, or that of a body.
             number: the number of its value.
         """
-        stop = self._way.stops.get(number) if plan is self._plan else None
-        return None if stop is None else Place(self, stop)
+        stop = self._path.stops.get(number) if plan is self._plan else None
+        return None if stop is None else StepCheckpoint(self, stop)
 
     # The source.
 
-    def begin(self, stop: Stop, iterator: Any) -> None:
-        """Restore what a step has made, if it has state, and ask it for that at each mark."""
+    def begin(self, stop: CheckpointStep, iterator: Any) -> None:
+        """Restore what a step has made, if it has state, and ask it for that at each barrier."""
         try:
-            self._begin(stop, iterator)
+            if stop.gives_records:
+                self._check_source(stop.name, iterator)
+            if stop.is_source:
+                self.record = 0 if self._snapshot is None else self._snapshot.record
+            if stop.mixed is not None:
+                self._begin_mixed(stop, iterator, *stop.mixed)
+            elif stop.keeps_iterator:
+                self._held[stop.name] = iterator
+                self.restore(stop.name, iterator)
+                if stop.is_source:
+                    self._encode(iterator.state(), stop.name)  # it may say that it has none
+                place = self._place_again(stop.placed)
+                if place is not None and isinstance(iterator, StageIterator):
+                    iterator.place_again(place)
         except Exception as error:
             # Now, and not behind what steps hold of the run before, or when a mix first takes from this source.
-            if stop.is_source or stop.mixed is not None:
+            if stop.gives_records:
                 self.on_failure(error)
             raise
+        self._to_begin.discard(stop.name)
+        self._sources_begun()
 
-    def _begin(self, stop: Stop, iterator: Any) -> None:
-        if stop.is_source or stop.mixed is not None:
-            self._check_source(stop.name, iterator)
-        if stop.is_source:
-            self.record = 0 if self._cut is None else self._cut.record
-            self._end_at_once()
-        if stop.mixed is not None:
-            mix, number = stop.mixed
-            if self._cut is not None and mix in self._restored:
-                before = self._cut.fingerprint["sources"].get(stop.name, {}).get("epochs")
-                iterator.restore(iterator.after(self._restored[mix]["taken"][number], before))
-        elif stop.keeps_iterator:
-            if stop.is_source:
-                iterator.state()  # it may say that it has none
-            self._held[stop.name] = iterator
-            self.restore(stop.name, iterator)
+    def _place_again(self, placed: CheckpointStep | None) -> Callable[[Any], Any] | None:
+        """Return what places values of the snapshot, if `data.to_device` places new ones elsewhere now."""
+        if self._snapshot is None or placed is None or self._restored.get(placed.place_name) == placed.places.state():
+            return None
+        place: Callable[[Any], Any] = placed.places.again
+        return place
+
+    def _begin_mixed(self, stop: CheckpointStep, source: Any, mix: str, number: int) -> None:
+        taken = self._restored[mix]["taken"][number] if mix in self._restored else 0
+        if stop.is_between:
+            source.restore({"count": taken})
+            return
+        given, is_order = 0, role_of(source).gives == "order"
+        if is_order and self._snapshot is not None:
+            before = self._snapshot.fingerprint["sources"].get(stop.name, {}).get("epochs")
+            source.restore(source.after(taken, before))
+            given = taken
+        elif stop.name in self._restored:
+            given, self._restored[stop.name] = self._restored[stop.name].values()
+            self.restore(stop.name, source)
+        counted = _Counted(source, stop.name, self, given, lambda: self._held[mix].taken[number])
+        self.counted[stop.name] = counted
+        if not is_order:
+            state = {"given": given, "state": source.state()}  # it may say that it has none
+            counted.states.append((given, self._encode(state, stop.name, copy=True)))
 
     def _check_source(self, name: str, source: Any) -> None:
-        """Compare what a source knows of itself, such as its length and its seed, with that of the newest cut."""
+        """Compare what a source knows of itself, such as its length and its seed, with that of the newest snapshot."""
         tell: Callable[[], dict[str, Any]] | None = getattr(source, "fingerprint", None)
         present: dict[str, Any] = {} if tell is None else tell()
         try:
-            is_json = type(present) is dict and json.loads(json.dumps(present)) == present
+            read = json.loads(json.dumps(present))
         except (TypeError, ValueError):
-            is_json = False
-        if not is_json:
+            read = None
+        if type(present) is not dict or read != present:
             raise PlanError(
                 f"fingerprint() of source {name!r} returned {present!r:.200}, which JSON does not give back as it was: "
                 "return a dict with texts as keys, of texts, numbers, True, False, None, lists and dicts"
             )
         self._fingerprint["sources"][name] = present
-        known: dict[str, Any] = {} if self._cut is None else self._cut.fingerprint.get("sources", {})
+        known: dict[str, Any] = {} if self._snapshot is None else self._snapshot.fingerprint.get("sources", {})
         if name not in known:
             return
         stored: dict[str, Any] = dict(known[name])
         before, now = stored.get("epochs"), present.get("epochs")
         if before != now and (now is None or (before is not None and now > before)):
-            self._ends_at_once = False
+            self.ends_at_once = False
             stored["epochs"] = now
         self._compare({name: stored}, {name: present})
 
-    def _end_at_once(self) -> None:
-        """End the stream if the newest cut is that of its end: steps might give what comes behind their loop again."""
-        if self._ends_at_once and self._result is not None:
+    def _sources_begun(self) -> None:
+        """End the stream if the newest snapshot is that of its end: steps might repeat what comes behind their loop."""
+        if self._to_begin:
+            return
+        self.all_begun.set()
+        if self.ends_at_once and self._result is not None:
             self._result.end()
 
-    async def due_mark(self, stop: Stop, outputs: Sequence[MarkedBuffer[Any]]) -> None:
-        """Put a mark into the stream of the source, if none is on its way."""
+    async def due_barrier(self, stop: CheckpointStep, outputs: Sequence[BarrierBuffer[Any]]) -> None:
+        """Put a barrier into the stream of the source, if none is on its way."""
         is_asked = bool(self._asked)
         if self._in_flight is not None:
             if not is_asked:
-                self.skipped += 1
+                self._add(SavedSnapshots(skipped=1))
             self.due = self.record + (1 if is_asked else self._checkpoint.every)
             return
-        mark = self._in_flight = Mark(self.record)
+        barrier = self._in_flight = Barrier(self.record)
         self._answers, self._asked = self._asked, []
         self.due = self.record + self._checkpoint.every
-        await self.take(mark.states, stop)
+        await self.take(barrier.states, stop)
         for one in outputs:
-            one.put_mark(mark)
+            one.put_barrier(barrier)
+        if is_asked and self.events is not None:
+            # The events that the reader has not taken are stored with the snapshot: no item behind it may emit before
+            # that.
+            await asyncio.wait(self._answers)
 
     # States.
 
-    async def take(self, states: dict[str, Any], stop: Stop) -> None:
+    async def take(self, states: dict[str, Any], stop: CheckpointStep) -> None:
         """Add the states of a step; they are copied before this returns."""
-        for name in stop.nodes:
-            await self._take(states, name, self._held[name].state())
-        if stop.keeps_iterator and stop.mixed is None:
-            await self._take(states, stop.name, self._held[stop.name].state())
+        for name in (*stop.holders, *([stop.name] if stop.keeps_iterator else ())):
+            held = self._held.get(name)
+            if held is not None or name in self._restored:  # if the end came before it began
+                splits = stop.placed is not None or not isinstance(held, StageIterator) or held.role.is_source
+                state = self._restored[name] if held is None else held.state()
+                states[name] = await self.copied(state, name, splits=splits)
+        if stop.is_source:
+            states |= {name: one.at_barrier() for name, one in self.counted.items() if one.states}
 
-    async def _take(self, states: dict[str, Any], name: str, state: Any) -> None:
+    async def copied(self, state: Any, name: str, *, splits: bool = True) -> Any:
+        """Return a copy of a state, encoded."""
         if _is_small(state):
-            states[name] = self._encode(state, name, copy=True)
-            return
+            return self._encode(state, name, copy=True)
         began = perf_counter()
-        states[name] = await self._in_thread(partial(self._encode, state, name, copy=True))
-        self.copy_seconds += perf_counter() - began
+        copy = await self._in_thread(partial(self._encode, state, name, copy=True, splits=splits))
+        self._add(SavedSnapshots(copy_seconds=perf_counter() - began))
+        return copy
 
     async def _take_reader(self, states: dict[str, Any], unread: list[Any]) -> None:
         assert self._result is not None
         if self._checkpoint.reader is not None:
-            await self._take(states, _READER, self._checkpoint.reader.state())
-        await self._take(states, _STREAM, {"position": self._result.position, "unread": unread})
+            states[_READER] = await self.copied(self._checkpoint.reader.state(), _READER)
+        state = {"position": self._result.position, "unread": unread}
+        if self.events is not None and self.events.held:
+            state["events"] = self.events.stored()
+        states[_STREAM] = await self.copied(state, _STREAM, splits=self._path.placed is not None)
 
-    # The end of a mark.
+    # The end of a barrier.
 
     def opened(self, buffer: StreamBuffer[Any]) -> None:
-        """Note the stream that the reader reads: it goes on from the position of the newest cut."""
+        """Note the stream that the reader reads: it goes on from the position of the newest snapshot."""
         told = self._restored.get(_STREAM, {"position": 0, "unread": []})
-        assert isinstance(buffer, MarkedBuffer)
+        assert isinstance(buffer, BarrierBuffer)
         self._result = buffer
         buffer.position = told["position"]
-        buffer.held.extendleft(reversed(told["unread"]))
-        buffer.on_mark = self._reader_asks
+        place = self._place_again(self._path.placed)
+        buffer.held.extendleft(reversed(told["unread"] if place is None else [*map(place, told["unread"])]))
+        buffer.on_barrier = self._reader_asks
+        if self.events is not None:
+            self.events.restore(told.get("events", ()))
+        self._sources_begun()
 
     async def _reader_asks(self) -> None:
-        """Complete the cut: the reader asks for the value behind the mark, or saves those before it as unread."""
+        """Complete the snapshot: the reader asks for what is behind the barrier, or saves what is before as unread."""
         buffer = self._result
         assert buffer is not None
-        mark = buffer.mark
-        assert mark is not None
+        barrier = buffer.barrier
+        assert barrier is not None
         try:
-            await self._take_reader(mark.states, list(buffer.held))
+            await self._take_reader(barrier.states, list(buffer.held))
         except Exception as error:  # noqa: BLE001 - of user code, or not storable: it is the error of the call
             buffer.release()
             self.on_failure(error)
             return
-        self.complete(mark)
+        self.complete(barrier)
         buffer.release()
 
-    def complete(self, mark: Mark) -> None:
-        """Write the cut of a mark that has come to its end, beside the pipeline."""
-        self._writing = start_task(asyncio.get_running_loop(), self._write(mark), name="penstock-saving")
+    def complete(self, barrier: Barrier) -> None:
+        """Write the snapshot of a barrier that has come to its end, beside the pipeline."""
+        self._writing = start_task(asyncio.get_running_loop(), self._write(barrier), name="penstock-saving")
 
-    async def _write(self, mark: Mark, *, ended: bool = False) -> None:
-        from ..saving.cuts import Cut
+    async def _write(self, barrier: Barrier, *, ended: bool = False) -> None:
+        from ..saving.snapshots import Snapshot
 
         assert self._folder is not None
         answers, self._answers = self._answers, []
-        cut = Cut(mark.record, mark.states, self._fingerprint, ended)
+        snapshot = Snapshot(barrier.record, barrier.states, self._fingerprint, ended)
         try:
-            written: SavedCut = await self._in_thread(partial(self._folder.save, cut))
-        except CheckpointError as error:
-            self.failed += 1
-            logs.warning("checkpoint.not_saved", record=mark.record, error=str(error))
+            written: SavedSnapshot = await self._in_thread(partial(self._folder.save, snapshot))
+        except Exception as error:
+            is_of_disk = isinstance(error, CheckpointError)
+            if is_of_disk:
+                self._add(SavedSnapshots(failed=1))
+                logs.warning("checkpoint.not_saved", record=barrier.record, error=str(error))
             _settle(answers, error)
-            if self._checkpoint.on_save_error == "raise":
+            if not is_of_disk or self._checkpoint.on_save_error == "raise":  # such as NotStorable
                 self.on_failure(error)
                 if ended:
                     raise
-        except Exception as error:  # such as NotStorable: it is the error of the call
-            _settle(answers, error)
-            self.on_failure(error)
-            if ended:
-                raise
         else:
-            self.saved += 1
-            self.bytes += written.bytes
-            self.write_seconds += written.seconds
+            self._add(SavedSnapshots(1, bytes=written.bytes, write_seconds=written.seconds))
             _settle(answers, None)
         finally:
             self._in_flight = self._writing = None
-            self._report()
 
-    def _report(self) -> None:
-        """Tell profiles what cuts have cost since the last time."""
-        costs = SavedCuts(self.saved, self.skipped, self.failed, self.bytes, self.write_seconds, self.copy_seconds)
-        collectors.cuts_saved(self._way.graph, costs.less(self._reported))
-        self._reported = costs
+    def _add(self, costs: SavedSnapshots) -> None:
+        """Count what a part of a snapshot has cost, here and in profiles."""
+        self.costs = self.costs.plus(costs)
+        collectors.snapshots_saved(self._path.graph, costs)
 
-    # Cuts that the reader asks for, and the last one.
+    # Snapshots that the reader asks for, and the last one.
 
     def put_back(self, value: Any) -> None:
         """Note that the reader has not got the value that it took last."""
@@ -388,7 +446,7 @@ class Saving:
             self._result.position -= 1
 
     async def checkpoint(self, *, is_reader: bool) -> None:
-        """Make a cut now, and wait until it is written.
+        """Make a snapshot now, and wait until it is written.
 
         Args:
             is_reader: whether the reader waits for this. Then the values that it has not taken are stored as well, and
@@ -404,12 +462,12 @@ class Saving:
         self.due = self.record
         try:
             while is_reader and not asked.done():
-                if buffer.mark is not None:
-                    await buffer.pass_mark()
+                if buffer.barrier is not None:
+                    await buffer.pass_barrier()
                 elif self._writing is not None:
                     await asyncio.wait([self._writing])
                 elif buffer.error is not None:
-                    # Those for a mark on its way, too: it will not arrive.
+                    # Those for a barrier on its way, too: it will not arrive.
                     _settle([*self._asked, *self._answers], _over(buffer.error))
                 elif buffer.ended or buffer.abandoned:
                     await self._save_end(list(buffer.held))
@@ -425,10 +483,9 @@ class Saving:
         if self._writing is not None:
             await asyncio.wait([self._writing])
         self._answers, self._asked = [*self._answers, *self._asked], []
-        end = Mark(self.record)
-        for name, one in self._held.items():
-            if name != _READER:
-                await self._take(end.states, name, one.state())
+        end = Barrier(self.record)
+        for stop in self._path.stops.values():
+            await self.take(end.states, stop)
         if self._result is not None:
             await self._take_reader(end.states, unread)
         await self._write(end, ended=True)
@@ -440,8 +497,9 @@ class Saving:
             Exception: the end could not be saved.
         """
         try:
-            has_unread = bool(self._restored.get(_STREAM, {}).get("unread"))
-            if self.is_done and (has_unread or not self._ends_at_once):
+            told = self._restored.get(_STREAM, {})
+            has_unread = bool(told.get("unread") or told.get("events"))
+            if self.is_done and (has_unread or not self.ends_at_once):
                 await self._save_end([])
             elif self._writing is not None:
                 await asyncio.wait([self._writing])
@@ -450,84 +508,158 @@ class Saving:
             await self._threads.aclose()
             if self._folder is not None:
                 self._folder.close()
+            self.all_begun.set()
+            self.counted.clear()
             self._held.clear()
 
-    def state_of(self, name: str, template: Any) -> Any:
-        """Return a state of the newest cut, its arrays placed as those of the template; None if there is none."""
-        if name not in self._restored:
-            return None
+    def placed_as(self, template: Any, state: Any) -> Any:
+        """Return a state whose arrays are placed as those of the template."""
         from ..saving.encoding import decode
 
-        return decode(self._encode(self._restored[name], name), template)
+        return decode(self._encode(state), template)
 
     async def _in_thread(self, fn: Callable[[], Any]) -> Any:
         return await self._threads.submit(copy_context(), None, fn)
 
 
-class Place:
-    """A step that marks pass, of a call that is saved.
+class StepCheckpoint:
+    """A step that barriers pass, of a call that is saved.
 
     Attributes:
-        saving: the cuts of the call.
+        saving: the snapshots of the call.
         stop: the step.
     """
 
-    def __init__(self, saving: Saving, stop: Stop) -> None:
+    def __init__(self, saving: Checkpointer, stop: CheckpointStep) -> None:
         self.saving = saving
         self.stop = stop
 
-    def begin(self, start: Callable[[], Any], outputs: Sequence[MarkedBuffer[Any]]) -> Callable[[], Any]:
-        """Return what makes the iterator of the step: with its state, and with marks if it is the source."""
+    def begin(
+        self, start: Callable[[], Any], outputs: Sequence[BarrierBuffer[Any]], holder: Any = None
+    ) -> Callable[[], Any]:
+        """Return what makes the iterator of the step: with its state, and with barriers if it is the source.
+
+        Args:
+            start: makes the iterator.
+            outputs: the streams that the step gives.
+            holder: what has the state, if the iterator has not.
+        """
 
         def begin() -> Any:
             iterator = start()
-            self.saving.begin(self.stop, iterator)
-            return _Marking(iterator, self, outputs) if self.stop.is_source else iterator
+            self.saving.begin(self.stop, iterator if holder is None else holder)
+            if self.stop.is_source:
+                return _SourceWithBarriers(iterator, self, outputs)
+            return self.saving.counted[self.stop.name] if self.stop.gives_records else iterator
 
         return begin
 
-    def pass_marks(self, readers: Iterable[Reader[Any]], outputs: Sequence[MarkedBuffer[Any]]) -> None:
-        """Have marks in the streams that the step reads go on to those that it gives."""
-        inputs = [reader.buffer for reader in readers if isinstance(reader.buffer, MarkedBuffer)]
+    def pass_barriers(self, readers: Iterable[Reader[Any]], outputs: Sequence[BarrierBuffer[Any]]) -> None:
+        """Have barriers in the streams that the step reads go on to those that it gives."""
+        inputs = [reader.buffer for reader in readers if isinstance(reader.buffer, BarrierBuffer)]
 
-        async def on_mark() -> None:
-            if not all([await one.until_mark() for one in inputs]):
+        async def on_barrier() -> None:
+            if not all([await one.until_barrier() for one in inputs]):
                 for one in inputs:  # one of them has failed, which ends all
-                    if one.mark is not None:
+                    if one.barrier is not None:
                         one.release()
                 return
-            mark = inputs[0].mark
-            assert mark is not None
-            await self.saving.take(mark.states, self.stop)
+            barrier = inputs[0].barrier
+            assert barrier is not None
+            await self.saving.take(barrier.states, self.stop)
             for output in outputs:
-                output.put_mark(mark)
+                output.put_barrier(barrier)
             if not outputs:
-                self.saving.complete(mark)
+                self.saving.complete(barrier)
             for one in inputs:
                 one.release()
 
         for one in inputs:
-            one.on_mark = on_mark
+            one.on_barrier = on_barrier
 
 
-class _Marking(AsyncIterator[Any]):
-    """The records of the source, with marks between them."""
+class _Records(AsyncIterator[Any]):
+    """The records of a source, on their way into a stream."""
 
-    def __init__(self, records: Any, place: Place, outputs: Sequence[MarkedBuffer[Any]]) -> None:
-        self._records = aiter(records)
+    def __init__(self, source: Any) -> None:
+        self._records = aiter(source)
+
+    async def aclose(self) -> None:
+        await close_stream(self._records)
+
+
+class _SourceWithBarriers(_Records):
+    """The records of the source, with barriers between them."""
+
+    def __init__(self, records: Any, place: StepCheckpoint, outputs: Sequence[BarrierBuffer[Any]]) -> None:
+        super().__init__(records)
         self._place = place
         self._outputs = outputs
 
     async def __anext__(self) -> Any:
         saving = self._place.saving
+        if not saving.all_begun.is_set():
+            await saving.all_begun.wait()
         if saving.record >= saving.due:
-            await saving.due_mark(self._place.stop, self._outputs)
+            await saving.due_barrier(self._place.stop, self._outputs)
         record = await anext(self._records)
         saving.record += 1
         return record
 
-    async def aclose(self) -> None:
-        await close_stream(self._records)
+
+class _Counted(_Records):
+    """The records of a source before a mix, counted.
+
+    A barrier is put behind the mix, and the source is ahead of it then, by what the streams between them hold. An order
+    goes on by the number of records that the mix has taken. Of another source a state is noted every so many records:
+    it goes on from the last one before that number, and what comes up to there is left out.
+
+    Args:
+        source: the source, which has its state already.
+        name: its name.
+        saving: the snapshots of the call.
+        given: how many records it has given.
+        taken: returns how many of them the mix has taken.
+
+    Attributes:
+        states: those that a snapshot may still need, each behind so many records; none of an order.
+    """
+
+    def __init__(self, source: Any, name: str, saving: Checkpointer, given: int, taken: Callable[[], int]) -> None:
+        super().__init__(source)
+        self._source = source
+        self._name = name
+        self._saving = saving
+        self._given = given
+        self._taken = taken
+        self._due = -1
+        self.states: deque[tuple[int, Any]] = deque()
+
+    def at_barrier(self) -> Any:
+        """Return the last state before what the mix has taken, and forget those before it."""
+        while len(self.states) > 1 and self.states[1][0] <= self._taken():
+            self.states.popleft()
+        return self.states[0][1]
+
+    async def __anext__(self) -> Any:
+        if self._given >= self._due:
+            await self._look()
+        record = await anext(self._records)
+        self._given += 1
+        return record
+
+    async def _look(self) -> None:
+        """Leave out what the mix has taken before a restart; later, note the state of the source."""
+        if self._due < 0:
+            await self._saving.all_begun.wait()
+            while self._given < self._taken():
+                await anext(self._records)
+                self._given += 1
+        elif self.states:
+            self.at_barrier()
+            state = {"given": self._given, "state": self._source.state()}
+            self.states.append((self._given, await self._saving.copied(state, self._name)))
+        self._due = self._given + self._saving.every
 
 
 # Copying fewer values than this takes less than a hop to a thread and back, which is about 50 µs.
@@ -582,7 +714,7 @@ def _settle(futures: Iterable["asyncio.Future[None]"], error: BaseException | No
 
 
 def _over(cause: BaseException | None = None) -> EngineClosedError:
-    error = EngineClosedError("the stream has ended before this cut was made")
+    error = EngineClosedError("the stream has ended before this snapshot was made")
     error.__cause__ = cause
     return error
 

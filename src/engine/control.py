@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
 from .._errors import GraphTraceError, IterationLimitError, OptionsError
 from .._public import LateModule
 from ..actors.accepted import NAME, check, instance, one_of, optional, whole
-from ..actors.stream_buffer import close_stream
+from ..actors.tasks import close_stream
 from ..telemetry import logs
 from .tracing.annotations import result_hint
 from .tracing.ref import Ref, Unawaited, call_location
@@ -126,6 +126,11 @@ class Control:
         return _ARGUMENTS[self.kind] + tuple(f"items {number}" for number in range(2, self.inputs + 1))
 
     @property
+    def _is_effect(self) -> bool:
+        """Control flow has no effect of its own, but its bodies may have one."""
+        return False
+
+    @property
     def _drawn_detail(self) -> str:
         """A word for drawings of the graph."""
         if self.kind == "split":
@@ -216,7 +221,7 @@ def while_loop(
 ) -> Awaitable[T]:
     """Run a body as long as a predicate of its value is true.
 
-    With `durable=`, the value is kept after each iteration, under the key of the call (`engine.run(call, key=...)`).
+    With `durable=`, the value is kept after each iteration, under the key of the call (`durable_key=` of `engine.run`).
     A call of the same key that has not given its result goes on from there, in another process, too: steps before the
     loop run again, and so does the iteration that was interrupted, but none before it.
 
@@ -246,7 +251,7 @@ def while_loop(
         if durable is not None:
             raise OptionsError(
                 "while_loop(durable=...) keeps its value under the key of a call: run the graph in an engine, "
-                "engine.run(graph(...), key=...)"
+                "engine.run(graph(...), durable_key=...)"
             )
         return _loop(predicate, body, initial, max_iterations)
     bodies = ("while", predicate), ("body", body)
@@ -485,7 +490,7 @@ def mapped_ahead(fn: Callable[[Any], Any], values: AsyncIterator[Any], name: str
     return cast("AsyncIterator[Any]", _record(control, (values,), ((name, fn),)))
 
 
-def split(values: AsyncIterator[T], count: int, ahead: int) -> tuple[AsyncIterator[T], ...]:
+def split_stream(values: AsyncIterator[T], count: int, ahead: int) -> tuple[AsyncIterator[T], ...]:
     """Give the values of a stream to several readers.
 
     Args:

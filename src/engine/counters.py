@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, NamedTuple
 
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..telemetry import names
 from ..telemetry.metrics import Reading, Series, series
 from .control import Control
 from .node import Node, is_node
-from .program import Plan, Wired
+from .program import Plan, PlannedStep, Wired
 
 if TYPE_CHECKING:  # loaded only when a profile is taken
     from ..actors.threads import ThreadShare
-    from ..telemetry.profiling.records import Around, Bound, Capacity, NodeReading
+    from ..telemetry.profiling.records import BodyPlace, Bound, Capacity, StepSnapshot
     from .admission import AdmissionStatistics
     from .pools import Pools
 
@@ -42,22 +42,21 @@ def node_counters(wired: Iterable[Wired]) -> Iterator[Reading]:
         if (busy_seconds := actor.measured_seconds) is not None:
             yield _of_node(names.METRIC_NODE_BUSY_TIME, *of), busy_seconds, None
         if actor.policy.retry is not None:
-            yield _of_node(names.METRIC_NODE_RETRIES, *of), actor.retried, None
-        if actor.failover is not None:
-            yield _of_node(names.METRIC_NODE_FAILOVERS, *of), actor.failed_over, None
-        if actor.hedge is not None:
-            yield _of_node(names.METRIC_NODE_HEDGES, *of), actor.hedged, None
-            yield _of_node(names.METRIC_NODE_HEDGES_WON, *of), actor.hedges_won, None
-        if actor.cache is not None:
-            kept = actor.cache.statistics()
+            yield _of_node(names.METRIC_NODE_RETRIES, *of), actor.counts.retried, None
+        if actor.policy.failover is not None:
+            yield _of_node(names.METRIC_NODE_FAILOVERS, *of), actor.counts.failed_over, None
+        if actor.policy.hedge is not None:
+            yield _of_node(names.METRIC_NODE_HEDGES, *of), actor.counts.hedged, None
+            yield _of_node(names.METRIC_NODE_HEDGES_WON, *of), actor.counts.hedges_won, None
+        if (kept := actor.bound._cache_statistics()) is not None:
             for outcome in ("hits", "misses", "joined"):
                 yield _of_node(names.METRIC_NODE_CACHE_CALLS, *of, outcome), getattr(kept, outcome), None
             yield _of_node(names.METRIC_NODE_CACHE_EVICTIONS, *of), kept.evicted, kept.store
-        if actor.instance is not None:
-            yield _of_node(names.METRIC_NODE_RESTARTS, *of), actor.instance.restarts, id(actor.instance)
+        if (instance := actor.bound._instance) is not None:
+            yield _of_node(names.METRIC_NODE_RESTARTS, *of), instance.restarts, instance
         # Call sites of one node that owns its loop put their items into the same inbox.
         if actor.intake.capacity is not None:
-            yield _of_node(names.METRIC_QUEUE_PUT_WAIT_TIME, *of), actor.intake.put_wait_seconds, actor.work
+            yield _of_node(names.METRIC_QUEUE_PUT_WAIT_TIME, *of), actor.intake.put_wait_seconds, actor.bound._inbox
 
 
 def node_levels(wired: Iterable[Wired]) -> Iterator[Reading]:
@@ -68,20 +67,31 @@ def node_levels(wired: Iterable[Wired]) -> Iterator[Reading]:
         yield _of_node(names.METRIC_NODE_IN_FLIGHT, *of), now.in_flight, actor.limiter
         if now.concurrency is not None:
             yield _of_node(names.METRIC_NODE_MAX_IN_FLIGHT, *of), now.concurrency, actor.limiter
-        yield _of_node(names.METRIC_QUEUE_DEPTH, *of), now.inbox.depth, actor.work
+        yield _of_node(names.METRIC_QUEUE_DEPTH, *of), now.inbox.depth, actor.bound._inbox
         if now.inbox.capacity is not None:
-            yield _of_node(names.METRIC_QUEUE_CAPACITY, *of), now.inbox.capacity, actor.work
+            yield _of_node(names.METRIC_QUEUE_CAPACITY, *of), now.inbox.capacity, actor.bound._inbox
+        for figure in now.figures:
+            named = (
+                (names.GRAPH, now.graph),
+                (names.NODE, now.node),
+                (names.FIGURE, figure.name),
+                (names.UNIT, figure.unit),
+            )
+            yield series(names.METRIC_NODE_FIGURE, *named), figure.value, None
         if now.cache is not None:
             yield _of_node(names.METRIC_NODE_CACHE_SIZE, *of), now.cache.bytes_held, now.cache.store
         if actor.policy.max_bytes is not None:
-            yield _of_node(names.METRIC_QUEUE_SIZE, *of), now.inbox.bytes_held, actor.work
+            yield _of_node(names.METRIC_QUEUE_SIZE, *of), now.inbox.bytes_held, actor.bound._inbox
 
 
 def _nodes(wired: Iterable[Wired]) -> Iterator[NodeActor]:
-    for one in wired:
-        for actor, unit in zip(one.actors, one.program.units, strict=True):
-            if unit.step is not None and is_node(unit.step.head.callee):
-                yield actor
+    return (actor for one in wired for actor, step in _steps(one).items() if is_node(step.head.callee))
+
+
+def _steps(wired: Wired) -> dict[NodeActor, PlannedStep]:
+    """Return the actors of steps, and their steps."""
+    both = zip(wired.actors, wired.program.units, strict=True)
+    return {actor: unit.step for actor, unit in both if unit.step is not None}
 
 
 def run_levels(in_flight: "Counter[str]") -> Iterator[Reading]:
@@ -108,14 +118,24 @@ def deployment_levels(graphs: str, admission: "AdmissionStatistics") -> Iterator
     yield series(names.METRIC_DEPLOYMENT_QUEUED, of), admission.queued, None
 
 
-# How many runs of a plan there may be at a time, and what bounds them; None without a bound.
-Room: TypeAlias = "tuple[int, Bound] | None"
+class Room(NamedTuple):
+    """How many runs of a plan there may be at a time.
+
+    Args:
+        limit: how many.
+        bound: what bounds them.
+        mapping: of the body of a `map_each` over lists, which may have so many for each run: the actor of that step.
+    """
+
+    limit: int
+    bound: "Bound"
+    mapping: NodeActor | None = None
 
 
-def node_readings(
-    wired: Iterable[Wired], room: Room, pools: "Pools", threads: "ThreadShare | None"
-) -> "Iterator[NodeReading]":
-    """Yield a reading of each node, for a profile; a step of control flow is not a node, but its bodies have nodes.
+def step_snapshots(
+    wired: Iterable[Wired], room: Room | None, pools: "Pools", threads: "ThreadShare | None"
+) -> "Iterator[StepSnapshot]":
+    """Yield a snapshot of each node, for a profile; a step of control flow is not a node, but its bodies have nodes.
 
     Args:
         wired: all actors of a scope, also those of bodies.
@@ -125,17 +145,16 @@ def node_readings(
     """
     wired = list(wired)
     around = _around(wired)
-    rooms = _rooms([one.program.plan for one in wired], room)
+    rooms = _rooms(wired, room)
     for one in wired:
         room_of_plan = rooms.get(one.program.plan)
         nodes: dict[NodeActor, Node[..., object]] = {}
-        for actor, unit in zip(one.actors, one.program.units, strict=True):
-            node = None if unit.step is None else unit.step.head.callee
-            if is_node(node):
-                nodes[actor] = node
+        for actor, step in _steps(one).items():
+            if is_node(step.head.callee):
+                nodes[actor] = step.head.callee
         for actor, node in nodes.items():
             yield replace(
-                _reading(actor, node, room_of_plan, pools, threads),
+                _step_snapshot(actor, node, room_of_plan, pools, threads),
                 consumers=(readers := _readers(actor, nodes)),
                 behind=tuple(set(readers) - {consumer.name for consumer in actor.consumers}),
                 around=around.get(one.program.plan),
@@ -153,104 +172,90 @@ def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...
     return tuple([consumer.name for consumer in found if consumer in nodes])
 
 
-def _around(wired: Iterable[Wired]) -> "dict[Plan, Around]":
+def _around(wired: Iterable[Wired]) -> "dict[Plan, BodyPlace]":
     """Return for each body of control flow which nodes come before and after it in the graph around it."""
-    from ..telemetry.profiling.records import Around
+    from ..telemetry.profiling.records import BodyPlace
 
-    found: dict[Plan, Around] = {}
+    found: dict[Plan, BodyPlace] = {}
     for one in wired:
-        steps = {
-            actor: unit.step for actor, unit in zip(one.actors, one.program.units, strict=True) if unit.step is not None
-        }
-        names = {
-            actor: [body.name for body in step.bodies] if step.bodies else [actor.name] for actor, step in steps.items()
-        }
+        steps = _steps(one)
+        names = {actor: [body.name for body in step.bodies] or [actor.name] for actor, step in steps.items()}
         for actor, step in steps.items():
             if step.bodies:
                 sources = [name for other in steps if actor in other.consumers for name in names[other]]
                 consumers = [name for other in actor.consumers for name in names.get(other, ())]
-                around = Around(one.program.name, tuple(sources), tuple(consumers))
+                around = BodyPlace(one.program.name, tuple(sources), tuple(consumers))
                 found |= dict.fromkeys(step.bodies, around)
     return found
 
 
-def _rooms(plans: list[Plan], room: Room) -> dict[Plan, Room]:
+def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
     """Return how many runs there may be at a time of each plan, and of each body."""
-    bodies = {body for plan in plans for step in plan.steps for body in step.bodies}
-    rooms: dict[Plan, Room] = {plan: room for plan in plans if plan not in bodies}
+    by_plan = {one.program.plan: one for one in wired}
+    bodies = {body for plan in by_plan for step in plan.steps for body in step.bodies}
+    rooms: dict[Plan, Room | None] = {plan: room for plan in by_plan if plan not in bodies}
     left = list(rooms)
     while left:
-        plan = left.pop()
-        for step in plan.steps:
-            around = rooms[plan]
-            control = step.head.callee
-            if around is not None and isinstance(control, Control) and control.kind == "map_each":
-                around = control.limit * around[0], "map_each"
+        one = by_plan[left.pop()]
+        for actor, step in _steps(one).items():
+            around, control = rooms[one.program.plan], step.head.callee
+            if isinstance(control, Control) and control.kind == "map_each":
+                if not control.over_stream:
+                    around = Room(control.limit, "map_each", actor)
+                elif around is not None:
+                    around = Room(control.limit * around.limit, "map_each", around.mapping)
             rooms |= dict.fromkeys(step.bodies, around)
             left += step.bodies
     return rooms
 
 
-def _reading(
+def _step_snapshot(
     actor: NodeActor,
     node: Node[..., object],
-    room: Room,
+    room: Room | None,
     pools: "Pools",
     threads: "ThreadShare | None",
-) -> "NodeReading":
-    from ..telemetry.profiling.records import NodeReading
+) -> "StepSnapshot":
+    from ..telemetry.profiling.records import StepSnapshot
 
-    runs_on = _runs_on(node)
-    is_stream, sampler = actor.spans_others, actor.sampler
+    execution = node.runs_on
+    is_stream, sampler = actor.bound._spans_others, actor.sampler
     timed = None if sampler is None else sampler.reading()  # it also brings `busy_seconds` up to date
     counters = actor.statistics()
     if sampler is not None and actor.is_untimed and not is_stream:
         counters = replace(counters, busy_seconds=sampler.busy_seconds)
-    return NodeReading(
-        counters,
-        key=id(actor),  # a number, so that a reading keeps no actor alive
-        runs_on=runs_on,
-        holds_loop=runs_on == "loop" and not node.is_async and not is_stream,
-        gathers=node._runs_loop or node._runs_in is not None,
-        places=() if is_stream else tuple(_places(actor, node, runs_on, room, pools, threads)),
-        timed=timed,
-    )
-
-
-def _runs_on(node: Node[..., object]) -> str:
-    if node._runs_loop:
-        return "own loop"
-    if node._runs_in is not None:
-        return node._runs_in.label
-    return node._runs_on
+    return StepSnapshot(  # a snapshot keeps no actor alive, but its scope does, so that no other actor gets its id
+        counters, key=id(actor), runs_on=execution._place,
+        holds_loop=execution._is_inline and not node.is_async and not is_stream, gathers=execution._gathers,
+        holds=execution._holds, is_on_loop=execution._is_inline, owns_loop=execution._runs_loop, pool=execution._pool,
+        places=() if is_stream else tuple(_places(actor, node, room, pools, threads)), timed=timed,
+    )  # fmt: skip
 
 
 def _places(
-    actor: NodeActor, node: Node[..., object], runs_on: str, room: Room, pools: "Pools", threads: "ThreadShare | None"
+    actor: NodeActor, node: Node[..., object], room: Room | None, pools: "Pools", threads: "ThreadShare | None"
 ) -> "Iterator[Capacity]":
     """Yield the places of a node, then those of the pool of threads or processes that it uses."""
     from ..telemetry.profiling.records import Capacity
 
-    own = actor.limiter
-    if room is not None and room[0] < own.limit:
-        yield Capacity(id(actor), *room)
-    elif own.limit < UNLIMITED:
-        is_stateful = node.template is not None or node._runs_loop
+    own, is_own, pool = actor.limiter, actor.limiter.limit < UNLIMITED, node.runs_on._pool
+    if room is not None and room.limit < own.limit:
+        mapping = room.mapping
+        runs, seconds = (None, 0.0) if mapping is None else (mapping.limiter.in_flight, mapping.busy_seconds)
+        yield Capacity(id(actor), room.limit, room.bound, runs=runs, run_seconds=seconds)
+        # How many runs of a `map_each` there are at a time has no bound, so all of them together may reach this limit.
+        is_own = is_own and mapping is not None
+    if is_own:
+        is_stateful = node.template is not None or node.runs_on._runs_loop
         is_limited = node.policy.concurrency is not None
-        yield Capacity(own, own.limit, _bound(node, runs_on), is_shared=is_limited and not is_stateful)
-    if runs_on == "thread":
-        if threads is not None:
-            yield Capacity(threads, threads.limit, "threads", is_shared=True)
-        yield Capacity((pools, "threads"), pools.max_threads, "threads", is_shared=True)
-    elif runs_on == "process":
-        yield Capacity((pools, "processes"), pools.max_processes, "processes", is_shared=True)
+        yield Capacity(own, own.limit, _bound(node), is_shared=is_limited and not is_stateful)
+    if pool == "threads" and threads is not None:
+        yield Capacity(threads, threads.limit, pool, is_shared=True)
+    if pool is not None:
+        yield Capacity((pools, pool), pools.size_of(pool), pool, is_shared=True)
 
 
-def _bound(node: Node[..., object], runs_on: str) -> "Bound":
+def _bound(node: Node[..., object]) -> "Bound":
     if node.policy.concurrency is not None:
         return "concurrency"
-    if node.template is not None:
-        return "state"
-    if runs_on in ("thread", "process"):
-        return "threads" if runs_on == "thread" else "processes"
-    return "max_workers" if node.is_async else "loop"
+    return "state" if node.template is not None else node.runs_on._bound_by(node)

@@ -7,7 +7,6 @@ import types
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from time import perf_counter
 from typing import (
     TYPE_CHECKING,
     Any,
@@ -25,16 +24,16 @@ from typing import (
 )
 from weakref import WeakValueDictionary
 
-from ..actors.accepted import NAME, check, optional, refuse_unknown
-from ..actors.batching import BATCH, Batch, Batcher, ThreadBatcher, results_of
-from ..actors.loop_host import OwnsLoop, owns_loop
-from ..actors.node_actor import BLOCKING_SECONDS, log_blocking
-from ..actors.policy import Cache, Hedge, Policy, Retry, RunsOn
+from ..actors.accepted import NAME, check, optional, refuse_beside, refuse_unknown
+from ..actors.batching import BATCH, Batch, results_of
+from ..actors.loop_host import owns_loop
+from ..actors.policy import Cache, Effectful, Hedge, Policy, Retry
 from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.supervision import RestartMode
 from ..telemetry.text import MAX_NAME_COLUMNS, printable, shorten
+from .executions import InBatches
 from .graph import Graph
-from .node import Node, check_policy, is_async
+from .node import RUNS_ON, Node, RunsOn, as_execution
 from .stateful import is_stateful, make_stateful
 from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, closure_values, refuse_leak
@@ -42,20 +41,22 @@ from .tracing.source_check.values import locate
 from .tracing.tracer import active
 
 if TYPE_CHECKING:
-    from ..actors.threads import ThreadShare
-    from .pools import Pools
+    pass
 
 
 _Call: TypeAlias = Callable[[list[Any]], Awaitable[Sequence[Any]]]
 
 
-def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str | None) -> Node[..., Any]:
+def batched_node(
+    fn: Callable[..., Any], batch: Batch, policy: Policy, name: str | None, runs_on: RunsOn
+) -> Node[..., Any]:
     """Make a node that takes one item, of a function that takes a list of items.
 
     Args:
         fn: the function; it returns a list with one result or exception per item.
         batch: how items are gathered.
         policy: the policy of the node.
+        runs_on: how the function runs.
         name: the name of the node; by default that of the function.
 
     Raises:
@@ -74,25 +75,18 @@ def batched_node(fn: Callable[..., Any], batch: Batch, policy: Policy, name: str
     if batch.max_size == "auto":
         raise TypeError(f'node {label!r} has Batch("auto"), which is for device nodes alone: pass a number of items')
     _check_takes_a_list(fn, label)
-    check_policy(label, fn, policy, is_stateful=False)
-
-    def make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
-        bound = fn if node.bound_to is None else types.MethodType(fn, node.bound_to)
-        concurrency = policy.concurrency or 1
-        if policy.runs_on == "thread":
-            return ThreadBatcher(bound, batch, concurrency, label, pools.threads, threads)
-        return Batcher(_call_of(bound, policy, pools, label), batch, concurrency, label)
+    execution = as_execution(runs_on)
+    if not execution._takes_batches:
+        raise TypeError(f"node {label!r} has batch=, which does not apply to runs_on={execution.name!r}; leave out one")
+    Node(fn, policy, name=label, runs_on=execution)  # refuses what does not fit
 
     # `concurrency` counts batches, so the batcher obeys it; items that wait for a batch need no place of the node. Its
     # inbox holds a whole batch: else the last items of one would wait for room until the first have been taken.
     capacity = policy.capacity or max(DEFAULT_CAPACITY, batch.max_size)
-    for_items = replace(policy, concurrency=None, runs_on="loop", capacity=capacity)
     one_item: Any = _of_one_item(fn, label)
     one_item._penstock_of_list = fn  # what a worker process calls
-    where = "" if policy.runs_on == "loop" else f"{policy.runs_on}, "
-    at_once = f", {policy.concurrency} at once" if policy.concurrency else ""
-    one_item._penstock_drawn = f"{where}batches of {batch.max_size}{at_once}"  # `for_items` says none of these
-    return Node(one_item, for_items, name=label, make_loop=make_loop)
+    gathered = InBatches(execution, fn, batch, policy.concurrency)
+    return Node(one_item, replace(policy, concurrency=None, capacity=capacity), name=label, runs_on=gathered)
 
 
 def _check_takes_a_list(fn: Callable[..., Any], name: str) -> None:
@@ -110,37 +104,6 @@ def _check_takes_a_list(fn: Callable[..., Any], name: str) -> None:
             f"({', '.join(parameters)}): make a tuple of what belongs to one item, such as "
             "the value of a resource; for what all items share, make the node a method of an object that has it"
         )
-
-
-def _call_of(fn: Callable[..., Any], policy: Policy, pools: "Pools", name: str) -> _Call:
-    if is_async(fn):
-        return fn
-
-    async def inline(items: list[Any]) -> Any:
-        began = perf_counter()
-        results = fn(items)
-        elapsed = perf_counter() - began
-        if elapsed > BLOCKING_SECONDS and not reported:
-            reported.append(elapsed)
-            log_blocking(name, None, elapsed)
-        return results
-
-    async def in_process(items: list[Any]) -> Any:
-        from ..actors.process_messages import NotSentError, process_target
-
-        target, receiver = process_target(function), () if bound_to is None else (bound_to,)
-        try:
-            return await pools.processes().run(target, (*receiver, items), {}, {"node": name, "batch_size": len(items)})
-        except NotSentError as error:  # and so nothing has run: the others of the batch do not fail with this item
-            if len(items) == 1:
-                return [error]
-            middle = len(items) // 2
-            halves = items[:middle], items[middle:]
-            return [result for half in halves for result in results_of(await in_process(half), len(half), name)]
-
-    function, bound_to = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
-    reported: list[float] = []
-    return in_process if policy.runs_on == "process" else inline
 
 
 def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
@@ -247,7 +210,7 @@ def node(
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
     pure: bool = False,
-    effectful: bool = False,
+    effectful: Effectful = False,
     restart: RestartMode = "permanent",
     restart_on: tuple[type[Exception], ...] = (),
     shutdown_seconds: float | None = None,
@@ -270,7 +233,7 @@ def node(
     retry: Retry | None = None,
     fallback: Callable[[Exception], Any] | None = None,
     pure: bool = False,
-    effectful: bool = False,
+    effectful: Effectful = False,
     restart: RestartMode = "permanent",
     restart_on: tuple[type[Exception], ...] = (),
     shutdown_seconds: float | None = None,
@@ -294,7 +257,7 @@ def node(
     fallback: Callable[[Exception], Any] | None = None,
     failover: Callable[..., Any] | None = None,
     pure: bool = False,
-    effectful: bool = False,
+    effectful: Effectful = False,
     model: str | None = None,
     cache: Cache | None = None,
     stateless: bool = False,
@@ -313,7 +276,7 @@ def node(
     fallback: Callable[[Exception], Any] | None = None,
     batch: Batch | None = None,
     pure: bool = False,
-    effectful: bool = False,
+    effectful: Effectful = False,
     restart: RestartMode = "permanent",
     restart_on: tuple[type[Exception], ...] = (),
     shutdown_seconds: float | None = None,
@@ -337,7 +300,8 @@ def node(
         capacity: how many items the inbox of the node holds in a pipeline; 16 by default, or `concurrency`, or the
             size of a batch, if that is more.
         max_bytes: how many bytes the inbox holds, counted for values that know their size (`nbytes`, `bytes`, `str`).
-        runs_on: where a plain `def` runs: "loop", "thread" or "process". A class whose `__call__` is a plain `def` may
+        runs_on: where a plain `def` runs: "loop", "thread" or "process"; or a `penstock.extension.Execution`, which may
+            take other functions as well. A class whose `__call__` is a plain `def` may
             say "process" as well: each worker process makes an instance of its own for each run, stream or deployment,
             enters it with `__enter__`, and leaves it with `__exit__`. It is for what is slow to make, and not for
             state: a worker that dies or is killed takes its instance along.
@@ -350,12 +314,14 @@ def node(
         pure: states that equal arguments give equal results and that a call has no effect, so that equal calls in a
             graph are merged.
         effectful: states that the node is called for its effect, so that a call stays in the graph although its result
-            is not read.
+            has a name and is not read. A call that is a statement of its own stays anyway. With True, effects keep the
+            order of the source: a call begins after all steps before it have ended, and the steps after it begin after
+            it has. "unordered" leaves the order open, for nodes that only emit events, or whose effects may overlap.
         restart: for a class: after which exits a new instance replaces the old one: "permanent" after all exits,
             "transient" after crashes, "temporary" never.
         restart_on: for a class: the exceptions of `__call__` that mean that the instance is broken, which counts as a
             crash. Any other exception is the error of its item and nothing else.
-        shutdown_seconds: for a class that owns its loop: for how many seconds the loop may go on when its scope ends
+        shutdown_seconds: for an actor that owns its loop: for how many seconds the loop may go on when its scope ends
             and no more work comes, before it is cancelled. 5 by default; 0 cancels it at once.
         model: the name of the model that the node calls, if it does nothing else that takes long. Its spans then have
             the attributes that OpenTelemetry defines for model calls, with the tokens in `usage` of the result.
@@ -377,13 +343,16 @@ def node(
 
     Raises:
         OptionsError: an option is unknown, or does not accept its value.
-        TypeError: the function cannot be a node as asked, e.g. an `async def` with runs_on="thread".
+        TypeError: the function cannot be a node as asked, e.g. an `async def` with runs_on="thread"; or it is passed
+            together with options.
     """
+    refuse_beside(fn, locals(), node, "ps.node")
     refuse_unknown(unknown, node, "@ps.node")
     check("name", name, optional(NAME))
     check("batch", batch, BATCH)
+    check("runs_on", runs_on, RUNS_ON)
     policy = Policy(
-        concurrency, capacity, max_bytes, runs_on, timeout_seconds, retry, fallback,
+        concurrency, capacity, max_bytes, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
         shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, stateless=stateless, failover=failover,
         hedge=hedge, cache=cache,
@@ -410,12 +379,12 @@ def node(
                 "to see items in input order: a class whose __call__ returns one result"
             )
         if batch is not None and callable(target):
-            return batched_node(target, batch, policy, name)
+            return batched_node(target, batch, policy, name, runs_on)
         if isinstance(target, type):
-            return make_stateful(cast("type[Any]", target), policy, name)
+            return make_stateful(cast("type[Any]", target), policy, name, runs_on)
         if not callable(target):
             raise TypeError(f"@node needs a function or a class, got {target!r}")
-        return Node(target, policy, name=name)
+        return Node(target, policy, name=name, runs_on=runs_on)
 
     return decorate if fn is None else decorate(fn)
 

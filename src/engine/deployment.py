@@ -27,7 +27,7 @@ from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
 from .graph import Graph, check_key, gives_stream
 from .instances import stateful_nodes
-from .nesting import host_context, hosts, refuse_from_inside
+from .nesting import context_owned_by, owner_deployments, refuse_from_inside
 from .open_resources import Opening
 from .options import ExecutionOptions
 from .program import Program, Wired
@@ -240,7 +240,7 @@ class HostedGraphs:
             Exception: a graph cannot be traced or deployed, or a stateful node did not start.
         """
         for graph in self._graphs:
-            plan = graph._planned(is_cached=scope.options.enable_caching)
+            plan = graph._planned(is_cached=scope.options.reuse_plans)
             for node in stateful_nodes(plan):
                 if node.policy.ordered:
                     raise PlanError(
@@ -260,7 +260,14 @@ class HostedGraphs:
         if not plan._gives_stream and plan._durable is None:
             self.ready[graph] = wired
 
-    def one_value(self, graph: Graph[..., Any], verb: str, key: str | None = None, answer: object = ...) -> Wired:
+    def one_value(
+        self,
+        graph: Graph[..., Any],
+        verb: str,
+        key: str | None = None,
+        answer: object = ...,
+        on_finished: str = "again",
+    ) -> Wired:
         """Return the actors of a graph whose calls give one value.
 
         Raises:
@@ -270,7 +277,7 @@ class HostedGraphs:
         wired = self.deployed(graph)
         if wired.program.plan._gives_stream:
             raise gives_stream(graph, verb)
-        check_key(wired.program.plan, verb, key, answer)
+        check_key(wired.program.plan, verb, key, answer, on_finished)
         return wired
 
     def lost(self, programs: Collection[Program]) -> None:
@@ -406,12 +413,13 @@ class Deployment:
         scheduler = "actors" if options.scheduler == "auto" else options.scheduler
         self.runtime.deployments.add(self)
         self.runtime.resources.on_lost.add(self.graphs.lost)
-        context = host_context(self)
+        context = context_owned_by(self)
         self.scope = context.run(partial(Scope, is_admitted=True), self.runtime, options, scheduler, self._flags)
         self.scope.on_failed = self._fail
         places = self.scope.loop, options.max_in_flight, options.max_queue
         admission = Admission(*places) if self._shares is None else FairAdmission(*places, self._shares)
         self.in_flight = InFlight(admission, self._changed)
+        self.scope.wiring.admitted = admission.taken
         if options.collect_metrics:
             metrics.opened(self)
         # In a task of its own, so that an abort can cancel the start without cancelling the caller.
@@ -549,7 +557,7 @@ class Deployment:
             raise self.stopped_error()
         if asyncio._get_running_loop() is not self.scope.loop:  # it returns None where no loop runs
             raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
-        if current.source.get() is not None or hosts.get():
+        if current.source.get() is not None or owner_deployments.get():
             refuse_from_inside(self)
         return self.scope, self.in_flight
 

@@ -13,10 +13,12 @@ from ..actors.supervision import Strategy, SupervisorFlags
 from ..actors.tasks import uninterrupted, until
 from ..actors.threads import ProcessPoolStatistics, ThreadPoolStatistics
 from ..telemetry.counters import ActorStatistics
-from ..telemetry.rendered import Rendered
+from ..telemetry.tables import UNKNOWN, Rendered, Table, count, of
 from .admission import fair_shares
 from .call import RunningCall
-from .checkpoint import Checkpoint, Saving
+from .call_scopes import OwnScope
+from .call_stream import CallsStream, Stream
+from .checkpoint import Checkpoint, Checkpointer
 from .events import Event, EventBuffer, Value
 from .graph import (
     Call,
@@ -30,16 +32,23 @@ from .graph import (
     refuse_key,
     time_left,
 )
-from .options import DEFAULT_WORKERS, CallOptions, ChosenScheduler, ExecutionOptions, checked, of_engine, resolve
+from .one_call_stream import EventStream, StreamingCall, check_events, stream_of
+from .options import (
+    DEFAULT_WORKERS,
+    CallOptions,
+    ChosenScheduler,
+    ExecutionOptions,
+    OnFinished,
+    checked,
+    of_engine,
+    resolve,
+)
 from .pipeline import is_shown
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop
-from .streaming import CallsStream, Stream
-from .values import EventStream, OwnScope, SavedStream, StreamingCall, check_events, stream_of
 
 if TYPE_CHECKING:
     from .. import engine
-    from ..telemetry.tables import Table
 else:
     engine = LateModule(__package__)
 
@@ -68,8 +77,7 @@ class EngineStatistics(Rendered):
     processes: ProcessPoolStatistics | None
     actors: tuple[ActorStatistics, ...]
 
-    def _table(self) -> "Table":
-        from ..telemetry.tables import UNKNOWN, count, of
+    def _table(self) -> Table:
         from .tables import table_of
 
         threads = processes = UNKNOWN
@@ -127,22 +135,26 @@ class Engine:
         call: Call[R] | Graph[[], R],
         /,
         *more: Never,
-        key: str | None = None,
+        durable_key: str | None = None,
         answer: object = ...,
+        on_finished: OnFinished = "again",
         checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> R:
         """Run one call and return its result; see `penstock.engine.run`."""
         self._runtime.check_loop()
         one, merged = as_call(call, "engine.run", more), resolve("run", options, self._options)
-        plan = one_value(one.graph, merged, "engine.run", key, answer)
-        saving = None if checkpoint is None else _saving(checkpoint, one, plan, key)
+        plan = one_value(one.graph, merged, "engine.run", durable_key, answer, on_finished)
+        saving = None if checkpoint is None else _saving(checkpoint, one, plan, durable_key)
         result: R
-        if key is None:
+        if durable_key is None:
             result = await _run_call(self._runtime, one, merged, plan, saving)
         else:
-            async with durable_call(plan, one, key, answer, self._runtime.pools.threads, merged) as kept:
-                result = await _run_call(self._runtime, one, time_left(merged, kept), plan)
+            threads = self._runtime.pools.threads
+            async with durable_call(plan, one, durable_key, answer, on_finished, threads, merged) as kept:
+                if not kept.is_finished:
+                    kept.result = await _run_call(self._runtime, one, time_left(merged, kept), plan)
+            result = kept.result
         return result
 
     @overload
@@ -154,8 +166,9 @@ class Engine:
         events: type[E],
         capacity: int | None = None,
         progress: bool = False,
-        key: str | None = ...,
+        durable_key: str | None = ...,
         answer: object = ...,
+        on_finished: OnFinished = ...,
         checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[Event[E] | Value[R]]: ...
@@ -168,8 +181,9 @@ class Engine:
         events: type[E],
         capacity: int | None = None,
         progress: bool = False,
-        key: str | None = ...,
+        durable_key: str | None = ...,
         answer: object = ...,
+        on_finished: OnFinished = ...,
         **options: Unpack[CallOptions],
     ) -> EventStream[E, R]: ...
     @overload
@@ -179,8 +193,9 @@ class Engine:
         /,
         *,
         progress: bool = False,
-        key: str | None = ...,
+        durable_key: str | None = ...,
         answer: object = ...,
+        on_finished: OnFinished = ...,
         checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[R]: ...
@@ -201,8 +216,9 @@ class Engine:
         events: type[Any] | None = None,
         capacity: int | None = None,
         progress: bool = False,
-        key: str | None = None,
+        durable_key: str | None = None,
         answer: object = ...,
+        on_finished: OnFinished = "again",
         checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
@@ -219,17 +235,16 @@ class Engine:
             if checkpoint is not None:
                 if not gives_stream:
                     raise OptionsError("checkpoint= with events= is for a graph that returns a stream")
-                saving = _saving(checkpoint, call, call.graph._planned(is_cached=merged.enable_caching), key)
-            start = partial(self._streaming_call, call, merged, key, answer, saving)
-            if saving is not None and events is None:
-                return SavedStream(partial(start, None), shows_progress=shows_progress)
-            return stream_of(call, start, events, capacity, gives_stream=gives_stream, shows_progress=shows_progress)
+                saving = _saving(checkpoint, call, call.graph._planned(is_cached=merged.reuse_plans), durable_key)
+            start = partial(self._streaming_call, call, merged, durable_key, answer, on_finished, saving)
+            is_saved = saving is not None
+            return stream_of(call, start, events, capacity, shows_progress=shows_progress, is_saved=is_saved)
         if checkpoint is not None:
             raise OptionsError(
                 "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "
                 "engine.stream(train(data.order(source)), checkpoint=...)"
             )
-        refuse_key(key, answer, "engine.stream")
+        refuse_key(durable_key, answer, on_finished, "engine.stream")
         merged = resolve("stream", options, self._options)
         return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
 
@@ -239,15 +254,16 @@ class Engine:
         options: ExecutionOptions,
         key: str | None,
         answer: object,
-        saving: Saving | None,
+        on_finished: OnFinished,
+        saving: Checkpointer | None,
         events: EventBuffer | None,
     ) -> StreamingCall:
         self._runtime.check_loop()
         kept = None
-        if key is not None:
-            plan = call.graph._planned(is_cached=options.enable_caching)
-            check_key(plan, "engine.stream", key, answer)
-            kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
+        if key is not None or on_finished != "again":
+            plan = call.graph._planned(is_cached=options.reuse_plans)
+            key = check_key(plan, "engine.stream", key, answer, on_finished)
+            kept = durable_call(plan, call, key, answer, on_finished, self._runtime.pools.threads, options)
         return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept, events)
 
     @overload
@@ -309,7 +325,7 @@ class Engine:
 
     def plan(self, graph: Graph[..., Any], /) -> Plan:
         """Return what a graph will do; see `penstock.engine.plan`."""
-        return as_graph(graph, "engine.plan")._planned(is_cached=resolve("Engine", {}, self._options).enable_caching)
+        return as_graph(graph, "engine.plan")._planned(is_cached=resolve("Engine", {}, self._options).reuse_plans)
 
     async def memory(
         self, what: "Call[Any] | Graph[[], Any] | Plan", /, *, items: int | None = None, **options: Unpack[CallOptions]
@@ -367,14 +383,16 @@ def default_engine() -> Engine:
 # Running one call.
 
 
-def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, key: str | None) -> Saving:
+def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, key: str | None) -> Checkpointer:
     if key is not None:
-        raise OptionsError("a call has key=, for a durable loop, or checkpoint=, for a stream or a fold, and not both")
-    return Saving(checkpoint, call, plan)
+        raise OptionsError(
+            "a call has durable_key=, for a durable loop, or checkpoint=, for a stream or a fold, and not both"
+        )
+    return Checkpointer(checkpoint, call, plan)
 
 
 async def _run_call(
-    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Saving | None = None
+    runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Checkpointer | None = None
 ) -> Any:
     """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
     scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
@@ -402,10 +420,13 @@ async def _run_in_own_scope(
     plan: Plan,
     scheduler: ChosenScheduler,
     on_prepared: Callable[[Scope], None] | None = None,
-    saving: Saving | None = None,
+    saving: Checkpointer | None = None,
 ) -> Any:
     run = _Run(runtime, call, options)
-    scope = Scope(runtime, options, scheduler, is_one_call=True, threads=run.threads, saving=saving)
+    scope = Scope(
+        runtime, options, scheduler, is_one_call=True, counts_handlers=run.handlers is not None, threads=run.threads,
+        saving=saving,
+    )  # fmt: skip
     try:
         wired = await run.started(scope.prepare(plan))
         if on_prepared is not None:
@@ -445,6 +466,8 @@ class _Run(RunningCall):
         if options.collect_metrics:
             self.count(runtime.counted_runs)
         self.threads = runtime.pools.share_of_threads(options.max_workers)
+        if options.max_workers is not None:
+            self.handlers = asyncio.Semaphore(options.max_workers)
         self._runtime = runtime
         self._call = call
         self._over: asyncio.Future[None] = loop.create_future()

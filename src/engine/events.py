@@ -4,7 +4,8 @@ import asyncio
 import concurrent.futures
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar, cast
@@ -131,6 +132,24 @@ class EventBuffer(StreamBuffer[Event[Any]]):
                 if not is_over and not work.cancelled:
                     self.put_nowait(event)
 
+    @contextmanager
+    def unbounded(self) -> Generator[None, None, None]:
+        """Take events without a bound, while the reader waits for something else."""
+        capacity, self.capacity = self.capacity, sys.maxsize
+        self._let_in()
+        try:
+            yield
+        finally:
+            self.capacity = capacity
+
+    def stored(self) -> list[Any]:
+        """Return the events that the reader has not taken, to be stored."""
+        return [[one.value, one.node, one.item, one.attempt, one._after] for one in self.held]
+
+    def restore(self, stored: Iterable[Any]) -> None:
+        """Put events that were stored before those that are there."""
+        self.held.extendleft([Event[Any](*one) for one in stored][::-1])
+
     def take(self) -> Event[Any]:
         """Take the next event, and let the first in line in."""
         self.position += 1
@@ -179,10 +198,11 @@ _LOOK_SECONDS: Final = 1.0
 def emit(value: object, /) -> Awaitable[None]:
     """Hand a value to the reader of the call: `await penstock.emit(value)`, inside of a node.
 
-    The node is an `async def`, with or without `yield`, that says `effectful=True`; or a `def` with `runs_on="thread"`,
-    which calls it without `await`. It waits while the reader is `capacity` events behind. If the events of the call,
-    or those of this class, are not read, the value is dropped; so is one that comes after the outcome. In a thread, the
-    end of the item raises here, and so does that of an attempt which has timed out.
+    The node is an `async def`, with or without `yield`, that says `effectful="unordered"`; or `effectful=True`, where
+    effects have to keep their order. A `def` with `runs_on="thread"` says the same, and calls it without `await`. It
+    waits while the reader is `capacity` events behind. If the events of the call, or those of this class, are not read,
+    the value is dropped; so is one that comes after the outcome. In a thread, the end of the item raises here, and so
+    does that of an attempt which has timed out.
 
     Args:
         value: the value, of any class; the reader says which class it reads.
@@ -191,7 +211,7 @@ def emit(value: object, /) -> Awaitable[None]:
         An awaitable. A node that is called directly, without an engine, may await it as well.
 
     Raises:
-        TypeError: the node is not `effectful=True`, is a plain `def` on the event loop, runs in a worker process, gets
+        TypeError: the node is not `effectful`, is a plain `def` on the event loop, runs in a worker process, gets
             its items in batches, or owns its loop.
         GraphTraceError: it was called in a graph instead of a node.
         UnknownItemError: a task that a handler has started calls this, and its item is not known.
@@ -207,7 +227,7 @@ def emit(value: object, /) -> Awaitable[None]:
     events: EventBuffer | None = group.events
     if events is not None and events.thread != get_ident():
         return _beside(where, value)  # the task runs just now, while a thread that it has started is here
-    if not actor.emits or is_tracing() is not None:
+    if not actor.bound._emits or is_tracing() is not None:
         _refuse(actor)
     return _NOTHING if events is None else events.add(value, frame, actor, position.attempt)
 
@@ -232,7 +252,7 @@ def _beside(where: Position | Handling, value: object) -> Awaitable[None]:
     is_in_thread = loop is None or (frame is not None and loop is not frame.group.loop)
     if is_in_thread and where.cancelled:
         raise _ended()
-    if not where.actor.emits:
+    if not where.actor.bound._emits:
         _refuse(where.actor)
     if frame is None or events is None:
         return _NOTHING
@@ -268,19 +288,19 @@ def _refuse_graph() -> None:
     if active() is not None:
         raise GraphTraceError(
             f"{call_location()}: penstock.emit is for nodes, which run for each item; a graph is traced once, so put "
-            "it into a node with effectful=True"
+            'it into a node with effectful="unordered"'
         )
 
 
 def _refuse(actor: "NodeActor") -> None:
     """Raise the reason why a node cannot emit; return if it can, and a graph was traced around here before."""
     _refuse_graph()
-    if actor.emits:
+    if actor.bound._emits:
         return
     if not actor.policy.effectful:
         raise TypeError(
             f"node {actor.label()!r} calls penstock.emit, and does not say that its calls have an effect: declare it "
-            "with @ps.node(effectful=True)"
+            'with @ps.node(effectful="unordered")'
         )
     raise TypeError(
         f"node {actor.label()!r} is a plain `def` on the event loop, where penstock.emit cannot wait for its reader: "

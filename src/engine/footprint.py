@@ -2,27 +2,29 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeGuard
+from typing import Any, cast
 from weakref import WeakSet
 
 from .._errors import PlanError
+from ..actors.execution import GENERAL, Bound
 from ..actors.frame import Frame
-from ..actors.node_actor import GENERAL, Invoke, NodeActor
-from ..actors.own_loops import bytes_of
-from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader
+from ..actors.node_actor import Invoke, NodeActor
+from ..actors.stream_buffer import DEFAULT_CAPACITY, StreamBuffer
 from ..actors.worker import Worker
 from ..telemetry.counters import ProgramMemory
-from ..telemetry.rendered import Rendered
-from ..telemetry.tables import UNKNOWN, Column, Table, by_graph, count, scaled
+from ..telemetry.tables import UNKNOWN, Column, Rendered, Table, by_graph, count, scaled
+from .call_scopes import OwnScope
 from .graph import Call
 from .node import Node, is_node
+from .one_call_stream import StreamingCall, ValuesStream
 from .options import ExecutionOptions
 from .program import Plan, PlannedStep, Wired
 from .scope import Runtime, Scope
-from .values import OwnScope, StreamingCall, ValuesStream
+from .sizes import is_reader, size_of, sizes_of
+from .stages import StageIterator
 from .wiring import executor_of, inbox_capacity, warm_up_node
 
 
@@ -60,8 +62,8 @@ class MemoryReport(Rendered):
     Attributes:
         graph: name of the graph.
         nodes: its nodes, in the order of the plan.
-        in_flight_bytes: the most that the values of the call took at a time, including the values that streams held;
-            None for a plan, which runs nothing.
+        in_flight_bytes: the most that the values of the call took at a time, including those that streams and stages
+            held, and results that waited for their turn; None for a plan, which runs nothing.
         in_flight_device_bytes: how much of this was in arrays of JAX.
         without_sample: for a plan, the device nodes without `sample_input=`, about which nothing is known.
     """
@@ -75,9 +77,8 @@ class MemoryReport(Rendered):
     def _table(self) -> Table:
         facts = [("graph", self.graph)]
         if self.in_flight_bytes is not None:
-            facts.append(
-                ("in flight", f"{_shown(self.in_flight_bytes)}, {_shown(self.in_flight_device_bytes)} of it on devices")
-            )
+            there = f", {_shown(self.in_flight_device_bytes)} of it on devices" if self.in_flight_device_bytes else ""
+            facts.append(("in flight", _shown(self.in_flight_bytes) + there))
         if self.without_sample:
             facts.append(("no sample_input=", ", ".join(self.without_sample)))
         titles = ("arguments", "outputs", "temporaries", "programs", "item", "result", "inbox", "inbox items")
@@ -128,13 +129,13 @@ async def memory_of_call(
         run: runs a call that gives one value, and tells of its scope before it begins.
         items: how many values are read of a stream; None for all.
     """
-    plan = call.graph._planned(is_cached=options.enable_caching)
+    plan = call.graph._planned(is_cached=options.reuse_plans)
     steps = list(_steps(plan))
     before = {
         program.program: program.calls
         for _, step in steps
         if (executor := executor_of(step)) is not None
-        for program in await asyncio.to_thread(executor.programs)
+        for program in await asyncio.to_thread(executor._programs)
     }
     watch = _Watch()
     if plan._gives_stream:
@@ -147,6 +148,7 @@ async def memory_of_call(
                 except StopAsyncIteration:
                     break
                 number += 1
+                watch.look(None)
     else:
         await run(watch.begin)
     nodes: list[NodeMemory] = []
@@ -155,7 +157,7 @@ async def memory_of_call(
             continue
         programs: list[ProgramMemory] = []
         if (executor := executor_of(step)) is not None:
-            found = await asyncio.to_thread(executor.programs)
+            found = await asyncio.to_thread(executor._programs)
             programs = [one for one in found if one.calls != before.get(one.program)]
         nodes.append(watch.node(graph, step.label, step.head.callee, programs, is_in_body=graph != plan.name))
     return MemoryReport(call.graph.name, tuple(nodes), watch.most_bytes, watch.most_device_bytes)
@@ -178,7 +180,7 @@ async def memory_of_plan(runtime: Runtime, plan: Plan, options: ExecutionOptions
                     await warm_up_node(one.program, unit, executor, runtime.pools, options.device_strategy, known)
                 except PlanError:  # it has no samples
                     unknown.append(unit.step.label)
-                programs = await asyncio.to_thread(executor.programs)
+                programs = await asyncio.to_thread(executor._programs)
                 nodes.append(NodeMemory(one.program.name, unit.step.label, tuple(programs)))
     finally:
         await scope.close()
@@ -235,34 +237,66 @@ class _Watch:
         self.most_bytes = self.most_device_bytes = 0
         self._seen: dict[tuple[str, str], _Seen] = {}
         self._frames: WeakSet[Frame] = WeakSet()
+        self._buffers: list[StreamBuffer[Any]] = []
+        self._stages: WeakSet[StageIterator[Any]] = WeakSet()
+        self._bounds: list[Bound] = []
+        self._asked = self._next_look = 0
 
     def begin(self, scope: Scope) -> None:
         """Look at what the actors of a scope get and give from now on."""
+        self._bounds = [actor.bound for actor in scope.wiring.actors()]
         for actor in scope.wiring.actors():
             seen = self._seen.setdefault((actor.graph, actor.name), _Seen())
             # The general way to run a step; none is handed over to a device before a worker has it.
-            actor.mode, actor.carrier = GENERAL, None
+            actor.mode, actor.begin = GENERAL, None
             actor.invoke = partial(self._invoke, actor.invoke, seen)
+            kind: Any = actor.fn
+            while isinstance(kind, partial):
+                kind = kind.func
+            if isinstance(kind, type) and issubclass(kind, StageIterator):
+                actor.fn = partial(self._stage, actor.fn)
+
+    def _stage(self, make: Callable[..., Any], *args: Any) -> Any:
+        stage = make(*args)
+        self._stages.add(stage)
+        return stage
 
     async def _invoke(self, inner: Invoke, seen: _Seen, worker: Worker, actor: NodeActor, frame: Frame) -> Any:
         seen.item_bytes = max(seen.item_bytes or 0, size_of(actor.arguments(frame.values)))
         self._frames.add(frame)
         value: Any = await inner(worker, actor, frame)
-        if _is_reader(value):
-            value.buffer.held = _Held(seen, value.buffer.held)
-        else:
+        given: list[Any] = value if isinstance(cast("object", value), list) else [value]
+        readers = [one for one in given if is_reader(one)]
+        for reader in readers:
+            reader.buffer.held = _Held(partial(self._gave, seen), reader.buffer.held)
+            self._buffers.append(reader.buffer)
+        if not readers:
             seen.gave(value)
-        self._look(value)
+        self.look(value)
         return value
 
-    def _look(self, value: Any) -> None:
-        sizes: dict[int, tuple[int, bool]] = {}
-        _add_up([value], sizes)
-        for frame in list(self._frames):
-            if frame.state == "running":
-                _add_up(frame.values, sizes)
-        self.most_bytes = max(self.most_bytes, sum(size for size, _ in sizes.values()))
-        self.most_device_bytes = max(self.most_device_bytes, sum(size for size, there in sizes.values() if there))
+    def _gave(self, seen: _Seen, value: Any) -> None:
+        seen.gave(value)
+        self.look(value)
+
+    def look(self, value: Any) -> None:
+        """Add up what is there now, and a value; the more there was so far, the less often."""
+        self._asked += 1
+        if self._asked < self._next_look:
+            return
+        self._next_look = self._asked + max(1, self._asked // 16 - 20)
+        self._buffers = [one for one in self._buffers if one.held or not (one.ended or one.abandoned)]
+        there = [value, *(held for one in self._buffers for held in one.held)]
+        for frame in list(self._frames):  # one that has ended may wait for its turn
+            there += frame.values if frame.state == "running" else [frame.result]
+        sizes = [
+            sizes_of(there),
+            (sum(bound.held_bytes() for bound in self._bounds), 0),
+            *(stage.held_bytes() for stage in list(self._stages)),
+        ]
+        size, on_device = (sum(column) for column in zip(*sizes, strict=True))
+        self.most_bytes = max(self.most_bytes, size)
+        self.most_device_bytes = max(self.most_device_bytes, on_device)
 
     def node(
         self, graph: str, label: str, node: Node[..., Any], programs: list[ProgramMemory], *, is_in_body: bool
@@ -280,45 +314,13 @@ class _Watch:
 
 
 class _Held(deque[Any]):
-    """The values that a stream holds, which notes their sizes."""
+    """The values that a stream holds, which tells of each."""
 
-    def __init__(self, seen: _Seen, values: Iterable[Any]) -> None:
+    def __init__(self, on_value: Callable[[Any], None], values: Iterable[Any]) -> None:
         super().__init__(values)
-        self._seen = seen
+        self._on_value = on_value
 
     def append(self, value: Any, /) -> None:
-        """Note the size of a value."""
-        self._seen.gave(value)
+        """Tell of a value."""
         super().append(value)
-
-
-def size_of(value: Any) -> int:
-    """Return the bytes of arrays, bytes and text in a value, without those in streams; each object counts once."""
-    sizes: dict[int, tuple[int, bool]] = {}
-    _add_up([value], sizes, with_streams=False)
-    return sum(size for size, _ in sizes.values())
-
-
-def _add_up(values: Iterable[Any], sizes: dict[int, tuple[int, bool]], *, with_streams: bool = True) -> None:
-    """Note the size of each object in some values, by identity, and whether it is an array of JAX."""
-    left = [*values]
-    passed: set[int] = set()
-    while left:
-        value = left.pop()
-        if id(value) in passed:
-            continue
-        passed.add(id(value))
-        if isinstance(value, Mapping):
-            left += value.values()
-        elif isinstance(value, list | tuple | set | frozenset):
-            left += value
-        elif _is_reader(value):
-            left += value.buffer.held if with_streams else ()
-        elif is_dataclass(value) and not isinstance(value, type):
-            left += [getattr(value, one.name, None) for one in fields(value)]
-        elif size := bytes_of(value):
-            sizes[id(value)] = size, hasattr(value, "sharding")
-
-
-def _is_reader(value: object) -> TypeGuard[Reader[Any]]:
-    return isinstance(value, Reader)
+        self._on_value(value)

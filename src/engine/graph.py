@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeV
 from weakref import WeakSet
 
 from .._errors import GraphTraceError, OptionsError, PlanError
-from ..actors.accepted import NAME, check
+from .._public import LateModule
+from ..actors.accepted import NAME, check, one_of
 from ..actors.loop_host import StreamActor
 from ..actors.threads import ThreadPool
 from ..telemetry.text import printable
 from .control import Control, map_each
 from .node import Node, global_name, is_async, refuse_pickle
 from .open_resources import run_eagerly
-from .options import ExecutionOptions
+from .options import ExecutionOptions, OnFinished
 from .planning import make_plan, merge_equal_calls
 from .program import Pass, Plan
 from .stateful import is_stateful, node_of
@@ -30,7 +31,10 @@ from .tracing.source_check import check_source
 from .tracing.tracer import Trace, Tracer, active, endless_recursion, inner_codes, is_tracing
 
 if TYPE_CHECKING:
+    from .. import engine as _engine
     from ..saving.durable import DurableCall
+else:
+    _engine = LateModule(__package__)
 
 # Counts how often a node was replaced or restored. A trace made under another number is outdated.
 _epoch = 0
@@ -53,7 +57,12 @@ def outdate_traces() -> None:
 
 @contextmanager
 def replaced(node: Node[..., Any], fake: Callable[..., Any]) -> Generator[None, None, None]:
-    """Within the `with`, call `fake` in place of a node and of all its copies."""
+    """Within the `with`, call `fake` in place of a node and of all its copies. Graphs are traced again.
+
+    Args:
+        node: the node.
+        fake: the function to call instead, with the same parameters and result.
+    """
     origin = node.origin
     before = origin._replacement
     if is_async(origin.fn) and not is_async(fake):
@@ -279,10 +288,10 @@ class Graph(Generic[P, R_co]):
         """Return the plan of the present trace, which all callers share.
 
         Args:
-            is_cached: the execution option `enable_caching`; if False, the caller gets a new trace and plan for itself.
+            is_cached: the execution option `reuse_plans`; if False, the caller gets a new trace and plan for itself.
         """
         if not is_cached:
-            return self._made_plan(self._traced("enable_caching=False")[0], without=(merge_equal_calls,))
+            return self._made_plan(self._traced("reuse_plans=False")[0], without=(merge_equal_calls,))
         trace = self._present_trace()
         if self._plan is not None and self._plan.trace is trace:
             self._hits += 1
@@ -308,14 +317,12 @@ class Graph(Generic[P, R_co]):
         """
         began = perf_counter()
         tracer = Tracer(self.name)
-        parameters = tuple(
-            [
-                tracer.parameter(name, _hint_of(self.fn, name), is_stream=is_stream_parameter(self.fn, name))
-                for name in self._signature.parameters
-            ]
-        )
+        parameters = [
+            tracer.parameter(name, _hint_of(self.fn, name), is_stream=is_stream_parameter(self.fn, name))
+            for name in self._signature.parameters
+        ]
         try:
-            result = tracer.run(self.fn, self._start, parameters)
+            result = tracer.run(self.fn, self._start, tuple(parameters))
             hints = hints_of(self.fn)
             trace = tracer.finish(result, self.fn, tuple(hints.get(name) for name in self._signature.parameters))
         except RecursionError:
@@ -343,25 +350,28 @@ class Graph(Generic[P, R_co]):
         bound.apply_defaults()
         return tuple(bound.arguments.values())
 
-    def to_mermaid(self) -> str:
-        """Return the graph as a Mermaid flowchart, for Markdown."""
-        from .drawing import to_mermaid
+    def drawing(self) -> "_engine.Drawing":
+        """Return the graph as names and edges, for code that draws it in a way of its own."""
         from .picture import drawing_of
 
-        return to_mermaid(drawing_of(self._present_trace()))
+        return drawing_of(self._present_trace())
+
+    def to_mermaid(self) -> str:
+        """Return the graph as a Mermaid flowchart, for Markdown."""
+        from .picture import shown
+
+        return shown(self.drawing(), "mermaid")
 
     def to_dot(self) -> str:
         """Return the graph in Graphviz's language."""
-        from .drawing import to_dot
-        from .picture import drawing_of
+        from .picture import shown
 
-        return to_dot(drawing_of(self._present_trace()))
+        return shown(self.drawing(), "dot")
 
     def __str__(self) -> str:
-        from .drawing import to_text
-        from .picture import drawing_of
+        from .picture import shown
 
-        return to_text(drawing_of(self._present_trace()))
+        return shown(self.drawing(), "text")
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle the graph by module and name, as a function; a chain without a name by its parts."""
@@ -380,10 +390,9 @@ class Graph(Generic[P, R_co]):
         return f"<Graph {printable(self.name)}>"
 
     def _repr_svg_(self) -> str:
-        from .drawing import to_svg
-        from .picture import drawing_of
+        from .picture import shown
 
-        return to_svg(drawing_of(self._present_trace()))
+        return shown(self.drawing(), "svg")
 
 
 class _Decorator(Protocol):
@@ -426,8 +435,7 @@ def _decorated(fn: Any) -> Graph[..., Any]:
         node = cast("Node[..., Any]", fn)
         if node._alone is None:
             node._alone = _chained(node)
-        alone: Graph[..., Any] = node._alone
-        return alone
+        return cast("Graph[..., Any]", node._alone)
     if is_stateful(fn) and not isinstance(fn, type):
         return _chained(fn)
     if not inspect.iscoroutinefunction(fn):
@@ -438,9 +446,8 @@ def _decorated(fn: Any) -> Graph[..., Any]:
             remedy = "that is a graph already"
         elif is_stateful(fn):
             remedy = f"make an instance of the class first, {_graph_of(fn)}"
-        raise GraphTraceError(
-            f"{definition_location(cast('object', fn))}: @graph needs an `async def`, got {fn!r}; {remedy}"
-        )
+        where = definition_location(cast("object", fn))
+        raise GraphTraceError(f"{where}: @graph needs an `async def`, got {fn!r}; {remedy}")
     _refuse_method(fn)
     _check(fn, again=True)
     return Graph(fn)
@@ -463,7 +470,8 @@ def chain(*parts: Any) -> Any:
         return _read_by(*parts)
     for part in parts:
         if not isinstance(part, Node | Graph) and not is_stateful(part):
-            raise TypeError(f"a chain (a >> b) is made of nodes and graphs, not of {part!r}")
+            made_of = f"is made of nodes and graphs, not of {part!r}"
+            raise TypeError(f"a chain (a >> b) {made_of}: make a node of it, ps.node(...)")
     return _chained(*parts)
 
 
@@ -566,7 +574,7 @@ async def _settled(value: Any) -> Any:
 
 def _inlined(tracer: Tracer, call: Call[Any]) -> Generator[Any, Any, Any]:
     yield from ()  # a generator, as __await__ must be; it never suspends
-    return tracer.run(call.graph.fn, call.graph._start, call.arguments)
+    return tracer.made(tracer.run(call.graph.fn, call.graph._start, call.arguments))
 
 
 def _refuse_variadic(fn: Callable[..., Any], name: str, signature: inspect.Signature) -> None:
@@ -597,8 +605,15 @@ def as_graph(graph: Any, verb: str) -> Graph[..., Any]:
 
 
 def _graph_of(node: Any) -> str:
-    """Return how to write the graph of one node, for a message."""
-    return f"ps.graph({node.__name__}(...))" if isinstance(node, type) else f"ps.graph({part_name(node)})"
+    """Return how to write the graph of one node, or of what the call of a node has given, for a message."""
+    if isinstance(node, type):
+        return f"ps.graph({node.__name__}(...))"
+    if is_stateful(node):
+        return "ps.graph(instance)"
+    owner, _, name = str(getattr(node, "__qualname__", part_name(node))).rpartition(".")
+    if owner and not owner.endswith("<locals>"):  # the variable that has the instance is not known
+        name = "instance" if name == "__call__" else f"instance.{name}"
+    return f"ps.graph({'node' if name == '<lambda>' else name})"
 
 
 def as_call(call: Any, verb: str, more: tuple[object, ...] = ()) -> Call[Any]:
@@ -614,28 +629,33 @@ def as_call(call: Any, verb: str, more: tuple[object, ...] = ()) -> Call[Any]:
     """
     if isinstance(call, Call):
         if more:
-            raise TypeError(
-                f"{verb} takes one call, got {1 + len(more)} arguments: {verb.partition('.')[0]}.stream and "
-                "service.map take many calls"
-            )
+            many = f"{verb.partition('.')[0]}.stream and service.map take many calls"
+            raise TypeError(f"{verb} takes one call, got {1 + len(more)} arguments: {many}")
         return call  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Call[Any]
     if isinstance(call, Graph):
         with suppress(TypeError):
             if not more:
                 return cast("Graph[[], Any]", call)()
         raise TypeError(f"graph {call.name!r} has parameters: pass a call, {verb}({call.name}(...))")
-    if inspect.iscoroutine(call):
-        call.close()
+    if inspect.iscoroutine(call) or inspect.isasyncgen(call):
+        what, to_use = "an async generator", verb.replace(".run", ".stream")
+        if inspect.iscoroutine(call):
+            call.close()
+            what, to_use = "a coroutine", verb
+        name = call.__qualname__.rpartition("<locals>.")[2].removesuffix(".__call__")
         raise TypeError(
-            f"{verb} takes a call of a graph, got a coroutine of {call.__name__!r}: if that is a node, ps.graph(node) "
-            f"makes a graph of it, {verb}(ps.graph({call.__name__})(...)); otherwise call it in a node"
+            f"{verb} takes a call of a graph, got {what} of {name!r}: if that is a node, ps.graph(node) makes a graph "
+            f"of it, {to_use}({_graph_of(call)}(...)); otherwise call it in a node"
         )
     if isinstance(call, Node) or is_stateful(call):
         raise TypeError(
             f"{verb} takes a call of a graph, got {call!r}: ps.graph(node) makes a graph of one node, "
             f"{verb}({_graph_of(call)}(...))"
         )
-    raise TypeError(f"{verb} takes a call of a graph, such as search(url), got {call!r}")
+    raise TypeError(
+        f"{verb} takes a call of a graph, such as search(url), got {call!r}: a node that is called outside of a graph "
+        "has run already, and ps.graph(node)(...) makes a call of it"
+    )
 
 
 def one_value(
@@ -644,6 +664,7 @@ def one_value(
     verb: str = "engine.stream of many calls",
     key: str | None = None,
     answer: object = ...,
+    on_finished: str = "again",
 ) -> Plan:
     """Return the plan of a graph whose calls give one value each.
 
@@ -651,23 +672,41 @@ def one_value(
         PlanError: its calls give streams.
         OptionsError: it has a durable loop, and the call no key; or the other way round.
     """
-    plan = graph._planned(is_cached=options.enable_caching)
+    plan = graph._planned(is_cached=options.reuse_plans)
     if plan._gives_stream:
         raise gives_stream(graph, verb)
-    if plan._durable is not None or key is not None or answer is not ...:
-        check_key(plan, verb, key, answer)
+    if plan._durable is not None or key is not None or answer is not ... or on_finished != "again":
+        check_key(plan, verb, key, answer, on_finished)
     return plan
 
 
 def durable_call(
-    plan: Plan, call: Call[Any], key: str, answer: object, threads: Callable[[], ThreadPool], options: ExecutionOptions
+    plan: Plan,
+    call: Call[Any],
+    key: str,
+    answer: object,
+    on_finished: OnFinished,
+    threads: Callable[[], ThreadPool],
+    options: ExecutionOptions,
 ) -> "DurableCall":
-    """Return what keeps the durable loop of a call, whose key was checked."""
+    """Return what keeps the durable loop of a call, whose key was checked.
+
+    Raises:
+        OptionsError: `on_finished` does not accept its value, or the call gives a stream, and no result to return.
+    """
     from ..saving.durable import DurableCall
+
+    check("on_finished", on_finished, one_of(OnFinished))
+    if on_finished == "return" and plan._gives_stream:
+        raise OptionsError(
+            f"on_finished='return' is for a result, and graph {plan.name!r} gives a stream, which is not kept: "
+            "use 'raise'"
+        )
 
     assert plan._durable is not None
     arguments = dict(zip(call.graph._signature.parameters, call.arguments, strict=True))
-    return DurableCall(plan._durable, plan.name, arguments, key, answer, threads, options.timeout_seconds)
+    seconds = options.timeout_seconds
+    return DurableCall(plan._durable, plan.name, arguments, key, answer, threads, seconds, on_finished)
 
 
 def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOptions:
@@ -675,38 +714,41 @@ def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOption
     return replace(options, timeout_seconds=kept.timeout_seconds)
 
 
-def refuse_key(key: object, answer: object, verb: str) -> None:
-    """Refuse `key=` and `answer=` of a stream of many calls.
+def refuse_key(key: object, answer: object, on_finished: object, verb: str) -> None:
+    """Refuse `durable_key=`, `answer=` and `on_finished=` of a stream of many calls.
 
     Raises:
         OptionsError: there is one.
     """
-    if key is not None or answer is not ...:
+    if key is not None or answer is not ... or on_finished != "again":
         raise OptionsError(
-            f"{verb} takes key= and answer= for one call, not for many: use {verb.partition('.')[0]}.run"
+            f"{verb} takes durable_key= and answer= for one call, not for many: use {verb.partition('.')[0]}.run; to "
+            "share places by key, or to run the calls of a key in order, give key= and max_in_flight_per_key= to "
+            "engine.deploy, and use the stream of that service"
         )
 
 
-def check_key(plan: Plan, verb: str, key: str | None, answer: object = ...) -> None:
-    """Check that a call has a key if, and only if, its graph has a durable loop.
+def check_key(plan: Plan, verb: str, key: str | None, answer: object = ..., on_finished: str = "again") -> str:
+    """Check that a call has a key if, and only if, its graph has a durable loop; return the key, or "" if it has none.
 
     Raises:
-        OptionsError: it is not so, or there is an answer without a key.
+        OptionsError: it is not so, or there is an option without a key.
     """
     if plan._durable is None:
-        if key is None and answer is ...:
-            return
+        if key is None and answer is ... and on_finished == "again":
+            return ""
         raise OptionsError(
-            f"{verb} takes key= and answer= for a graph with a durable loop, and graph {plan.name!r} has none: "
+            f"{verb} takes durable_key= and answer= for a graph with a durable loop, and graph {plan.name!r} has none: "
             "ps.while_loop(..., durable=ps.Durable(...))"
         )
     if key is None:
         many = "a stream of many calls takes none; " if verb.endswith("many calls") else ""
         raise OptionsError(
             f"graph {plan.name!r} has a durable loop, which is kept under a key: {many}give one to each call, "
-            f"run({plan.name}(...), key=...)"
+            f"run({plan.name}(...), durable_key=...)"
         )
-    check("key", key, NAME, f"{verb}(")
+    check("durable_key", key, NAME, f"{verb}(")
+    return key
 
 
 def gives_one_value(graph: Graph[..., Any], owner: str) -> PlanError:

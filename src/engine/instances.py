@@ -2,12 +2,10 @@
 
 import asyncio
 import functools
-import itertools
-import types
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note
 from ..actors import loop_host
@@ -18,13 +16,10 @@ from ..actors.threads import ThreadShare
 from ..telemetry import logs
 from ..telemetry.counters import ActorState
 from . import nesting
-from .node import MakeLoop, Node, is_node
+from .node import Node, Scope, is_node
 from .pools import Pools
 from .program import Plan
-from .stateful import fresh_instance, recipe_of
-
-if TYPE_CHECKING:
-    from ..actors.process_messages import WorkerInstance
+from .stateful import handler_of, recipe_of
 
 Handler = Callable[..., Any]
 
@@ -39,11 +34,12 @@ class Instance:
         name: the name of the node.
         restart: after which exits the supervisor restarts it.
         restarts: how often the instance was replaced.
+        value: the present instance itself, or what stands for it here.
         gate: the gate that every attempt passes, so that a restart can hold them back; None if the supervisor can have
             no reason to restart it.
     """
 
-    def __init__(self, node: Node[..., Any], pools: Pools, supervisor: Supervisor) -> None:
+    def __init__(self, node: Node[..., Any], pools: Pools, supervisor: Supervisor, scope: Scope) -> None:
         self.name = node.name
         self.restart: RestartMode = node.policy.restart
         self.restarts = 0
@@ -53,6 +49,8 @@ class Instance:
         self._supervisor = supervisor
         self._node = node
         self._pools = pools
+        self._scope = scope
+        self.value: Any = None
         self._handler: Handler | None = None
         self._crash: Exception | None = None
         self._context_task: ContextTask[None] | None = None
@@ -73,10 +71,9 @@ class Instance:
         return handle
 
     @property
-    def value(self) -> Any:
-        """The present instance itself."""
-        assert isinstance(self._handler, types.MethodType)
-        return self._handler.__self__
+    def is_stopped(self) -> bool:
+        """Whether it has ended and is not restarted, so that further attempts would fail."""
+        return self.gate is not None and self.gate.is_stopped
 
     @property
     def state(self) -> ActorState:
@@ -167,9 +164,11 @@ class Instance:
     @asynccontextmanager
     async def _entered(self) -> AsyncGenerator[None, None]:
         has_started = False
-        nesting.host(self._pools)
+        nesting.note_owner_engine(self._pools)
         try:
-            instance, handler = fresh_instance(self._node.template)
+            cls, args, kwargs = recipe_of(self._node.template)
+            instance = self._node.runs_on.make_instance(self._scope, cls, args, kwargs)
+            handler = handler_of(instance)
             if loop_host.fault_at_start is not None:
                 await loop_host.fault_at_start(self.name)
             async with AsyncExitStack() as stack:
@@ -177,7 +176,7 @@ class Instance:
                     await stack.enter_async_context(instance)
                 if self._handler is not None:
                     self.restarts += 1
-                self._handler = handler
+                self.value, self._handler = instance, handler
                 has_started = True
                 try:
                     yield
@@ -213,19 +212,19 @@ def _is_only(error: BaseException, one: BaseException) -> bool:
 class LoopInstance:
     """A node that owns its loop, in one scope: the other kind of child of the scope's supervisor.
 
-    It needs no gate: the inbox also takes work while no loop runs.
-
     Attributes:
+        gate: None: the inbox also takes work while no loop runs.
         name: the name of the node.
         restart: after which exits the supervisor restarts it.
         restarts: how often the loop was started again.
         host: runs the loop.
     """
 
+    gate: RestartGate | None = None
+
     def __init__(
         self,
         node: Node[..., Any],
-        make_loop: MakeLoop,
         pools: Pools,
         threads: ThreadShare | None,
         supervisor: Supervisor,
@@ -235,8 +234,8 @@ class LoopInstance:
         self.restarts = 0
 
         def make() -> OwnsLoop:  # called in the task that runs the loop
-            nesting.host(pools)
-            return make_loop(node, pools, threads)
+            nesting.note_owner_engine(pools)
+            return node.runs_on._make_loop(node, pools, threads)
 
         self.host = LoopHost(
             make,
@@ -255,6 +254,11 @@ class LoopInstance:
     def state(self) -> ActorState:
         """The state of the child, as its supervisor knows it."""
         return self._supervisor.state_of(self)
+
+    @property
+    def is_stopped(self) -> bool:
+        """Whether the loop has ended and is not restarted, so that further attempts would fail."""
+        return self.host.inbox.closed
 
     async def start(self) -> None:
         """Make an instance, enter it, and begin its loop.
@@ -314,10 +318,6 @@ class LoopInstance:
         return error
 
 
-# Numbers of instances in worker processes, which serve all Engines of this process one after the other.
-_in_workers = itertools.count(1)
-
-
 class InstanceRegistry:
     """One instance of each stateful node that a scope uses, shared by all of its call sites.
 
@@ -333,11 +333,7 @@ class InstanceRegistry:
         self._supervisor = supervisor
         self._instances: dict[object, Instance] = {}
         self._loops: dict[object, LoopInstance] = {}
-        self._in_workers: dict[object, WorkerInstance] = {}
-
-    def in_workers(self, node: Node[..., Any]) -> "WorkerInstance":
-        """Return the instance that each worker process makes for this scope."""
-        return self._in_workers[instance_key(node)]
+        self.scope: Scope = Scope()  # set by the scope, once that has its wiring
 
     def instance_of(self, node: Node[..., Any]) -> Instance:
         """Return the instance of a stateful node in this scope."""
@@ -357,12 +353,7 @@ class InstanceRegistry:
         opened: dict[object, Instance | LoopInstance] = {}
         try:
             for key, node in nodes.items():
-                if node._is_in_workers:
-                    from ..actors.process_messages import WorkerInstance  # few programs need it
-
-                    _, args, kwargs = recipe_of(node.template)
-                    self._in_workers.setdefault(key, WorkerInstance(next(_in_workers), args, kwargs))
-                elif key not in self._instances and key not in self._loops:
+                if key not in self._instances and key not in self._loops:
                     child = self._make(node)
                     await child.start()
                     opened[key] = child
@@ -386,19 +377,14 @@ class InstanceRegistry:
         Raises:
             Exception: the first error of an `__aexit__`.
         """
-        try:
-            await self._supervisor.close()
-        finally:
-            in_workers, self._in_workers = self._in_workers, {}
-            if in_workers and self._pools.has_processes:
-                await self._pools.processes().close_instances([instance.key for instance in in_workers.values()])
+        await self._supervisor.close()
         self._instances.clear()
         self._loops.clear()
 
     def _make(self, node: Node[..., Any]) -> Instance | LoopInstance:
-        if node.make_loop is None:
-            return Instance(node, self._pools, self._supervisor)
-        return LoopInstance(node, node.make_loop, self._pools, self._threads, self._supervisor)
+        if node.runs_on._runs_loop:
+            return LoopInstance(node, self._pools, self._threads, self._supervisor)
+        return Instance(node, self._pools, self._supervisor, self.scope)
 
 
 async def _leave_all(children: list[Instance | LoopInstance]) -> None:
@@ -424,7 +410,5 @@ def stateful_nodes(plan: Plan) -> Iterator[Node[..., Any]]:
             plans.extend(step.bodies)
             for link in step.chain:
                 callee = link.callee
-                if not is_node(callee) or callee.origin._replacement is not None:
-                    continue
-                if callee.template is not None or callee.make_loop is not None:
+                if is_node(callee) and callee._is_stateful and callee._has_instance:
                     yield callee

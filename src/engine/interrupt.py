@@ -36,7 +36,7 @@ def interrupt(question: object, /) -> Awaitable[Any]:
     if active() is not None:
         return _step(question)
     actor = calling_actor()
-    if asyncio._get_running_loop() is None or (actor is not None and actor.links):  # links: of a plain `def`
+    if asyncio._get_running_loop() is None or (actor is not None and actor.bound._links):  # links: of a plain `def`
         raise PlanError(
             f"ps.interrupt({question!r}) was called in a thread, a process or a plain `def`, which cannot wait for the "
             "answer: ask in an `async def` of the loop's body, as in `answer = await ps.interrupt(...)`"

@@ -13,12 +13,12 @@ from .pools import Pools
 
 # For the task of an instance or a loop, which is not a handler: the pools of its Engine, and the handler that opened
 # the scope, if one did.
-_host: ContextVar[tuple[Pools, object] | None] = ContextVar("penstock_host_pools", default=None)
+_owner_engine: ContextVar[tuple[Pools, object] | None] = ContextVar("penstock_owner_engine", default=None)
 
 
-def host(pools: Pools) -> None:
+def note_owner_engine(pools: Pools) -> None:
     """Note the pools of the Engine in the running task, which keeps an instance or runs a loop."""
-    _host.set((pools, current.source.get()))
+    _owner_engine.set((pools, current.source.get()))
 
 
 def pools_around() -> Pools | None:
@@ -26,22 +26,22 @@ def pools_around() -> Pools | None:
 
     A task or thread that outlives the handler that has started it may get None, too.
     """
-    handling, hosted = current.source.get(), _host.get()
-    if hosted is not None and hosted[1] is handling:
-        return hosted[0]
+    handling, owner = current.source.get(), _owner_engine.get()
+    if owner is not None and owner[1] is handling:
+        return owner[0]
     actor = None if handling is None else handling.actor
     return None if actor is None else cast("Pools | None", actor.owner)
 
 
 # The deployments that the running task belongs to, from the outside in. Only tasks of stateful nodes and loops, and
 # tasks that these start, need this mark: the frame of a handler leads to the deployment.
-hosts: ContextVar[tuple[AnyDeployment, ...]] = ContextVar("penstock_hosts", default=())
+owner_deployments: ContextVar[tuple[AnyDeployment, ...]] = ContextVar("penstock_owner_deployments", default=())
 
 
-def host_context(deployment: AnyDeployment) -> Context:
-    """Return a context in which all tasks are marked as part of a deployment; see `hosts`."""
+def context_owned_by(deployment: AnyDeployment) -> Context:
+    """Return a context in which all tasks are marked as part of a deployment; see `owner_deployments`."""
     context = copy_context()
-    context.run(hosts.set, (*hosts.get(), deployment))
+    context.run(owner_deployments.set, (*owner_deployments.get(), deployment))
     return context
 
 
@@ -51,7 +51,7 @@ def refuse_from_inside(deployment: AnyDeployment) -> None:
     Raises:
         ReentrantCallError: the caller is a handler of the deployment, or a task of one of its stateful nodes.
     """
-    around_task, frame = hosts.get(), enclosing_frame()
+    around_task, frame = owner_deployments.get(), enclosing_frame()
     if frame is not None:
         services = (outer.listener.service for outer in frame.lineage())
         around = [deployment, *(service for service in services if service is not None)]

@@ -1,4 +1,4 @@
-"""Node: a function, or an instance of a class, with a policy; and Executor, which runs the handlers of some nodes."""
+"""Node: a function, or an instance of a class, with a policy; and Execution, which says how its steps run."""
 
 import dataclasses
 import functools
@@ -13,10 +13,11 @@ from typing import (
     Any,
     ClassVar,
     Concatenate,
+    Final,
     Generic,
+    Literal,
     NoReturn,
     ParamSpec,
-    Protocol,
     Self,
     TypeAlias,
     TypeGuard,
@@ -24,61 +25,190 @@ from typing import (
     cast,
     overload,
 )
+from weakref import WeakValueDictionary
 
 from .._errors import GraphTraceError, OptionsError, PlanError
-from ..actors.accepted import NAME, check, refuse_unknown
-from ..actors.policy import Cache, Hedge, Policy, Retry, RunsOn
+from ..actors import attempts
+from ..actors.accepted import NAME, OptionRule, check, refuse_unknown
+from ..actors.execution import Bound
+from ..actors.node_actor import NO_LIMIT, Limiter, Places
+from ..actors.policy import Cache, Hedge, Policy, Retry
+from ..actors.threads import PoolT
 from ..telemetry.text import printable
 from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
 from .tracing.tracer import Trace, Tracer, active
 
 if TYPE_CHECKING:
-    from ..actors.invocation import Carrier
-    from ..actors.loop_host import OwnsLoop
+    from ..actors.attempts import HedgeBudget
+    from ..actors.batching import Batch
+    from ..actors.execution import Run
+    from ..actors.loop_host import OwnsLoop, RestartGate
+    from ..actors.node_actor import NodeActor
     from ..actors.threads import ThreadShare
     from ..telemetry.counters import ProgramMemory
+    from ..telemetry.profiling.records import Bound as LimitedBy
     from .graph import Graph
     from .pools import Pools
-    from .program import Pass
+    from .program import Program, Unit, Wired
 
 
-# A Protocol, because the engine must not import the floors above it: they make nodes, and bring executors for them.
+# By name: an execution pickles by that, and `runs_on=` takes the names of some.
+_named: WeakValueDictionary[str, "Execution"] = WeakValueDictionary()
 
 
-class Executor(Protocol):
-    """Runs the handlers of nodes that run neither on the event loop nor in threads or worker processes."""
+class Execution:
+    """How the steps of nodes run: what `runs_on=` takes. One object serves many nodes, and pickles by its name.
+
+    Args:
+        name: where the steps run, as drawings and statistics say it; the same in every process.
+
+    Attributes:
+        name: the name.
+
+    Raises:
+        OptionsError: an execution of another class has that name.
+    """
+
+    # Facts that other parts of the engine ask for.
+    _passes: tuple[Callable[..., Any], ...] = ()  # planning passes over graphs with such nodes, the same for all
+    _is_here = False  # whether the handler of a call site is called, in this process
+    _is_inline = False  # whether workers call plain functions themselves, so that a chain of them may be one function
+    _is_compiled = False  # whether arguments and results are converted, and nothing is kept between two calls
+    _gathers = False  # whether it takes items before it has a place for them
+    _has_one_instance = True  # whether a class has one instance for each scope, which handles an item at a time
+    # Whether a result may take over the memory of arguments, and whether arguments need not be ready.
+    _donates = _takes_unready = False
+    _takes_batches = False  # whether `_batcher` makes what gathers items for a function of a list
+    _batch: Any = None  # for what gathers items of many calls: how
+    _holds: int | None = None  # for what gathers items of many calls: how many it may hold
+    _runs_loop = False  # whether each scope runs a loop that handles the items; see `_make_loop`
+    _pool: Literal["threads", "processes"] | None = None  # of the Engine, whose size is the limit of a node
+
+    def __init__(self, name: str) -> None:
+        check("name", name, NAME)
+        known = _named.get(name, self)
+        if _class_of(known) != _class_of(self):
+            raise OptionsError(f"name={name!r}: an execution of class {type(known).__name__} has that name")
+        _named[name] = self
+        self.name = name
 
     @property
-    def label(self) -> str:
-        """How a drawing of the graph describes the executor."""
-        ...
+    def _drawn(self) -> str:
+        """How drawings of a graph describe it."""
+        return "" if self._is_inline else self._place
 
     @property
-    def passes(self) -> "tuple[Pass, ...]":
-        """Planning passes over graphs with nodes of this kind; all executors of a kind return the same objects."""
-        ...
+    def _place(self) -> str:
+        """Where the steps run, as profiles say it."""
+        return self.name
 
-    @property
-    def donates(self) -> bool:
-        """Whether a result may take over the memory of arguments."""
-        ...
+    def check(self, node: "Node[..., Any]") -> None:
+        """Refuse a node that cannot run here, when it is declared.
 
-    @property
-    def takes_unready(self) -> bool:
-        """Whether a node accepts results of other nodes of this kind before they are ready."""
-        ...
+        Args:
+            node: the node; for a class, it has the `__call__` as its function, and the class as its template.
 
-    def check_reload(self, old: Any, new: Any) -> None:
+        Raises:
+            TypeError: it cannot; the message says why, and what to write instead.
+        """
+
+    def places(self, node: "Node[..., Any]", scope: "Scope") -> Places:
+        """Return the places of one call site of a function without `concurrency=`; without a limit unless overridden.
+
+        Args:
+            node: the node.
+            scope: where it is wired.
+        """
+        return NO_LIMIT
+
+    def bind(self, site: "Site") -> Bound:
+        """Return what one call site of a node has of this execution, in one scope.
+
+        Args:
+            site: the call site.
+        """
+        raise NotImplementedError
+
+    def make_instance(
+        self, scope: "Scope", cls: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Make the instance of a class that is a node, for one scope; it is entered and left as an `async with` does.
+
+        An execution that has instances somewhere else returns a stand-in, whose `__aenter__` makes the instance there
+        and whose `__aexit__` leaves it. The supervisor replaces it after a crash, as it does with any instance.
+
+        Args:
+            scope: the scope.
+            cls: the class.
+            args: its arguments.
+            kwargs: its keyword arguments.
+        """
+        return cls(*args, **kwargs)
+
+    def _limits(self, node: "Node[..., Any]", scope: "Scope", instance: object) -> Places:
+        """Return the places of one call site of a node.
+
+        Args:
+            node: the node.
+            scope: where it is wired.
+            instance: of a stateful node, or an actor that owns its loop: the child of the supervisor; None for others.
+        """
+        if node.policy.ordered:  # an item that waits for its turn holds no place that the item before it needs
+            return Places()
+        if instance is not None and self._has_one_instance:
+            return Places(node._shared_places, 0, instance)
+        if node.policy.concurrency is not None:
+            return Places(node.policy.concurrency, 0, node.origin)
+        return self.places(node, scope)
+
+    def _of_fake(self, node: "Node[..., Any]") -> "Execution":
+        """Return how a fake of the node runs, which `testing.replace` has put in the place of its function."""
+        return self if self._is_here else as_execution("loop" if node._reads_streams else "thread")
+
+    def _bound_by(self, node: "Node[..., Any]") -> "LimitedBy":
+        """Return what limits the places of a call site, for a profile."""
+        return self._pool or "concurrency"
+
+    def _make_loop(self, node: "Node[..., Any]", pools: "Pools", threads: "ThreadShare | None") -> "OwnsLoop":
+        """Make the object that runs the loop of a node in one scope."""
+        raise NotImplementedError
+
+    def _batcher(
+        self,
+        fn: Callable[..., Any],
+        batch: "Batch",
+        most: int,
+        name: str,
+        pools: "Pools",
+        threads: "ThreadShare | None",
+    ) -> "OwnsLoop":
+        """Make what gathers items in one scope for a function of a list, of which so many calls run at a time."""
+        raise NotImplementedError
+
+    def _directly(self, actor: "NodeActor", run: "Run", hedge_budget: "HedgeBudget | None") -> None:
+        """Have workers run a step in the quickest way: it has no gate, reads no stream, and needs no order.
+
+        Args:
+            actor: the step.
+            run: the step with its policy.
+            hedge_budget: counts the calls of a step that is hedged.
+        """
+        if actor.policy.is_once:
+            actor.invoke = attempts.invoke_outside
+            actor.begin = actor.bound._begin
+        else:
+            actor.invoke = attempts.invoking(run)
+
+    def _check_reload(self, old: Any, new: Any) -> None:
         """Raise if a node cannot take the new value of a resource in place of the old one.
 
         Args:
             old: the value of the resource until now; it stays if this raises.
             new: the value after the reload.
         """
-        ...
 
-    async def warm_up(
+    async def _warm_up(
         self, site: "CallSite", pools: "Pools", device_strategy: str, resources: "Mapping[str, Any]"
     ) -> None:
         """Prepare the node, for instance compile it, so that the first item need not wait for that.
@@ -92,21 +222,123 @@ class Executor(Protocol):
         Raises:
             PlanError: the shapes of the items are not known.
         """
-        ...
 
-    def programs(self) -> "list[ProgramMemory]":
+    def _programs(self) -> "list[ProgramMemory]":
         """Return what its compiled programs take of memory; it may take a while, and is called in a thread."""
-        ...
+        return []
 
-    def carrier(self, site: "CallSite", pools: "Pools", device_strategy: str) -> "Carrier":
-        """Return the carrier that runs the handler, one item a call.
+    def __reduce__(self) -> tuple[Any, ...]:
+        if _named.get(self.name) is not self:
+            raise TypeError(f"the execution {self.name!r} does not pickle: another one has its name, or it has none")
+        return _execution, (type(self), self.name)
+
+
+def _class_of(execution: Execution) -> tuple[str, str]:
+    """Return the name of a class, since a notebook or a reload makes the class again."""
+    return type(execution).__module__, type(execution).__qualname__
+
+
+def _execution(kind: type[Execution], name: str) -> Execution:
+    """Return the execution of this process with a name; `pickle` imports the module of its class before."""
+    found = _named.get(name)
+    if found is None:
+        raise LookupError(f"no {kind.__name__} with the name {name!r} is here: import the module that makes it before")
+    return found
+
+
+RunsOn: TypeAlias = Literal["loop", "thread", "process"] | Execution
+"""The values of `runs_on=`: how the steps of a node run."""
+
+RUNS_ON: Final = OptionRule(
+    "one of 'loop', 'thread', 'process', or an Execution of penstock.extension",
+    lambda value: isinstance(value, Execution) or (isinstance(value, str) and value in ("loop", "thread", "process")),
+)
+
+
+def as_execution(runs_on: str | Execution) -> Execution:
+    """Return the execution that has a name, or the execution itself."""
+    return _named[runs_on] if isinstance(runs_on, str) else runs_on
+
+
+class Scope:
+    """What the steps of one run, stream or deployment share."""
+
+    if TYPE_CHECKING:
+        _pools: Pools
+        _threads: ThreadShare | None  # those that the scope may use; None for all threads of the Engine
+        # Whether a thread node has as many places as there are threads for it; if not, it has no limit of its own.
+        _has_places_in_threads: bool
+        _counts_handlers: bool  # whether its calls are runs that bound how many of their handlers run at a time
+        _device_strategy: str
+        _max_workers: int | None  # the most items in an `async def` node; None outside of pipelines
+
+    def pool(self, key: str, open: Callable[[], PoolT]) -> PoolT:  # noqa: A002 - the word that says it
+        """Return a pool of the Engine, which all of its scopes share; the first call opens it.
 
         Args:
-            site: where the node is called.
-            pools: the pools of the Engine.
-            device_strategy: the execution option of the scope.
+            key: the name of the pool, such as "cluster". One Engine has one pool of that name.
+            open: makes the pool. The Engine closes it with `aclose`, after all scopes.
+
+        Raises:
+            EngineClosedError: the Engine was closed.
         """
-        ...
+        return self._pools.pool(key, open)
+
+    def instance(self, node: "Node[..., Any]") -> Any:
+        """Return the present instance of a class that is a node; after a restart, that is another one.
+
+        Args:
+            node: the node, as `Site.node` has it.
+        """
+        raise NotImplementedError
+
+    def _call_site(self, program: "Program", unit: "Unit") -> "CallSite":
+        """Return the facts about a call that what runs the node elsewhere needs."""
+        raise NotImplementedError
+
+
+class Site:
+    """A call of a node in a graph, in one scope: what `Execution.bind` is given.
+
+    Attributes:
+        scope: what the steps of the scope share.
+        node: the node.
+    """
+
+    __slots__ = ("_failover", "_instance", "_limiter", "_place", "_program", "_unit", "node", "scope")
+
+    def __init__(
+        self,
+        scope: "Scope",
+        program: "Program",
+        unit: "Unit",
+        node: "Node[..., Any]",
+        instance: Any,
+        limiter: Limiter,
+        failover: "tuple[Wired, Callable[[list[Any]], tuple[Any, ...]]] | None",
+        place: Any,
+    ) -> None:
+        self.scope = scope
+        self.node = node
+        self._program = program
+        self._unit = unit
+        # Of a stateful node, or an actor that owns its loop: the child of the supervisor of the scope.
+        self._instance = instance
+        self._limiter = limiter
+        self._failover = failover  # the body that runs the failover, and what builds its arguments
+        self._place = place  # what the node does when a barrier comes, a `checkpoint.StepCheckpoint`
+
+    @property
+    def name(self) -> str:
+        """The name of the step in the graph."""
+        assert self._unit.step is not None
+        return self._unit.step.label
+
+    @property
+    def _gate(self) -> "RestartGate | None":
+        """What attempts pass to the instance; None if there is none, or it is not restarted."""
+        gate: RestartGate | None = None if self._instance is None else self._instance.gate
+        return gate
 
 
 P = ParamSpec("P")
@@ -118,10 +350,6 @@ Owner = TypeVar("Owner")
 Rest = ParamSpec("Rest")
 
 _UNCHANGED: Any = object()
-
-# For a node that owns its loop: makes the object that runs the loop in one scope. It takes the node, the pools of the
-# Engine, and the share of threads that the scope has.
-MakeLoop: TypeAlias = "Callable[[Node[..., Any], Pools, ThreadShare | None], OwnsLoop]"
 
 
 class Node(Generic[P, Ret_co]):
@@ -139,9 +367,7 @@ class Node(Generic[P, Ret_co]):
         bound_to: for a method, the instance that it is bound to.
         is_async: whether a call of the node is awaited.
         gives_stream: whether a call of the node gives a stream of values, which is read and not awaited.
-        make_loop: for a node that owns its loop: makes the object that runs the loop in one scope. Outside of an
-            engine there is no loop, and `fn` handles one item.
-        executor: what runs the function, if neither the event loop, a thread nor a worker process does.
+        runs_on: how its steps run; while `testing.replace` has a fake in its place, how those of the fake do.
     """
 
     # engine/graph.py sets this, because it imports this file: it builds the graph of `a >> b`.
@@ -156,8 +382,7 @@ class Node(Generic[P, Ret_co]):
         origin: "Node[..., Any] | None" = None,
         template: object | None = None,
         bound_to: object | None = None,
-        make_loop: "MakeLoop | None" = None,
-        executor: "Executor | None" = None,
+        runs_on: RunsOn = "loop",
     ) -> None:
         functools.update_wrapper(self, fn, updated=())
         self.fn = fn
@@ -166,24 +391,21 @@ class Node(Generic[P, Ret_co]):
         self.origin: Node[..., Any] = self if origin is None else origin
         self.template = template
         self.bound_to = bound_to
-        self.make_loop = make_loop
-        self.executor = executor
+        self._runs_on = as_execution(runs_on)
+        self._is_stateful = template is not None or self._runs_on._runs_loop
         self.is_async = is_async(fn)
         self.gives_stream = is_generator(fn)
         self._replacement: Callable[..., Any] | None = None
         self._alone: Any = None  # the graph that `penstock.graph(node)` has made
         # A closure, a bound instance or a `partial` could hold a symbolic value, which only arguments may.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
-        if executor is None:  # the maker of a node with an executor has checked the policy against that executor
-            check_policy(self.name, fn, policy, is_stateful=template is not None)
-            if make_loop is not None and policy.hedge is not None:
-                raise TypeError(
-                    f"batched node {self.name!r} has hedge=: a second attempt would wait for a batch as well; leave it "
-                    "out"
-                )
-        elif policy.hedge is not None or policy.cache is not None:
-            option = "hedge=" if policy.hedge is not None else "cache="
-            raise TypeError(f"device node {self.name!r} cannot have {option}; put what it serves into a @node with it")
+        if inspect.isgeneratorfunction(fn):
+            raise TypeError(
+                f"node {self.name!r} is a `def` with `yield`; write `async def` with `yield`, which makes it a stream "
+                "of values, or return a list"
+            )
+        policy.check_fits(self.name, gives_stream=self.gives_stream, is_stateful=template is not None)
+        self._runs_on.check(self)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Ret_co:
         """Call the function; while a graph is traced, record the call instead."""
@@ -221,7 +443,7 @@ class Node(Generic[P, Ret_co]):
         bound = types.MethodType(self.fn, instance)
         return Node(
             bound, self.policy, name=self.name, origin=self.origin, bound_to=instance,
-            make_loop=self.make_loop, executor=self.executor,
+            runs_on=self._runs_on,
         )  # fmt: skip
 
     @property
@@ -238,15 +460,19 @@ class Node(Generic[P, Ret_co]):
         return fake if self.bound_to is None else types.MethodType(fake, self.bound_to)
 
     @property
-    def _runs_on(self) -> RunsOn:
-        """Where a plain function runs; the fake of a process node runs in a thread, since it need not be importable."""
-        fake = self.origin._replacement is not None
-        return "thread" if fake and self.policy.runs_on == "process" else self.policy.runs_on
+    def runs_on(self) -> Execution:
+        """How its steps run; while `testing.replace` has a fake in its place, how those of the fake do."""
+        return self._runs_on if self.origin._replacement is None else self._runs_on._of_fake(self)
 
     @property
-    def _runs_loop(self) -> bool:
-        """Whether each scope runs a loop that handles the items; a fake has no loop."""
-        return self.make_loop is not None and self.origin._replacement is None
+    def _is_replaced(self) -> bool:
+        """Whether a fake is in the place of the function."""
+        return self.origin._replacement is not None
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether a worker may simply call the function: on the loop, without timeout, retries or fallback."""
+        return self.policy.is_once and self._runs_on._is_inline
 
     @property
     def _shared_places(self) -> int | None:
@@ -254,27 +480,23 @@ class Node(Generic[P, Ret_co]):
 
         An instance of a class handles one item at a time, unless it owns its loop, which decides that by itself.
         """
-        one = 1 if self.template is not None and self.make_loop is None and not self._is_in_workers else None
+        execution = self._runs_on
+        one = 1 if self.template is not None and execution._has_one_instance and not execution._runs_loop else None
         return one if self.policy.concurrency is None else self.policy.concurrency
 
     @property
-    def _is_in_workers(self) -> bool:
-        """Whether each worker process has an instance of its own, in place of one in this process."""
-        return self.template is not None and self._runs_on == "process"
-
-    @property
-    def _runs_in(self) -> "Executor | None":
-        """The executor that runs the function; None if there is none, or if a fake replaces the function."""
-        return self.executor if self.origin._replacement is None else None
+    def _has_instance(self) -> bool:
+        """Whether each scope has an instance of its own, or runs a loop for the node."""
+        return self._is_stateful and self.origin._replacement is None
 
     @property
     def _binding(self) -> object:
-        """A key of the instance that a method is bound to; None for a plain function."""
+        """A key of the instance that a method is bound to, which the node keeps alive; None for a plain function."""
         return None if self.bound_to is None else id(self.bound_to)
 
     @property
     def _identity(self) -> tuple[object, ...]:
-        """A key that copies with another policy share."""
+        """A key that copies with another policy share, while the node lives; by ids, as instances may equal others."""
         return id(self.origin), self._binding, id(self.template)
 
     @functools.cached_property
@@ -373,8 +595,7 @@ class Node(Generic[P, Ret_co]):
             origin=self.origin,
             template=self.template,
             bound_to=self.bound_to,
-            make_loop=self.make_loop,
-            executor=self.executor,
+            runs_on=self._runs_on,
         )
 
     def named(self, name: str, /) -> Self:
@@ -473,15 +694,18 @@ class Node(Generic[P, Ret_co]):
         return fewest, math.inf if unlimited else len(self._positional)
 
     @property
+    def _is_effect(self) -> bool:
+        """Whether its calls keep their place in the order of the source."""
+        return self.policy.effectful is True
+
+    @property
     def _drawn_detail(self) -> str:
         """A line for drawings of the graph: how the policy differs from the default."""
         policy = self.policy
         words = [
             "stream" if self.gives_stream else "",
-            policy.runs_on if policy.runs_on != "loop" else "",
-            self.executor.label if self.executor is not None else "",
-            getattr(self.fn, "_penstock_drawn", "")
-            or ("own loop" if self.make_loop else "stateful" if self.template is not None else ""),
+            self._runs_on._drawn,
+            "stateful" if self.template is not None and not self._runs_on._runs_loop else "",
             f"{policy.concurrency} at once" if policy.concurrency else "",
             f"{policy.retry.attempts} attempts" if policy.retry else "",
             f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
@@ -491,6 +715,7 @@ class Node(Generic[P, Ret_co]):
             "cached" if policy.cache else "",
             "pure" if policy.pure else "",
             "effectful" if policy.effectful else "",
+            "unordered" if policy.effectful == "unordered" else "",
             "replaced" if self.origin._replacement is not None else "",
         ]
         return ", ".join(word for word in words if word)
@@ -533,7 +758,7 @@ class Node(Generic[P, Ret_co]):
             return tracer.instead("computed", computed, lambda: computed(*args, **kwargs))
         assert other is not None
         name = _name_of(other)
-        if self.executor is not None and self.executor.donates:
+        if self._runs_on._donates:
             raise PlanError(
                 f"{where} has failover= and donate=True: it may have overwritten the arguments that {name!r} needs; "
                 "leave out one of both"
@@ -613,77 +838,6 @@ def is_generator(fn: Callable[..., Any]) -> bool:
     return inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__)
 
 
-def check_policy(name: str, fn: Callable[..., Any], policy: Policy, *, is_stateful: bool) -> None:
-    """Refuse a policy that does not fit the function of a node.
-
-    Raises:
-        TypeError: an option of the policy does not apply to such a function, or the function is a plain generator.
-    """
-    if inspect.isgeneratorfunction(fn):
-        raise TypeError(
-            f"node {name!r} is a `def` with `yield`; write `async def` with `yield`, which makes it a stream of "
-            "values, or return a list"
-        )
-    if is_generator(fn):
-        _check_generator(name, policy)
-        return
-    if is_async(fn) and policy.runs_on != "loop":
-        raise TypeError(
-            f"node {name!r} is an `async def`, which runs on the event loop; "
-            f'runs_on="{policy.runs_on}" needs a plain `def`'
-        )
-    if policy.timeout_seconds is not None and policy.runs_on == "loop" and not is_async(fn):
-        raise TypeError(
-            f"node {name!r} is a plain `def` that runs on the event loop, where nothing can time it out; "
-            'use runs_on="thread" or runs_on="process", or an `async def`'
-        )
-    if policy.hedge is not None and policy.runs_on == "loop" and not is_async(fn):
-        raise TypeError(
-            f"node {name!r} is a plain `def` that runs on the event loop, where no second attempt begins beside it; "
-            'use runs_on="thread" or runs_on="process", or an `async def`'
-        )
-    if (policy.restart_on or policy.restart != "permanent") and not is_stateful:
-        raise TypeError(
-            f"node {name!r} is a function, which has nothing to restart; restart= and restart_on= are for "
-            "classes, whose instances can be replaced"
-        )
-    if is_stateful and (policy.hedge is not None or policy.cache is not None):
-        option, why = ("hedge=", "attempts") if policy.hedge is not None else ("cache=", "calls that are left out")
-        raise TypeError(
-            f"stateful node {name!r} cannot have {option}: its state would see other {why}; call a function node inside"
-        )
-    if policy.runs_on == "process" and is_stateful:
-        _check_in_workers(name, policy)
-
-
-def _check_in_workers(name: str, policy: Policy) -> None:
-    """Refuse what supposes one instance, which sees all items."""
-    given = {
-        "restart=": policy.restart != "permanent",
-        "restart_on=": bool(policy.restart_on),
-        "ordered=True": policy.ordered,
-    }
-    for option, is_given in given.items():
-        if is_given:
-            raise TypeError(
-                f'stateful node {name!r} with runs_on="process" has an instance in each worker process, for what is '
-                f"slow to make, such as a model, and not for state: {option} does not apply"
-            )
-
-
-def _check_generator(name: str, policy: Policy) -> None:
-    reasons = {
-        f'runs_on="{policy.runs_on}"': policy.runs_on != "loop" and "its body runs on the event loop, step by step",
-        "pure=True": policy.pure and "equal calls would be merged, and a stream has one reader",
-        "hedge=": policy.hedge is not None and "a stream that has begun cannot be exchanged",
-        "cache=": policy.cache is not None and "a stream is read once, and not kept",
-        "max_bytes=": policy.max_bytes is not None and "its stream is bounded by capacity=, in values",
-    }
-    for option, reason in reasons.items():
-        if reason:
-            raise TypeError(f"node {name!r} is an async generator, to which {option} does not apply: {reason}")
-
-
 @dataclass(frozen=True)
 class CallSite:
     """Where a node is called in a graph.
@@ -694,15 +848,15 @@ class CallSite:
         resources: the parameters whose arguments come from resources: the same object for all items, until a reload.
         constants: the arguments that are the same for all items, by parameter: values in the source of the graph, and
             defaults.
-        is_handed_on: whether only nodes with an executor of the same kind read the result. Then the result may be
+        returns_pending: whether only nodes with an execution of the same kind read the result. Then the result may be
             handed to them before it is ready; all other readers need a finished value.
         owned: the parameters whose arguments were handed on, and that this call alone reads, in one attempt: the
-            executor may overwrite their memory.
+            execution may overwrite their memory.
     """
 
     node: Node[..., Any]
     label: str
     resources: frozenset[str]
     constants: Mapping[str, Any]
-    is_handed_on: bool
+    returns_pending: bool
     owned: frozenset[str]

@@ -9,11 +9,14 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
 from .._errors import OptionsError
-from ..actors.accepted import SWITCH, TIMEOUT, Accepted, check, check_fields, is_whole, one_of, optional, whole
+from ..actors.accepted import SWITCH, TIMEOUT, OptionRule, check, check_fields, is_whole, one_of, optional, whole
+from ..actors.policy import Policy
 
 Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
 """The values of `scheduler=`."""
 ChosenScheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
+OnFinished: TypeAlias = Literal["again", "return", "raise"]
+"""The values of `on_finished=`."""
 
 
 class CallOptions(TypedDict, total=False):
@@ -27,7 +30,7 @@ class CallOptions(TypedDict, total=False):
     max_queue: int | None
     ordered: bool
     on_error: Literal["raise", "skip"]
-    enable_caching: bool
+    reuse_plans: bool
     device_strategy: str
     trace_execution: bool
     trace_items: bool
@@ -47,16 +50,17 @@ class ExecutionOptions:
             "actors" for many.
         timeout_seconds: the deadline of a call, or of a whole stream, in seconds from its start; None for none.
         priority: the priority of a call to a deployment: higher first; among equals, first come, first served.
-        max_workers: how many threads of its Engine a run, a stream or a deployment may keep busy at a time, over all of
-            its nodes; and how many items an `async def` node without `concurrency=` handles at a time in a stream or a
-            deployment. None: all threads of the Engine, which are 32 unless its own `max_workers` says otherwise; such
-            a node handles up to 32 items in a stream, and in a deployment as many as there are calls in flight.
+        max_workers: for a run, how many of its handlers run at a time, over all of its nodes and bodies. For a stream
+            or a deployment, how many items an `async def` node without `concurrency=` handles at a time. For each of
+            these, how many threads of its Engine it may keep busy at a time. None: a run has no such bound, a node
+            handles up to 32 items in a stream, and in a deployment as many as there are calls in flight; and all may
+            use all threads of the Engine, which are 32 unless its own `max_workers` says otherwise.
         max_in_flight: how many items of a stream, or calls of a deployment, are in flight at a time.
         max_queue: how many calls may wait for a place in a deployment; further calls are refused with `Overloaded`.
             None: all callers wait.
         ordered: whether a stream yields in input order, or as items are completed.
         on_error: whether a stream raises an item's error in its turn, or skips and logs the item.
-        enable_caching: whether a graph is traced and planned once for all of its calls, and equal calls of `pure` nodes
+        reuse_plans: whether a graph is traced and planned once for all of its calls, and equal calls of `pure` nodes
             in it are made once. With False, each run, stream and deployment traces and plans its graphs anew, for
             itself alone, and makes every call that its source shows. Programs compiled for devices are kept all the
             same.
@@ -83,7 +87,7 @@ class ExecutionOptions:
     max_queue: int | None = None
     ordered: bool = True
     on_error: Literal["raise", "skip"] = "raise"
-    enable_caching: bool = True
+    reuse_plans: bool = True
     device_strategy: str = "auto"
     trace_execution: bool = True
     trace_items: bool = False
@@ -93,7 +97,7 @@ class ExecutionOptions:
         check_fields(self, _ACCEPTED)
 
 
-def _is_device_name(value: object) -> bool:
+def _is_name_of_place(value: object) -> bool:
     # Only the form is checked: whether there is such a device is known in `devices`, which this floor cannot import.
     return isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*(:\d+)?", value) is not None
 
@@ -101,17 +105,17 @@ def _is_device_name(value: object) -> bool:
 _ACCEPTED: Final = {
     "scheduler": one_of(Scheduler),
     "timeout_seconds": TIMEOUT,
-    "priority": Accepted("a whole number, higher first", is_whole),
+    "priority": OptionRule("a whole number, higher first", is_whole),
     "max_workers": optional(whole(1)),
     "max_in_flight": whole(1),
     "max_queue": optional(whole(0)),
     "on_error": one_of(Literal["raise", "skip"]),
-    "device_strategy": Accepted(
+    "device_strategy": OptionRule(
         "'auto', or the name of a platform, 'cpu', 'gpu', 'cuda', 'rocm' or 'tpu', perhaps with a number, as in "
         "'gpu:1'",
-        _is_device_name,
+        _is_name_of_place,
     ),
-    **dict.fromkeys(("ordered", "enable_caching", "trace_execution", "trace_items", "collect_metrics"), SWITCH),
+    **dict.fromkeys(("ordered", "reuse_plans", "trace_execution", "trace_items", "collect_metrics"), SWITCH),
 }
 DEFAULTS = ExecutionOptions()
 # Without `max_workers`: the threads of an Engine, and the items that an `async def` handles at a time in a stream.
@@ -120,7 +124,7 @@ NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
 _ONE_CALL = frozenset({"timeout_seconds", "priority", "trace_execution"})
 _ONE_RUN = frozenset({
-    "scheduler", "timeout_seconds", "max_workers", "enable_caching", "device_strategy", "trace_execution",
+    "scheduler", "timeout_seconds", "max_workers", "reuse_plans", "device_strategy", "trace_execution",
     "collect_metrics",
 })  # fmt: skip
 # What applies to each verb. `run` has one item, so nothing that bounds or orders several items applies to it.
@@ -138,16 +142,16 @@ APPLICABLE: Mapping[str, frozenset[str]] = {
 }
 # The keyword arguments that a verb has beside these options, since who misspells one is shown all that there are.
 OWN: Mapping[str, frozenset[str]] = {
-    "run": frozenset({"answer", "checkpoint", "key"}),
+    "run": frozenset({"answer", "checkpoint", "durable_key", "on_finished"}),
     "stream": frozenset({"progress"}),
     "deploy": frozenset({
         "key", "max_in_flight_per_key", "max_queue_per_key", "max_restarts", "strategy", "warmup", "weights",
         "within_seconds",
     }),
-    "stream(call)": frozenset({"answer", "capacity", "checkpoint", "events", "key", "progress"}),
-    "service.run": frozenset({"answer", "key"}),
+    "stream(call)": frozenset({"answer", "capacity", "checkpoint", "durable_key", "events", "on_finished", "progress"}),
+    "service.run": frozenset({"answer", "durable_key", "on_finished"}),
     "service.stream": frozenset({"progress"}),
-    "service.stream(call)": frozenset({"answer", "capacity", "events", "key", "progress"}),
+    "service.stream(call)": frozenset({"answer", "capacity", "durable_key", "events", "on_finished", "progress"}),
     "Engine": frozenset({"max_processes"}),
 }  # fmt: skip
 
@@ -230,6 +234,20 @@ def checked(options: Mapping[str, Any], verb: str) -> None:
             why = f"does not apply to {verb}" if name in NAMES else "is no execution option"
             if name == "checkpoint":
                 why = f"is for one call of engine.stream or engine.run, not for {verb}: a deployment goes on for ever"
-            takes = sorted(applicable | OWN.get(verb, frozenset()))
-            raise OptionsError(f"{name!r} {why}; {verb} takes {', '.join(takes)}")
+            raise OptionsError(f"{name!r} {why}; {verb} takes {', '.join(sorted(_keywords(verb)))}{_instead(name)}")
         check(name, value, _ACCEPTED[name])
+
+
+def _keywords(verb: str) -> frozenset[str]:
+    return APPLICABLE[verb] | OWN.get(verb, frozenset())
+
+
+def _instead(name: str) -> str:
+    """Return what to write instead of an option that a verb does not take, for a message; empty if that is unknown."""
+    verbs = [verb for verb in ("run", "stream", "stream(call)", "deploy", "Engine") if name in _keywords(verb)]
+    if verbs:
+        return f"; {name}= is for {', '.join(verbs)}"
+    if name in Policy.__dataclass_fields__:
+        return f"; {name}= is for nodes, @ps.node({name}=...)"
+    is_parallel = "; leave it out: nodes that do not wait for each other run at the same time"
+    return is_parallel if "parallel" in name else ""

@@ -1,10 +1,19 @@
-"""Make the drawing of a traced graph: its parameters, resources, steps and result, and who reads which value."""
+"""Draw a traced graph: its parameters, resources, steps and result, and who reads which value."""
 
 from dataclasses import replace
+from typing import Literal
 
-from .drawing import Drawing, DrawnNode, Edge
+from .drawing import Drawing, DrawnEdge, DrawnNode
 from .tracing.template import Template, reads
-from .tracing.tracer import Step, Trace
+from .tracing.tracer import Step, Trace, order_edges
+
+
+def shown(drawing: Drawing, language: Literal["dot", "mermaid", "svg", "text"]) -> str:
+    """Return a drawing as text for a terminal, as a picture, or in the language of another program."""
+    from ..studio.drawing import to_dot, to_mermaid, to_svg, to_text
+
+    write = {"dot": to_dot, "mermaid": to_mermaid, "svg": to_svg, "text": to_text}[language]
+    return write(drawing)
 
 
 def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
@@ -18,13 +27,17 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
     inputs += [DrawnNode(str(at), opening.name, "resource", kind="resource") for opening, at in trace.resources.items()]
     names.update({at: opening.name for opening, at in trace.resources.items()})
     names.update({step.source: step.callee.name for step in trace.steps})
+    order = order_edges([(step,) for step in trace.steps])
     steps = [
         DrawnNode(
             str(step.source),
             step.callee.name,
             step.callee._drawn_detail,
             "control" if step.bodies else "node",
-            _inputs(step, names, trace.streams),
+            (
+                *_inputs(step, names, trace.streams),
+                *(DrawnEdge(str(at), "after", is_order=True) for at in sorted(order.get(step.source, ()))),
+            ),
         )
         for step in trace.steps
     ]
@@ -37,7 +50,7 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
     return Drawing(title or trace.name, (*inputs, *steps, result), bodies)
 
 
-def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple[Edge, ...]:
+def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple[DrawnEdge, ...]:
     """Return the values that a step reads; if there are several, each is labelled with the parameter that takes it."""
     edges = [edge for name, template in _arguments(step) for edge in _edges(name, template, streams)]
     several = len({edge.source_id for edge in edges}) > 1
@@ -54,8 +67,8 @@ def _arguments(step: Step) -> list[tuple[str, Template]]:
     return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 
 
-def _edges(name: str, template: Template, streams: frozenset[int]) -> list[Edge]:
-    return [Edge(str(read.source), str(read) or name, read.source in streams) for read in reads(template)]
+def _edges(name: str, template: Template, streams: frozenset[int]) -> list[DrawnEdge]:
+    return [DrawnEdge(str(read.source), str(read) or name, read.source in streams) for read in reads(template)]
 
 
 def _path_only(label: str) -> str:

@@ -5,25 +5,25 @@ import importlib
 import operator
 import sys
 from collections import deque
-from collections.abc import AsyncIterable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Iterator
 from contextvars import Context, copy_context
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from opentelemetry.trace import Span
 
 from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, MissingExtraError, NodeCancelledError
 from ..actors.accepted import SWITCH, check
 from ..actors.current import calling_actor, enclosing_frame
+from ..actors.execution import Outcome, outcome_of
 from ..actors.frame import Frame
-from ..actors.invocation import Outcome, outcome_of
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import plain_error
 from ..actors.tasks import Condition, start_task, uninterrupted
 from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
-from .admission import Admission, Share
+from .admission import Admission, FairAdmission, Share
 from .call import RunningCall
 from .graph import Call, Graph
 from .nesting import refuse_to_close_from_inside
@@ -35,7 +35,6 @@ from .statistics import StreamStatistics, Uptime
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import WindowLook
-    from ..telemetry.progress import Standing
 
 
 class ReaderWait:
@@ -97,10 +96,6 @@ class ReaderWait:
         return self._before if since is None or not self._readers else self._before + perf_counter() - since
 
 
-# The bar shows the rate and the bottleneck of this time: long enough for a calm number, short enough to follow changes.
-_MEMORY_SECONDS: Final = 10.0
-
-
 def is_shown(wanted: bool) -> bool:
     """Whether a progress bar is wanted and can be shown, because standard error is a terminal.
 
@@ -112,7 +107,7 @@ def is_shown(wanted: bool) -> bool:
     if not wanted or sys.stderr is None or not sys.stderr.isatty():
         return False
     try:
-        importlib.import_module("..telemetry.progress", __package__)
+        importlib.import_module("..studio.progress", __package__)
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] != "rich":
             raise
@@ -131,57 +126,28 @@ def length_of(calls: object) -> int | None:
     return None if length < 0 else length
 
 
-class StreamProgress:
-    """The progress bar of a stream that has begun.
-
-    Args:
-        loop: the event loop of the stream.
-        name: returns the name to show.
-        total: how many items there will be; None if unknown.
-        statistics: returns the counters of the stream.
-    """
-
-    def __init__(
-        self,
-        loop: asyncio.AbstractEventLoop,
-        name: Callable[[], str],
-        total: int | None,
-        statistics: "Callable[[], StreamStatistics]",
-    ) -> None:
-        from ..telemetry.progress import Bar
-
-        self._name = name
-        self._total = total
-        self._statistics = statistics
-        self._past: deque[StreamStatistics] = deque()
-        self._bar = Bar(self._look, loop)
+class Progress(Protocol):
+    """The progress bar of a stream that has begun."""
 
     def end(self) -> None:
         """Show the present numbers as the last ones, before the end of the stream changes the counters."""
-        self._bar.end()
+        ...
 
     async def aclose(self) -> None:
         """End, and wait until the last numbers are on the terminal, even if the caller is cancelled."""
-        self.end()
-        await uninterrupted(self._bar.drawn())
+        ...
 
-    def _look(self) -> "Standing":
-        from ..telemetry.progress import Standing
 
-        now, past = self._statistics(), self._past
-        while past and (now.elapsed_seconds or 0.0) - (past[0].elapsed_seconds or 0.0) > _MEMORY_SECONDS:
-            past.popleft()
-        lately = now.since(past[0]) if past else now
-        past.append(now)
-        ended = lately.completed + lately.failed
-        return Standing(
-            self._name(),
-            now.completed + now.failed,
-            now.failed,
-            self._total,
-            ended / lately.elapsed_seconds if lately.elapsed_seconds else None,
-            "" if lately.bottleneck is None else lately.bottleneck.node,
-        )
+def progress_of(
+    loop: asyncio.AbstractEventLoop,
+    name: Callable[[], str],
+    total: int | None,
+    statistics: "Callable[[], StreamStatistics]",
+) -> Progress:
+    """Show a progress bar; see `StreamProgress`."""
+    from ..studio.progress import StreamProgress
+
+    return StreamProgress(loop, name, total, statistics)
 
 
 class Pipeline:
@@ -231,11 +197,14 @@ class Pipeline:
         self._reader_wait = ReaderWait()
         self._owns_scope = owns_scope
         self._admission = admission
+        self._fair = admission if isinstance(admission, FairAdmission) else None
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
         self._caller = calling_actor()
         # The items that have workers of their own and a place; in a deployment with `key=`, the accounts of their keys.
         self._items: dict[Frame, Share | None] = {}
+        # By key, the items that have stepped aside, in order, and what the first of them waits for.
+        self._lines: dict[Share, tuple[asyncio.Future[bool], deque[_Waiting]]] = {}
         self._changed = Condition()
         self._wired: dict[Any, Wired] = {}
         self._exhausted = False
@@ -245,7 +214,7 @@ class Pipeline:
         self._finishing = False
         self.on_item_settled: Callable[[Frame], None] | None = None
         self.on_closed: Callable[[Pipeline], None] | None = None
-        self.progress: StreamProgress | None = None
+        self.progress: Progress | None = None
         self._deadline: float | None = None
         self._timer: asyncio.TimerHandle | None = None
         if options.timeout_seconds is not None:
@@ -417,7 +386,16 @@ class Pipeline:
             try:
                 share = self._admission.share_of(graph, call.arguments)
             except Exception as error:  # noqa: BLE001 - of `key=`, which is the user's: this item fails, not the stream
-                self._new_item(call, index).fail_at_once(wired, index, error)
+                self._waiting_item(call, wired, index).fail(error)
+                return
+            # Only an item whose own key has no place steps aside. While no place is free at all, the source waits: so
+            # the stream stands in line once, however large its window is, and a caller beside it waits no longer.
+            if self._fair is not None and share is not None and (share in self._lines or self._fair.is_full(share)):
+                waiting = self._waiting_item(call, wired, index, share.key), call, wired
+                if share in self._lines:
+                    self._lines[share][1].append(waiting)
+                else:
+                    self._stand_in_line(self._fair, share, deque((waiting,)))
                 return
             await self._admission.reserve(self._options.priority, graph.name, share, patient=True)
         if self._group is not None:
@@ -431,6 +409,33 @@ class Pipeline:
         item.key = None if share is None else share.key
         self._items[item] = share
         item.launch(wired, call.arguments, index)
+
+    def _stand_in_line(self, admission: FairAdmission, share: Share, line: "deque[_Waiting]") -> None:
+        """Have the first of these items wait for its key, without a task.
+
+        The first one alone, so that other callers of the key do not wait for a whole window.
+        """
+        waiter = admission.stand_aside(share, self._options.priority)
+        self._lines[share] = waiter, line
+
+        def admitted(waiter: asyncio.Future[bool]) -> None:
+            if share not in self._lines or not waiter.result():  # the stream has ended, or ends with the deployment
+                return
+            item, call, wired = line.popleft()
+            self._items[item] = share
+            item.launch(wired, call.arguments, item.item)
+            if line:
+                self._stand_in_line(admission, share, line)
+            else:
+                del self._lines[share]
+
+        waiter.add_done_callback(admitted)
+
+    def _waiting_item(self, call: Call[Any], wired: Wired, index: int, key: Hashable = None) -> RunningCall:
+        item = self._new_item(call, index)
+        item.key = key
+        item.wait(wired, index)
+        return item
 
     def _new_item(self, call: Call[Any], index: int) -> RunningCall:
         """Return an item with workers of its own, which counts in the window from now on."""
@@ -478,6 +483,10 @@ class Pipeline:
         expired = isinstance(self._error, DeadlineExceeded)
         for frame in list(self.window.frames.values()):
             frame.cancel(expired=expired)
+        for share, (waiter, _) in self._lines.items():
+            assert self._fair is not None
+            self._fair.leave_line(share, waiter, self._options.priority)
+        self._lines.clear()
         await self._changed.wait_for(lambda: not self._items)  # until items with workers of their own have unwound
         if not self._finishing:
             self.window.clear()
@@ -512,6 +521,10 @@ class Pipeline:
             self.on_closed(self)
 
 
+# An item that waits for a place of its key, its call, and the actors of its graph.
+_Waiting: TypeAlias = tuple[RunningCall, Call[Any], Wired]
+
+
 def _closed_error() -> EngineClosedError:
     return EngineClosedError("this stream was closed")
 
@@ -528,12 +541,8 @@ def _stream_counters(graph: str, window: ReorderWindow) -> Iterator[Reading]:
         window: its window.
     """
     failed, cancelled, expired = window.failed, window.cancelled, window.expired
-    counts = {
-        "done": window.completed,
-        "failed": failed - cancelled - expired,
-        "cancelled": cancelled,
-        "expired": expired,
-    }
+    failed -= cancelled + expired
+    counts = {"done": window.completed, "failed": failed, "cancelled": cancelled, "expired": expired}
     for outcome, count in counts.items():
         yield series(names.METRIC_STREAM_ITEMS, (names.GRAPH, graph), (names.OUTCOME, outcome)), count, None
 
@@ -550,10 +559,6 @@ def _window_look(window: ReorderWindow) -> "WindowLook":
     from ..telemetry.profiling.records import WindowLook
 
     return WindowLook(
-        size=window.size,
-        ordered=window.ordered,
-        in_flight=window.in_flight,
-        ended=len(window.frames) - window.running,
-        is_ready=window.peek() is not None,
-        is_asking=window.asking and bool(window.reserved),
-    )
+        size=window.size, ordered=window.ordered, in_flight=window.in_flight, ended=len(window.frames) - window.running,
+        is_ready=window.peek() is not None, is_asking=window.asking and bool(window.reserved),
+    )  # fmt: skip

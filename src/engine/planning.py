@@ -4,17 +4,17 @@ import inspect
 import itertools
 from abc import ABCMeta
 from collections import Counter
-from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard, cast, get_origin
+from typing import Any, Final, TypeGuard, cast, get_origin
 
 from .._errors import NotStorable, PlanError
 from ..telemetry import logs
 from .control import Control
 from .node import Node, is_node
-from .program import Draft, Pass, PassReport, Plan, PlannedStep
+from .program import Draft, Pass, PassReport, Plan, PlannedStep, Program, Unit, data_edges
 from .tracing.template import Constant, Container, Read, Template, key, reads, with_reads
-from .tracing.tracer import Step, Trace
+from .tracing.tracer import Step, Trace, order_edges
 
 # Streams that would wait for each other for ever.
 #
@@ -58,12 +58,12 @@ class _Wait:
     step: Step
 
 
-def check_stream_limits(graph: str, steps: Iterable[Step], *, in_order: bool = False) -> None:
+def check_stream_limits(graph: str, steps: Sequence[Step], *, in_order: bool = False) -> None:
     """Refuse streams that would wait for each other for ever.
 
     Args:
         graph: the name of the graph.
-        steps: its steps, in the order in which they were recorded.
+        steps: its steps, in a topological order.
         in_order: whether each step waits for all steps before it, and not only for its arguments.
 
     Raises:
@@ -80,17 +80,90 @@ def check_stream_limits(graph: str, steps: Iterable[Step], *, in_order: bool = F
             raise PlanError(_message_of_circle(graph, [wait, *back]))
 
 
-def _waits(steps: Iterable[Step], *, in_order: bool) -> Iterator[_Wait]:
+_IN_ORDER: Final = ("sequential", "wave")  # the schedulers that let a step wait for steps that it does not read
+
+
+def check_splits(program: Program) -> None:
+    """Refuse steps that read one split, if the scheduler or an effect has one begin only when another has ended.
+
+    Without such a scheduler, a step is not refused that reads what the other has made.
+
+    Raises:
+        PlanError: there are such steps; the message names the line of the later one.
+    """
+    behind: dict[int | None, set[int]] = {}  # for each stream, the splits through which its values come
+    readers: dict[int, list[Unit]] = {}  # for each split, the steps that end only when they have read a branch of it
+    by_data: dict[int, set[int]] = {unit.index: set() for unit in program.units}
+    if program.scheduler not in _IN_ORDER:
+        for index, sources in data_edges(program.units).items():
+            for source in sources:
+                by_data[source].add(index)
+    for unit in program.units:
+        splits = {split for source in unit.sources for split in behind.get(source, ())}
+        callee = None if unit.step is None else unit.step.head.callee
+        if isinstance(callee, Control) and callee.kind == "split":
+            behind[unit.source] = splits | {unit.index}
+        elif unit.source in program.plan.trace.streams and unit.role != "result":
+            behind[unit.source] = splits
+        else:
+            for split in splits:
+                readers.setdefault(split, []).append(unit)
+                for first, later in itertools.permutations(readers[split], 2):
+                    after = _reached(first.index, lambda index: program.units[index].consumers)
+                    if later.index in after - _reached(first.index, by_data.__getitem__):
+                        raise PlanError(_message_of_split(program, program.units[split], first, later))
+
+
+def _reached(start: int, following: Callable[[int], Iterable[int]]) -> set[int]:
+    """Return the numbers that are reached from one, which only counts if a circle leads back to it."""
+    found: set[int] = set()
+    open_ends = [start]
+    while open_ends:
+        new = {*following(open_ends.pop())} - found
+        found |= new
+        open_ends += new
+    return found
+
+
+def _message_of_split(program: Program, split: Unit, first: Unit, later: Unit) -> str:
+    where, name, place = ("" if one.step is None else one.step.head.location for one in (split, first, later))
+    label, reader = (one.step.label if one.step else "the caller" for one in (first, later))
+    cause, remedy = f"scheduler={program.scheduler!r}", "leave out scheduler="
+    if program.scheduler not in _IN_ORDER:
+        steps = [unit.step.head for unit in program.units[first.index : later.index + 1] if unit.step is not None]
+        effect = next(step for step in steps if step.is_effect)
+        cause = f"the effect of {effect.callee.name!r} ({effect.location})"
+        remedy = 'declare its node effectful="unordered"'
+    return (
+        f"{place or where}: in graph {program.name!r}, {cause} has {reader!r} begin only when "
+        f"{label!r} ({name}) has ended, but both read branches of one data.split ({where}), which go on together; "
+        f"{remedy}, or read the branches in one node"
+    )
+
+
+def _waits(steps: Sequence[Step], *, in_order: bool) -> Iterator[_Wait]:
     """Yield all waits for a place while another place is held, in these steps and in their bodies."""
     behind: dict[int, list[_Need]] = {}  # for each stream, what it needs to go on
     earlier: dict[int, Step] = {}
+    order = order_edges([(step,) for step in steps])
+
+    def before(step: Step) -> set[int]:
+        """Return the steps that must be done before a step begins; one that gives a stream is done once it is open."""
+        if in_order:
+            return {*itertools.takewhile(lambda number: number != step.source, earlier)}
+        known = {**earlier, step.source: step}
+        return _reached(
+            step.source,
+            lambda number: earlier.keys() & {*(read.source for read in known[number].reads()), *order.get(number, ())},
+        )
+
     for step in steps:
         sources = {read.source for read in step.reads()} & behind.keys()
         if sources or step.callee.gives_stream:
             needs = [*_own(step), *(need for source in sources for need in behind[source])]
             for need in needs:
                 if need.is_held:
-                    for node in _needed_meanwhile(need, step, needs, earlier, in_order=in_order):
+                    for node in _needed_meanwhile(need, step, needs, earlier, before):
                         yield _Wait(need.node, node, step)
             if step.callee.gives_stream or (not step.callee.is_async and not is_node(step.callee)):  # a split, too
                 behind[step.source] = needs
@@ -100,27 +173,21 @@ def _waits(steps: Iterable[Step], *, in_order: bool) -> Iterator[_Wait]:
 
 
 def _needed_meanwhile(
-    held: _Need, reader: Step, needs: list[_Need], earlier: dict[int, Step], *, in_order: bool
+    held: _Need, reader: Step, needs: list[_Need], earlier: dict[int, Step], before: Callable[[Step], set[int]]
 ) -> Iterator[Node[..., object]]:
     """Yield the nodes that have to run before the stream for which `held` keeps its place is read to its end."""
     for other in needs:
         # Of two nodes that hold places, the later one waits for the earlier one, which is not a circle; if the two are
         # opened side by side, either may be the later one.
         if other is not held and (
-            _key(other.node) == _key(held.node)
-            or not other.is_held
-            or held.step.source in _before(other.step, earlier, in_order=in_order)
+            _key(other.node) == _key(held.node) or not other.is_held or held.step.source in before(other.step)
         ):
             yield other.node
     if held.step is reader:
         return
-    meanwhile = _before(reader, earlier, in_order=in_order) - _before(held.step, earlier, in_order=in_order)
+    meanwhile = before(reader) - before(held.step)
     meanwhile -= {held.step.source, *(other.step.source for other in needs if other.is_held)}
     yield from _limited(earlier[number] for number in sorted(meanwhile))
-
-
-def _before(step: Step, earlier: dict[int, Step], *, in_order: bool) -> set[int]:
-    return {number for number in earlier if number < step.source} if in_order else _awaited(step, earlier)
 
 
 def _way(found: dict[int, dict[int, _Wait]], start: int, end: int) -> list[_Wait]:
@@ -134,17 +201,6 @@ def _way(found: dict[int, dict[int, _Wait]], start: int, end: int) -> list[_Wait
                 ways[needed] = [*ways[key], wait]
                 open_ends.append(needed)
     return ways.get(end, [])
-
-
-def _awaited(step: Step, earlier: dict[int, Step]) -> set[int]:
-    """Return the steps that have to be done before a step begins; one that gives a stream is done once that is open."""
-    found: set[int] = set()
-    waiting = [step]
-    while waiting:
-        new = {read.source for read in waiting.pop().reads()} & earlier.keys() - found
-        found |= new
-        waiting.extend(earlier[number] for number in new)
-    return found
 
 
 def _own(step: Step) -> Iterator[_Need]:
@@ -189,7 +245,7 @@ def _message_of_circle(graph: str, circle: list[_Wait]) -> str:
 
 
 def _remedy(node: Node[..., object]) -> str:
-    if node.template is not None and node.make_loop is None:
+    if node.template is not None and not node._runs_on._runs_loop:
         return "use another instance in one of the places"
     return "leave out its concurrency=, and bound the calls with max_in_flight"
 
@@ -202,15 +258,15 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
     Raises:
         PlanError: a value does not fit, or streams would wait for each other; the message names the line.
     """
-    check_stream_limits(draft.name, _all_steps(draft))
+    check_stream_limits(draft.name, list(_all_steps(draft)))
     _check_order(draft.name, list(_all_steps(draft)))
     _check_durable(draft.name, list(_all_steps(draft)))
     types: dict[int, Any] = dict(zip(draft.parameter_sources, draft.annotations, strict=False))
     classes: dict[Node[..., Any], dict[str, type]] = {}
     checked = 0
     for step in _all_steps(draft):
-        if is_node(step.callee) and step.callee.executor is not None:
-            continue  # its executor converts arguments and results, such as a NumPy array where a JAX one is annotated
+        if is_node(step.callee) and step.callee._runs_on._is_compiled:
+            continue  # its execution converts arguments and results, such as a NumPy array where a JAX one is annotated
         if is_node(step.callee):
             node = step.callee
             if node not in classes:
@@ -246,10 +302,8 @@ def _check_order(
             why = ""
             if not is_repeated:
                 why = "a body of cond, switch or while_loop has no items that could be in order"
-            elif _key(node) in called:
-                why = (
-                    f"it is called at {called[_key(node)].location} as well; use another instance in one of the places"
-                )
+            elif before := called.get(_key(node)):
+                why = f"it is called at {before.location} as well; use another instance in one of the places"
             elif behind:
                 why = (
                     f"it reads a stream of {behind[0]!r}, which holds one of its places until that is read, and an "
@@ -308,33 +362,45 @@ def _check_state(graph: str, step: Step, hints: Iterable[Any]) -> None:
         try:
             refuse_annotation(hint)
         except NotStorable as error:
-            raise PlanError(
-                f"{step.location}: in graph {graph!r}, a durable loop cannot keep its state: {error}"
-            ) from None
+            where = f"{step.location}: in graph {graph!r}"
+            raise PlanError(f"{where}, a durable loop cannot keep its state: {error}") from None
 
 
 def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
-    """Drop the steps whose value no step reads and the graph does not return; effectful and stateful nodes stay.
+    """Drop the steps whose value no step reads and the graph does not return.
+
+    Those stay that are called for an effect, and those for which a later effect waits: if they fail, it must not come
+    about. A stream that is not read would not begin in plain Python either.
 
     Raises:
-        PlanError: an effectful or stateful node gives a stream that is not read, so the node would do nothing.
+        PlanError: a step that is called for its effect gives a stream that is not read, so the step would do nothing.
     """
     live = {read.source for read in reads(draft.result)}
     kept: list[Step] = []
     dropped: list[str] = []
+    stay: list[str] = []
+    waiting = draft.effect_behind  # the first ordered effect behind the step
     for step in reversed(list(_all_steps(draft))):
-        if step.source not in live and step.callee.gives_stream and _has_effect(step):
-            raise PlanError(
-                f"{step.location}: no node reads the stream of {step.callee.name!r}, so its effect would not "
-                "happen; read it in a node, or return it"
-            )
-        if step.source in live or _has_effect(step):
-            kept.append(step)
-            live.update(read.source for read in step.reads())
-        else:
-            dropped.append(f"dropped {step.callee.name} ({step.location}): its result is not read")
+        if step.source not in live:
+            named, effect = f"{step.callee.name} ({step.location})", _effect(step)
+            if effect:
+                named += " for its effect"
+            elif waiting is not None and _is_awaited(step):
+                effect = f"{waiting.callee.name} ({waiting.location}) waits for it"
+            else:
+                dropped.append(f"dropped {named}: its result is not read")
+                continue
+            if step.callee.gives_stream:
+                raise PlanError(
+                    f"{step.location}: no node reads the stream of {step.callee.name!r}, so nothing of it would run; "
+                    "read it in a node, or return it"
+                )
+            stay.append(f"kept {named}: {effect}")
+        kept.append(step)
+        waiting = step if step.is_effect else waiting
+        live.update(read.source for read in step.reads())
     return _unfused(draft, reversed(kept)), PassReport(
-        "dead-node elimination", draft.nodes(), len(kept), tuple(reversed(dropped))
+        "dead-node elimination", draft.nodes(), len(kept), tuple(reversed(dropped)), tuple(reversed(stay))
     )
 
 
@@ -360,12 +426,17 @@ def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 def fuse_inline_chains(draft: Draft) -> tuple[Draft, PassReport]:
-    """Let plain functions share one actor, where each takes the value of the one before, and is its only reader."""
+    """Let plain functions share one actor, where each takes the value of the one before, and is its only reader.
+
+    No chain goes across an effect, since what is before the effect must have ended when it begins.
+    """
     readers = Counter(source for step in _all_steps(draft) for source in {read.source for read in step.reads()})
     readers.update(read.source for read in reads(draft.result))
     chains: dict[int, list[Step]] = {}  # by the source of the last step
     order: list[list[Step]] = []
     for step in _all_steps(draft):
+        if step.is_effect:
+            chains.clear()
         producer = _only_argument(step)
         fused = chains.pop(producer, None) if producer is not None and readers[producer] == 1 else None
         if fused is not None and _is_inline(step):
@@ -390,12 +461,9 @@ def _first_of(first: dict[Hashable, Step], step: Step, node: Node[..., Any]) -> 
     """Return the first step that calls the same node with equal arguments; that is `step` if there was none before."""
     keywords = sorted(step.kwargs.items())
     identity = (
-        id(node.origin),
-        node._binding,
-        node.policy,
-        tuple([key(arg) for arg in step.args]),
+        id(node.origin), node._binding, node.policy, tuple([key(arg) for arg in step.args]),
         tuple([(name, key(arg)) for name, arg in keywords]),
-    )
+    )  # fmt: skip
     try:
         return first.setdefault(identity, step)
     except TypeError:  # an unhashable argument cannot be compared, so the call stays on its own
@@ -418,28 +486,32 @@ def _renumbered(read: Read, sources: Mapping[int, int]) -> Read:
     return Read(sources.get(read.source, read.source), read.path)
 
 
-def _has_effect(step: Step) -> bool:
-    if is_node(step.callee) and (step.callee.policy.effectful or step.callee.template is not None):
-        return True
+def _effect(step: Step) -> str:
+    """Return why a step stays whose result is not read; empty if it has no effect."""
+    if step.is_statement:
+        return "the call is a statement of its own"
+    if is_node(step.callee) and step.callee.policy.effectful:
+        return f"its node is effectful={step.callee.policy.effectful!r}"
+    if is_node(step.callee) and step.callee.template is not None:
+        return "its node has a state"
     if isinstance(step.callee, Control) and step.callee.durable is not None:
-        return True  # what it keeps
-    return any(_has_effect(inner) for body in step.bodies for inner in body.steps)
+        return "it is durable"
+    inside = ((inner, _effect(inner)) for body in step.bodies for inner in body.steps)
+    return next((f"in its body, {inner.callee.name}: {effect}" for inner, effect in inside if effect), "")
+
+
+def _is_awaited(step: Step) -> bool:
+    """Whether the step ends with a value; a stream, and what is split into several, goes on until it was read."""
+    return step.callee.is_async or (is_node(step.callee) and not step.callee.gives_stream)
 
 
 def _is_inline(step: Step) -> bool:
     callee = step.callee
-    return (
-        is_node(callee)
-        and not callee.is_async
-        and not callee.gives_stream
-        and callee.policy.is_plain
-        and callee.template is None
-        and callee.executor is None
-        and callee.policy.concurrency is None
-        and callee.policy.max_bytes is None
-        and callee.policy.capacity is None
-        and callee.origin._replacement is None
-    )
+    if step.is_effect or not is_node(callee) or callee.is_async or callee.gives_stream or not callee._is_plain:
+        return False
+    policy = callee.policy
+    own = policy.concurrency, policy.max_bytes, policy.capacity, callee.template
+    return callee.origin._replacement is None and all(one is None for one in own)
 
 
 def _only_argument(step: Step) -> int | None:
@@ -479,19 +551,17 @@ def _check_arguments(
     return checked
 
 
-def _check_failover(graph: str, step: Step, node: Node[..., Any], classes: Mapping[str, type]) -> None:
+def _check_failover(graph: str, step: Step, node: Node[..., Any], classes: Mapping[str, type | None]) -> None:
     """Refuse a failover whose annotated parameters or result differ from those of its node."""
     if node.policy.failover is None or node.policy.cache is not None or not step.bodies:
         return
     other = step.bodies[0].steps[-1].callee if step.bodies[0].steps else None
-    if not is_node(other) or other.executor is not None:
+    if not is_node(other) or other._runs_on._is_compiled:
         return
-    theirs = _annotated_classes(other)
-    pairs = [*zip(node._positional, other._positional, strict=False), ("return", "return")]
-    for mine, yours in pairs:
+    theirs = {**_annotated_classes(other), "return": _result_class(other)}
+    classes = {**classes, "return": _result_class(node)}
+    for mine, yours in (*zip(node._positional, other._positional, strict=False), ("return", "return")):
         one, another = classes.get(mine), theirs.get(yours)
-        if mine == "return":
-            one, another = _result_class(node), _result_class(other)
         if one is not None and another is not None and not _may_be(another, one):
             what = "returns" if mine == "return" else f"takes {mine!r} as"
             raise PlanError(
@@ -519,13 +589,9 @@ def _type_of(template: Template, types: Mapping[int, Any]) -> Any:
 
 def _is_plain_class(hint: Any) -> TypeGuard[type]:
     # An abstract class, a protocol or a TypedDict also accepts objects whose classes do not derive from it.
-    return (
-        isinstance(hint, type)
-        and hint not in (object, type(None), Any)
-        and get_origin(hint) is None
-        and not isinstance(hint, ABCMeta)
-        and not hasattr(hint, "__required_keys__")
-    )
+    if not isinstance(hint, type) or hint in (object, type(None), Any):
+        return False
+    return get_origin(hint) is None and not isinstance(hint, ABCMeta) and not hasattr(hint, "__required_keys__")
 
 
 def _may_be(given: type, wanted: type) -> bool:
@@ -545,6 +611,7 @@ def make_plan(
     run_passes: tuple[Pass, ...] | None = None,
     without: Collection[Pass] = (),
     resources: frozenset[int] = frozenset(),
+    effect_behind: Step | None = None,
 ) -> Plan:
     """Run the passes over a trace, and over the traces of its bodies.
 
@@ -553,19 +620,17 @@ def make_plan(
         run_passes: the passes; by default `ALL`, and the passes of the executors of its nodes.
         without: passes to leave out.
         resources: for a body: the numbers of the resources of the graph around it.
+        effect_behind: for a body: an ordered effect of the graph around it that waits for all of its steps.
 
     Raises:
         PlanError: the graph cannot work, e.g. the type of a value does not fit the parameter that takes it.
     """
     shared = _resource_sources(trace, resources)
     draft = Draft(
-        trace.name,
-        (*trace.parameter_sources, *trace.resources.values()),
-        shared,
+        trace.name, (*trace.parameter_sources, *trace.resources.values()), shared,
         (*trace.annotations, *(opening.resource._result_annotation() for opening in trace.resources)),
-        tuple((step,) for step in trace.steps),
-        trace.result,
-    )
+        tuple((step,) for step in trace.steps), trace.result, effect_behind,
+    )  # fmt: skip
     reports: list[PassReport] = []
     for run_pass in _all_passes(trace) if run_passes is None else run_passes:
         if run_pass in without:
@@ -575,39 +640,55 @@ def make_plan(
         if run_pass is eliminate_dead_nodes and report.changes:
             logs.warning(
                 "plan.dead_nodes", graph=trace.name, changes=list(report.changes),
-                remedy="return or pass on the result; a node that is called for its effect is declared effectful=True",
+                remedy="return or pass on the result; a call that is made for its effect is a statement of its own, or "
+                "its node is declared effectful=True",
             )  # fmt: skip
     labels = _Labels()
-    steps = tuple(
-        PlannedStep(
-            label,
-            chain,
-            tuple(labels.next(step.callee.name) for step in chain[1:]),
-            tuple(
-                make_plan(body, run_passes=run_passes, without=without, resources=shared) for body in chain[0].bodies
-            ),
-        )
-        for chain in draft.steps
-        for label in [labels.next(chain[0].callee.name)]
-    )
-    return Plan(
-        trace.name,
-        trace.parameters,
-        trace.parameter_sources,
-        steps,
-        draft.result,
-        trace.captures,
-        shared,
-        tuple(reports),
-        trace,
-        merge_equal_calls not in without,
-    )
+    has_effects = any(step.is_effect for step in trace.steps)
+    behind = _effects_behind(draft.steps, effect_behind) if has_effects else {}
+    steps: list[PlannedStep] = []
+    for chain in draft.steps:
+        label, *further = [labels.next(step.callee.name) for step in chain]
+        bodies = [
+            make_plan(
+                one,
+                run_passes=run_passes,
+                without=without,
+                resources=shared,
+                effect_behind=behind.get(chain[0].source, effect_behind),
+            )
+            for one in chain[0].bodies
+        ]
+        steps.append(PlannedStep(label, chain, tuple(further), tuple(bodies)))
+    plan = Plan(
+        trace.name, trace.parameters, trace.parameter_sources, tuple(steps), draft.result, trace.captures, shared,
+        tuple(reports), trace, merge_equal_calls not in without,
+    )  # fmt: skip
+    if has_effects and any(isinstance(step.callee, Control) and step.callee.kind == "split" for step in trace.steps):
+        check_splits(plan._program("actors"))
+    return plan
+
+
+def _effects_behind(chains: Sequence[Sequence[Step]], following: Step | None) -> dict[int, Step | None]:
+    """Return for each step the first effect that waits for the steps in its bodies; None if there is none.
+
+    In a loop with an effect, the next iteration waits for all steps of the one before.
+
+    Args:
+        chains: the steps in the order of the source.
+        following: the first effect behind all of them; None if there is none.
+    """
+    behind: dict[int, Step | None] = {}
+    for step in (chain[0] for chain in reversed(chains)):
+        is_effect_again = step.is_effect and step.callee.name in ("while_loop", "fold")
+        behind[step.source] = step if is_effect_again else following
+        following = step if step.is_effect else following
+    return behind
 
 
 def _all_passes(trace: Trace) -> tuple[Pass, ...]:
     callees = (step.callee for step in trace.steps)
-    executors = (callee._runs_in for callee in callees if is_node(callee))
-    brought = dict.fromkeys(one for executor in executors if executor is not None for one in executor.passes)
+    brought = dict.fromkeys(one for callee in callees if is_node(callee) for one in callee.runs_on._passes)
     return (*ALL, *brought)
 
 

@@ -2,29 +2,26 @@
 
 import os
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Literal, cast
 from weakref import WeakKeyDictionary
 
 from .._errors import EngineClosedError
-from ..actors.invocation import HedgeBudget
+from ..actors.attempts import HedgeBudget
 from ..actors.node_actor import Limiter
 from ..actors.policy import Cache
-from ..actors.threads import ProcessPoolStatistics, ThreadPool, ThreadPoolStatistics, ThreadShare, end_with_loop
+from ..actors.threads import (
+    Pool,
+    PoolT,
+    ProcessPoolStatistics,
+    ThreadPool,
+    ThreadPoolStatistics,
+    ThreadShare,
+    end_with_loop,
+)
 from .caching import ResultCache
 
 if TYPE_CHECKING:
     from ..actors.processes import ProcessPool
-
-
-class Pool(Protocol):
-    """A part of an Engine that has to be closed with it."""
-
-    async def aclose(self) -> None:
-        """End the pool, and wait until its threads and tasks have ended."""
-        ...
-
-
-PoolT = TypeVar("PoolT", bound=Pool)
 
 
 class Pools:
@@ -45,7 +42,7 @@ class Pools:
         self._closed = False
         self._threads: ThreadPool | None = None
         self._processes: ProcessPool | None = None
-        self._others: dict[type[Pool], Pool] = {}
+        self._others: dict[str, Pool] = {}
         self._guards: list[AsyncGenerator[None, None]] = []
         # By the origin of a node. Weak, so that nodes that a factory has made for a single request leave nothing here.
         self._limiters: WeakKeyDictionary[object, Limiter] = WeakKeyDictionary()
@@ -71,39 +68,37 @@ class Pools:
             self._processes = ProcessPool(self.max_processes)
         return self._processes
 
-    def other(self, kind: type[PoolT], make: Callable[[], PoolT]) -> PoolT:
-        """Return the Engine's pool of a kind that a floor above defines; the first call makes it.
-
-        Args:
-            kind: the class of the pool.
-            make: makes it.
+    def pool(self, key: str, open: Callable[[], PoolT]) -> PoolT:  # noqa: A002 - as `Scope.pool`
+        """Return a pool of the Engine that a floor above defines, by its name; arguments and errors as of `Scope.pool`.
 
         Raises:
             EngineClosedError: the Engine was closed.
         """
         if self._closed:  # a task that a handler has started may outlive the Engine
             raise EngineClosedError("this Engine was closed, and its threads, processes and devices were released")
-        if kind not in self._others:
-            self._others[kind] = make()
-            self._guard(self._others[kind])
-        return cast(PoolT, self._others[kind])
+        if key not in self._others:
+            self._others[key] = open()
+            self._guard(self._others[key])
+        return cast(PoolT, self._others[key])
 
-    def limiter(self, origin: object, places: int) -> Limiter:
-        """Return the limiter of a node with `concurrency=`, which all of its call sites in the Engine share.
+    def limiter(self, key: object, places: int, ahead: int = 0) -> Limiter:
+        """Return the limiter that all call sites with a key share in the Engine; arguments as of `node.Places`.
 
-        Args:
-            origin: the node, or the node that it was copied from. A method is one node, for all instances.
-            places: how many places the node has.
+        The key of a node with `concurrency=` is its origin. A method is one node, for all instances.
         """
-        return self._limiters.setdefault(origin, Limiter(places, shared=True))
+        return self._limiters.setdefault(key, Limiter(places, shared=True, ahead=ahead))
 
     def hedge_budget(self, origin: object, share: float) -> HedgeBudget:
-        """Return the budget for second attempts of a node; arguments as of `limiter`, and `max_share`."""
+        """Return the budget for second attempts of a node; for its origin, with `max_share`."""
         return self._hedges.setdefault(origin, HedgeBudget(share))
 
     def results(self, origin: object, cache: Cache) -> ResultCache:
-        """Return the results that a node keeps with these options; `origin` as of `limiter`."""
+        """Return the results that a node keeps with these options; for the origin of the node."""
         return self._results.setdefault(origin, {}).setdefault(cache, ResultCache(cache))
+
+    def size_of(self, pool: Literal["threads", "processes"]) -> int:
+        """Return the most threads, or worker processes."""
+        return self.max_threads if pool == "threads" else self.max_processes
 
     @property
     def has_processes(self) -> bool:

@@ -1,22 +1,25 @@
 """Plan: what a graph will do, after the passes; and its program, laid out for frames: slots, countdowns, readers.
 
-A scheduler is nothing but additional edges. "sequential" lets each step wait for the one before, "wave" each level for
+A step waits for the steps that it reads, and for effects before it in the source. A scheduler
+is nothing but additional edges. "sequential" lets each step wait for the one before, "wave" each level for
 the whole level before; "actors" and "parallel" add none and differ in how scopes bound their inboxes.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
-from ..actors.node_actor import INLINE, NodeActor
+from ..actors.execution import INLINE
+from ..actors.node_actor import NodeActor
+from ..telemetry.tables import Table, to_html
 from ..telemetry.text import printable
 from .options import ChosenScheduler
 from .tracing.template import Read, Template, Values, arguments_builder, builder, keywords_builder, reads
-from .tracing.tracer import Step, Trace
+from .tracing.tracer import Step, Trace, order_edges
 
 if TYPE_CHECKING:
     from ..saving.durable import Durable
@@ -33,6 +36,7 @@ class Draft:
         annotations: the annotations of `parameter_sources`; None where unknown.
         steps: chains of steps in topological order; all steps of a chain share an actor.
         result: the template of the result.
+        effect_behind: for a body: an ordered effect of the graph around it that waits for all of its steps.
     """
 
     name: str
@@ -41,6 +45,7 @@ class Draft:
     annotations: tuple[Any, ...]
     steps: tuple[tuple[Step, ...], ...]
     result: Template
+    effect_behind: Step | None = None
 
     def nodes(self) -> int:
         """Return the number of steps."""
@@ -112,7 +117,7 @@ class Plan:
             the enclosing graph.
         reports: what each pass changed.
         trace: the recorded steps, before the passes.
-        keeps_results: whether nodes with `cache=` keep their results; not with `enable_caching=False`.
+        keeps_results: whether nodes with `cache=` keep their results; not with `reuse_plans=False`.
     """
 
     name: str
@@ -177,14 +182,17 @@ class Plan:
         )
 
     @property
+    def _chains(self) -> list[tuple[Step, ...]]:
+        return [step.chain for step in self.steps]
+
+    @property
     def _size(self) -> str:
         return f"{len(self.steps)} actor{'' if len(self.steps) == 1 else 's'}"
 
     def __str__(self) -> str:
-        from .drawing import to_text
-        from .picture import drawing_of
+        from .picture import drawing_of, shown
 
-        lines = [to_text(drawing_of(self.trace)), "", f"plan of {printable(self.name)}: {self._size}"]
+        lines = [shown(drawing_of(self.trace), "text"), "", f"plan of {printable(self.name)}: {self._size}"]
         for report in self.reports:
             changed = "nothing to change" if not report.changes else f"{report.before} → {report.after}"
             if report.name == "validate":
@@ -194,20 +202,21 @@ class Plan:
                 lines.extend(f"    {printable(line)}" for line in told[:20])
                 if len(told) > 20:
                     lines.append(f"    and {len(told) - 20} more")
+        if waits := _waits_for_effects(self._chains):
+            lines += ["  order of effects:", *(f"    {printable(line)}" for line in waits)]
         lines.append(f"  {self.scheduler_reason}")
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        from ..telemetry.tables import Table, to_html
-        from .drawing import to_svg
-        from .picture import drawing_of
+        from .picture import drawing_of, shown
 
         facts = [("plan", f"{self.name}: {self._size}")]
         for report in self.reports:
             facts.append((report.name, f"{report.before} → {report.after}" if report.changes else "nothing to change"))
             facts += [("", line) for line in (*report.changes[:20], *report.notes[:20])]
+        facts += [("order of effects", line) for line in _waits_for_effects(self._chains)]
         facts.append(("scheduler", self.scheduler_reason))
-        return to_svg(drawing_of(self.trace)) + to_html(Table(tuple(facts)))
+        return shown(drawing_of(self.trace), "svg") + to_html(Table(tuple(facts)))
 
 
 @dataclass
@@ -269,7 +278,10 @@ class Program:
         self.plan = plan
         self.scheduler: ChosenScheduler = scheduler
         self.units = _units(plan)
-        edges = _data_edges(self.units)
+        edges = data_edges(self.units)
+        unit_of = {unit.source: unit.index for unit in self.units}
+        for source, waits in order_edges(plan._chains).items():
+            edges[unit_of[source]] |= {unit_of[one] for one in waits}
         if scheduler == "sequential":
             for index in range(1, len(self.units)):
                 edges[index].add(index - 1)
@@ -394,10 +406,25 @@ def _units(plan: Plan) -> list[Unit]:
     return units
 
 
-def _data_edges(units: list[Unit]) -> dict[int, set[int]]:
+def data_edges(units: list[Unit]) -> dict[int, set[int]]:
     """Return for each unit the units whose values it reads."""
     producer = {unit.source: unit.index for unit in units}
     return {unit.index: {producer[source] for source in unit.sources if source in producer} for unit in units}
+
+
+def _waits_for_effects(chains: Sequence[Sequence[Step]]) -> list[str]:
+    """Return lines that say how many steps wait because effects are ordered."""
+    edges = order_edges(chains)
+    lines: list[str] = []
+    for effect in (chain[0] for chain in chains if chain[0].is_effect):
+        named = f"{effect.callee.name} ({effect.location})"
+        before = len(edges.get(effect.source, ()))
+        after = sum(effect.source in waits for waits in edges.values())
+        if before:
+            lines.append(f"{named} waits for {before} step{'s' * (before > 1)}")
+        if after:
+            lines.append(f"{after} step{'s wait' if after > 1 else ' waits'} for {named}")
+    return lines
 
 
 def _nothing(values: Values) -> None:

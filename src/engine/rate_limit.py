@@ -3,7 +3,7 @@
 import asyncio
 import math
 import sys
-from collections.abc import Callable, Hashable
+from collections.abc import AsyncIterator, Callable, Hashable
 from heapq import heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
@@ -110,7 +110,7 @@ class RateLimit(Actor[Any, Any]):
         check("max_waiting_per_key", max_waiting_per_key, optional(whole(0)))
         self._per_second = per_second
         self._burst = burst
-        self._key = key
+        self._penstock_key = key
         self._max_keys = max_keys
         self._max_waiting = sys.maxsize if max_waiting_per_key is None else max_waiting_per_key
         if on_limit == "refuse":
@@ -124,9 +124,11 @@ class RateLimit(Actor[Any, Any]):
             """Return the value when the limit lets it pass."""
             ...
 
+        def __rrshift__(self, stream: AsyncIterator[T]) -> AsyncIterator[T]: ...
+
     async def loop(self, inbox: Inbox[Work[Any, Any]], /) -> None:
         """Take all work out of the inbox at once, and have it pass the gate."""
-        gate, key_of = self._gate(), self._key
+        gate, key_of = self._gate(), self._penstock_key
         gate.loops += 1
         try:
             while True:

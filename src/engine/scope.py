@@ -13,16 +13,16 @@ from ..actors.frame import Frame
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
 from ..actors.tasks import Condition, EagerStarts, uninterrupted
-from ..actors.threads import ThreadShare
+from ..actors.threads import ThreadShare, end_worker_in_script
 from ..actors.worker import WorkerGroup
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
-from .counters import run_levels
+from .counters import Room, run_levels
 from .instances import InstanceRegistry, stateful_nodes
 from .open_resources import Resources
 from .options import DEFAULT_WORKERS, ChosenScheduler, ExecutionOptions
-from .planning import check_stream_limits
+from .planning import check_splits, check_stream_limits
 from .pools import Pools
 from .program import Plan, Program, Wired
 from .statistics import Uptime
@@ -31,8 +31,7 @@ from .wiring import SharedWirings, Wiring
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import ProfiledStream, WindowLook
-    from .checkpoint import Saving
-    from .counters import Room
+    from .checkpoint import Checkpointer
 
 
 class Ongoing(Protocol):
@@ -133,6 +132,7 @@ class Runtime:
         if self.closed:
             raise EngineClosedError("this Engine was closed; make a new one: async with engine.Engine() as e: ...")
         if self.loop is None:
+            end_worker_in_script()
             self.loop, self.loop_thread = loop, threading.get_native_id()
             self.eager_starts = EagerStarts(loop)
         elif self.loop is not loop:
@@ -152,7 +152,8 @@ class Runtime:
             PlanError: under this scheduler, streams of the graph would wait for each other for ever.
         """
         if scheduler in ("sequential", "wave") and scheduler not in plan._programs:
-            check_stream_limits(plan.name, (one for step in plan.steps for one in step.chain), in_order=True)
+            check_stream_limits(plan.name, [one for step in plan.steps for one in step.chain], in_order=True)
+            check_splits(Program(plan, scheduler))
         return self.resources.program(plan, scheduler)
 
     def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wired | None:
@@ -281,9 +282,10 @@ class Scope:
         scheduler: the scheduler, which is never "auto".
         flags: how stateful nodes are restarted.
         is_one_call: whether the scope is for a single call.
+        counts_handlers: whether that call bounds how many of its handlers run at a time.
         is_admitted: whether admission bounds the calls in it, as in a deployment.
         threads: the share of threads that a run already has; by default the scope makes its own.
-        saving: the cuts of its one call; None if that is not saved.
+        saving: the snapshots of its one call; None if that is not saved.
 
     Attributes:
         options: the same.
@@ -302,9 +304,10 @@ class Scope:
         flags: SupervisorFlags = SupervisorFlags(),  # noqa: B008 - it is immutable
         *,
         is_one_call: bool = False,
+        counts_handlers: bool = False,
         is_admitted: bool = False,
         threads: ThreadShare | None = None,
-        saving: "Saving | None" = None,
+        saving: "Checkpointer | None" = None,
     ) -> None:
         self.engine = engine
         self.options = options
@@ -317,11 +320,12 @@ class Scope:
         # caller bounds the frames.
         default = UNLIMITED if is_admitted else DEFAULT_WORKERS
         max_workers = (options.max_workers or default) if scheduler == "actors" else None
-        room: Room = (1, "call") if is_one_call else (options.max_in_flight, "max_in_flight")
+        room = Room(1, "call") if is_one_call else Room(options.max_in_flight, "max_in_flight")
         self.wiring = Wiring(
             engine.pools, self.instances, max_workers, room, device_strategy=options.device_strategy,
-            threads=self.threads, saving=saving,
+            threads=self.threads, counts_handlers=counts_handlers, saving=saving,
         )  # fmt: skip
+        self.instances.scope = self.wiring
         self._saving = saving
         self.groups: set[WorkerGroup] = set()
         self.uptime = Uptime()

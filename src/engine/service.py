@@ -2,25 +2,27 @@
 
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping
-from contextvars import Context
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import Any, Generic, Never, ParamSpec, Self, TypeAlias, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PlanError
-from ..actors.accepted import SWITCH, TIMEOUT, check
-from ..actors.frame import Frame
+from .._errors import (
+    DeploymentFailed,
+    Interrupted,
+    OptionsError,
+    Overloaded,
+)
+from ..actors.accepted import NAME, SWITCH, TIMEOUT, check, whole
 from ..actors.supervision import SupervisorFlags
-from ..actors.tasks import ContextTask, start_task, uninterrupted
-from ..telemetry import logs, metrics, spans
+from ..telemetry import metrics, spans
 from ..telemetry.counters import ActorStatistics, share
-from ..telemetry.rendered import Rendered
-from ..telemetry.tables import Table, count, of, rate
+from ..telemetry.tables import Rendered, Table, count, of, rate
 from ..telemetry.tables import to_html as table_to_html
 from ..telemetry.tables import to_text as table_to_text
-from . import drawing
 from .admission import AdmissionStatistics, FairShares, keys_less
+from .call_scopes import DeploymentScope
+from .call_stream import CallsStream, Stream
 from .deployment import Deployment, ServiceCall, ServiceState
 from .drawing import Drawing
 from .events import Event, EventBuffer, Value
@@ -34,34 +36,33 @@ from .graph import (
     refuse_key,
     time_left,
 )
-from .nesting import departed
-from .node import Node, is_node
-from .open_resources import Entry, Opening
-from .options import CallOptions, ExecutionOptions, resolve, scoped
-from .picture import drawing_of
+from .node import Node
+from .one_call_stream import EventStream, StreamingCall, check_events, stream_of
+from .options import CallOptions, ExecutionOptions, OnFinished, resolve, scoped
+from .picture import drawing_of, shown
 from .pipeline import Pipeline, is_shown
 from .program import Plan, Wired
-from .resource import Resource
+from .reloading import reload
 from .scope import Runtime
 from .source import Calls
 from .statistics import Bottleneck, actors_less, find_bottleneck, since
-from .streaming import CallsStream, Stream
 from .tables import mean_rate, or_unknown, table_of
-from .tracing.template import is_known, value_of
 from .tracing.tracer import Trace
-from .values import DeploymentScope, EventStream, StreamingCall, check_events, stream_of
 from .wiring import Wiring
+
+if TYPE_CHECKING:
+    from ..saving.durable import Durable
 
 
 def to_text(statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment) -> str:
     """Return the totals of a deployment and a drawing of each of its graphs, as text."""
-    drawings = map(drawing.to_text, _drawings(statistics, graphs, deployment))
+    drawings = [shown(drawing, "text") for drawing in _drawings(statistics, graphs, deployment)]
     return "\n\n".join([table_to_text(_summary(statistics)), *drawings])
 
 
 def to_html(statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment) -> str:
     """Return the totals of a deployment and a drawing of each of its graphs, for a notebook."""
-    drawings = map(drawing.to_svg, _drawings(statistics, graphs, deployment))
+    drawings = [shown(drawing, "svg") for drawing in _drawings(statistics, graphs, deployment)]
     return "\n".join([table_to_html(_summary(statistics)), *drawings])
 
 
@@ -155,6 +156,7 @@ def _admission(admission: AdmissionStatistics) -> str:
     return ", ".join(parts)
 
 
+_RUNS_AT_ONCE = 1000  # of a list of keys; other calls of the same file wait for some milliseconds meanwhile
 P = ParamSpec("P")
 E = TypeVar("E")
 R = TypeVar("R")
@@ -290,8 +292,9 @@ class Service(Generic[P, R]):
         call: Call[T],
         /,
         *more: Never,
-        key: str | None = None,
+        durable_key: str | None = None,
         answer: object = ...,
+        on_finished: OnFinished = "again",
         **options: Unpack[CallOptions],
     ) -> T:
         """Run one call of a deployed graph.
@@ -299,8 +302,9 @@ class Service(Generic[P, R]):
         Args:
             call: the call; a graph without parameters may be passed itself.
             *more: nothing; arguments of the graph are part of the call.
-            key: for a graph with a durable loop, the key that it is kept under; see `penstock.engine.run`.
+            durable_key: for a graph with a durable loop, the key that it is kept under; see `penstock.engine.run`.
             answer: the answer to the question that the key waits with.
+            on_finished: what to do if the key has its result already; see `penstock.engine.run`.
             **options: `timeout_seconds`, `priority` and `trace_execution`.
 
         Returns:
@@ -314,23 +318,118 @@ class Service(Generic[P, R]):
             EngineClosedError: the deployment is not ready.
             DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
             PlanError: the graph is not part of the deployment, or its calls give streams.
-            OptionsError: an option is unknown or does not apply; or as for `key=` of `penstock.engine.run`.
+            OptionsError: an option is unknown or does not apply; or as for `durable_key=` of `penstock.engine.run`.
             Interrupted: a node has asked a question; with its answer, the same key goes on.
             KeyInUse: the key is under way elsewhere.
         """
         merged = self._merged("service.run", options)
         call = as_call(call, "service.run", more)
         result: T
-        if key is None and answer is ...:
+        if durable_key is None and answer is ... and on_finished == "again":
             result = await self._run(call.graph, call.arguments, call._trace_headers, merged)
             return result
         self._deployment.check_callable()
-        plan = self._deployment.graphs.one_value(call.graph, "service.run", key, answer).program.plan
-        assert key is not None
-        async with durable_call(plan, call, key, answer, self._runtime.pools.threads, merged) as kept:
-            merged = time_left(merged, kept)
-            result = await self._run(call.graph, call.arguments, call._trace_headers, merged, key)
+        plan = self._deployment.graphs.one_value(
+            call.graph, "service.run", durable_key, answer, on_finished
+        ).program.plan
+        assert durable_key is not None
+        async with durable_call(
+            plan, call, durable_key, answer, on_finished, self._runtime.pools.threads, merged
+        ) as kept:
+            if not kept.is_finished:
+                merged = time_left(merged, kept)
+                kept.result = await self._run(call.graph, call.arguments, call._trace_headers, merged, durable_key)
+        result = kept.result
         return result
+
+    async def resume(self, key: str, /, *, answer: object = ..., **options: Unpack[CallOptions]) -> Any:
+        """Go on with a key of a durable loop without its call, which was stored with it.
+
+        Args:
+            key: the key.
+            answer: the answer to the question that the key waits with.
+            **options: those of `run`.
+
+        Returns:
+            The result of the graph, also of a key that has it already.
+
+        Raises:
+            OptionsError: nothing is kept under the key, its graph is not deployed here or has other parameters now, or
+                an earlier version has kept it, without arguments.
+            Exception: as for `run`.
+        """
+        check("key", key, NAME, "service.resume(")
+        return await self._resume(key, None, answer, options)
+
+    async def _resume(self, key: str, of_graph: str | None, answer: object, options: CallOptions) -> Any:
+        self._deployment.check_callable()
+        elsewhere = ""
+        for durable, graphs in self._durable_graphs().items():
+            name, arguments = await durable._stored_call(key) or ("", {})
+            if of_graph not in (None, name):
+                continue  # in this store, the key is that of another call
+            graph = graphs.get(name)
+            if graph is None:
+                elsewhere = elsewhere or name
+                continue
+            parameters = graph._signature.parameters
+            if parameters.keys() != arguments.keys():
+                raise OptionsError(
+                    f"service.resume({key!r}): graph {name!r} has the parameters {list(parameters)}, and was called "
+                    f"with {list(arguments)}; give the call, service.run({name}(...), key={key!r})"
+                )
+            call = Call[Any](graph, tuple(arguments[parameter] for parameter in parameters))
+            return await self.run(call, durable_key=key, answer=answer, on_finished="return", **options)
+        raise OptionsError(
+            f"service.resume({key!r}): the key is that of graph {elsewhere!r}, which is not part of this deployment"
+            if elsewhere
+            else f"service.resume({key!r}): no graph of this deployment keeps anything under this key"
+        )
+
+    async def resume_all(self, *, concurrency: int = 8, **options: Unpack[CallOptions]) -> dict[str, BaseException]:
+        """Go on with all keys that are unfinished, ask nothing, and that no call has, here or elsewhere.
+
+        Those are the keys whose calls have failed, were cancelled, or whose processes have died. This returns when all
+        of them have ended or ask; for a server, `asyncio.create_task(service.resume_all())`.
+
+        Args:
+            concurrency: how many go on at a time.
+            **options: those of `run`, for each call.
+
+        Returns:
+            The keys that have neither a result nor a question now, each with the reason: the error of its call, or why
+            there was none, as for `resume`.
+
+        Raises:
+            OptionsError: `concurrency` is not a whole number of at least 1, or a store cannot be listed.
+            EngineClosedError: the deployment is not ready.
+        """
+        check("concurrency", concurrency, whole(1), "service.resume_all(")
+        self._deployment.check_callable()
+        keys: dict[tuple[str, str], None] = {}  # each with its graph: two stores may have the same key
+        for durable in self._durable_graphs():
+            for state in ("failed", "stopped"):
+                last = None
+                while page := await durable.runs(state=state, before=last, limit=_RUNS_AT_ONCE):
+                    keys |= dict.fromkeys((run.key, run.graph) for run in page)
+                    last = page[-1]
+        left: dict[str, BaseException] = {}
+
+        async def advance() -> None:
+            while keys:
+                (key, graph), _ = keys.popitem()
+                outcome: Any
+                (outcome,) = await asyncio.gather(self._resume(key, graph, ..., options), return_exceptions=True)
+                if isinstance(outcome, Overloaded):
+                    keys[key, graph] = None
+                    await asyncio.sleep(outcome.retry_after_seconds or 1)
+                elif isinstance(outcome, BaseException) and not isinstance(outcome, Interrupted):
+                    left[key] = outcome
+
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(concurrency, len(keys))):
+                group.create_task(advance())
+        return left
 
     @overload
     def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
@@ -341,8 +440,9 @@ class Service(Generic[P, R]):
         events: type[E],
         capacity: int | None = None,
         progress: bool = False,
-        key: str | None = ...,
+        durable_key: str | None = ...,
         answer: object = ...,
+        on_finished: OnFinished = ...,
         **options: Unpack[CallOptions],
     ) -> Stream[Event[E] | Value[T]]: ...
     @overload
@@ -354,8 +454,9 @@ class Service(Generic[P, R]):
         events: type[E],
         capacity: int | None = None,
         progress: bool = False,
-        key: str | None = ...,
+        durable_key: str | None = ...,
         answer: object = ...,
+        on_finished: OnFinished = ...,
         **options: Unpack[CallOptions],
     ) -> EventStream[E, T]: ...
     @overload
@@ -365,8 +466,9 @@ class Service(Generic[P, R]):
         /,
         *,
         progress: bool = False,
-        key: str | None = ...,
+        durable_key: str | None = ...,
         answer: object = ...,
+        on_finished: OnFinished = ...,
         **options: Unpack[CallOptions],
     ) -> Stream[T]: ...
     @overload
@@ -386,8 +488,9 @@ class Service(Generic[P, R]):
         events: type[Any] | None = None,
         capacity: int | None = None,
         progress: bool = False,
-        key: str | None = None,
+        durable_key: str | None = None,
         answer: object = ...,
+        on_finished: OnFinished = "again",
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
         """Run many calls of deployed graphs, and yield their results in input order; or yield the values of one call.
@@ -400,9 +503,10 @@ class Service(Generic[P, R]):
             events: the class of the events that are read; see `penstock.engine.stream`.
             capacity: the most events that wait for their reader.
             progress: whether a bar shows the progress; see `penstock.engine.stream`.
-            key: for a single call of a graph with a durable loop, the key that it is kept under; see
+            durable_key: for a single call of a graph with a durable loop, the key that it is kept under; see
                 `penstock.engine.run`.
             answer: the answer to the question that the key waits with.
+            on_finished: what to do if the key has its result already; see `penstock.engine.run`.
             **options: `timeout_seconds`, `priority`, `trace_execution`; for many calls also `ordered`, `on_error`,
                 `trace_items`, and `max_in_flight` for this stream.
 
@@ -424,9 +528,10 @@ class Service(Generic[P, R]):
             gives_stream = self._deployment.graphs.deployed(call.graph).program.plan._gives_stream
             if not gives_stream and events is None:
                 raise gives_one_value(call.graph, "service")
-            start = partial(self._streaming_call, call, self._merged("service.stream(call)", options), key, answer)
-            return stream_of(call, start, events, capacity, gives_stream=gives_stream, shows_progress=shows_progress)
-        refuse_key(key, answer, "service.stream")
+            merged = self._merged("service.stream(call)", options)
+            start = partial(self._streaming_call, call, merged, durable_key, answer, on_finished)
+            return stream_of(call, start, events, capacity, shows_progress=shows_progress)
+        refuse_key(durable_key, answer, on_finished, "service.stream")
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)
 
@@ -509,7 +614,7 @@ class Service(Generic[P, R]):
             EngineClosedError: the deployment is not ready.
             Exception: the resource could not be opened, or a node refuses its new value; the old values stay in place.
         """
-        await _reload(self._deployment, resource)
+        await reload(self._deployment, resource)
 
     def statistics(self) -> ServiceStatistics:
         """Return a snapshot of the counters of the deployment and of its nodes."""
@@ -593,14 +698,24 @@ class Service(Generic[P, R]):
         options: ExecutionOptions,
         key: str | None,
         answer: object,
+        on_finished: OnFinished,
         events: EventBuffer | None,
     ) -> StreamingCall:
         kept = None
-        if key is not None:
+        if key is not None or on_finished != "again":
             plan = self._deployment.graphs.deployed(call.graph).program.plan
-            check_key(plan, "service.stream", key, answer)
-            kept = durable_call(plan, call, key, answer, self._runtime.pools.threads, options)
+            key = check_key(plan, "service.stream", key, answer, on_finished)
+            kept = durable_call(plan, call, key, answer, on_finished, self._runtime.pools.threads, options)
         return StreamingCall(DeploymentScope(self._deployment, key, answer), call, options, kept, events)
+
+    def _durable_graphs(self) -> "dict[Durable, dict[str, Graph[..., Any]]]":
+        """Return the graphs with durable loops by their names, for each place where they are kept."""
+        found: dict[Durable, dict[str, Graph[..., Any]]] = {}
+        for graph in self._graphs:
+            durable = self._deployment.graphs.deployed(graph).program.plan._durable
+            if durable is not None:
+                found.setdefault(durable, {})[graph.name] = graph
+        return found
 
     def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:
         """Return the options of one call: those of the deployment, if there are no others, as is nearly always so."""
@@ -615,157 +730,3 @@ class Service(Generic[P, R]):
             "trace_items": options.trace_items,
             "collect_metrics": options.collect_metrics,
         }
-
-
-# Reloading a resource of a deployment.
-
-
-_Known: TypeAlias = dict[int, Any]  # values of a graph that come from a resource, by the number of the value
-
-
-async def _reload(deployment: Deployment, resource: object) -> None:
-    """Open a resource anew, once for each tuple of arguments that the deployment uses it with, and swap the values.
-
-    Raises:
-        PlanError: the deployment does not use the resource.
-        EngineClosedError: the deployment is not ready, or was stopped meanwhile.
-        Exception: the resource could not be opened, or a node refuses its new value; the old values stay in place.
-    """
-    openings = _openings(deployment, resource)
-    runtime = deployment.runtime
-    # One reload of a resource at a time. A second reload waits and opens the resource once more, because whatever the
-    # resource reads may have changed after the first reload began.
-    lock = runtime.reloads.setdefault(openings[0].resource, asyncio.Lock())
-    async with lock:
-        entries = [await _entry(deployment, opening) for opening in openings]
-        try:
-            for entry in entries:
-                await _open_next(deployment, entry)
-            for entry in entries:
-                _check_wanted(deployment, entry)
-                _check_fits(entry)
-        except BaseException:
-            await uninterrupted(_discard(entries))
-            raise
-        _swap(runtime, entries)
-
-
-def _openings(deployment: Deployment, resource: object) -> list[Opening]:
-    if deployment.scope is None or deployment.state != "ready":
-        raise deployment.stopped_error()
-    if asyncio.get_running_loop() is not deployment.scope.loop:
-        raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
-    if not isinstance(resource, Resource):
-        raise TypeError(f"service.reload takes a resource, got {resource!r}")
-    name: str = resource.name
-    used = dict.fromkeys(opening for wired in deployment.graphs for opening in wired.program.resources)
-    openings = [opening for opening in used if opening.resource is resource]
-    if not openings:
-        names = ", ".join(dict.fromkeys(opening.name for opening in used)) or "none"
-        raise PlanError(f"resource {name!r} is not used by this deployment of {deployment.names}; it uses: {names}")
-    return openings
-
-
-async def _entry(deployment: Deployment, opening: Opening) -> Entry:
-    entries = deployment.runtime.resources.entries
-    while opening not in entries:  # the resource ended by itself, and the call that reopened it has left meanwhile
-        await deployment.reopen(opening)
-    entry = entries[opening]
-    _check_wanted(deployment, entry)
-    return entry
-
-
-def _check_wanted(deployment: Deployment, entry: Entry) -> None:
-    """Refuse to go on if the deployment was stopped meanwhile, or if the present value is being closed."""
-    if deployment.state != "ready":
-        raise deployment.stopped_error()
-    if entry.ending:
-        raise EngineClosedError(f"resource {entry.opening.name!r} is not reloaded: its Engine is being closed")
-
-
-def _check_fits(entry: Entry) -> None:
-    """Ask the executors of the nodes that use a resource whether they accept its new value."""
-    assert entry.candidate is not None
-    if not entry.context_task.was_opened:
-        return  # the resource has ended by itself and is being reopened: there is no value to compare with
-    values = entry.context_task.value, entry.candidate.value
-    for program in entry.programs:
-        _check_plan(program.plan, entry.opening, ({}, {}), values)
-
-
-def _check_plan(plan: Plan, opening: Opening, around: tuple[_Known, _Known], values: tuple[Any, Any]) -> None:
-    """Ask the executors of the nodes of a graph, and of the nodes of its bodies.
-
-    Args:
-        plan: the plan of the graph.
-        opening: the opening of the resource.
-        around: for a body: the values that it captures and that come from the resource, with the present value of the
-            resource, and with the new one.
-        values: the present value of the resource, and the new one.
-    """
-    old, new = around
-    if opening in plan.trace.resources:
-        source = plan.trace.resources[opening]
-        old, new = {**old, source: values[0]}, {**new, source: values[1]}
-    for step in plan.steps:
-        callee = step.head.callee
-        if is_node(callee) and callee._runs_in:
-            try:
-                for read in step.head.reads():
-                    if read.source in old:
-                        callee._runs_in.check_reload(value_of(read, old), value_of(read, new))
-            except Exception as error:
-                error.add_note(f"resource {opening.name!r} was not reloaded: node {step.label!r} uses it")
-                raise
-        for body in step.bodies:
-            taken = [(source, template) for source, template in body.trace.captured if is_known(template, old.keys())]
-            inside = tuple([{source: value_of(one, known) for source, one in taken} for known in (old, new)])
-            _check_plan(body, opening, (inside[0], inside[1]), values)
-
-
-async def _open_next(deployment: Deployment, entry: Entry) -> None:
-    resources = deployment.runtime.resources
-    context_task = entry.candidate = resources.new_context_task(entry.opening)
-    await context_task.settled()
-    _check_wanted(deployment, entry)
-    if not context_task.is_open:
-        raise resources.failure(entry.opening, context_task, deployment.names)
-
-
-async def _discard(entries: list[Entry]) -> None:
-    """Close the values that were opened for a reload that failed, the last opened first."""
-    for entry in reversed(entries):
-        context_task = entry.candidate
-        if context_task is None:
-            continue
-        was_open = context_task.is_open
-        error = await context_task.ended()
-        entry.candidate = None  # only now: the code that closes the resource waits for its candidate
-        if was_open and error is not None:
-            logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
-
-
-def _swap(runtime: Runtime, entries: list[Entry]) -> None:
-    replaced: list[ContextTask[Any]] = []
-    for entry in entries:
-        context_task, entry.candidate = entry.candidate, None
-        assert context_task is not None
-        replaced.append(runtime.resources.swap(entry, context_task))
-    programs = {program for entry in entries for program in entry.programs}
-    frames = [frame for frame in runtime.frames_in_flight() if frame.layout in programs]
-    work = _retire(runtime, entries[0].opening.name, replaced, frames)
-    task = start_task(asyncio.get_running_loop(), work, name="penstock-resource-retires", context=Context())
-    for entry in entries:
-        entry.retiring.add(task)
-        task.add_done_callback(entry.retiring.discard)
-
-
-async def _retire(runtime: Runtime, name: str, replaced: list[ContextTask[Any]], frames: list[Frame]) -> None:
-    """Close the replaced values, the last opened first, once the calls that began with them have ended."""
-    await departed(frames)
-    frames.clear()
-    await runtime.threads_returned()
-    for context_task in sorted(replaced, key=lambda context_task: context_task.number, reverse=True):
-        error = await context_task.ended()
-        if error is not None:
-            logs.warning("resource.not_closed", resource=name, error=repr(error))

@@ -7,11 +7,10 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from .._errors import NodeCancelledError, OptionsError
-from ..actors.current import Position
 from ..actors.frame import NOTHING, AnyDeployment, Frame
 from ..actors.node_actor import Invoke, NodeActor
 from ..actors.stream_buffer import StreamBuffer
-from ..actors.worker import WorkerGroup
+from ..actors.worker import NoItem, Worker, WorkerGroup
 from .graph import Call, Graph
 from .nesting import listener_of
 from .program import Wired
@@ -82,13 +81,18 @@ class ReorderWindow:
         self.cancelled = 0
         self.expired = 0
         self.frames: dict[int, Frame] = {}
-        self.turns: dict[NodeActor, Turns] = {}
+        self.turns: dict[NodeActor, InputOrder] = {}
         self.on_room: Callable[[], None] | None = None
 
     @property
     def in_flight(self) -> int:
         """How many items count now: from before the source is asked for an item until the reader has taken it."""
         return self.submitted + self.reserved + self.size - self.limit
+
+    def go_on_from(self, item: int) -> None:
+        """Begin with this item: those before it have left before a restart."""
+        self.submitted = self.position = item
+        self.limit = item + self.size
 
     def new_frame(self, wired: Wired, arguments: tuple[Any, ...], group: WorkerGroup, parent: Frame | None) -> Frame:
         """Make the frame of the next item, for which a place was reserved."""
@@ -198,7 +202,7 @@ class ReorderWindow:
         if self._on_settled is not None and not frame.unwinding:
             self._on_settled(frame)
         if self.turns:
-            go_on(self.turns)
+            advance(self.turns)
 
     def frame_settled(self, frame: Frame) -> None:
         """Report that the last handler of an item has ended; if the item was taken before, its place is free now."""
@@ -228,7 +232,7 @@ class ReorderWindow:
             on_room()
 
 
-class Turns:
+class InputOrder:
     """Whose turn it is at one node that takes items in their order.
 
     Args:
@@ -239,12 +243,12 @@ class Turns:
         self._frames = frames
         self._is_taken = False
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._next = 0  # the index of the item whose turn it is, or of one before it that has ended
+        self._next = min(frames, default=0)  # the item whose turn it is, or one before it that has ended
 
     async def wait(self, item: int) -> None:
         """Wait for the turn of an item."""
         turn = self._waiting[item] = asyncio.get_running_loop().create_future()
-        self.go_on()
+        self.advance()
         try:
             await turn
         except BaseException:
@@ -252,16 +256,16 @@ class Turns:
                 self.over()
             else:
                 del self._waiting[item]
-                self.go_on()
+                self.advance()
             raise
 
     def over(self) -> None:
         """The item whose turn it was has left the node."""
         self._is_taken = False
         self._next += 1
-        self.go_on()
+        self.advance()
 
-    def go_on(self) -> None:
+    def advance(self) -> None:
         """Give the turn to the next item that has not ended, if it waits for it."""
         last = max(self._waiting, default=-1)
         while self._next <= last and not self._is_taken:
@@ -277,24 +281,24 @@ class Turns:
             turn.set_result(None)
 
 
-def go_on(turns: dict[NodeActor, Turns]) -> None:
+def advance(turns: dict[NodeActor, InputOrder]) -> None:
     """An item has ended: those behind it may have waited for that."""
     for one in turns.values():
-        one.go_on()
+        one.advance()
 
 
-def in_turn(invoke: Invoke) -> Invoke:
+def in_input_order(invoke: Invoke) -> Invoke:
     """Return what invokes a node for one item after the other, in the order of those of one stream or `map_each`."""
     present = asyncio.Lock()  # several, each in its own order, may share the instance
 
-    async def invoke_in_turn(worker: Any, actor: NodeActor, frame: Frame) -> Any:
+    async def invoke_in_order(worker: Any, actor: NodeActor, frame: Frame) -> Any:
         window: Any = listener_of(frame)
-        turns: dict[NodeActor, Turns] | None = getattr(window, "turns", None)
+        turns: dict[NodeActor, InputOrder] | None = getattr(window, "turns", None)
         if turns is None:  # a call of its own
             async with present:
                 return await invoke(worker, actor, frame)
         if actor not in turns:
-            turns[actor] = Turns(window.frames)
+            turns[actor] = InputOrder(window.frames)
         await turns[actor].wait(frame.item)
         try:
             async with present:
@@ -302,7 +306,7 @@ def in_turn(invoke: Invoke) -> Invoke:
         finally:
             turns[actor].over()
 
-    return invoke_in_turn
+    return invoke_in_order
 
 
 Calls: TypeAlias = Iterable[Call[Any]] | AsyncIterable[Call[Any]]
@@ -377,18 +381,17 @@ class PulledSource:
             self._group.feed = self._window.on_room = None
             self._context.run(close_nowait, self._iterator)
 
-    def pull(self, position: Position | None) -> tuple[NodeActor, Frame] | None:
+    def pull(self, worker: Worker | None) -> tuple[NodeActor, Frame] | NoItem:
         """Take a call from the source, and return its item and the actor that runs it, with the place already taken.
 
         If the graph is one chain of plain functions, its items are run right here: they cannot wait, so there is
         nothing for a worker to carry on.
 
         Args:
-            position: the position of the worker that asks; None if the caller is not a worker, so that no handler may
-                run here.
+            worker: the worker that asks; None if the caller is not a worker, so that no handler may run here.
 
         Returns:
-            None if there is no item now, or if the items were run here or put into an inbox.
+            The actor and the item; or why there is none.
         """
         window, group = self._window, self._group
         while (index := window.submitted) < window.limit:
@@ -398,21 +401,21 @@ class PulledSource:
                     call = self._next_call()
                 except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
                     self._stop(_Ended() if isinstance(error, StopIteration) else error)
-                    return None
+                    return NoItem.ENDED
             else:
                 self._asked_for = None
-            if (call.__class__ is not Call or call.graph is not self._graph) and not self._goes_on_with(call):
+            if (call.__class__ is not Call or call.graph is not self._graph) and not self._knows_graph_of(call):
                 self._asked_for = call
                 self._stop(None)
-                return None
+                return NoItem.NEEDS_ACTORS
             wired, chain, entry = self._actors, self._chain, self._entry
             assert wired is not None
             # The first item goes the longer way, through a worker, which looks at each function of the chain.
-            if chain is not None and chain.completed and chain.limiter.free > 0 and position is not None:
-                self._burst(call, wired, chain, position)
-                return None
+            if chain is not None and chain.completed and chain.limiter.free > 0 and worker is not None:
+                self._run_inline_batch(call, wired, chain, worker)
+                return NoItem.AGAIN
             if entry is not None and entry.limiter.free > 0:
-                # `ReorderWindow.new_frame` written out, as in `_burst`; nothing is reserved by workers.
+                # `ReorderWindow.new_frame` written out, as in `_run_inline_batch`; nothing is reserved by workers.
                 entry.limiter.free -= 1
                 window.submitted = index + 1
                 frame = window.frames[index] = Frame(wired.program, call.arguments, group, window, index, self._parent)
@@ -420,10 +423,12 @@ class PulledSource:
                     frame.deadline = self._deadline
                 return entry, frame
             if entry is not None and entry.inbox.room:
-                self._fill(call, wired, entry)
-                if group.feed is not None and window.submitted >= window.limit:
+                self._enqueue_many(call, wired, entry)
+                if group.feed is None:
+                    return NoItem.NO_ROOM
+                if window.submitted >= window.limit:
                     self._wait_for_room()
-                return None  # the loop gets its turn
+                return NoItem.AGAIN
             frame = window.new_frame(wired, call.arguments, group, self._parent)
             if self._deadline is not None:
                 frame.deadline = self._deadline
@@ -431,13 +436,13 @@ class PulledSource:
             if full:
                 self._blocked = frame, full
                 self._stop(None)
-                return None
+                return NoItem.BLOCKED
             if group.ready:
-                return None
+                return group.ready.popleft()
         self._wait_for_room()
-        return None
+        return NoItem.NO_ROOM
 
-    def _goes_on_with(self, call: Any) -> bool:
+    def _knows_graph_of(self, call: Any) -> bool:
         """Note the actors of a call of another graph than the last one; return False if they are not known yet."""
         wired = self._wired.get(call.graph) if call.__class__ is Call else None
         if wired is None:
@@ -456,12 +461,12 @@ class PulledSource:
         if free <= 0:
             # The items would only wait in an inbox, so they are put there now, without waking a worker for that.
             item = self.pull(None)
-            if item is not None:
+            if not isinstance(item, NoItem):
                 self._group.enqueue(*item)
             return 0 if self._group.feed is None else 1
         return min(free, room)
 
-    def _burst(self, call: Call[Any], wired: Wired, chain: NodeActor, position: Position) -> None:
+    def _run_inline_batch(self, call: Call[Any], wired: Wired, chain: NodeActor, worker: Worker) -> None:
         """Run items of a chain, one after the other, as long as they are short and there is room for more."""
         # Everything in this loop is paid by items that do hardly anything: `ReorderWindow.new_frame` and
         # `Frame.end_with` are written out as far as they apply, and the reader, which cannot run meanwhile, is woken
@@ -471,20 +476,20 @@ class PulledSource:
         next_call = self._next_call
         index = window.submitted
         ends_at = min(index + _BURST, window.limit)
-        position.actor = chain
+        worker.actor = chain
         try:
             while True:
                 frame = frames[index] = Frame(program, call.arguments, group, window, index, parent)
                 index += 1
                 window.submitted = index
-                position.frame = frame
+                worker.frame = frame
                 try:
-                    value = run(frame.values)
+                    value = run(frame.values, worker)
                 except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
-                    position.frame = None
+                    worker.frame = None
                     _fail(frame, chain, error)
                 else:
-                    position.frame = None
+                    worker.frame = None
                     if frame.state != "running":  # the handler itself ended its item, e.g. by closing the stream
                         frame.leave()
                         return
@@ -492,8 +497,7 @@ class PulledSource:
                     frame.result = value
                     frame.state = "done"
                     frame.values = NOTHING
-                if index >= ends_at or chain.was_slow:
-                    chain.was_slow = False
+                if index >= ends_at or worker.budget <= 0:
                     return
                 try:
                     call = next_call()
@@ -506,7 +510,7 @@ class PulledSource:
         finally:
             window.wake_reader()
 
-    def _fill(self, call: Call[Any], wired: Wired, entry: NodeActor) -> None:
+    def _enqueue_many(self, call: Call[Any], wired: Wired, entry: NodeActor) -> None:
         """Put items into the inbox of their first actor, all at once, as many as it has room for."""
         window, group, parent, deadline = self._window, self._group, self._parent, self._deadline
         graph, program, waiting = call.graph, wired.program, window.frames
@@ -552,7 +556,7 @@ class PulledSource:
     def _go_on(self) -> None:
         self._group.feed = self
         if not self._group.armed:
-            self._group.arm()
+            self._group.schedule_check()
 
     def _stop(self, error: BaseException | None) -> None:
         """Stop the workers from pulling, and wake the task of the source; with an error, that ends it."""

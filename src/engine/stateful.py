@@ -5,19 +5,14 @@ import inspect
 import types
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from .._errors import GraphTraceError
 from ..actors.loop_host import check_loop, owns_loop
 from ..actors.policy import Policy
-from .node import Node, check_policy, is_async
+from .node import Node, RunsOn, as_execution, is_async
 from .tracing.ref import call_location
 from .tracing.tracer import active
-
-if TYPE_CHECKING:
-    from ..actors.loop_host import OwnsLoop
-    from ..actors.threads import ThreadShare
-    from .pools import Pools
 
 T = TypeVar("T")
 
@@ -42,7 +37,7 @@ class _Recipe:
         return _Recipe, ()
 
 
-def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
+def make_stateful(cls: type[T], policy: Policy, name: str | None, runs_on: RunsOn) -> type[T]:
     """Change `__init__` and `__call__` of a class, so that calls of its instances in a graph become steps.
 
     The class is changed in place, so that it keeps its identity.
@@ -65,12 +60,13 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
                 "and work.fail(error) is the error of an item; leave out restart_on="
             )
         call = _alone(call)
-    check_policy(name or cls.__name__, call, policy, is_stateful=True)
-    if policy.runs_on == "process" and (owns_loop(cls) or hasattr(cls, "__aenter__")):
-        raise TypeError(
-            f'@node(runs_on="process") on class {cls.__name__!r}: a worker process has no event loop; write a plain '
-            "`def __call__`, and `__enter__` and `__exit__` in place of `__aenter__` and `__aexit__`"
-        )
+    execution = as_execution(runs_on)
+    Node(call, policy, name=name or cls.__name__, template=cls, runs_on=execution)  # refuses what does not fit
+    if owns_loop(cls):
+        if execution is not as_execution("loop"):
+            where = f"@node(runs_on={execution.name!r}) on class {cls.__name__!r}"
+            raise TypeError(f"{where}, which owns its loop: leave it out")
+        execution = as_execution("own loop")
     init = cls.__init__
 
     @functools.wraps(init)
@@ -94,6 +90,7 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None) -> type[T]:
     call_marks: Any = record_or_call
     call_marks._penstock_call = call
     call_marks._penstock_policy = policy
+    call_marks._penstock_runs_on = execution
     call_marks._penstock_name = name or cls.__name__
     setattr(cls, "__init__", remember)  # noqa: B010 - checkers know that a method is not assigned to
     setattr(cls, "__call__", record_or_call)  # noqa: B010
@@ -111,6 +108,20 @@ def is_stateful(value: object) -> bool:
     """Whether `value` is an instance of a stateful node, or the class itself."""
     cls = value if isinstance(value, type) else type(value)
     return hasattr(cls.__call__, "_penstock_call")
+
+
+def as_node(value: object) -> Node[..., Any] | None:
+    """Return the node that a node, or an instance of a stateful one, stands for; None for anything else.
+
+    Args:
+        value: any object; a class stands for no node.
+
+    Raises:
+        GraphTraceError: a scope could not make an instance like this one.
+    """
+    if isinstance(value, Node):
+        return cast("Node[..., Any]", value)
+    return node_of(value) if is_stateful(value) and not isinstance(value, type) else None
 
 
 def node_of(instance: Any) -> Node[..., Any]:
@@ -139,19 +150,17 @@ def node_of(instance: Any) -> Node[..., Any]:
             wrapper._penstock_policy,
             name=wrapper._penstock_name,
             template=instance,
-            make_loop=_make_loop if owns_loop(cls) else None,
+            runs_on=wrapper._penstock_runs_on,
         )
         object.__setattr__(instance, _RECIPE, recipe)
     assert recipe.node is not None
     return recipe.node
 
 
-def fresh_instance(template: Any) -> tuple[Any, Callable[..., Any]]:
-    """Make an instance like `template` for one scope; return the instance, and its method that handles an item."""
-    cls, args, kwargs = recipe_of(template)
-    instance = cls(*args, **kwargs)
-    wrapper: Any = type(instance).__call__
-    return instance, types.MethodType(wrapper._penstock_call, instance)
+def handler_of(instance: Any) -> Callable[..., Any]:
+    """Return the method of an instance that handles an item; of one that stands for another, itself."""
+    call: Any = getattr(type(instance).__call__, "_penstock_call", None)
+    return cast("Callable[..., Any]", instance if call is None else types.MethodType(call, instance))
 
 
 def recipe_of(template: Any) -> tuple[type[Any], tuple[Any, ...], dict[str, Any]]:
@@ -159,11 +168,6 @@ def recipe_of(template: Any) -> tuple[type[Any], tuple[Any, ...], dict[str, Any]
     recipe: _Recipe = template.__dict__[_RECIPE]
     assert recipe.cls is not None
     return recipe.cls, recipe.args, recipe.kwargs
-
-
-def _make_loop(node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> "OwnsLoop":
-    template = cast("OwnsLoop", node.template)
-    return template if template._penstock_is_shared else cast("OwnsLoop", fresh_instance(template)[0])
 
 
 def _alone(call: Callable[..., Any]) -> Callable[..., Any]:
@@ -184,5 +188,6 @@ def _alone(call: Callable[..., Any]) -> Callable[..., Any]:
 
 def _for_one_scope(instance: Any) -> Any:
     recipe: _Recipe | None = instance.__dict__.get(_RECIPE)
-    made_by_call = recipe is not None and recipe.cls is type(instance)
-    return fresh_instance(instance)[0] if made_by_call else instance
+    if recipe is None or (cls := recipe.cls) is None or cls is not type(instance):
+        return instance
+    return cls(*recipe.args, **recipe.kwargs)

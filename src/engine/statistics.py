@@ -4,14 +4,10 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from ..telemetry.counters import ActorStatistics, Record, counted, less, name_of, share
-from ..telemetry.rendered import Rendered
+from ..telemetry.tables import Rendered, Table, count, significant
 from ..telemetry.text import printable
-
-if TYPE_CHECKING:
-    from ..telemetry.tables import Table
 
 
 class Uptime:
@@ -92,8 +88,6 @@ class Bottleneck:
     concurrency: int | None
 
     def __str__(self) -> str:
-        from ..telemetry.tables import significant
-
         waiting = f"on average {significant(self.waiting)} items waited for room in its inbox"
         sentence = f"{printable(name_of(self.graph, self.node))} limits it: {waiting}"
         if self.busy_share is None:
@@ -144,9 +138,9 @@ class StreamStatistics(Rendered):
             failed ones.
         bottleneck: the node that limits, on average over `actors_elapsed_seconds`; None if no inbox was full.
         success_rate: the share of the items that have ended that did so with a result; None before any has.
-        cuts_saved: how many cuts were written, with `checkpoint=`.
-        cuts_skipped: how many were left out, because the one before was still on its way.
-        cuts_failed: how many could not be written.
+        snapshots_saved: how many snapshots were written, with `checkpoint=`.
+        snapshots_skipped: how many were left out, because the one before was still on its way.
+        snapshots_failed: how many could not be written.
     """
 
     submitted: int
@@ -160,9 +154,9 @@ class StreamStatistics(Rendered):
     actors_elapsed_seconds: float | None = None
     expired: int = 0
     interrupted: int = 0
-    cuts_saved: int = 0
-    cuts_skipped: int = 0
-    cuts_failed: int = 0
+    snapshots_saved: int = 0
+    snapshots_skipped: int = 0
+    snapshots_failed: int = 0
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -189,13 +183,12 @@ class StreamStatistics(Rendered):
         return replace(
             since(
                 self, earlier, "submitted", "completed", "failed", "skipped", "yielded", "expired", "interrupted",
-                "elapsed_seconds", "actors_elapsed_seconds", "cuts_saved", "cuts_skipped", "cuts_failed",
+                "elapsed_seconds", "actors_elapsed_seconds", "snapshots_saved", "snapshots_skipped", "snapshots_failed",
             ),
             actors=actors_less(self.actors, earlier.actors),
         )  # fmt: skip
 
-    def _table(self) -> "Table":
-        from ..telemetry.tables import count
+    def _table(self) -> Table:
         from .tables import mean_rate, or_unknown, table_of
 
         numbers = ("submitted", "completed", "failed", "skipped", "yielded")
@@ -209,7 +202,9 @@ class StreamStatistics(Rendered):
             ("items", ", ".join([*items, mean_rate(self.completed, self.elapsed_seconds)])),
             ("bottleneck", or_unknown(self.bottleneck)),
         ]
-        if any((self.cuts_saved, self.cuts_skipped, self.cuts_failed)):
-            cuts = (f"{count(getattr(self, f'cuts_{name}'))} {name}" for name in ("saved", "skipped", "failed"))
-            facts.append(("cuts", ", ".join(cuts)))
+        if any((self.snapshots_saved, self.snapshots_skipped, self.snapshots_failed)):
+            snapshots = (
+                f"{count(getattr(self, f'snapshots_{name}'))} {name}" for name in ("saved", "skipped", "failed")
+            )
+            facts.append(("snapshots", ", ".join(snapshots)))
         return table_of(tuple(facts), self.actors)

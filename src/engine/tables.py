@@ -4,7 +4,20 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from ..telemetry.counters import ActorStatistics
-from ..telemetry.tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, of, rate, seconds
+from ..telemetry.tables import (
+    UNKNOWN,
+    Column,
+    Table,
+    by_graph,
+    count,
+    duration,
+    figure_cells,
+    figure_columns,
+    milliseconds,
+    of,
+    rate,
+    seconds,
+)
 
 MAX_ROWS = 60  # about a screen, as in drawings
 
@@ -40,8 +53,12 @@ def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
     ordered = [shown[at] for at in by_graph([actor.graph for actor in shown])]
     headings = tuple(actor.graph for actor in ordered)
     rare = [(column, of_actor) for column, of_actor in _RARE if any(of_actor(actor) for actor in ordered)]
-    columns = (*_COLUMNS, *[column for column, _ in rare])
-    rows = tuple((*_row(one), *[_if_any(of_actor(one)) for _, of_actor in rare]) for one in ordered)
+    figures = figure_columns(actor.figures for actor in ordered)
+    columns = (*_COLUMNS, *[column for column, _ in rare], *[Column(name) for name in figures])
+    rows = tuple(
+        (*_row(one), *[_if_any(of_actor(one)) for _, of_actor in rare], *figure_cells(one.figures, figures))
+        for one in ordered
+    )
     return Table(facts, columns, rows, _rest(actors, shown), headings)
 
 

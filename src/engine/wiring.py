@@ -2,19 +2,20 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from ..actors import invocation
+from ..actors import attempts
+from ..actors.chains import LONGEST_LINE, SHORTEST_PART, Link, compose, compose_line
 from ..actors.channel import Channel
-from ..actors.current import starts_tasks
+from ..actors.execution import ASYNC, INLINE, Bound
+from ..actors.executions import Inline
 from ..actors.frame import Frame
-from ..actors.generators import reading
-from ..actors.invocation import LONGEST_LINE, SHORTEST_PART, Hedging, Link, compose, compose_line
-from ..actors.node_actor import AHEAD_ITEMS, ASYNC, INLINE, UNLIMITED, Body, Limiter, NodeActor
+from ..actors.node_actor import UNLIMITED, Limiter, NodeActor
 from ..actors.own_loops import bytes_of
 from ..actors.policy import Cache, Policy
 from ..actors.stream_buffer import DEFAULT_CAPACITY
-from ..actors.threads import Lane, ThreadShare
+from ..actors.supervision import Child
+from ..actors.threads import ThreadShare
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
@@ -22,41 +23,40 @@ from .bodies import (
     body_of,
     branch,
     computing,
-    failing_over,
     hand_over,
     input_of,
     mapping,
-    opening,
-    opening_in_loop,
     splitting,
 )
 from .caching import CacheSite, Identity
 from .control import Control
-from .counters import node_counters, node_levels, node_readings
-from .instances import InstanceRegistry, instance_key
-from .node import CallSite, Executor, Node, is_node
+from .counters import node_counters, node_levels, step_snapshots
+from .executions import count_handlers, wire
+from .instances import Instance, InstanceRegistry, LoopInstance
+from .node import CallSite, Execution, Node, Scope, Site, is_node
 from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
 from .program import Plan, PlannedStep, Program, Unit, Wired
-from .source import in_turn
 from .tracing.template import Read, Template, arguments_builder, is_known, reads, value_of
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.records import NodeReading
-    from .checkpoint import Place, Saving
+    from ..telemetry.profiling.records import StepSnapshot
+    from .checkpoint import Checkpointer, StepCheckpoint
     from .counters import Room
 
 
 _PLAIN = Policy()
+Failover: TypeAlias = tuple[Wired, Callable[[list[Any]], tuple[Any, ...]]]
 
-# Slots for `penstock.testing.faults`, which are read when a scope is wired: the classes of call sites and of their
+# Slots for `engine/interception.py`, which are read when a scope is wired: the classes of call sites and of their
 # inboxes, and a function that is called with each call site of a node.
 actor_class: type[NodeActor] = NodeActor
 inbox_class: type[Channel[Frame]] = Channel
 fault_at_wiring: Callable[[NodeActor, Node[..., Any]], None] | None = None
+bound_at_wiring: Callable[[Bound, Node[..., Any], str], Bound] | None = None
 
 
-class Wiring:
+class Wiring(Scope):
     """Makes and connects the actors of one scope: of its plan, and of the bodies of control flow in it.
 
     Args:
@@ -69,7 +69,8 @@ class Wiring:
         threads: the threads that the scope may use; None for all threads of the Engine.
         has_places_in_threads: whether a thread node has as many places as there are threads for it; if not, it has no
             limit of its own.
-        saving: the cuts of the one call of the scope; None if it is not saved.
+        counts_handlers: whether its calls are runs that bound how many of their handlers run at a time.
+        saving: the snapshots of the one call of the scope; None if it is not saved.
     """
 
     def __init__(
@@ -77,25 +78,31 @@ class Wiring:
         pools: "Pools",
         instances: InstanceRegistry | None,
         max_workers: int | None,
-        room: "Room" = None,
+        room: "Room | None" = None,
         *,
         device_strategy: str,
         threads: ThreadShare | None = None,
         has_places_in_threads: bool = True,
-        saving: "Saving | None" = None,
+        counts_handlers: bool = False,
+        saving: "Checkpointer | None" = None,
     ) -> None:
         self._pools = pools
-        self._instances = instances
+        self.instances = instances
         self._max_workers = max_workers
-        self._instance_limiters: dict[object, Limiter] = {}
         self._wired: dict[Plan, Wired] = {}
         self._bodies: Wiring | None = None
         self._room = room
+        self.admitted: Callable[[], tuple[int, int]] | None = None
         self._device_strategy = device_strategy
         self._threads = threads
         self._has_places_in_threads = has_places_in_threads
+        self._counts_handlers = counts_handlers
         self._saving = saving
         self._measured = 0  # how many profiles have asked for the timing of handlers
+
+    def _call_site(self, program: Program, unit: Unit) -> CallSite:
+        """Return the facts about a call that what runs the node elsewhere needs."""
+        return _call_site(program, unit)
 
     def wire(self, program: Program) -> Wired:
         """Return the actors of a program; the first call in a scope makes them."""
@@ -105,8 +112,6 @@ class Wiring:
                 actor.consumers = tuple(actors[index] for index in unit.consumers)
                 if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
                     actor.successor = actor.consumers[0]
-                elif len(actor.consumers) == 1:
-                    actor.join = unit.consumers[0]
             for actor in reversed(actors):
                 actor.widens = len(actor.consumers) > 1 or any(consumer.widens for consumer in actor.consumers)
             entries = tuple(actors[index] for index in program.entries)
@@ -120,7 +125,7 @@ class Wiring:
 
     async def returned(self) -> None:
         """End what is computed for caches; wait until all threads have returned that run for an item that has ended."""
-        caches = [actor.cache for actor in self.actors() if actor.cache is not None]
+        caches = [actor.bound for actor in self.actors() if isinstance(actor.bound, CacheSite)]
         for cache in caches:  # all before the first wait: one computation may wait for another
             cache.cancel()
         for cache in caches:
@@ -142,9 +147,9 @@ class Wiring:
         ]
         return own if self._bodies is None else own + self._bodies.actors()
 
-    def node_readings(self) -> "Iterator[NodeReading]":
+    def step_snapshots(self) -> "Iterator[StepSnapshot]":
         """Yield the counters of all nodes, also of those in bodies of control flow."""
-        return node_readings(self._all_wired(), self._room, self._pools, self._threads)
+        return step_snapshots(self._all_wired(), self._room, self._pools, self._threads)
 
     def counters(self) -> Iterator[Reading]:
         """Yield counts of what all nodes have done, for metrics; also of the nodes in bodies of control flow."""
@@ -181,17 +186,14 @@ class Wiring:
                 actor = self._cached(program, unit, step, node, node.policy.cache)
             else:
                 actor = self._node_actor(program, unit, step, node, place)
-                if step.bodies:
-                    body = self._body_wiring().wire(step.bodies[0]._program("parallel"))
-                    captured = arguments_builder(step.head.captured, program.slots)
-                    actor.failover = failing_over(body, captured, gives_stream=node.gives_stream)
                 if fault_at_wiring is not None:
                     fault_at_wiring(actor, node)
         else:
             control = step.head.callee
             assert isinstance(control, Control)
             # Control flow that gives a stream would hold a place until the stream has ended, so it has no limit.
-            limiter = self._own_limiter(UNLIMITED) if control.is_async else Limiter()
+            limit = self._max_workers if control.is_async else None
+            limiter = Limiter(UNLIMITED if limit is None else limit)
             actor = actor_class(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
             bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
             if control.kind == "split":
@@ -201,67 +203,52 @@ class Wiring:
             elif control.over_stream:
                 actor.invoke = mapping(control, bodies[0], place)
             else:
-                actor.body = body_of(control, bodies, self._pools.threads, place)
-                if unit.streams:  # a `fold`
-                    actor.invoke = reading(unit.streams)
-                    actor.spans_others = True
+                actor.bound = body_of(control, bodies, self._pools.threads, place)
+                actor.invoke = attempts.invoking(attempts.compose(_PLAIN), unit.streams)
+                actor.bound._spans_others = bool(unit.streams)  # a `fold`
         actor.owner = self._pools
         actor.slot = unit.slot
         actor.args_of = unit.args_of
         actor.kwargs_of = unit.kwargs_of
-        if actor.links:
-            actor.run = compose(actor.links, actor)
+        if actor.bound._links:
+            actor.run = compose(actor.bound._links, actor)
         actor.out = unit.out
         actor.reads = unit.reads
         return actor
 
     def _node_actor(
-        self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], place: "Place | None"
+        self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], place: "StepCheckpoint | None"
     ) -> NodeActor:
-        policy = node.policy
-        fake = node.origin._replacement is not None
-        inbox = self._inbox() if node.gives_stream else self._inbox(policy, unit)  # its capacity is that of its stream
-        actor = actor_class(step.label, program.name, unit.index, policy, self._limiter(node), inbox)
-        actor.spans_others = node.gives_stream or bool(unit.streams)
-        if node._runs_loop:
-            self._own_loop(actor, unit, node)
-            return actor
-        if node.template is None or fake or node._is_in_workers:
-            actor.fn = node._target
-        else:
-            assert self._instances is not None
-            actor.instance = instance = self._instances.instance_of(node)
-            actor.fn, actor.gate = instance.handler, instance.gate
-        actor.emits = policy.effectful and (node.is_async or node.gives_stream or node._runs_on == "thread")
-        if node.gives_stream:
-            actor.invoke = opening(policy.capacity or DEFAULT_CAPACITY, unit.streams, place)
-            return actor
-        if not node.is_async:
-            actor.links = (Link(step.label, actor.fn, policy.model), *_further_links(step))
-        if policy.hedge is not None:
-            actor.hedge = Hedging(policy.hedge, self._pools.hedge_budget(node.origin, policy.hedge.max_share))
-        if unit.streams:
-            actor.invoke = reading(unit.streams)
-        carrier = None
-        if node._runs_in is not None:
-            carrier = node._runs_in.carrier(_call_site(program, unit), self._pools, self._device_strategy)
-        actor.body = carrier or self._body(node)
-        actor.needs_thread = node._runs_on == "thread"
-        actor.begins_later = node._runs_on == "process" and node.policy.hedge is None
-        if policy.ordered and not fake:
-            actor.invoke = in_turn(actor.invoke)
-        elif actor.gate is None and not unit.streams:
-            is_on_loop = carrier is None and policy.runs_on == "loop"
-            if policy.is_once and not is_on_loop:
-                actor.invoke = invocation.invoke_once
-                actor.carrier = carrier
-            elif policy.is_once and actor.body is not invocation.run_task_starter:
-                actor.mode = ASYNC if node.is_async else INLINE
-                if node.is_async:
-                    actor.invoke = invocation.invoke_plain
-            elif node.is_async and is_on_loop:
-                actor.invoke = invocation.invoke_begun
+        execution, instance = node.runs_on, self._child_of(node)
+        limiter = self._limiter(node, execution, instance)
+        actor = actor_class(step.label, program.name, unit.index, node.policy, limiter, self._inbox(node, unit))
+        actor.fn = instance.handler if isinstance(instance, Instance) else node._target
+        site = Site(self, program, unit, node, instance, limiter, self._failover(program, step), place)
+        bound = execution.bind(site)
+        if bound_at_wiring is not None:
+            bound = bound_at_wiring(bound, node, actor.name)
+        if not node._reads_streams:
+            bound._links = (Link(step.label, actor.fn, node.policy.model), *_further_links(step))
+        bound._instance = instance if execution._has_one_instance else None
+        bound._emits = node.policy.effectful is not False and bound._can_emit
+        bound._spans_others = node.gives_stream or bool(unit.streams)
+        actor.bound = bound
+        wire(execution, site, actor)
         return actor
+
+    def _child_of(self, node: Node[..., Any]) -> "Instance | LoopInstance | None":
+        """Return the instance of a stateful node in the scope, or what runs the loop of a node; None for others."""
+        if not node._is_stateful or not node._has_instance:
+            return None
+        assert self.instances is not None
+        return self.instances.loop_of(node) if node._runs_on._runs_loop else self.instances.instance_of(node)
+
+    def _failover(self, program: Program, step: PlannedStep) -> "Failover | None":
+        """Return the body that runs the failover of a node, and what builds its arguments; None if it has none."""
+        if not step.bodies:
+            return None
+        body = self._body_wiring().wire(step.bodies[0]._program("parallel"))
+        return body, arguments_builder(step.head.captured, program.slots)
 
     def _cached(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], cache: Cache) -> NodeActor:
         """Return the actor of a node that keeps its results. It takes no place: a body has those of the node."""
@@ -269,86 +256,39 @@ class Wiring:
             step.label, program.name, unit.index, Policy(model=node.policy.model), Limiter(), self._inbox()
         )  # fmt: skip
         actor.fn = node._target  # only its name is used
-        actor.spans_others = True
         body = self._body_wiring().wire(step.bodies[0]._program("parallel"))
         captured = arguments_builder(step.head.captured, program.slots)
         if not program.plan.keeps_results:
-            actor.invoke = computing(body, captured)
+            actor.bound, actor.invoke = Bound(), computing(body, captured)
+            actor.bound._spans_others = True
             return actor
         named = dict(zip(node._positional, range(len(step.head.args)), strict=False))
         shared = frozenset([named.get(name, name) for name in _call_site(program, unit).resources])
         instance = None if node.bound_to is None else Identity(node.bound_to)
         store, identity = self._pools.results(node.origin, cache), (node.origin._replacement, instance)
-        actor.cache = site = CacheSite(store, cache, node.name, identity, shared, body, captured)
+        actor.bound = site = CacheSite(store, cache, node.name, identity, shared, body, captured)
+        site._spans_others = True
         actor.invoke = site.invoke
+        if self._counts_handlers:
+            count_handlers(actor)
         return actor
 
-    def _own_loop(self, actor: NodeActor, unit: Unit, node: Node[..., Any]) -> None:
-        """Wire an actor to the loop that its node owns."""
-        assert self._instances is not None
-        actor.instance = loop = self._instances.loop_of(node)
-        actor.fn = node.fn  # only its name is used
-        actor.work = loop.host.inbox
-        actor.body = in_loop = invocation.InLoop(loop.host)
-        if node.gives_stream:
-            actor.invoke = opening_in_loop(loop.host, node.policy.capacity or DEFAULT_CAPACITY, unit.streams)
-        elif unit.streams:
-            actor.invoke = reading(unit.streams)
-        elif node.policy.is_once:
-            actor.invoke = invocation.invoke_once
-            actor.carrier = in_loop
+    def _limiter(self, node: Node[..., Any], execution: Execution, instance: Child | None) -> Limiter:
+        limit, ahead, key = execution._limits(node, self, instance)
+        if key is None:
+            return Limiter(UNLIMITED if limit is None else limit, ahead=ahead)
+        return self._pools.limiter(key, UNLIMITED if limit is None else limit, ahead)
 
-    def _body(self, node: Node[..., Any]) -> Body:
-        """Return what runs the handler of a node where it belongs."""
-        if node._runs_on == "process":
-            from ..actors.process_messages import process_target
+    def instance(self, node: Node[..., Any]) -> Any:
+        """Return the present instance of a class that is a node."""
+        child = self._child_of(node)
+        if not isinstance(child, Instance):
+            raise TypeError(f"node {node.name!r} has no instance: it is no class, or it owns its loop")
+        return child.value
 
-            if not node._is_in_workers:
-                return invocation.in_process(self._pools.processes, process_target(node.fn))
-            assert self._instances is not None
-            target = process_target(type(node.template))
-            return invocation.in_process(self._pools.processes, target, self._instances.in_workers(node))
-        if node._runs_on == "thread":
-            has_all_threads = self._threads is None and self._has_places_in_threads
-            is_ahead = node.policy.concurrency is not None and node.policy.is_once and has_all_threads
-            return invocation.in_thread(
-                self._pools.threads, _items_ahead(node.policy, node.policy.concurrency or 0) * is_ahead
-            )
-        if not node.is_async:
-            return invocation.run_inline
-        return invocation.run_task_starter if starts_tasks(node._target) else invocation.run_async
-
-    def _limiter(self, node: Node[..., Any]) -> Limiter:
-        policy = node.policy
-        if policy.ordered:  # an item that waits for its turn holds no place that the item before it needs
-            return Limiter()
-        if (node.template is not None and not node._is_in_workers) or node._runs_loop:
-            key = instance_key(node)
-            if key not in self._instance_limiters:
-                self._instance_limiters[key] = Limiter(node._shared_places or UNLIMITED, shared=True)
-            return self._instance_limiters[key]
-        if policy.concurrency is not None:
-            limiter = self._pools.limiter(node.origin, policy.concurrency)
-            if policy.runs_on == "thread" and limiter.lane is None:
-                limiter.lane = Lane(limiter.limit)
-            return limiter
-        if policy.runs_on == "thread":
-            if not self._has_places_in_threads:
-                return Limiter()
-            return Limiter(self._pools.max_threads if self._threads is None else self._threads.limit)
-        if policy.runs_on == "process":
-            ahead = _items_ahead(policy, AHEAD_ITEMS * self._pools.max_processes)
-            return Limiter(self._pools.max_processes, ahead=ahead * (node._runs_on == "process"))
-        if node._runs_in is not None:  # its executor gathers the items that wait, and must see all of them
-            return Limiter()
-        if node.gives_stream:  # a stream holds its place until it has ended, and streams may wait for each other
-            return Limiter()
-        return self._own_limiter(UNLIMITED if node.is_async else 1)
-
-    def _own_limiter(self, limit: int) -> Limiter:
-        return Limiter(UNLIMITED if self._max_workers is None else min(limit, self._max_workers))
-
-    def _inbox(self, policy: Policy = _PLAIN, unit: Unit | None = None) -> "Channel[Frame]":
+    def _inbox(self, node: Node[..., Any] | None = None, unit: Unit | None = None) -> "Channel[Frame]":
+        # Of a node that gives a stream, `capacity=` is that of its stream.
+        policy = _PLAIN if node is None or node.gives_stream else node.policy
         capacity = None if self._max_workers is None else inbox_capacity(policy)
         if policy.max_bytes is None or capacity is None or unit is None:
             return inbox_class(capacity)
@@ -360,20 +300,11 @@ class Wiring:
             return self
         if self._bodies is None:
             self._bodies = Wiring(
-                self._pools, self._instances, None, device_strategy=self._device_strategy, threads=self._threads
-            )
-            self._bodies._instance_limiters = self._instance_limiters
+                self._pools, self.instances, None, device_strategy=self._device_strategy, threads=self._threads,
+                counts_handlers=self._counts_handlers,
+            )  # fmt: skip
             self._bodies._measured = self._measured
         return self._bodies
-
-
-def _items_ahead(policy: Policy, most: int) -> int:
-    """Return how many items of a node may be sent to processes or threads besides those that run."""
-    # A hedged node has none: second attempts would begin because the first wait behind others. And the bytes of an item
-    # count while it is in the inbox.
-    if policy.hedge is not None or policy.max_bytes is not None:
-        return 0
-    return most if policy.capacity is None else min(most, policy.capacity)
 
 
 def _compose_lines(actors: Sequence[NodeActor]) -> None:
@@ -392,7 +323,7 @@ def _compose_lines(actors: Sequence[NodeActor]) -> None:
                 continue
             part, line = line[:LONGEST_LINE], line[LONGEST_LINE:]
             is_whole = part[0] not in consumers and part[-1].ends_line
-            if len(part) >= (2 if is_whole else SHORTEST_PART):
+            if is_whole or len(part) >= SHORTEST_PART:
                 part[0].line = compose_line(part, is_whole=is_whole)
 
 
@@ -418,7 +349,7 @@ def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
         actor.measure(sampling)
 
 
-def _added_actor(program: Program, unit: Unit, place: "Place | None") -> NodeActor:
+def _added_actor(program: Program, unit: Unit, place: "StepCheckpoint | None") -> NodeActor:
     """Return the actor of a unit that Penstock has added to the user's steps.
 
     It needs no place of a limit, and is left out of metrics, profiles and pictures.
@@ -432,8 +363,9 @@ def _added_actor(program: Program, unit: Unit, place: "Place | None") -> NodeAct
     elif unit.role == "result":
         actor.invoke = hand_over
     else:
-        actor.mode, actor.fn, actor.body = INLINE, _nothing, invocation.run_inline
-        actor.links = (Link(actor.name, _nothing),)
+        actor.mode, actor.fn, actor.bound = INLINE, _nothing, Inline()
+        actor.bound._links = (Link(actor.name, _nothing),)
+        actor.invoke = attempts.invoking(attempts.compose(_PLAIN))
     return actor
 
 
@@ -466,20 +398,22 @@ class SharedWirings:
     """
 
     def __init__(self) -> None:
-        self._wirings: dict[tuple[ChosenScheduler, str, bool, bool], Wiring] = {}
+        self._wirings: dict[tuple[ChosenScheduler, str, bool, bool, bool], Wiring] = {}
 
     def get(self, pools: Pools, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wiring:
         """Return the wiring for runs with these options; the first call makes it."""
         device_strategy, is_counted = options.device_strategy, options.collect_metrics
         has_all_threads = pools.share_of_threads(options.max_workers) is None
-        key = scheduler, device_strategy, is_counted, has_all_threads
+        counts_handlers = options.max_workers is not None
+        key = scheduler, device_strategy, is_counted, has_all_threads, counts_handlers
         wiring = self._wirings.get(key)
         if wiring is None:
             # Every run has workers of its own, so nothing but the limits of nodes is shared and bounded here.
             # Where each run has a share of the threads, its items wait for that, and must not fill a node meanwhile.
             wiring = self._wirings[key] = Wiring(
-                pools, None, None, device_strategy=device_strategy, has_places_in_threads=has_all_threads
-            )
+                pools, None, None, device_strategy=device_strategy, has_places_in_threads=has_all_threads,
+                counts_handlers=counts_handlers,
+            )  # fmt: skip
             collectors.scope_opened(wiring)
             if is_counted:
                 metrics.opened(wiring)
@@ -489,7 +423,7 @@ class SharedWirings:
         return iter(list(self._wirings.values()))
 
     def __del__(self) -> None:
-        for (_, _, is_counted, _), wiring in self._wirings.items():
+        for (_, _, is_counted, _, _), wiring in self._wirings.items():
             collectors.scope_vanished(wiring)
             if is_counted:
                 metrics.vanished(wiring)
@@ -516,14 +450,14 @@ async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, kno
 
 
 async def warm_up_node(
-    program: "Program", unit: Unit, executor: Executor, pools: "Pools", device_strategy: str, known: Mapping[int, Any]
+    program: "Program", unit: Unit, executor: Execution, pools: "Pools", device_strategy: str, known: Mapping[int, Any]
 ) -> None:
     """Have the executor of one node prepare for calls, while these resources are open.
 
     Raises:
         PlanError: the executor does not know what to prepare.
     """
-    await executor.warm_up(_call_site(program, unit), pools, device_strategy, _resources_of(unit, known))
+    await executor._warm_up(_call_site(program, unit), pools, device_strategy, _resources_of(unit, known))
 
 
 def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
@@ -546,7 +480,7 @@ def _call_site(program: Program, unit: Unit) -> CallSite:
     assert is_node(node)
     shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
     return CallSite(
-        node, step.label, frozenset(shared), _constants(step, node), _is_handed_on(program, unit, node),
+        node, step.label, frozenset(shared), _constants(step, node), _returns_pending(program, unit, node),
         _owned(program, unit, node),
     )  # fmt: skip
 
@@ -579,18 +513,18 @@ def _arguments(step: PlannedStep, node: Node[..., Any]) -> Iterator[tuple[str, T
     yield from step.head.kwargs.items()
 
 
-def _is_handed_on(program: Program, unit: Unit, node: Node[..., Any]) -> bool:
+def _returns_pending(program: Program, unit: Unit, node: Node[..., Any]) -> bool:
     assert unit.step is not None
     policy = node.policy
     if not policy.is_once:
         return False  # only with the result is it known whether an attempt succeeded, and in time
     readers = [executor_of(program.units[index].step) for index in unit.consumers]
     is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
-    kind = type(node.executor)
+    kind = type(node._runs_on)
     return (
         bool(readers)
         and not is_result
-        and all(one is not None and type(one) is kind and one.takes_unready for one in readers)
+        and all(one is not None and type(one) is kind and one._takes_unready for one in readers)
     )
 
 
@@ -606,9 +540,9 @@ def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]
         if not isinstance(template, Read) or template.path or read[template.source] != 1:
             continue
         maker, made_by = makers.get(template.source, (None, None))
-        if maker is None or not is_node(made_by) or made_by._runs_in is None:
+        if maker is None or not is_node(made_by):
             continue
-        if len(maker.consumers) == 1 and _is_handed_on(program, maker, made_by):
+        if len(maker.consumers) == 1 and _returns_pending(program, maker, made_by):
             owned.add(name)
     return frozenset(owned)
 
@@ -620,7 +554,12 @@ def inbox_capacity(policy: Policy) -> int:
     return policy.capacity or max(DEFAULT_CAPACITY, policy.concurrency or 0)
 
 
-def executor_of(step: PlannedStep | None) -> Executor | None:
-    """Return what runs the node of a step elsewhere; None if the engine runs it, or it is not a node."""
+def executor_of(step: PlannedStep | None) -> Execution | None:
+    """Return what compiles the function of a step; None if nothing does, or it is not a node."""
     callee = None if step is None else step.head.callee
-    return callee._runs_in if is_node(callee) else None
+    return callee.runs_on if is_node(callee) and callee.runs_on._is_compiled else None
+
+
+def runs_elsewhere(node: Node[..., Any]) -> bool:
+    """Whether another function runs than the handler of a call site, so that a fault cannot be injected around that."""
+    return not node.runs_on._is_here

@@ -1,1 +1,1 @@
-"""What outlives the process: values as bytes (`encoding`), and folders of consistent cuts of a stream (`cuts`)."""
+"""What outlives the process: values as bytes (`encoding`), and folders of snapshots of a stream (`snapshots`)."""

@@ -2,34 +2,53 @@
 
 import asyncio
 import dataclasses
-import functools
-import hashlib
+import math
 import os
-import platform
-import sys
-import time
 import typing
 import uuid
-import weakref
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, replace
-from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, NamedTuple, Self, TypeVar, cast, get_args, get_origin
+from typing import Any, Final, Literal, Self, TypeVar, cast, get_args, get_origin
 
-from .._errors import CheckpointError, DeadlineExceeded, Interrupted, KeyInUse, NotStorable, OptionsError
-from ..actors.accepted import NAME, POSITIVE, Accepted, check, whole
+from .._errors import (
+    DeadlineExceeded,
+    EngineClosedError,
+    Interrupted,
+    KeyFinished,
+    KeyInUse,
+    NodeCancelledError,
+    NotStorable,
+    OptionsError,
+    OtherArguments,
+    StaleAnswer,
+    UnknownStep,
+)
+from ..actors.accepted import NAME, NOT_NEGATIVE, POSITIVE, OptionRule, check, one_of, optional, whole
 from ..actors.frame import Frame, Interruption
 from ..actors.tasks import postpone, start_task, uninterrupted
 from ..actors.threads import ThreadPool
 from ..telemetry import logs
-from .encoding import Encoded, _class_of, decode, encode, json_text
-from .store import LoopRecord, LoopStore, SQLiteStore
+from .encoding import _class_of
+from .loops import (
+    Loop,
+    LoopRecord,
+    Owner,
+    Run,
+    RunState,
+    Status,
+    active_calls,
+    comparable,
+    decoded,
+    digests,
+    encoded,
+    machine,
+    started_at,
+)
+from .store import LoopStore, SQLiteStore
 
 T = TypeVar("T")
-
-Status = Literal["running", "interrupted", "done"]
 
 
 @dataclass(frozen=True)
@@ -49,7 +68,7 @@ class LoopState:
 
 @dataclass(frozen=True)
 class Answer:
-    """An answer to one question and no other: `engine.run(call, key=..., answer=Answer("yes", interrupted.token))`.
+    """An answer to one question and no other: `engine.run(call, durable_key=..., answer=Answer("yes", token))`.
 
     It is refused where the key waits with another question, as after it was sent twice.
 
@@ -106,17 +125,138 @@ class Durable:
         check("key", key, NAME, "fork(")
         check("step", step, whole(0), "fork(")
         check("new_key", new_key, NAME, "fork(")
-        loops = [_Loop.read(record) for record in await self._store.history(key)]
+        loops = [Loop.read(record) for record in await self._store.history(key)]
         found = next((loop for loop in loops if loop.step == step and loop.state is not None), None)
         if found is None:
             steps = ", ".join(str(loop.step) for loop in loops if loop.state is not None) or "none"
-            raise OptionsError(f"fork({key!r}, {step}): there is no such state; the history has {steps}")
-        forked = replace(found, status="running", owner=None, question=None, answers=())
+            raise UnknownStep(f"fork({key!r}, {step}): there is no such state; the history has {steps}")
+        now = await self._store.now()
+        forked = replace(
+            found, status="running", owner=None, question=None, answers=(), began_at=now, changed_at=now, error="",
+            given=loops[0].given, result=None,
+        )  # fmt: skip
         if not await self._store.store(new_key, forked.record(1), expected_version=0):
             raise OptionsError(f"fork(new_key={new_key!r}): something is kept under that key; choose another one")
 
+    async def runs(
+        self, *, state: RunState | None = None, graph: str | None = None, before: Run | None = None, limit: int = 50
+    ) -> list[Run]:
+        """List the keys, those that were changed last first.
 
-_STORE: Final = Accepted(
+        Args:
+            state: only keys in this state: "running", "asking", "finished", "failed" or "stopped".
+            graph: only keys of the graph of this name.
+            before: the last one of the list before, which this one goes on from.
+            limit: the most keys.
+
+        Raises:
+            OptionsError: an argument does not accept its value, or the store cannot be listed.
+            CheckpointError: what is stored cannot be read.
+        """
+        check("state", state, optional(one_of(RunState)), "runs(")
+        check("limit", limit, whole(1), "runs(")
+        found: list[Run] = []
+        # The index of graphs is ordered by the state first.
+        for stored in _STORED_AS[state] if graph is None or state is not None else _STATES:
+            last: tuple[float, str] | None = _FIRST if before is None else (before.changed_at, before.key)
+            of_state: list[Run] = []
+            while last is not None and len(of_state) < limit:
+                page, last = await self._page(stored, state, graph, last, limit)
+                of_state += [run for run, _ in page]
+            found += of_state
+        return sorted(found, key=lambda run: (run.changed_at, run.key), reverse=True)[:limit]
+
+    async def _page(
+        self, stored: RunState | None, state: RunState | None, graph: str | None, last: tuple[float, str], limit: int
+    ) -> tuple[list[tuple[Run, int]], tuple[float, str] | None]:
+        """Return the next keys of a list with their versions, and where the list goes on; None at its end."""
+        rows = await self._store.runs(state=stored, graph=graph, before=last, limit=limit)
+        now = await self._store.now()
+        listed = [(Loop.read(record).run(key, size, now), record.version) for key, record, size in rows]
+        goes_on = (rows[-1][1].changed_at, rows[-1][0]) if len(rows) == limit else None
+        return [one for one in listed if state in (None, one[0].state)], goes_on
+
+    async def delete(self, key: str, /) -> bool:
+        """Delete all that is kept under a key: states, arguments and result.
+
+        Args:
+            key: the key.
+
+        Returns:
+            False if nothing was kept under it.
+
+        Raises:
+            KeyInUse: a call has the key.
+            OptionsError: the store cannot delete.
+        """
+        check("key", key, NAME, "delete(")
+        while (found := await self._store.load(key)) is not None:
+            loop = Loop.read(found)
+            now = await self._store.now()
+            if not loop.is_free(now):
+                raise _in_use(key, loop, "is under way", now)
+            if await self._store.delete({key: found.version}):
+                return True
+        return False
+
+    async def expire(
+        self, older_than_seconds: float, /, *, state: RunState = "finished", graph: str | None = None
+    ) -> int:
+        """Delete the keys that were not changed for some time; a key that a call has is never touched.
+
+        Args:
+            older_than_seconds: how long ago they were changed last, at least, in seconds.
+            state: in which state they are: "finished", "failed", "stopped" or "asking".
+            graph: only keys of the graph of this name.
+
+        Returns:
+            How many were deleted.
+
+        Raises:
+            OptionsError: an argument does not accept its value, or the store cannot be listed.
+        """
+        check("older_than_seconds", older_than_seconds, NOT_NEGATIVE, "expire(")
+        check("state", state, one_of(Literal["finished", "failed", "stopped", "asking"]), "expire(")
+        deleted, oldest = 0, await self._store.now() - older_than_seconds
+        for stored in _STORED_AS[state]:
+            last: tuple[float, str] | None = oldest, ""
+            while last is not None:
+                page, last = await self._page(stored, state, graph, last, _DELETED_AT_ONCE)
+                deleted += await self._store.delete({run.key: version for run, version in page})
+        return deleted
+
+    async def _stored_call(self, key: str) -> tuple[str, dict[str, Any]] | None:
+        """Return the name of the graph of a key and the arguments of its call; None if nothing is kept.
+
+        Raises:
+            OptionsError: its arguments are not kept.
+            CheckpointError: they cannot be read.
+        """
+        first = await self._store.first(key)
+        if first is None:
+            return None
+        loop = Loop.read(first)
+        if loop.given is None:
+            raise OptionsError(
+                f"the key {key!r} was kept by an earlier version, without the arguments of its call: give the call, "
+                f"service.run({loop.graph}(...), key={key!r})"
+            )
+        return loop.graph, await asyncio.to_thread(decoded, loop.given)
+
+
+# How a state is stored: a key whose process has died is stored as running.
+_STORED_AS: Final[dict[RunState | None, tuple[RunState | None, ...]]] = {
+    None: (None,), "running": ("running",), "asking": ("asking", "running"), "finished": ("finished",),
+    "failed": ("failed",), "stopped": ("stopped", "running"),
+}  # fmt: skip
+_STATES: Final[tuple[RunState, ...]] = get_args(RunState)
+_FIRST: Final = (math.inf, "")  # a list begins before this, since those that were changed last come first
+_DELETED_AT_ONCE: Final = 100  # in one transaction, which keeps others waiting for a few milliseconds
+
+# The errors of a call that was ended from outside, or asks: it has not failed.
+_STOPPED: Final = (EngineClosedError, Interrupted, NodeCancelledError)
+
+_STORE: Final = OptionRule(
     "a LoopStore, or the path of a file for SQLite", lambda value: isinstance(value, LoopStore | str | os.PathLike)
 )
 
@@ -140,9 +280,11 @@ class DurableCall:
         answer: the answer to the question that the key waits with, or an `Answer`; Ellipsis for none.
         threads: returns the threads in which values are encoded.
         timeout_seconds: how long taking the key may take; None without a limit.
+        on_finished: what to do if the key has its result: "again", "return" or "raise".
 
     Attributes:
         frame: the frame with the step of the loop, once that has begun.
+        result: the result of the call, once it has one; Ellipsis before, and for a call that gives a stream.
         timeout_seconds: once the key is taken, how much of that time is left.
     """
 
@@ -155,18 +297,21 @@ class DurableCall:
         answer: object,
         threads: Callable[[], ThreadPool],
         timeout_seconds: float | None,
+        on_finished: str = "again",
     ) -> None:
         self.frame: Frame | None = None
+        self.result: Any = ...
         self._store = durable._store
         self._lease_seconds = durable._lease_seconds
         self._graph = graph
         self._arguments = arguments
         self._key = key
         self._answer = answer
+        self._on_finished = on_finished
         self._threads = threads
         self.timeout_seconds = timeout_seconds
-        self._owner = Owner(_machine(), os.getpid(), _started(os.getpid()), uuid.uuid4().hex)
-        self._loop: _Loop | None = None  # as it was last written
+        self._owner = Owner(machine(), os.getpid(), started_at(os.getpid()), uuid.uuid4().hex)
+        self._loop: Loop | None = None  # as it was last written
         self._version = 0
         self._may_be_taken = False
         self._is_recorded = False  # whether its outcome is
@@ -184,7 +329,9 @@ class DurableCall:
 
         Raises:
             KeyInUse: it is under way elsewhere.
-            OptionsError: it is unfinished with other arguments, or waits for no answer.
+            OtherArguments: it is that of another graph or of other arguments.
+            StaleAnswer: it does not wait for this answer.
+            KeyFinished: it has its result, which is not wanted or not kept.
             NotStorable: an argument or the answer cannot be stored.
             DeadlineExceeded: the store did not answer in time.
         """
@@ -201,9 +348,14 @@ class DurableCall:
         """Have handlers that run in a context find this call."""
         context.run(present.set, self)
 
+    @property
+    def is_finished(self) -> bool:
+        """Whether the key had its result before, so that there is nothing to run."""
+        return self.result is not ... and self._loop is None
+
     async def begin(self) -> None:
-        """Take the key; see `__aenter__`."""
-        _active[self._owner.token] = self
+        """Take the key, or find its result; see `__aenter__`."""
+        active_calls[self._owner.token] = self
         loop = asyncio.get_running_loop()
         if self.timeout_seconds is not None:
             self._deadline = loop.time() + self.timeout_seconds
@@ -220,7 +372,8 @@ class DurableCall:
             raise
         if self.timeout_seconds is not None and self._deadline is not None:
             self.timeout_seconds = TimeLeft(self.timeout_seconds, max(0.0, self._deadline - loop.time()))
-        self._renewing = start_task(loop, self._renew(), name="penstock-lease", context=Context())
+        if not self.is_finished:
+            self._renewing = start_task(loop, self._renew(), name="penstock-lease", context=Context())
 
     async def end(self, error: BaseException | None) -> None:
         """Record the outcome of the call, and give the key back.
@@ -237,81 +390,103 @@ class DurableCall:
         assert task is not None
         undisturbed = task.cancelling()
         is_interrupted = isinstance(error, Interrupted) and self._question is not None and error.key == self._key
-        status: Status = "done" if error is None else "interrupted" if is_interrupted else "running"
+        has_failed = isinstance(error, Exception) and not isinstance(error, _STOPPED)
+        status: Status = (
+            "done" if error is None else "interrupted" if is_interrupted else "failed" if has_failed else "running"
+        )
         try:
-            await uninterrupted(self._release(status))
+            await uninterrupted(self._release(status, f"{type(error).__name__}: {error}"[:500] if has_failed else ""))
         except asyncio.CancelledError as cancelled:
-            if status != "done" or not self._is_recorded:
+            if status != "done" or not (self._is_recorded or self.is_finished):
                 raise
             postpone(cancelled.args, undisturbed)  # the outcome is recorded, so the caller has to get it
         except Exception as failure:
-            if status != "running":
+            if status not in ("running", "failed"):
                 raise
             # The call has failed with an error of its own. The lease ends by itself.
             logs.warning("durable.not_released", key=self._key, graph=self._graph, error=repr(failure))
         finally:
-            _active.pop(self._owner.token, None)
+            active_calls.pop(self._owner.token, None)
             self.frame = None  # its context refers to this call
 
     async def _take(self) -> None:
         """Write a record that says who has the key, in the place of one that has no holder."""
-        given = await self._in_thread(_digests, self._arguments)
+        own = await self._in_thread(digests, self._arguments)
         answer: bytes | None = None
         if self._answer is not ...:
             value = self._answer.value if isinstance(self._answer, Answer) else self._answer
-            answer = await self._in_thread(_encoded, value, "answer")
+            answer = await self._in_thread(encoded, value, "answer")
         while True:
-            found = await self._store.load(self._key)
-            loop = self._next(None if found is None else _Loop.read(found), given, answer)
-            version = 0 if found is None else found.version
-            loop = replace(loop, owner=self._owner, lease_until=time.time() + self._lease_seconds)
+            record = await self._store.load(self._key)
+            found = None if record is None else Loop.read(record)
+            now = await self._store.now()
+            loop = self._next(found, own, answer, now)
+            if loop is found:
+                self.result = await self._in_thread(decoded, loop.result)
+                return
+            if loop.state is None and loop.given is None:
+                loop = replace(loop, given=await self._in_thread(encoded, dict(self._arguments), "arguments"))
+            version = 0 if record is None else record.version
+            loop = replace(loop, owner=self._owner, lease_until=now + self._lease_seconds, changed_at=now, error="")
             self._may_be_taken = True
             if await self._store.store(self._key, loop.record(version + 1), expected_version=version):
                 break
         self._loop, self._version = loop, version + 1
 
-    def _next(self, found: "_Loop | None", given: dict[str, str], answer: bytes | None) -> "_Loop":
-        """Return the loop that this call goes on with, or a new one."""
-        if found is not None and not found.is_free():
-            raise self._in_use(found, "is under way")
+    def _next(self, found: Loop | None, own: dict[str, str], answer: bytes | None, now: float) -> Loop:
+        """Return the loop that this call goes on with, or a new one; `found` itself if its result is wanted."""
+        if found is not None and not found.is_free(now):
+            raise _in_use(self._key, found, "is under way", now)
+        if found is not None and found.status == "done" and self._on_finished != "again":
+            self._check_same(found, own)
+            if self._on_finished == "raise":
+                raise KeyFinished(f"the key {self._key!r} has its result already; on_finished='return' returns that")
+            if found.result is None:
+                why = found.error or "it was kept by an earlier version"
+                raise KeyFinished(f"the key {self._key!r} has ended, but its result is not kept: {why}")
+            return found
         if answer is not None and (found is None or found.question is None):
             why = "nothing is kept under it" if found is None else _WHY_NO_ANSWER[found.status]
-            raise OptionsError(
+            raise StaleAnswer(
                 f"answer= was given, but the key {self._key!r} waits for none: {why}; run it without answer="
             )
         if found is None or found.status == "done":
-            return _Loop(0, None, 0.0, self._graph, given)
-        if found.graph != self._graph:
-            raise OptionsError(
-                f"the key {self._key!r} is that of an unfinished call of graph {found.graph!r}, not of "
-                f"{self._graph!r}; choose another key"
-            )
-        other = sorted(name for name in found.arguments | given if found.arguments.get(name) != given.get(name))
-        if other:
-            raise OptionsError(
-                f"the key {self._key!r} is that of an unfinished call with other arguments: {', '.join(other)} "
-                "differs; give the same, or choose another key"
-            )
+            return Loop(0, None, 0.0, self._graph, own, began_at=now)
+        self._check_same(found, own)
         if answer is not None and found.question is not None:
             if isinstance(self._answer, Answer) and self._answer.token != found.token(self._key, found.question):
-                raise OptionsError(
-                    f"the key {self._key!r} waits for the answer to {_decoded(found.question)!r:.200}, and this answer "
+                raise StaleAnswer(
+                    f"the key {self._key!r} waits for the answer to {decoded(found.question)!r:.200}, and this answer "
                     "is to another question, which may have its answer by now"
                 )
             answers = (*found.answers, (found.question, answer))
             return replace(found, status="running", question=None, answers=answers)
         return replace(found, status="running")
 
-    def _in_use(self, found: "_Loop | None", what: str) -> KeyInUse:
-        where = "elsewhere"
-        if found is not None and found.owner is not None:
-            here = found.owner.machine == self._owner.machine
-            where = f"in process {found.owner.pid}{'' if here else ' of another machine'}"
-            seconds = max(0.0, found.lease_until - time.time())
-            where += f", whose lease lasts {seconds:.0f} s if it is not renewed"
-        return KeyInUse(f"the key {self._key!r} {what} {where}; a key is run by one call at a time")
+    def _check_same(self, found: Loop, own: dict[str, str]) -> None:
+        ended = "a finished" if found.status == "done" else "an unfinished"
+        if found.graph != self._graph:
+            raise OtherArguments(
+                f"the key {self._key!r} is that of {ended} call of graph {found.graph!r}, not of "
+                f"{self._graph!r}; choose another key"
+            )
+        other = sorted(name for name in found.arguments | own if found.arguments.get(name) != own.get(name))
+        if other:
+            raise OtherArguments(
+                f"the key {self._key!r} is that of {ended} call with other arguments: {', '.join(other)} "
+                "differs; give the same, or choose another key"
+            )
 
-    async def _release(self, status: Status) -> None:
+    async def _release(self, status: Status, failure: str) -> None:
+        result: bytes | None = None
+        if status == "done" and not self.is_finished:
+            try:
+                if self.result is ...:
+                    raise NotStorable("its call gives a stream")
+                # Outside of the time limit, which is that of the store.
+                result = await self._in_thread(encoded, self.result, "result")
+            except (NotStorable, EngineClosedError) as error:
+                failure = str(error)
         now = asyncio.get_running_loop().time()
         seconds = _RECORDING_SECONDS
         if self._deadline is not None:
@@ -324,7 +499,7 @@ class DurableCall:
                     await asyncio.wait([self._renewing])
                 async with self._writing:
                     if self._may_be_taken:
-                        await self._write_outcome(status)
+                        await self._write_outcome(status, failure, result)
         except TimeoutError as error:
             if not timer.expired():
                 raise
@@ -333,19 +508,22 @@ class DurableCall:
                 "the key goes on from the last state that was kept"
             ) from error
 
-    async def _write_outcome(self, status: Status) -> None:
+    async def _write_outcome(self, status: Status, failure: str, result: bytes | None) -> None:
         while True:
             # A write that was cancelled may have been made, so the store is asked.
             found = await self._store.load(self._key)
-            loop = None if found is None else _Loop.read(found)
+            loop = None if found is None else Loop.read(found)
             if found is None or loop is None or loop.owner != self._owner:
-                if status == "running":
+                if status in ("running", "failed"):
                     return  # it was not taken, or was taken over
-                raise self._in_use(loop, "was taken over")
-            question = loop.question if status == "running" else None
+                raise _in_use(self._key, loop, "was taken over", await self._store.now())
+            question = loop.question if status in ("running", "failed") else None
             if status == "interrupted" and self._question is not None:
                 question = self._question[0]
-            loop = replace(loop, owner=None, status=status, question=question)
+            now = await self._store.now()
+            loop = replace(
+                loop, owner=None, status=status, question=question, changed_at=now, error=failure, result=result
+            )
             if await self._store.store(self._key, loop.record(found.version + 1), expected_version=found.version):
                 self._is_recorded = True
                 return
@@ -359,7 +537,7 @@ class DurableCall:
         if self._loop.state is None:
             await self._keep(0, initial)
             return 0, initial
-        return self._loop.step, await self._in_thread(_decoded, self._loop.state, initial)
+        return self._loop.step, await self._in_thread(decoded, self._loop.state, initial)
 
     async def iteration(self, step: int, running: Awaitable[T]) -> T:
         """Await an iteration, and keep its state.
@@ -386,7 +564,7 @@ class DurableCall:
         if self._question is not None:  # the handler has gone on nevertheless
             raise self._interrupted()
         if unused:
-            logs.warning("durable.answer_not_asked_for", key=self._key, questions=[_decoded(one) for one, _ in unused])
+            logs.warning("durable.answer_not_asked_for", key=self._key, questions=[decoded(one) for one, _ in unused])
         await self._keep(step, state)
         return state
 
@@ -399,11 +577,11 @@ class DurableCall:
         """
         if self._unused is None:
             raise LookupError
-        asked = _comparable(question, "question")
+        asked = comparable(question, "question")
         for index, (other, answer) in enumerate(self._unused):
             if other == asked:
                 del self._unused[index]
-                return _decoded(answer)
+                return decoded(answer)
         if self._question is None:  # of two questions that are asked at once, the first ends the call
             self._question = asked, question
         raise Interruption(f"the handler waits for the answer to {question!r}")
@@ -416,19 +594,25 @@ class DurableCall:
 
     async def _keep(self, step: int, state: object) -> None:
         assert self._loop is not None
-        encoded = await self._in_thread(_encoded, state, "state")
+        state_bytes = await self._in_thread(encoded, state, "state")
         async with self._writing:
+            loop, now = self._loop, await self._store.now()
+            given = loop.given if step == loop.step else None
             await self._write(
-                replace(self._loop, step=step, state=encoded, kept_at=time.time(), question=None, answers=())
-            )
+                replace(
+                    loop, step=step, state=state_bytes, kept_at=now, changed_at=now, question=None, answers=(),
+                    given=given,
+                ),
+                now,
+            )  # fmt: skip
 
-    async def _write(self, loop: "_Loop") -> None:
+    async def _write(self, loop: Loop, now: float) -> None:
         """Write the loop, which renews the lease."""
-        loop = replace(loop, lease_until=time.time() + self._lease_seconds)
+        loop = replace(loop, lease_until=now + self._lease_seconds)
         version = self._version
         if not await self._store.store(self._key, loop.record(version + 1), expected_version=version):
             found = await self._store.load(self._key)
-            raise self._in_use(None if found is None else _Loop.read(found), "was taken over")
+            raise _in_use(self._key, None if found is None else Loop.read(found), "was taken over", now)
         self._loop, self._version = loop, version + 1
 
     async def _renew(self) -> None:
@@ -439,8 +623,9 @@ class DurableCall:
                 async with self._writing:
                     assert self._loop is not None
                     # More than the whole lease is left if the clock was put back, and the others' may not have been.
-                    if not self._lease_seconds * 0.7 <= self._loop.lease_until - time.time() <= self._lease_seconds:
-                        await self._write(self._loop)
+                    now = await self._store.now()
+                    if not self._lease_seconds * 0.7 <= self._loop.lease_until - now <= self._lease_seconds:
+                        await self._write(self._loop, now)
             except KeyInUse as error:
                 if self.frame is not None:
                     self.frame.fail(error)
@@ -453,9 +638,19 @@ class DurableCall:
         return await self._threads().submit(Context(), None, work, *args)
 
 
+def _in_use(key: str, found: Loop | None, what: str, now: float) -> KeyInUse:
+    where = "elsewhere"
+    if found is not None and found.owner is not None:
+        here = found.owner.machine == machine()
+        where = f"in process {found.owner.pid}{'' if here else ' of another machine'}"
+        where += f", whose lease lasts {max(0.0, found.lease_until - now):.0f} s if it is not renewed"
+    return KeyInUse(f"the key {key!r} {what} {where}; a key is run by one call at a time")
+
+
 _WHY_NO_ANSWER: Final[dict[Status, str]] = {
     "done": "its last call has given its result, and the next one begins a new loop",
-    "running": "its last call was stopped, or has failed, without a question",
+    "running": "its last call was stopped, without a question",
+    "failed": "its last call has failed, without a question",
     "interrupted": "its question was answered",
 }
 
@@ -483,170 +678,8 @@ def _is_interruption(error: BaseException) -> bool:
 
 
 def _states(records: Sequence[LoopRecord]) -> list[LoopState]:
-    loops = map(_Loop.read, records)
-    return [LoopState(loop.step, _decoded(loop.state), loop.kept_at) for loop in loops if loop.state is not None]
-
-
-# Who has a key.
-
-# The calls of this process that have a key, by their tokens. Those of a loop that was closed early are just dropped.
-_active: "weakref.WeakValueDictionary[str, DurableCall]" = weakref.WeakValueDictionary()
-
-
-class Owner(NamedTuple):
-    """The call that has a key.
-
-    Attributes:
-        machine: the machine since its start, and the namespace in which the number of the process counts.
-        pid: the number of its process.
-        started: when the process was started, as Linux tells; empty if unknown.
-        token: a text that is unique to the call.
-    """
-
-    machine: str
-    pid: int
-    started: str
-    token: str
-
-    def is_gone(self) -> bool:
-        """Whether the call has certainly ended. False if it runs, or is of another machine."""
-        if self.machine != _machine():
-            return False
-        if self.pid == os.getpid() and self.started == _started(self.pid):
-            return not self.is_here()
-        if sys.platform == "win32":  # where `os.kill` ends the process, whatever the signal
-            return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return True
-        except PermissionError:
-            return False
-        return _started(self.pid) != self.started
-
-    def is_here(self) -> bool:
-        """Whether the call certainly runs: in this process."""
-        return self.token in _active
-
-
-@functools.cache
-def _machine() -> str:
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # no Linux
-        return f"{platform.node()} {uuid.getnode():x}"
-
-
-def _started(pid: int) -> str:
-    """Return when a process was started; empty if it has ended, or where that is not known."""
-    try:
-        # The name of the program comes before, in parentheses, and may contain any character.
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in "ZX" else fields[19]  # a dead process stays until its parent has asked for its status
-
-
-# What is stored.
-
-
-@dataclass(frozen=True)
-class _Loop:
-    """What is stored of a key at one step.
-
-    Attributes:
-        step: how many iterations were made.
-        state: the encoded state; None before the loop began.
-        kept_at: when it was kept, in seconds since 1970.
-        graph: the name of the graph.
-        arguments: the digest of each argument, by its parameter.
-        status: "done" if the call has given its result; "interrupted" if it waits for an answer; else "running".
-        owner: the call that has the key; None if none has.
-        lease_until: when the key is free if it is not renewed, in seconds since 1970.
-        question: the encoded question that waits for an answer.
-        answers: the encoded questions and answers of the iteration after this step, in the order of the answers.
-    """
-
-    step: int
-    state: bytes | None
-    kept_at: float
-    graph: str
-    arguments: dict[str, str]
-    status: Status = "running"
-    owner: Owner | None = None
-    lease_until: float = 0.0
-    question: bytes | None = None
-    answers: tuple[tuple[bytes, bytes], ...] = ()
-
-    def is_free(self) -> bool:
-        """Whether its owner has ended, or, as far as can be told from here, has not renewed its lease."""
-        if self.owner is None or self.owner.is_gone():
-            return True
-        return self.lease_until < time.time() and not self.owner.is_here()  # the clock may have leapt
-
-    def token(self, key: str, question: bytes) -> str:
-        """Return the name of a question that is asked in the iteration after this step."""
-        asked = repr((key, self.step, self.kept_at, len(self.answers), question))
-        return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
-
-    def record(self, version: int) -> LoopRecord:
-        """Return what a store keeps: the length of a header, the header, and the state."""
-        fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        state = fields.pop("state")
-        owner = None if self.owner is None else tuple(self.owner)
-        header = encode({**fields, "owner": owner, "has_state": state is not None}, "loop").to_bytes()
-        content = b"".join((len(header).to_bytes(8, "little"), header, state or b""))
-        return LoopRecord(version, self.step, content)
-
-    @classmethod
-    def read(cls, record: LoopRecord) -> Self:
-        """Read what `record` has returned.
-
-        Raises:
-            CheckpointError: it is something else, or damaged.
-        """
-        begin = 8 + int.from_bytes(record.content[:8], "little")
-        try:
-            fields: dict[str, Any] = decode(Encoded.from_bytes(record.content[8:begin]))
-            fields["owner"] = None if fields["owner"] is None else Owner(*fields["owner"])
-            fields["state"] = record.content[begin:] if fields.pop("has_state") else None
-            return cls(**fields)
-        except (KeyError, TypeError) as error:
-            raise CheckpointError(f"the record of version {record.version} is no durable loop: {error!r}") from error
-
-
-def _encoded(value: object, name: str) -> bytes:
-    return encode(value, name).to_bytes()
-
-
-def _decoded(data: bytes | None, template: object = None) -> Any:
-    assert data is not None
-    return decode(Encoded.from_bytes(data), template)
-
-
-def _comparable(value: object, name: str) -> bytes:
-    """Return bytes that are equal for equal values: dicts are equal whatever their order."""
-    encoded = encode(value, name)
-    return Encoded(_in_order(encoded.structure), dict(sorted(encoded.arrays.items()))).to_bytes()
-
-
-def _in_order(structure: Any) -> Any:
-    kind = cast("Any", type(structure))
-    if kind is list:
-        return [_in_order(one) for one in structure]
-    if kind is not dict:
-        return structure
-    found = {key: _in_order(one) for key, one in sorted(structure.items())}
-    if "$dict" in found:
-        found["$dict"] = sorted(found["$dict"], key=json_text)
-    return found
-
-
-def _digests(arguments: Mapping[str, object]) -> dict[str, str]:
-    return {
-        name: hashlib.blake2b(_comparable(value, name), digest_size=16).hexdigest() for name, value in arguments.items()
-    }
+    loops = map(Loop.read, records)
+    return [LoopState(loop.step, decoded(loop.state), loop.kept_at) for loop in loops if loop.state is not None]
 
 
 # What annotations tell.

@@ -22,6 +22,7 @@ from io import SEEK_END, BufferedReader, BytesIO
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
 
 from .._errors import CheckpointError, MissingExtraError, NotStorable
+from ..actors.accepted import is_text
 
 FORMAT: Final = 1
 
@@ -29,6 +30,8 @@ FORMAT: Final = 1
 _MOST_LEVELS: Final = 100
 # Python refuses to write or read whole numbers of more than 4,300 decimal digits.
 _LONG_NUMBER: Final = 1 << 10_000
+# What cannot change, so that nobody can tell two equal ones apart but by `is`.
+_NEVER_SHARED: Final = (tuple, frozenset, bytes, complex, enum.Enum)
 # Longer bytes are kept as they are, beside the arrays; in JSON they take a third more.
 _MOST_INLINE_BYTES: Final = 256
 
@@ -89,25 +92,31 @@ class Encoded:
         return cls(structure, arrays)
 
 
-def encode(value: object, name: str = "state", *, copy: bool = False) -> Encoded:
+def encode(
+    value: object, name: str = "state", *, copy: bool = False, exact: bool = False, splits: bool = True
+) -> Encoded:
     """Encode a value, of which `decode` returns an equal one, with the same types.
 
     These can be encoded, and what is made of them: None, bool, int, float, complex, str, bytes, bytearray, list,
     tuple, dict, set, frozenset, date, time, datetime, Decimal, UUID, members of an Enum, named tuples, dataclasses,
-    models of pydantic; arrays, scalars and dtypes of NumPy and ml_dtypes; arrays of JAX. Two references to one object
-    come back as two equal objects.
+    models of pydantic; exceptions that their `args` say all of, without tracebacks and causes; arrays, scalars and
+    dtypes of NumPy and ml_dtypes; arrays of JAX. Sets come back with their members added in the order of their JSON.
 
     Args:
         value: the value.
         name: what paths begin with, in errors and as names of arrays.
         copy: whether the arrays are copied, those of JAX to the host; else the result refers to those of the value.
+        exact: whether arrays come back with the order of their axes, and arrays of JAX where they were put; and whether
+            two references to one object come back as such, but for tuples, texts and the like. Else arrays are in C
+            order, and the same object twice becomes two equal ones, so that equal values are equal when encoded.
+        splits: whether arrays of JAX may be split over several devices.
 
     Raises:
         NotStorable: the value, or something in it, cannot be encoded; the message names its path and type.
     """
-    encoder = _Encoder(copy=copy)
+    encoder = _Encoder(copy=copy, exact=exact, splits=splits)
     structure = encoder.value(value, (0, None, name, None))
-    return Encoded(structure, encoder.arrays)
+    return Encoded(_numbered(structure, encoder.again, {}) if encoder.again else structure, encoder.arrays)
 
 
 def decode(encoded: Encoded, template: object = None) -> Any:
@@ -116,8 +125,9 @@ def decode(encoded: Encoded, template: object = None) -> Any:
     Args:
         encoded: the encoded value.
         template: a value of the same structure. Where it has an array of JAX, one of JAX comes back, with the same
-            sharding; other arrays of JAX come back on the default device. Without a template, and where JAX is not
-            loaded, arrays of JAX come back as those of NumPy.
+            sharding; other arrays of JAX come back where they were put, if that was stored and these devices are
+            here, and else on the default device. Without a template, and where JAX is not loaded, arrays of JAX come
+            back as those of NumPy.
 
     Raises:
         CheckpointError: a class is gone, or has other fields or another `__version__`.
@@ -200,7 +210,34 @@ def _bytes_of(array: Any) -> Any:
     if isinstance(array, bytes | bytearray):
         return array
     host = _numpy().asarray(array, order="C")
+    if (meant := _meant(host.dtype)) is not None and host.size:
+        return (host.reshape(-1).view("u1").reshape(-1, meant.size) & meant).tobytes()
     return host.reshape(-1).view("u1").data if host.nbytes > 1024 else host.tobytes()  # none at all have no view
+
+
+@functools.lru_cache(maxsize=256)
+def _meant(dtype: Any) -> Any:
+    """Return 255 for each byte of an item that has a meaning, and 0 for padding; None if there is no padding.
+
+    Padding holds what was in the memory before, so it differs between equal values.
+    """
+    numpy = _numpy()
+    if dtype.itemsize == 0:
+        return None
+    meant = numpy.full(dtype.itemsize, 255, "u1")
+    if dtype.subdtype is not None:
+        inside = _meant(dtype.base)
+        meant.reshape(-1, dtype.base.itemsize)[:] = 255 if inside is None else inside
+    elif dtype.names is not None:
+        meant[:] = 0
+        for field, offset, *_ in dtype.fields.values():
+            inside = _meant(field)
+            meant[offset : offset + field.itemsize] |= 255 if inside is None else inside
+    elif dtype.type in (numpy.longdouble, numpy.clongdouble) and numpy.finfo(dtype.type).nmant == 63:
+        # 10 bytes of each part, the lowest first if the order of bytes is that of the processor.
+        parts = meant.reshape(2 if dtype.kind == "c" else 1, -1)
+        parts[:, slice(10, None) if dtype.isnative else slice(0, -10)] = 0
+    return None if meant.all() else meant
 
 
 def _fetched(array: Any) -> Any:
@@ -213,6 +250,38 @@ def _fetched(array: Any) -> Any:
     return host
 
 
+def _placement_of(array: Any) -> dict[str, Any] | None:
+    """Return where somebody has put an array of JAX, as JSON; None for an array that nobody has put anywhere."""
+    sharding = array.sharding
+    mesh = getattr(sharding, "mesh", None)
+    devices = [*array.devices()] if mesh is None else [*mesh.devices.flat]
+    if not array.committed or (mesh is None and len(devices) > 1):
+        return None
+    where = {"platform": devices[0].platform, "devices": [device.id for device in devices]}
+    if mesh is None:
+        return where
+    axes = [[name, size, kind.name] for (name, size), kind in zip(mesh.shape.items(), mesh.axis_types, strict=True)]
+    spec = [axis if axis is None or isinstance(axis, str) else [*axis] for axis in sharding.spec]
+    return {**where, "axes": axes, "spec": spec, "memory": sharding.memory_kind}
+
+
+def _sharding_at(where: Mapping[str, Any]) -> Any:
+    """Return the sharding of an array that was there; None if the devices are not here."""
+    jax: Any = importlib.import_module("jax")
+    try:
+        found = {device.id: device for device in jax.devices(where["platform"])}
+        devices = [found[number] for number in where["devices"]]
+    except (RuntimeError, KeyError):
+        return None
+    if "axes" not in where:
+        return jax.sharding.SingleDeviceSharding(devices[0])
+    names, sizes, kinds = zip(*where["axes"], strict=True)
+    types = tuple(getattr(jax.sharding.AxisType, kind) for kind in kinds)
+    mesh = jax.sharding.Mesh(_numpy().array(devices).reshape(sizes), names, axis_types=types)
+    spec = [axis if axis is None or isinstance(axis, str) else tuple(axis) for axis in where["spec"]]
+    return jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*spec), memory_kind=where["memory"])
+
+
 class _Class(NamedTuple):
     """A class whose instances can be stored: where it is found, and what its instances have."""
 
@@ -222,34 +291,27 @@ class _Class(NamedTuple):
     fields: tuple[str, ...]
 
 
-def _kind_of(cls: Any) -> str | None:
-    pydantic: Any = sys.modules.get("pydantic")
-    if issubclass(cls, enum.Enum):
-        return "enum"
-    if pydantic is not None and issubclass(cls, pydantic.BaseModel):
-        return "model"
-    if dataclasses.is_dataclass(cls):
-        return "dataclass"
-    return "named tuple" if hasattr(cls, "_fields") and issubclass(cls, tuple) else None
-
-
 @functools.lru_cache(maxsize=1024)
 def _class_of(cls: Any) -> _Class | None:
     """Return what is stored of a class; None if its instances cannot be stored, being something else."""
-    kind = _kind_of(cls)
-    names: list[str] = []
-    if kind is None:
-        return None
-    if kind == "model":
-        names = [*cls.model_fields]
-    elif kind == "named tuple":
-        names = [*cls._fields]
-    elif kind == "dataclass":
-        names = [field.name for field in dataclasses.fields(cls)]
+    pydantic: Any = sys.modules.get("pydantic")
+    bases, names = cls.__mro__, list[str]()
+    if enum.Enum in bases:
+        kind = "enum"
+    elif BaseException in bases:
+        kind, names = "error", ["args"]
+    elif pydantic is not None and pydantic.BaseModel in bases:
+        kind, names = "model", [*cls.model_fields]
+    elif hasattr(cls, "__dataclass_fields__"):
+        kind, names = "dataclass", [field.name for field in dataclasses.fields(cls)]
         try:
             object.__new__(cls)
         except TypeError:  # derived from something that holds more than its fields, such as dict
             return None
+    elif hasattr(cls, "_fields") and tuple in bases:
+        kind, names = "named tuple", [*cls._fields]
+    else:
+        return None
     return _Class(f"{cls.__module__}:{cls.__qualname__}", kind, getattr(cls, "__version__", None), tuple(names))
 
 
@@ -261,16 +323,22 @@ def _found(place: str) -> object:
 
 
 class _Encoder:
-    def __init__(self, *, copy: bool) -> None:
+    def __init__(self, *, copy: bool = False, exact: bool = False, splits: bool = True) -> None:
         self.arrays: dict[str, Any] = {}
         self.on_devices: dict[str, Any] = {}  # those of JAX
+        self.again: set[int] = set()  # ids of the structures that stand for what was met more than once
+        self._met: dict[int, Any] = {}  # by the id of what can be shared: its structure; its path, until that is made
+        self._kept: list[Any] = []
         self._copy = copy
+        self._exact = exact
+        self._splits = splits
 
     def value(self, value: Any, path: _Path) -> Any:
         cls = cast("Any", type(value))
         if cls is str:
-            is_text = value.isascii() or _is_text(value)
-            return value if is_text else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
+            # Of two lone surrogates, JSON would make one character.
+            as_it_is = value.isascii() or is_text(value)
+            return value if as_it_is else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
         if cls is int:
             return value if -_LONG_NUMBER < value < _LONG_NUMBER else {"$int": hex(value)}
         if cls is bool or value is None:
@@ -279,6 +347,22 @@ class _Encoder:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if path[0] > _MOST_LEVELS:
             raise NotStorable(f"{_shown(path)} is more than {_MOST_LEVELS} levels deep, or contains itself: flatten it")
+        if not self._exact or isinstance(value, _NEVER_SHARED):
+            return self._compound(value, path)
+        place = id(value)
+        met = self._met.get(place)
+        if met is None:
+            self._kept.append(value)  # so that its id stays its own
+            self._met[place] = path
+            self._met[place] = structure = self._compound(value, path)
+            return structure
+        if type(met) is tuple:
+            raise NotStorable(f"{_shown(path)} is {_shown(cast('_Path', met))}, which contains it: break the cycle")
+        self.again.add(id(met))
+        return met
+
+    def _compound(self, value: Any, path: _Path) -> Any:
+        cls = cast("Any", type(value))
         if cls is list:
             return self._items(value, path)
         if cls is dict:
@@ -301,7 +385,7 @@ class _Encoder:
     def _dict(self, values: dict[Any, Any], path: _Path) -> dict[str, Any]:
         below, encode_one = path[0] + 1, self.value
         for key in values:
-            if type(key) is not str or key[:1] == "$" or not (key.isascii() or _is_text(key)):
+            if type(key) is not str or key[:1] == "$" or not (key.isascii() or is_text(key)):
                 break
         else:
             return {key: encode_one(value, (below, path, "[{}]", key)) for key, value in values.items()}
@@ -320,23 +404,35 @@ class _Encoder:
         if numpy is None:
             return None
         if type(value) is numpy.ndarray:
-            array = numpy.array(value, order="C") if self._copy else value
-            return {"$array": [self._apart(array, path), _named(value.dtype, path), list(value.shape)]}
+            array = numpy.array(value, order="K" if self._exact else "C") if self._copy else value
+            axes = None
+            if self._exact and not array.flags.c_contiguous:
+                axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
+                array = array.transpose(axes)
+            content: list[Any] = [self._apart(array, path), _named(value.dtype, path), list(array.shape)]
+            return {"$array": content} if axes is None else {"$axes": [content, axes]}
         if isinstance(value, numpy.generic):
             scalar = numpy.asarray(value)
-            return {"$scalar": [_base64(scalar.tobytes()), _named(scalar.dtype, path)]}
+            return {"$scalar": [_base64(_bytes_of(scalar)), _named(scalar.dtype, path)]}
         if isinstance(value, numpy.dtype):
             return {"$dtype": _named(value, path)}
         if jax is None or not isinstance(value, jax.Array):
             return None
         if isinstance(value, jax.core.Tracer) or value.is_deleted():
             raise NotStorable(f"{_shown(path)} is an array of JAX without values: it is traced, or was donated")
+        if not self._splits and not value.sharding.is_fully_replicated:
+            raise NotStorable(
+                f"{_shown(path)} is split over {len(value.devices())} devices, and nothing says where it belongs after "
+                "a restart, when the mesh may be another one: split batches with data.to_device(mesh, specs)"
+            )
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = jax.random.key_data(value) if is_key else value
         name = self._apart(_fetched(array) if self._copy else array, path)
         self.on_devices[name] = value
         special = str(jax.random.key_impl(value)) if is_key else bool(value.weak_type)
-        return {"$jax": [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]}
+        content = [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]
+        where = _placement_of(value) if self._exact else None
+        return {"$jax": content} if where is None else {"$placed": [content, where]}
 
     def _instance(self, value: Any, path: _Path) -> dict[str, Any] | None:
         cls = cast("Any", type(value))
@@ -351,6 +447,8 @@ class _Encoder:
         if known.kind == "enum":
             is_flag = isinstance(value, enum.Flag)  # several members together have no name of their own
             return {"$enum": [known.place, self.value(value.value if is_flag else value.name, path)]}
+        if known.kind == "error":
+            return self._error(value, known, path)
         held: dict[str, Any] = getattr(value, "__dict__", {})
         extra = {
             name
@@ -370,6 +468,42 @@ class _Encoder:
         below = path[0] + 1
         fields = {name: self.value(getattr(value, name), (below, path, ".{}", name)) for name in known.fields}
         return {"$instance": [known.place, self.value(known.version, path), fields, self.value(rest, path)]}
+
+    def _error(self, value: Any, known: _Class, path: _Path) -> dict[str, Any] | None:
+        """Return what is stored of an error: what it was made with, and what was set on it later; no traceback."""
+        make, args, *rest = cast("tuple[Any, ...]", value.__reduce__())
+        held: dict[str, Any] = dict(*rest)
+        # Others that begin with underscores are of machinery, such as the place of its item.
+        held = {key: one for key, one in held.items() if key == "__notes__" or not key.startswith("__")}
+        try:
+            if make is not type(value) or str(_error_of(make, args, held)) != str(value):
+                return None
+        except (TypeError, ValueError, AttributeError):  # it cannot be made again
+            return None
+        fields = {"args": self.value(args, (path[0] + 1, path, ".{}", "args"))}
+        return {"$instance": [known.place, self.value(known.version, path), fields, self.value(held, path)]}
+
+
+def _error_of(cls: Any, args: Any, held: Any) -> Any:
+    """Return an error without a call of the `__init__` of its class."""
+    made = cls.__new__(cls, *args)
+    made.__setstate__(held)
+    return made
+
+
+def _numbered(structure: Any, again: set[int], numbers: dict[int, int]) -> Any:
+    """Return a structure in which what is there more than once is written once, with a number, and then named by it."""
+    place = id(structure)
+    if place in numbers:
+        return {"$same": numbers[place]}
+    if place in again:
+        numbers[place] = len(numbers)
+    cls, made = cast("Any", type(structure)), structure
+    if cls is list:
+        made = [_numbered(one, again, numbers) for one in structure]
+    elif cls is dict:
+        made = {key: _numbered(one, again, numbers) for key, one in structure.items()}
+    return {"$shared": [numbers[place], made]} if place in again else made
 
 
 def _written(value: Any) -> dict[str, Any] | None:
@@ -395,15 +529,6 @@ def _refuse(value: object, path: _Path) -> Any:
     )
 
 
-def _is_text(text: str) -> bool:
-    """Whether a text has no lone surrogates, of which JSON would make one character out of two."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
 def _base64(data: bytes) -> str:
     return base64.b64encode(data).decode()
 
@@ -418,10 +543,11 @@ def _shown(path: _Path, root: str | None = None) -> str:
 class _Decoder:
     def __init__(self, encoded: Encoded, template: object) -> None:
         self._arrays = encoded.arrays
+        self._shared: dict[int, Any] = {}
         self._jax_module: Any = None if template is None else sys.modules.get("jax")
         self._on_devices: dict[str, Any] = {}
         if self._jax_module is not None:
-            encoder = _Encoder(copy=False)
+            encoder = _Encoder()
             encoder.value(template, (0, None, "state", None))
             self._on_devices = encoder.on_devices
 
@@ -442,21 +568,29 @@ class _Decoder:
     def _bytes(self, content: Any) -> bytes:
         return base64.b64decode(content) if type(content) is str else bytes(self._arrays[content[0]])
 
-    def _array(self, content: Any) -> Any:
+    def _array(self, content: Any, axes: Any = ()) -> Any:
         name, dtype, shape = content
         template = self._on_devices.get(name)
         if template is None or template.dtype != _dtype_of(dtype):
-            return _array_of(self._arrays[name], dtype, shape)
-        return self._jax([*content, template.weak_type])  # it came from a value that was decoded without a template
+            return _array_of(self._arrays[name], dtype, shape, axes)
+        # It came from a value that was decoded without a template.
+        return self._jax([*content, template.weak_type], axes=axes)
 
-    def _jax(self, content: Any) -> Any:
+    def _share(self, content: Any) -> Any:
+        number, structure = content
+        self._shared[number] = value = self.value(structure)
+        return value
+
+    def _jax(self, content: Any, where: Any = None, axes: Any = ()) -> Any:
         name, dtype, shape, special = content
-        host = _array_of(self._arrays[name], dtype, shape)
+        host = _array_of(self._arrays[name], dtype, shape, axes)
         if self._jax_module is None and type(special) is bool:
             return host
         jax: Any = importlib.import_module("jax")
         template = self._on_devices.get(name)
         sharding = template.sharding if template is not None and template.committed else None
+        if template is None and where is not None:
+            template, sharding = host, _sharding_at(where)
         if type(special) is str:
             key = jax.random.wrap_key_data(host, impl=special)
             return key if sharding is None else jax.device_put(key, sharding)
@@ -479,7 +613,7 @@ class _Decoder:
 
     def _instance(self, content: Any) -> Any:
         place, version, stored, rest = content
-        cls, known = _known_class(place, "dataclass, named tuple or model")
+        cls, known = _known_class(place, "dataclass, named tuple, model or error")
         fields = {name: self.value(one) for name, one in stored.items()}
         if self.value(version) != known.version or set(fields) != set(known.fields):
             raise CheckpointError(
@@ -488,6 +622,8 @@ class _Decoder:
             )
         if known.kind == "named tuple":
             return cast("Any", tuple).__new__(cls, (fields[name] for name in known.fields))
+        if known.kind == "error":
+            return _error_of(cls, fields["args"], self.value(rest))
         made: Any = cls.__new__(cls) if known.kind == "model" else object.__new__(cls)
         if known.kind == "model":
             made.__setstate__({"__dict__": fields, **self.value(rest)})
@@ -506,10 +642,11 @@ def _known_class(place: str, kind: str) -> tuple[Any, _Class]:
     return found, known
 
 
-def _array_of(data: Any, dtype: str, shape: Any) -> Any:
+def _array_of(data: Any, dtype: str, shape: Any, axes: Any = ()) -> Any:
     # Where nothing was written in between, the value that was encoded keeps its own array.
     own = data if isinstance(data, bytearray) else bytearray(_bytes_of(data))
-    return _numpy().ndarray(shape, _dtype_of(dtype), own)
+    array = _numpy().ndarray(shape, _dtype_of(dtype), own)
+    return array.transpose(_numpy().argsort(axes)) if axes else array
 
 
 def _named(dtype: Any, path: _Path) -> str:
@@ -553,6 +690,7 @@ def _numpy() -> Any:
 # By tag: the function that decodes the content behind it.
 _READERS: Final[Mapping[str, Callable[[_Decoder, Any], Any]]] = {
     "$array": _Decoder._array,
+    "$axes": lambda self, content: self._array(*content),
     "$bytearray": lambda self, content: bytearray(self._bytes(content)),
     "$bytes": _Decoder._bytes,
     "$complex": lambda self, parts: complex(*map(self.value, parts)),
@@ -564,8 +702,11 @@ _READERS: Final[Mapping[str, Callable[[_Decoder, Any], Any]]] = {
     "$instance": _Decoder._instance,
     "$int": lambda _, text: int(text, 16),
     "$jax": _Decoder._jax,
+    "$placed": lambda self, content: self._jax(*content),
+    "$same": lambda self, number: self._shared[number],
     "$scalar": lambda _, content: _array_of(base64.b64decode(content[0]), content[1], ())[()],
     "$set": lambda self, values: set(map(self.value, values)),
+    "$shared": _Decoder._share,
     "$str": lambda _, text: base64.b64decode(text).decode("utf-8", "surrogatepass"),
     "$tuple": lambda self, values: tuple(map(self.value, values)),
     "$written": lambda _, content: _read_again(*content),

@@ -1,43 +1,31 @@
-"""Where durable loops are kept: `LoopStore`, which has three methods, and `SQLiteStore`, the default."""
+"""Where durable loops are kept: `LoopStore`, what stores with SQL have in common, and `SQLiteStore`, the default."""
 
 import asyncio
 import errno
 import os
 import sqlite3
 import sys
+import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import contextmanager
 from contextvars import Context
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Protocol, TypeVar
 
 from .._errors import CheckpointError, OptionsError
 from ..actors.threads import ThreadPool, end_with_loop
+from .loops import Loop, LoopRecord
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class LoopRecord:
-    """What a store keeps of one key at one step.
-
-    Attributes:
-        version: the number of the write, from 1; each write of a key has the next one.
-        step: how many iterations were made.
-        content: everything else, which only `Durable` reads.
-    """
-
-    version: int
-    step: int
-    content: bytes
 
 
 class LoopStore(ABC):
     """Where durable loops are kept: under each key, one record for each step.
 
-    `SQLiteStore` is one. Derive another from this class to keep loops in a database of your own, such as one that
-    several machines share. A method that raises ends the call with that error.
+    `SQLiteStore` and `PostgresStore` are two. Derive another from this class to keep loops in a database of your own.
+    It needs `load`, `store` and `history`; with `runs` and `delete`, its keys can be listed and deleted as well. A
+    method that raises ends the call with that error.
     """
 
     @abstractmethod
@@ -64,8 +52,121 @@ class LoopStore(ABC):
     async def history(self, key: str, /) -> Sequence[LoopRecord]:
         """Return the records of a key, by their steps."""
 
+    async def first(self, key: str, /) -> LoopRecord | None:
+        """Return the record of the lowest step of a key, which has the arguments; None if there is none."""
+        return next(iter(await self.history(key)), None)
 
-class SQLiteStore(LoopStore):
+    async def now(self) -> float:
+        """Return the time by which leases end, in seconds since 1970; by default that of this machine."""
+        return time.time()
+
+    async def runs(
+        self, *, state: str | None, graph: str | None, before: tuple[float, str], limit: int
+    ) -> Sequence[tuple[str, LoopRecord, int]]:
+        """Return keys, each with its present record and how many bytes are stored of it, the latest `changed_at` first.
+
+        Args:
+            state: only those whose record has this state; None for all.
+            graph: only those whose record is of this graph; None for all.
+            before: only those whose pair of `changed_at` and key is less than this one.
+            limit: the most keys.
+
+        Returns:
+            The keys. The content of the records may be empty.
+
+        Raises:
+            OptionsError: this store cannot be listed.
+        """
+        raise OptionsError(f"{type(self).__name__} cannot be listed: it has no method `runs`; see ps.LoopStore.runs")
+
+    async def delete(self, versions: Mapping[str, int], /) -> int:
+        """Delete all records of the keys whose present records have these versions; others are left as they are.
+
+        Args:
+            versions: the version of each key.
+
+        Returns:
+            How many keys were deleted.
+
+        Raises:
+            OptionsError: this store cannot delete.
+        """
+        raise OptionsError(f"{type(self).__name__} cannot delete: it has no method `delete`; see ps.LoopStore.delete")
+
+
+class SQLStore(LoopStore):
+    """What stores in databases of SQL have in common: the work is done in threads, each with a connection."""
+
+    _pause_seconds = 0.02
+    _give_up_after_seconds = 10.0  # a process that holds the lock for writing needs a fraction of a second
+
+    def __init__(self) -> None:
+        # By their loops. Not a WeakKeyDictionary: each refers to its loop. Closed ones are removed when one is added.
+        self._databases: dict[asyncio.AbstractEventLoop, Database] = {}
+
+    async def load(self, key: str, /) -> LoopRecord | None:
+        """Return the present record of a key; None if there is none."""
+        return await self._in_thread(_load, key, "DESC")
+
+    async def store(self, key: str, record: LoopRecord, /, *, expected_version: int) -> bool:
+        """Keep a record, if the present one has the version that is expected."""
+        return await self._in_thread(_store, key, record, expected_version)
+
+    async def history(self, key: str, /) -> Sequence[LoopRecord]:
+        """Return the records of a key, by their steps."""
+        return await self._in_thread(_history, key)
+
+    async def first(self, key: str, /) -> LoopRecord | None:
+        """Return the record of the lowest step of a key; None if there is none."""
+        return await self._in_thread(_load, key, "ASC")
+
+    async def runs(
+        self, *, state: str | None, graph: str | None, before: tuple[float, str], limit: int
+    ) -> Sequence[tuple[str, LoopRecord, int]]:
+        """Return keys, each with its present record, the latest first; see `LoopStore.runs`."""
+        return await self._in_thread(_runs, "", state, graph, before, limit)
+
+    async def delete(self, versions: Mapping[str, int], /) -> int:
+        """Delete all records of the keys whose present records have these versions."""
+        return await self._in_thread(_delete, min(versions), versions) if versions else 0
+
+    async def _in_thread(self, work: Callable[..., T], key: str, *args: Any) -> T:
+        loop = asyncio.get_running_loop()
+        give_up_at = loop.time() + self._give_up_after_seconds
+        while True:
+            try:
+                return await self._database(loop).submit(Context(), None, self._database(loop).run, work, key, *args)
+            except self._errors() as error:
+                if not self._is_passing(error) or loop.time() >= give_up_at:
+                    raise self._refused(key, error) from error
+            # Not in the thread, which is also there for other keys, and which a caller could not be released from.
+            await asyncio.sleep(self._pause_seconds)
+
+    def _database(self, loop: asyncio.AbstractEventLoop) -> "Database":
+        database = self._databases.get(loop)
+        if database is None or database.is_closed:
+            for other in [other for other in self._databases if other.is_closed()]:
+                self._databases.pop(other, None)
+            database = self._databases[loop] = self._new_database()
+            database.guard = end_with_loop(database.aclose)
+        return database
+
+    @abstractmethod
+    def _new_database(self) -> "Database": ...
+
+    @abstractmethod
+    def _errors(self) -> type[Exception]:
+        """Return the class of the errors of the database."""
+
+    @abstractmethod
+    def _is_passing(self, error: Exception) -> bool:
+        """Whether the same may succeed in a moment."""
+
+    @abstractmethod
+    def _refused(self, key: str, error: Exception) -> CheckpointError: ...
+
+
+class SQLiteStore(SQLStore):
     """Loops in a file of SQLite, for processes of one machine.
 
     Each write outlasts a crash of the process and of the machine (WAL, `synchronous=FULL`). All calls run in one
@@ -91,81 +192,31 @@ class SQLiteStore(LoopStore):
         if kind in _NETWORK_FILE_SYSTEMS:
             raise OptionsError(
                 f"SQLiteStore({str(path)!r}): {folder} is on a network file system ({kind}), where SQLite cannot keep "
-                "processes apart; use a folder on a disk of this machine, or a LoopStore of your own that keeps loops "
+                "processes apart; use a folder on a disk of this machine, or ps.PostgresStore, which keeps loops "
                 "in a database server"
             )
-        # By their loops. Not a WeakKeyDictionary: each refers to its loop. Closed ones are removed when one is added.
-        self._databases: dict[asyncio.AbstractEventLoop, _Database] = {}
+        super().__init__()
 
-    async def load(self, key: str, /) -> LoopRecord | None:
-        """Return the present record of a key; None if there is none."""
-        return await self._in_thread(_load, key)
+    def _new_database(self) -> "Database":
+        return Database(1, "penstock-sqlite", self._connected)
 
-    async def store(self, key: str, record: LoopRecord, /, *, expected_version: int) -> bool:
-        """Keep a record, if the present one has the version that is expected."""
-        return await self._in_thread(_store, key, record, expected_version)
+    def _errors(self) -> type[Exception]:
+        return sqlite3.Error
 
-    async def history(self, key: str, /) -> Sequence[LoopRecord]:
-        """Return the records of a key, by their steps."""
-        return await self._in_thread(_history, key)
+    def _is_passing(self, error: Exception) -> bool:
+        return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
-    async def _in_thread(self, work: "Callable[..., T]", key: str, *args: Any) -> T:
-        loop = asyncio.get_running_loop()
-        give_up_at = loop.time() + _BUSY_SECONDS
-        while True:
-            try:
-                return await self._database(loop).submit(Context(), None, self._database(loop).run, work, key, *args)
-            except sqlite3.Error as error:
-                # `error.sqlite_errorcode` has details in its higher bytes; errors of the module itself have none.
-                code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-                if code not in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED) or loop.time() >= give_up_at:
-                    what = _WRONG.get(code, "SQLite has refused it")
-                    raise CheckpointError(
-                        f"the loop of key {key!r} in {self._path}: {what} ({error})", _ERRNO.get(code)
-                    ) from error
-            # Not in the thread, which is also there for other keys, and which a caller could not be released from.
-            await asyncio.sleep(_PAUSE_SECONDS)
+    def _refused(self, key: str, error: Exception) -> CheckpointError:
+        what = _WRONG.get(_code(error), "SQLite has refused it")
+        named = f"the loop of key {key!r}" if key else "the loops"
+        return CheckpointError(f"{named} in {self._path}: {what} ({error})", _ERRNO.get(_code(error)))
 
-    def _database(self, loop: asyncio.AbstractEventLoop) -> "_Database":
-        database = self._databases.get(loop)
-        if database is None or database.is_closed:
-            for other in [other for other in self._databases if other.is_closed()]:
-                self._databases.pop(other, None)
-            database = self._databases[loop] = _Database(self._path)
-            database.guard = end_with_loop(database.aclose)
-        return database
-
-
-class _Database(ThreadPool):
-    """One connection to a file of SQLite, and the thread that it is used in."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._connection: sqlite3.Connection | None = None
-        self.guard: AsyncGenerator[None, None] | None = None
-        super().__init__(1, name="penstock-sqlite")
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether it takes no more work."""
-        return self._closed
-
-    def begin_without_threads(self) -> None:
-        """Have no connection in a process that was forked; that of the parent must not even be closed here."""
-        if self._connection is not None:
-            _of_parents.append(self._connection)
-            self._connection = None
-        super().begin_without_threads()
-
-    def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Do something with the connection; in the thread."""
-        if self._connection is None:
-            self._connection = self._connected()
-        return work(self._connection, *args)
-
-    def _connected(self) -> sqlite3.Connection:
+    def _connected(self) -> "_SQLiteConnection":
         # In the thread, and closed by another if the interpreter ends before the loop.
-        connection = sqlite3.connect(self._path, timeout=_PAUSE_SECONDS, isolation_level=None, check_same_thread=False)
+        connection = sqlite3.connect(
+            self._path, timeout=self._pause_seconds, isolation_level=None, check_same_thread=False,
+            factory=_SQLiteConnection,
+        )  # fmt: skip
         try:
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             if mode != "wal":
@@ -174,27 +225,108 @@ class _Database(ThreadPool):
                     "file in a folder on a disk of this machine"
                 )
             connection.execute("PRAGMA synchronous=FULL")
-            connection.execute(_TABLE)
+            if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'penstock_runs_by_graph'").fetchone():
+                make_tables(connection)
         except BaseException:
             connection.close()
             raise
         return connection
 
+
+class _SQLiteConnection(sqlite3.Connection):
+    is_usable = True
+
+    def begin(self, keys: Iterable[str]) -> None:
+        """Begin a transaction that writes."""
+        self.execute("BEGIN IMMEDIATE")
+
+
+class Connection(Protocol):
+    """A connection to a database, of the one kind or the other."""
+
+    @property
+    def is_usable(self) -> bool:
+        """Whether it may be used again."""
+        ...
+
+    @property
+    def in_transaction(self) -> bool:
+        """Whether a transaction has begun and not ended."""
+        ...
+
+    def execute(self, statement: str, values: Sequence[Any] = (), /) -> Any:
+        """Execute a statement, which has `?` for each value; return a cursor."""
+
+    def begin(self, keys: Iterable[str]) -> None:
+        """Begin a transaction that reads and writes these keys, and no other one at the same time."""
+
+    def close(self) -> None:
+        """Close it."""
+
+
+class Database(ThreadPool):
+    """Threads, and connections to a database that they use.
+
+    Args:
+        max_connections: the most threads and connections.
+        name: a prefix of the threads' names.
+        connect: makes a connection, in a thread.
+    """
+
+    def __init__(self, max_connections: int, name: str, connect: Callable[[], Connection]) -> None:
+        self._connect = connect
+        self._connections: list[Connection] = []
+        self._idle: list[Connection] = []
+        self.guard: AsyncGenerator[None, None] | None = None
+        super().__init__(max_connections, name=name)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it takes no more work."""
+        return self._closed
+
+    def begin_without_threads(self) -> None:
+        """Have no connection in a process that was forked; those of the parent must not even be closed here."""
+        _of_parents.extend(self._connections)
+        self._connections, self._idle = [], []
+        super().begin_without_threads()
+
+    def run(self, work: Callable[..., T], *args: Any) -> T:
+        """Do something with a connection; in a thread."""
+        if self._idle:
+            connection = self._idle.pop()
+        else:
+            self._connections.append(connection := self._connect())
+        try:
+            return work(connection, *args)
+        finally:
+            if connection.is_usable:
+                self._idle.append(connection)
+            else:
+                self._connections.remove(connection)
+                connection.close()
+
     async def aclose(self) -> None:
-        """Close the connection, which moves the write-ahead log into the file, and end the thread."""
+        """Close the connections, and end the threads."""
         if self._threads and not self._closed:
-            await self.submit(Context(), None, self._disconnect)
+            await self.submit(Context(), None, self._disconnect)  # SQLite moves its write-ahead log into the file then
         await super().aclose()
+        self._disconnect()
 
     def _disconnect(self) -> None:
-        connection, self._connection = self._connection, None
-        if connection is not None:
+        while self._idle:
+            connection = self._idle.pop()
+            self._connections.remove(connection)
             connection.close()
 
 
-# A process that holds the lock for writing needs a fraction of a second.
-_BUSY_SECONDS: Final = 10.0
-_PAUSE_SECONDS: Final = 0.02
+def _code(error: Exception) -> int:
+    # `error.sqlite_errorcode` has details in its higher bytes; errors of the module itself have none.
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    return code & 0xFF
+
+
+_BUSY_SECONDS: Final = SQLStore._give_up_after_seconds
 _WRONG: Final = {
     sqlite3.SQLITE_BUSY: f"another program has locked the file for more than {_BUSY_SECONDS:g} s; end its transaction",
     sqlite3.SQLITE_LOCKED: f"the file was locked for more than {_BUSY_SECONDS:g} s; end the transaction that holds it",
@@ -206,48 +338,135 @@ _WRONG: Final = {
     sqlite3.SQLITE_IOERR: "the disk has failed to read or write",
 }
 _ERRNO: Final = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
-_TABLE: Final = """
+# One row for each step; and one for each key, which says what a list shows. SQLite and PostgreSQL understand both.
+TABLES: Final = (
+    """
     CREATE TABLE IF NOT EXISTS penstock_loops (
-        key TEXT NOT NULL, step INTEGER NOT NULL, version INTEGER NOT NULL, content BLOB NOT NULL,
+        key TEXT NOT NULL, step BIGINT NOT NULL, version BIGINT NOT NULL, content BLOB NOT NULL,
         PRIMARY KEY (key, step)
     )
-"""
+    """,
+    """
+    CREATE TABLE IF NOT EXISTS penstock_runs (
+        key TEXT NOT NULL PRIMARY KEY, version BIGINT NOT NULL, step BIGINT NOT NULL, state TEXT NOT NULL,
+        graph TEXT NOT NULL, began_at DOUBLE PRECISION NOT NULL, changed_at DOUBLE PRECISION NOT NULL, question TEXT,
+        header BLOB NOT NULL
+    )
+    """,
+    "CREATE INDEX IF NOT EXISTS penstock_runs_by_time ON penstock_runs (changed_at, key)",
+    "CREATE INDEX IF NOT EXISTS penstock_runs_by_state ON penstock_runs (state, changed_at, key)",
+    "CREATE INDEX IF NOT EXISTS penstock_runs_by_graph ON penstock_runs (graph, state, changed_at, key)",
+)
 # Connections of the process that this one was forked from. Closing one here would write to the file of the parent.
-_of_parents: list[sqlite3.Connection] = []
+_of_parents: list[Connection] = []
 
 
-def _load(connection: sqlite3.Connection, key: str) -> LoopRecord | None:
+def make_tables(connection: Connection, tables: Iterable[str] = TABLES) -> None:
+    """Make what tables there are not, and list the keys that an earlier version has kept."""
+    with _transaction(connection, ["penstock_runs"]):
+        for table in tables:
+            connection.execute(table)
+        older = connection.execute(
+            "SELECT key FROM penstock_loops WHERE key NOT IN (SELECT key FROM penstock_runs) GROUP BY key"
+        ).fetchall()
+        for (key,) in older:
+            present = _load(connection, key, "DESC")
+            assert present is not None
+            try:
+                loop = Loop.read(present)
+            except CheckpointError:
+                continue  # it is damaged, which a call of the key says
+            _list(connection, key, loop.record(present.version))
+
+
+@contextmanager
+def _transaction(connection: Connection, keys: Iterable[str]) -> Generator[None]:
+    connection.begin(keys)
+    try:
+        yield
+        connection.execute("COMMIT")
+    finally:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+
+
+def _load(connection: Connection, key: str, order: str) -> LoopRecord | None:
     found = connection.execute(
-        "SELECT version, step, content FROM penstock_loops WHERE key = ? ORDER BY step DESC LIMIT 1", (key,)
+        f"SELECT version, step, content FROM penstock_loops WHERE key = ? ORDER BY step {order} LIMIT 1", (key,)
     ).fetchone()
     return None if found is None else LoopRecord(*found)
 
 
-def _store(connection: sqlite3.Connection, key: str, record: LoopRecord, expected_version: int) -> bool:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        present = connection.execute(
-            "SELECT version FROM penstock_loops WHERE key = ? ORDER BY step DESC LIMIT 1", (key,)
-        ).fetchone()
-        is_expected = bool((0 if present is None else present[0]) == expected_version)
+def _version(connection: Connection, key: str) -> int:
+    found = connection.execute(
+        "SELECT version FROM penstock_loops WHERE key = ? ORDER BY step DESC LIMIT 1", (key,)
+    ).fetchone()
+    return 0 if found is None else int(found[0])
+
+
+def _store(connection: Connection, key: str, record: LoopRecord, expected_version: int) -> bool:
+    with _transaction(connection, [key]):
+        present = _version(connection, key)
+        is_expected = present == expected_version
         if is_expected:
             connection.execute("DELETE FROM penstock_loops WHERE key = ? AND step >= ?", (key, record.step))
             connection.execute(
                 "INSERT INTO penstock_loops (key, step, version, content) VALUES (?, ?, ?, ?)",
                 (key, record.step, record.version, record.content),
             )
-        connection.execute("COMMIT")
-    finally:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
+            _list(connection, key, record)
+        elif present == record.version:  # it may be this one: the connection was lost after the write
+            query = "SELECT content FROM penstock_loops WHERE key = ? AND version = ?"
+            is_expected = connection.execute(query, (key, present)).fetchone() == (record.content,)
     return is_expected
 
 
-def _history(connection: sqlite3.Connection, key: str) -> list[LoopRecord]:
+def _list(connection: Connection, key: str, record: LoopRecord) -> None:
+    connection.execute(
+        "INSERT INTO penstock_runs (key, version, step, state, graph, began_at, changed_at, question, header) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT (key) DO UPDATE SET version = excluded.version, "
+        "step = excluded.step, state = excluded.state, graph = excluded.graph, began_at = excluded.began_at, "
+        "changed_at = excluded.changed_at, question = excluded.question, header = excluded.header",
+        (
+            key, record.version, record.step, record.state, record.graph, record.began_at, record.changed_at,
+            record.question, record.header,
+        ),
+    )  # fmt: skip
+
+
+def _history(connection: Connection, key: str) -> list[LoopRecord]:
     rows = connection.execute(
         "SELECT version, step, content FROM penstock_loops WHERE key = ? ORDER BY step", (key,)
     ).fetchall()
     return [LoopRecord(*row) for row in rows]
+
+
+def _runs(
+    connection: Connection, _: str, state: str | None, graph: str | None, before: tuple[float, str], limit: int
+) -> list[tuple[str, LoopRecord, int]]:
+    wanted = {"state = ? AND ": state, "graph = ? AND ": graph}
+    values = [value for value in wanted.values() if value is not None]
+    where = "".join(text for text, value in wanted.items() if value is not None)
+    rows = connection.execute(
+        "SELECT key, version, step, state, graph, began_at, changed_at, question, header, "
+        "(SELECT SUM(LENGTH(content)) FROM penstock_loops WHERE penstock_loops.key = penstock_runs.key) "
+        f"FROM penstock_runs WHERE {where}(changed_at, key) < (?, ?) ORDER BY changed_at DESC, key DESC LIMIT ?",
+        (*values, *before, limit),
+    ).fetchall()
+    return [
+        (key, LoopRecord(version, step, b"", *columns), int(size or 0)) for key, version, step, *columns, size in rows
+    ]
+
+
+def _delete(connection: Connection, _: str, versions: Mapping[str, int]) -> int:
+    deleted = 0
+    with _transaction(connection, sorted(versions)):
+        for key, version in versions.items():
+            if _version(connection, key) == version:
+                deleted += 1
+                for table in ("penstock_loops", "penstock_runs"):
+                    connection.execute(f"DELETE FROM {table} WHERE key = ?", (key,))
+    return deleted
 
 
 _NETWORK_FILE_SYSTEMS: Final = frozenset({

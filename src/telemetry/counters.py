@@ -1,7 +1,7 @@
 """The record of a node's counters, which statistics, metrics, profiles, live looks and drawings all read.
 
 Only the actor of a node makes such records. What happened over time is the difference of two records (`counted`); the
-counters of several nodes or scopes are the sum of their records (`total`).
+counters of several nodes or scopes are the sum of their records (`ActorStatistics.total`).
 """
 
 from collections.abc import Callable, Iterable
@@ -64,6 +64,20 @@ class CacheStatistics:
     store: int = field(default=0, repr=False, compare=False)
 
 
+class Figure(NamedTuple):
+    """A number that an execution tells of a node.
+
+    Attributes:
+        name: what it counts or measures, such as "sent".
+        unit: of the number, as OpenTelemetry writes units: "By", "s", "{call}".
+        value: the number now.
+    """
+
+    name: str
+    unit: str
+    value: float
+
+
 @dataclass(frozen=True)
 class ActorStatistics:
     """A snapshot of an actor.
@@ -71,10 +85,10 @@ class ActorStatistics:
     Attributes:
         graph: the name of its graph, or of the body of control flow that it belongs to.
         node: the name of the node, as drawn.
-        completed: how many items it has finished with a result; for a `fold`, how many values it has folded.
-        failed: how many items have ended here with an error, after the last attempt and the fallback; for a `fold`, how
-            many values it has left out, and the one that ended it; for a `map_each`, also the items that have failed in
-            it and did not end it.
+        completed: how many items it has finished with a result, or how many streams it has given to their end; for a
+            `fold` or a `map_each`, how many values it has folded or mapped.
+        failed: how many items have ended here with an error, after the last attempt and the fallback; for a `fold` or a
+            `map_each`, how many values have failed in it, including the one that ended it.
         retried: how many attempts there were beyond the first of each item.
         restarts: how often its instance was replaced by a new one; 0 for a node without an instance.
         in_flight: how many items are in it now, over all call sites that share its places.
@@ -83,15 +97,15 @@ class ActorStatistics:
             policy that starts no tasks, which is not timed; and for a node that gives or reads a stream, whose time
             would include that of the nodes before it.
         inbox: the inbox. If it is full, and its `put_wait_seconds` grows, this node limits the pipeline.
-        state: for a stateful node, or one that owns its loop: "running"; "restarting" after a crash until it runs
+        state: for a stateful node, or an actor that owns its loop: "running"; "restarting" after a crash until it runs
             again; "stopped" if it is not restarted, or if its scope has ended. None for other nodes.
         places: a number that identifies its places: records with the same number share `in_flight` and `concurrency`.
         hedged: how many items have got a second attempt beside the first.
         hedges_won: how many of these had their result from the second attempt.
         cache: the results that it keeps; None for a node without `cache=`.
         failed_over: how many items its failover took over, after the last attempt.
-        success_rate: the share of the items that ended with a result, from 0 to 1; None before one has ended. For the
-            items of a `map_each`, look at the nodes in it: itself counts as one when it is complete.
+        figures: what its execution tells besides; see `penstock.extension.Bound.figures`.
+        success_rate: the share of the items that ended with a result, from 0 to 1; None before one has ended.
     """
 
     graph: str
@@ -110,11 +124,51 @@ class ActorStatistics:
     hedged: int = 0
     hedges_won: int = 0
     cache: CacheStatistics | None = None
+    figures: tuple[Figure, ...] = ()
 
     @property
     def success_rate(self) -> float | None:
         """The share of the items that ended with a result, from 0 to 1; None before one has ended."""
         return share(self.completed, self.failed)
+
+    @staticmethod
+    def total(records: "Iterable[ActorStatistics]") -> "ActorStatistics":
+        """Return the sum of records, under the names of the first; places that several of them share count once."""
+        first, *others = records
+        if not others:
+            return first
+        every = first, *others
+        stopped: list[ActorState] = [one.state for one in every if one.state is not None and one.state != "running"]
+        places = {one.places if one.places is not None else -number: one for number, one in enumerate(every, 1)}
+        inboxes = [one.inbox for one in every]
+        return ActorStatistics(
+            first.graph,
+            first.node,
+            sum(one.completed for one in every),
+            sum(one.failed for one in every),
+            sum(one.retried for one in every),
+            sum(one.restarts for one in every),
+            sum(one.in_flight for one in places.values()),
+            _limit([one.concurrency for one in places.values()]),
+            None if all(one.busy_seconds is None for one in every) else sum(one.busy_seconds or 0.0 for one in every),
+            ChannelStatistics(
+                depth=sum(inbox.depth for inbox in inboxes),
+                capacity=_limit([inbox.capacity for inbox in inboxes]),
+                high_water=max(inbox.high_water for inbox in inboxes),
+                bytes_held=sum(inbox.bytes_held for inbox in inboxes),
+                puts=sum(inbox.puts for inbox in inboxes),
+                waiting_putters=sum(inbox.waiting_putters for inbox in inboxes),
+                waiting_getters=sum(inbox.waiting_getters for inbox in inboxes),
+                put_wait_seconds=sum(inbox.put_wait_seconds for inbox in inboxes),
+                get_wait_seconds=sum(inbox.get_wait_seconds for inbox in inboxes),
+            ),
+            stopped[0] if stopped else first.state,
+            failed_over=sum(one.failed_over for one in every),
+            hedged=sum(one.hedged for one in every),
+            hedges_won=sum(one.hedges_won for one in every),
+            cache=_total_of_caches([one.cache for one in every if one.cache is not None]),
+            figures=_total_of_figures(figure for one in every for figure in one.figures),
+        )
 
 
 @dataclass(frozen=True)
@@ -147,6 +201,13 @@ class ProgramMemory:
     def total_bytes(self) -> int:
         """What it takes while it runs, without its code."""
         return self.argument_bytes + self.output_bytes + self.temporary_bytes - self.reused_bytes
+
+
+def _total_of_figures(figures: "Iterable[Figure]") -> tuple[Figure, ...]:
+    found: dict[tuple[str, str], float] = {}
+    for name, unit, value in figures:
+        found[name, unit] = found.get((name, unit), 0) + value
+    return tuple([Figure(*key, value) for key, value in found.items()])
 
 
 def share(completed: int, failed: int) -> float | None:
@@ -200,44 +261,6 @@ def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable
     return replace(changed, inbox=less(now.inbox, before.inbox, *_INBOX_COUNTERS), cache=cache)
 
 
-def total(records: Iterable[ActorStatistics]) -> ActorStatistics:
-    """Return the sum of records, under the names of the first; places that several of them share count once."""
-    first, *others = records
-    if not others:
-        return first
-    every = first, *others
-    stopped: list[ActorState] = [one.state for one in every if one.state is not None and one.state != "running"]
-    places = {one.places if one.places is not None else -number: one for number, one in enumerate(every, 1)}
-    inboxes = [one.inbox for one in every]
-    return ActorStatistics(
-        first.graph,
-        first.node,
-        sum(one.completed for one in every),
-        sum(one.failed for one in every),
-        sum(one.retried for one in every),
-        sum(one.restarts for one in every),
-        sum(one.in_flight for one in places.values()),
-        _limit([one.concurrency for one in places.values()]),
-        None if all(one.busy_seconds is None for one in every) else sum(one.busy_seconds or 0.0 for one in every),
-        ChannelStatistics(
-            depth=sum(inbox.depth for inbox in inboxes),
-            capacity=_limit([inbox.capacity for inbox in inboxes]),
-            high_water=max(inbox.high_water for inbox in inboxes),
-            bytes_held=sum(inbox.bytes_held for inbox in inboxes),
-            puts=sum(inbox.puts for inbox in inboxes),
-            waiting_putters=sum(inbox.waiting_putters for inbox in inboxes),
-            waiting_getters=sum(inbox.waiting_getters for inbox in inboxes),
-            put_wait_seconds=sum(inbox.put_wait_seconds for inbox in inboxes),
-            get_wait_seconds=sum(inbox.get_wait_seconds for inbox in inboxes),
-        ),
-        stopped[0] if stopped else first.state,
-        failed_over=sum(one.failed_over for one in every),
-        hedged=sum(one.hedged for one in every),
-        hedges_won=sum(one.hedges_won for one in every),
-        cache=_total_of_caches([one.cache for one in every if one.cache is not None]),
-    )
-
-
 def _total_of_caches(caches: list[CacheStatistics]) -> CacheStatistics | None:
     stores = {one.store: one for one in caches}.values()
     return (
@@ -259,8 +282,8 @@ def _limit(limits: list[int | None]) -> int | None:
     return None if None in limits else sum(limit or 0 for limit in limits)
 
 
-class SavedCuts(NamedTuple):
-    """What the cuts of a call with `checkpoint=` have cost.
+class SavedSnapshots(NamedTuple):
+    """What the snapshots of a call with `checkpoint=` have cost.
 
     Attributes:
         saved: how many were written.
@@ -278,10 +301,6 @@ class SavedCuts(NamedTuple):
     write_seconds: float = 0.0
     copy_seconds: float = 0.0
 
-    def less(self, earlier: "SavedCuts") -> "SavedCuts":
-        """Return what came after an earlier moment."""
-        return SavedCuts._make(now - before for now, before in zip(self, earlier, strict=True))
-
-    def plus(self, other: "SavedCuts") -> "SavedCuts":
+    def plus(self, other: "SavedSnapshots") -> "SavedSnapshots":
         """Return both together."""
-        return SavedCuts._make(one + more for one, more in zip(self, other, strict=True))
+        return SavedSnapshots._make(one + more for one, more in zip(self, other, strict=True))

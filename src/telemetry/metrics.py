@@ -81,6 +81,12 @@ OBSERVED: Final = (
     Observed(names.METRIC_NODE_CACHE_EVICTIONS, "counter", "{result}", "Results that had to go for others."),
     Observed(names.METRIC_NODE_CACHE_SIZE, "up_down", "By", "Bytes of results that are kept."),
     Observed(names.METRIC_NODE_RESTARTS, "counter", "{restart}", "Instances of stateful nodes that were replaced."),
+    Observed(
+        names.METRIC_NODE_FIGURE,
+        "up_down",
+        "{figure}",
+        "What the execution of a node tells, in the unit of its series.",
+    ),
     Observed(names.METRIC_NODE_IN_FLIGHT, "up_down", "{item}", "Items in a node."),
     Observed(names.METRIC_NODE_MAX_IN_FLIGHT, "up_down", "{item}", "How many may be; not for one without a limit."),
     Observed(names.METRIC_QUEUE_DEPTH, "up_down", "{item}", "Items in the inbox of a node."),

@@ -1,11 +1,9 @@
-"""Tables of facts and columns, as text, with rich and as HTML; and how quantities are written in them."""
+"""Tables of facts and columns, as text, with rich and as HTML; how quantities are written; records shown as tables."""
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from html import escape
-from shutil import get_terminal_size
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeAlias
 
 from .text import MAX_NAME_COLUMNS, pad, printable, shorten, width
 
@@ -73,8 +71,16 @@ def scaled(value: float | None, unit: str) -> str:
     return f"{significant(value)} {unit}"
 
 
-@dataclass(frozen=True, slots=True)
-class Column:
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lower quartile, the median and the upper quartile; of a single value, that value three times."""
+    from statistics import median, quantiles  # which loads decimals and fractions
+
+    middle = median(values)
+    low, _, high = quantiles(values, n=4, method="inclusive") if len(values) > 1 else [middle] * 3
+    return low, middle, high
+
+
+class Column(NamedTuple):
     """A column.
 
     Args:
@@ -86,8 +92,7 @@ class Column:
     is_number: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Table(NamedTuple):
     """A table to show; all cells are texts.
 
     Args:
@@ -103,6 +108,26 @@ class Table:
     rows: tuple[tuple[str, ...], ...] = ()
     remark: str = ""
     headings: tuple[str, ...] = ()
+
+
+class Rendered(ABC):
+    """Base class of records that `str()`, rich and notebooks show as a table; the `repr` is that of a dataclass.
+
+    A record that is shown as a sentence overrides `__str__`.
+    """
+
+    @abstractmethod
+    def _table(self) -> Table:
+        """Return the table to show."""
+
+    def __str__(self) -> str:
+        return to_text(self._table())
+
+    def __rich__(self) -> "RenderableType":
+        return to_rich(self._table())
+
+    def _repr_html_(self) -> str:
+        return to_html(self._table())
 
 
 def by_graph(graphs: Sequence[str]) -> list[int]:
@@ -122,6 +147,8 @@ def by_graph(graphs: Sequence[str]) -> list[int]:
 # Columns of numbers are left out before a name gets less than this.
 _LEAST_NAME_COLUMNS: Final = 20
 _LEAST_COLUMNS: Final = 40
+# Where there is no terminal. A log or a file has room for all columns of numbers, but a sentence is wrapped.
+_SENTENCE_COLUMNS: Final = 80
 _GAP, _INDENT = "  ", "  "
 
 
@@ -170,7 +197,7 @@ def _fitted(table: Table, room: int | None) -> Table:
         f"no room for: {', '.join(without)}" if without else "",
     ]
     columns = tuple(table.columns[at] for at in kept)
-    return replace(table, columns=columns, rows=tuple(rows), remark="; ".join(filter(None, remarks)))
+    return table._replace(columns=columns, rows=tuple(rows), remark="; ".join(filter(None, remarks)))
 
 
 def _columns_of(column: Column, cells: Sequence[str]) -> int:
@@ -183,15 +210,16 @@ def _wide(sizes: Sequence[int]) -> int:
     return sum(sizes) + len(_GAP) * (len(sizes) - 1)
 
 
-def lines(table: Table, room: int) -> Iterator[tuple[str, int]]:
+def lines(table: Table, room: int | None) -> Iterator[tuple[str, int]]:
     """Yield the lines of a table, each with the number of its first characters that are bold.
 
     Args:
         table: the table.
-        room: the width of the terminal, in columns; if it is very narrow, lines are longer.
+        room: the width of the terminal, in columns; if it is very narrow, lines are longer. None if there is no
+            terminal: then all columns are shown, and sentences are wrapped.
     """
-    room = max(room, _LEAST_COLUMNS)
-    table = _fitted(table, room)
+    table = _fitted(table, None if room is None else max(room, _LEAST_COLUMNS))
+    room = _SENTENCE_COLUMNS if room is None else max(room, _LEAST_COLUMNS)
     labels = max((width(label) for label, _ in table.facts), default=0)
     for label, value in table.facts:
         first, *others = _wrapped(value, room - labels - len(_GAP))
@@ -235,8 +263,10 @@ def _line(table: Table, cells: Sequence[str], sizes: Sequence[int]) -> str:
 
 
 def to_text(table: Table) -> str:
-    """Return the table as lines that fit into the terminal, or into 80 columns if there is none."""
-    room = get_terminal_size((80, 24)).columns
+    """Return the table as lines that fit into the terminal; if there is none, with all columns."""
+    from shutil import get_terminal_size  # here, and `html` below: a program that shows no table needs neither
+
+    room = get_terminal_size((0, 0)).columns or None
     return "\n".join([line.rstrip() for line, _ in lines(table, room)])
 
 
@@ -286,4 +316,25 @@ def _row(tag: str, cells: Sequence[str], sides: Sequence[str]) -> str:
 
 
 def _safe(text: str) -> str:
+    from html import escape
+
     return escape(printable(text))
+
+
+_Figure: TypeAlias = tuple[str, str, float]  # `counters.Figure`
+
+
+def figure_columns(of_rows: Iterable[Sequence[_Figure]]) -> list[str]:
+    """Return the headings of the figures that some rows have: the name, and the unit unless that is what is counted."""
+    return list(dict.fromkeys(_heading(one) for figures in of_rows for one in figures))
+
+
+def figure_cells(figures: Sequence[_Figure], columns: Sequence[str]) -> list[str]:
+    """Return the cells of a row below the headings of figures."""
+    found = {_heading(one): significant(one[2]) if one[2] % 1 else count(int(one[2])) for one in figures}
+    return [found.get(column, "") for column in columns]
+
+
+def _heading(figure: _Figure) -> str:
+    name, unit, _ = figure
+    return name if unit.startswith("{") else f"{name} ({unit})"

@@ -1,15 +1,14 @@
 """Inboxes without an engine, to test the loop of an actor."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import AsyncGenerator, Iterable
 from typing import Any, Generic, Self, TypeVar
 
-from ..actors.own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
-from ..actors.stream_buffer import DEFAULT_CAPACITY, Reader
+from .. import Inbox, StreamWork, Work
+from ..extension import filled_inbox, filled_stream_inbox
 
 In = TypeVar("In")
 Out = TypeVar("Out")
-W = TypeVar("W", bound=AnyRequest[Any])
 
 
 def inbox(values: Iterable[In], /) -> tuple[Inbox[Work[In, Any]], list[asyncio.Future[Any]]]:
@@ -21,14 +20,11 @@ def inbox(values: Iterable[In], /) -> tuple[Inbox[Work[In, Any]], list[asyncio.F
     Returns:
         The inbox; and for each value a future, which gets the result or error. To cancel a work, cancel its future.
     """
-    requests: list[Request[In, Any]] = [Request(value) for value in values]
-    for request in requests:
-        request.outcome.add_done_callback(_cancelling(request))
-    return _filled(requests), [request.outcome for request in requests]
+    return filled_inbox(values)
 
 
 def stream_inbox(
-    values: Iterable[In], /, *, capacity: int = DEFAULT_CAPACITY
+    values: Iterable[In], /, *, capacity: int = 16
 ) -> "tuple[Inbox[StreamWork[In, Any]], list[StreamReader[Any]]]":
     """Make an inbox with work for the loop of a `StreamActor`. After the last work, `get` raises `InboxClosed`.
 
@@ -40,8 +36,8 @@ def stream_inbox(
         The inbox; and for each value a reader, an async iterator over its parts. To cancel a work, close its reader or
         drop it.
     """
-    requests: list[StreamRequest[In, Any]] = [StreamRequest(value, capacity=capacity) for value in values]
-    return _filled(requests), [StreamReader(request.buffer.reader()) for request in requests]
+    made, parts = filled_stream_inbox(values, capacity)
+    return made, list(map(StreamReader, parts))
 
 
 class StreamReader(Generic[Out]):
@@ -49,7 +45,7 @@ class StreamReader(Generic[Out]):
 
     __slots__ = ("_reader",)
 
-    def __init__(self, reader: Reader[Out]) -> None:
+    def __init__(self, reader: AsyncGenerator[Out, None]) -> None:
         self._reader = reader
 
     def __aiter__(self) -> Self:
@@ -67,19 +63,3 @@ class StreamReader(Generic[Out]):
     async def aclose(self) -> None:
         """Stop reading, which cancels the work."""
         await self._reader.aclose()
-
-
-def _filled(requests: list[W]) -> Mailbox[W]:
-    mailbox: Mailbox[W] = Mailbox()
-    for request in requests:
-        mailbox.put_nowait(request)
-    mailbox.close()
-    return mailbox
-
-
-def _cancelling(request: Request[Any, Any]) -> Any:
-    def on_done(outcome: "asyncio.Future[Any]") -> None:
-        if outcome.cancelled():
-            request.cancel()
-
-    return on_done

@@ -2,12 +2,10 @@
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
-from typing import Any, ParamSpec, TypeVar, cast, overload
+from typing import Any, ParamSpec, TypeVar, overload
 
-from ..engine.graph import replaced
-from ..engine.node import Node
-from ..engine.resource import Resource
-from ..engine.stateful import is_stateful, node_of
+from .. import Node, Resource
+from ..extension import as_node, replaced
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,8 +33,7 @@ def replace(node: Any, fake: Any, /) -> AbstractContextManager[None]:
     Raises:
         TypeError: `node` is not a node.
     """
-    if isinstance(node, Node):
-        return replaced(cast(Node[..., Any], node), fake)
-    if is_stateful(node) and not isinstance(node, type):
-        return replaced(node_of(node), fake)
-    raise TypeError(f"testing.replace takes a node, an instance of a stateful one, or a resource, got {node!r}")
+    found = as_node(node)
+    if found is None:
+        raise TypeError(f"testing.replace takes a node, an instance of a stateful one, or a resource, got {node!r}")
+    return replaced(found, fake)

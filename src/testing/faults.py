@@ -28,8 +28,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, get_args, overload
 
 from .._public import public
 from ..actors.accepted import SHARE, check, whole
-from ..engine.node import Node
-from ..engine.stateful import is_stateful, node_of
+from ..extension import as_node
 from ._fault_points import InjectedCancel, Point, install, remove
 
 
@@ -231,11 +230,10 @@ def _choice(
 def _name_of(node: Callable[..., Any] | str) -> str:
     if isinstance(node, str):
         return node
-    if isinstance(node, Node):
-        return node.name
-    if is_stateful(node) and not isinstance(node, type):
-        return node_of(node).name
-    raise TypeError(f"node= takes a node, an instance of a stateful one, or a name, got {node!r}")
+    found = as_node(node)
+    if found is None:
+        raise TypeError(f"node= takes a node, an instance of a stateful one, or a name, got {node!r}")
+    return found.name
 
 
 __all__ = ["Cancel", "Delay", "Fault", "Injection", "Injections", "Kill", "Point", "Raise", "inject"]

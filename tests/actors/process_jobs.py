@@ -3,6 +3,8 @@
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -71,10 +73,25 @@ def hold(path: str, result: Any) -> Any:
     return result
 
 
-def interrupt_group_and_return() -> str:
-    os.kill(os.getpid(), signal.SIGINT)
+def signal_itself_and_return(number: int) -> str:
+    os.kill(os.getpid(), number)
     time.sleep(0)
     return "still here"
+
+
+def terminate_what_it_has_started() -> list[int]:
+    """Return how a program and a process forked from the worker end after a SIGTERM."""
+    program = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    reads, writes = os.pipe()
+    forked = os.fork()
+    if not forked:
+        os.write(writes, b"here")
+        time.sleep(60)
+        os._exit(0)
+    os.read(reads, 4)
+    program.terminate()
+    os.kill(forked, signal.SIGTERM)
+    return [program.wait(30), os.waitstatus_to_exitcode(os.waitpid(forked, 0)[1])]
 
 
 class NotedError(Exception):

@@ -171,7 +171,7 @@ class PlacesMachine(RuleBasedStateMachine):
         self.group.running.remove(entry)
         if outlives_its_worker:  # its thread holds a place until `a_thread_returns`
             self.owed += 1
-            self.limiter.owe()
+            self.limiter.take_over_limit()
         self.hand_over()
         self.limiter.release()
 

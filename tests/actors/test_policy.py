@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock import Cache, Hedge, Retry
+from penstock.actors.attempts import pause_after
 from penstock.actors.policy import Policy
 
 
@@ -37,7 +38,6 @@ def test_a_retry_out_of_range_is_refused(arguments: dict[str, Any], message: str
         {"timeout_seconds": 0},
         {"timeout_seconds": float("nan")},
         {"timeout_seconds": float("inf")},
-        {"runs_on": "gpu"},
         {"pure": True, "effectful": True},
         {"restart": "always"},
         {"shutdown_seconds": -1},
@@ -55,7 +55,7 @@ def test_a_policy_out_of_range_is_refused_by_name(arguments: dict[str, Any]) -> 
 
 def test_pauses_double_up_to_the_longest() -> None:
     retry = Retry(attempts=9, backoff_seconds=0.5, max_backoff_seconds=3, jitter=0)
-    assert [retry._pause_seconds(OSError(), attempt) for attempt in range(1, 6)] == [0.5, 1, 2, 3, 3]
+    assert [pause_after(retry, OSError(), attempt) for attempt in range(1, 6)] == [0.5, 1, 2, 3, 3]
 
 
 @given(
@@ -69,7 +69,7 @@ def test_a_pause_is_never_longer_than_said_nor_shorter_than_its_jitter(
 ) -> None:
     retry = Retry(attempts=2, backoff_seconds=backoff, max_backoff_seconds=longest, jitter=jitter)
     whole = Retry(attempts=2, backoff_seconds=backoff, max_backoff_seconds=longest, jitter=0)
-    full, pause = whole._pause_seconds(OSError(), attempt), retry._pause_seconds(OSError(), attempt)
+    full, pause = pause_after(whole, OSError(), attempt), pause_after(retry, OSError(), attempt)
     assert full is not None
     assert pause is not None
     assert full <= longest
@@ -85,10 +85,8 @@ def test_a_pause_is_never_longer_than_said_nor_shorter_than_its_jitter(
         {"failover": str},
         {"hedge": Hedge(after_seconds=1)},
         {"cache": Cache(max_bytes=1)},
-        {"runs_on": "thread"},
-        {"runs_on": "process"},
     ],
 )
-def test_only_what_needs_care_is_not_plain(arguments: dict[str, Any]) -> None:
-    assert Policy(concurrency=3, capacity=2).is_plain
-    assert not Policy(**arguments).is_plain
+def test_only_what_needs_care_is_not_once(arguments: dict[str, Any]) -> None:
+    assert Policy(concurrency=3, capacity=2).is_once
+    assert not Policy(**arguments).is_once

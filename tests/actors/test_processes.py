@@ -366,9 +366,15 @@ async def test_a_cancel_never_hits_the_next_call() -> None:
             await asyncio.wait([first])
 
 
-async def test_a_worker_ignores_ctrl_c() -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+async def test_a_worker_leaves_signals_of_its_group_to_the_engine(number: signal.Signals) -> None:
     async with aclosing(ProcessPool(1)) as pool:
-        assert await call(pool, jobs.interrupt_group_and_return) == "still here"
+        assert await call(pool, jobs.signal_itself_and_return, number) == "still here"
+
+
+async def test_what_a_worker_has_started_can_be_terminated() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        assert await call(pool, jobs.terminate_what_it_has_started) == [-signal.SIGTERM] * 2
 
 
 # Calls that a worker has ahead
@@ -665,3 +671,66 @@ def test_a_busy_worker_ends_when_the_parent_is_killed(tmp_path: Path) -> None:
         assert poller.poll(20_000), "the worker outlived its parent"
     finally:
         os.close(worker)
+
+
+# Large bytes
+
+
+LARGE = process_messages.JOIN_MAX_BYTES + 1
+SOME, OTHER = b"some" * LARGE, bytearray(b"other" * LARGE)
+
+
+def in_shapes() -> dict[str, Any]:
+    array = np.arange(LARGE)
+    return {
+        "itself": SOME,
+        "a bytearray": OTHER,
+        "in a tuple": (1, SOME, OTHER),
+        "in a list, twice": [SOME, OTHER, SOME, OTHER],
+        "in a dict, and deeper": {"a": SOME, "b": [[SOME, OTHER]], "c": OTHER},
+        "with arrays": [array, SOME, {"x": array, "y": [OTHER]}, array.astype(np.float32)],
+        "small and large": [b"x", b"", SOME[: LARGE - 1], SOME[:LARGE], bytearray(3), "text"],
+        "large text": [SOME, "text" * LARGE],
+    }
+
+
+def equal(one: Any, other: Any) -> bool:
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(equal(one[key], other[key]) for key in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(equal, one, other))
+    return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else one == other
+
+
+async def test_large_bytes_come_back_as_they_were() -> None:
+    async with aclosing(ProcessPool(1)) as pool:
+        for shape, value in in_shapes().items():
+            assert equal(await call(pool, jobs.echo, value), value), shape
+            assert equal(await pool.run("tests.actors.process_jobs:echo", (), {"value": value}), value), shape
+        one, other, same, also = await call(pool, jobs.echo, in_shapes()["in a list, twice"])
+        assert one is same  # what was shared is, and was sent once
+        assert other is also
+        batch = {"node": "echo", "batch_size": 8}
+        shapes = list(in_shapes().values())
+        assert equal(await pool.run("tests.actors.process_jobs:echo", (shapes,), {}, batch), shapes)
+        other += b"it can grow"
+        assert len(also) == len(OTHER) + len(b"it can grow")
+
+
+@pytest.mark.parametrize(
+    "value", [SOME, OTHER, (1, SOME), [OTHER], {"a": SOME}], ids=lambda value: type(value).__name__
+)
+def test_large_bytes_are_not_copied_into_a_message(value: Any) -> None:
+    """To pickle them takes the GIL, and so does to rebuild them: the event loop waits for it, a second at 400 MB."""
+    messages = [
+        process_messages.encode_request(process_messages.CallRequest("a:b", (1, value), {})),
+        process_messages.encode_request(process_messages.CallRequest("a:b", (), {"x": value})),
+        process_messages.encode_answer(value, 0.1),
+        process_messages.encode_answer(process_messages.encode_results([value, 1], "a:b"), 0.1),
+    ]
+    for message in messages:
+        inside = [segment.obj for segment in message if isinstance(segment, memoryview)]
+        assert any(one is SOME or one is OTHER for one in inside)
+        assert sum(len(segment) for segment in message if isinstance(segment, bytes)) < 1000

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from penstock._errors import EngineClosedError
-from penstock.actors.threads import Lane, ThreadPool
+from penstock.actors.threads import ThreadPool, ThreadSlots
 
 
 def submit(pool: ThreadPool, fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
@@ -218,27 +218,27 @@ async def test_aclose_waits_for_the_running_and_cancels_the_queued() -> None:
 
 
 async def test_jobs_that_wait_in_a_lane_leave_the_thread_to_others_in_their_turn() -> None:
-    pool, lane, blocker, order = ThreadPool(1), Lane(1), Blocker(), list[str]()
+    pool, slots, blocker, order = ThreadPool(1), ThreadSlots(1), Blocker(), list[str]()
 
-    def submit_to_lane(fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
-        return pool.submit_to(lane, contextvars.copy_context(), None, fn, args, {})
+    def submit_to_slots(fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
+        return pool.submit_to(slots, contextvars.copy_context(), None, fn, args, {})
 
-    jobs = [submit_to_lane(blocker), *[submit_to_lane(order.append, name) for name in ("lane 1", "lane 2")]]
+    jobs = [submit_to_slots(blocker), *[submit_to_slots(order.append, name) for name in ("slots 1", "slots 2")]]
     await blocker.running.wait()
     jobs += [submit(pool, order.append, name) for name in ("other 1", "other 2")]
     assert (pool.statistics().busy, pool.statistics().queued) == (1, 4)
     blocker.release.set()
     await asyncio.gather(*jobs)
     assert order[:2] == ["other 1", "other 2"]
-    assert order[2:] == ["lane 1", "lane 2"]
+    assert order[2:] == ["slots 1", "slots 2"]
     await pool.aclose()
 
 
 async def test_aclose_cancels_what_waits_in_a_lane() -> None:
     returned: list[str] = []
-    pool, lane, blocker = ThreadPool(2), Lane(1), Blocker()
-    running = pool.submit_to(lane, contextvars.copy_context(), None, blocker, ("result",), {})
-    waiting = pool.submit_to(lane, contextvars.copy_context(), lambda: returned.append("waiting"), int, (), {})
+    pool, slots, blocker = ThreadPool(2), ThreadSlots(1), Blocker()
+    running = pool.submit_to(slots, contextvars.copy_context(), None, blocker, ("result",), {})
+    waiting = pool.submit_to(slots, contextvars.copy_context(), lambda: returned.append("waiting"), int, (), {})
     await blocker.running.wait()
     closing = asyncio.create_task(pool.aclose())
     await asyncio.sleep(0)
@@ -287,7 +287,7 @@ def test_a_result_that_comes_after_the_loop_closed_is_discarded() -> None:
 
 NEVER_CLOSED = """
 import asyncio, contextvars, threading, time
-from penstock.actors.threads import Lane, ThreadPool
+from penstock.actors.threads import ThreadSlots, ThreadPool
 
 pool = ThreadPool(3)
 started = threading.Event()

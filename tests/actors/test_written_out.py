@@ -60,7 +60,7 @@ async def test_a_call_begins_as_the_frame_and_the_group_of_workers_that_it_is(gr
     call: Any = RunningCall(loop, graph.name, ps.ExecutionOptions())
     group = WorkerGroup(loop, copy_context(), lambda _: None)
     frame = Frame(wired.program, (3,), group, call, 7, None)
-    call.hire = lambda *_, **__: None
+    call.start_worker = lambda *_, **__: None
     call.launch(wired, (3,), 7)
     for original in (given(group), given(frame)):
         assert {name: getattr(call, name) for name in original} == original
@@ -142,7 +142,7 @@ async def after_a_storm(stages: int, failing: int, plain_ones: Numbers, *, concu
 @pytest.mark.parametrize(
     ("stages", "failing", "plain_ones"),
     [
-        (2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 15, ()), (19, 16, ()), (19, 18, ()),
+        (1, 0, ()), (2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 15, ()), (19, 16, ()), (19, 18, ()),
         (2, 1, (1,)), (5, 2, (1, 3)), (5, 3, (1, 3)), (6, 4, (0, 2, 3, 5)), (19, 16, (2, 15, 16)),
     ],
 )  # fmt: skip
@@ -183,7 +183,7 @@ async def after_a_stream(
 @pytest.mark.parametrize("size", [1, 64])
 @pytest.mark.parametrize(
     ("stages", "failing", "plain_ones"),
-    [(2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 18, ()), (2, 1, (1,)), (5, 3, (1, 3)), (6, 5, (0, 2, 3, 5))],
+    [(1, 0, ()), (2, 0, ()), (2, 1, ()), (5, 2, ()), (19, 18, ()), (2, 1, (1,)), (5, 3, (1, 3)), (6, 5, (0, 2, 3, 5))],
 )
 async def test_a_line_takes_the_items_of_a_stream_as_its_nodes_do_one_by_one(
     stages: int,

@@ -1,12 +1,14 @@
-"""A plain function that holds the event loop for too long is reported, once, by name and with the remedy."""
+"""A node that holds the event loop for too long is reported, once, by name and with the remedy."""
 
+import asyncio
 import time
+from typing import Any
 
 import pytest
 import structlog
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, testing
 
 
 @pytest.mark.parametrize("way", ["run", "stream"])
@@ -35,3 +37,117 @@ async def test_a_body_that_holds_the_loop_is_reported_once(way: str) -> None:
     assert (log["event"], log["node"], log["graph"]) == ("node.blocks_loop", "slow", "graph")
     assert log["milliseconds"] >= 50
     assert 'runs_on="thread"' in log["remedy"]
+
+
+def block() -> None:
+    time.sleep(0.06)
+
+
+class Stateful:
+    async def __call__(self, x: int) -> int:
+        block()
+        return x
+
+
+def blocking(kind: str) -> Any:
+    """A new node that blocks, so that it was not reported before."""
+    if kind == "class":
+        return ps.node(type("Blocking", (Stateful,), {"__call__": _copy_of(Stateful.__call__)}))()
+    if kind == "plain":
+        return ps.node(_copy_of(_plain))
+    if kind in ("batch", "plain batch"):
+        return ps.node(batch=ps.Batch(4))(_copy_of(_batch if kind == "batch" else _plain))
+    policies: dict[str, Any] = {"policy": {"timeout_seconds": 60, "retry": ps.Retry(2)}, "cache": {"cache": KEPT}}
+    return ps.node(**policies.get(kind, {}))(_copy_of(_after_a_wait if kind == "after a wait" else _async))
+
+
+KEPT = ps.Cache(max_bytes=1)
+
+
+def _copy_of(fn: Any) -> Any:
+    copy = type(fn)(fn.__code__, fn.__globals__, "blocking", fn.__defaults__, fn.__closure__)
+    copy.__qualname__ = "blocking"
+    return copy
+
+
+def _plain(x: Any) -> Any:
+    block()
+    return x
+
+
+async def _async(x: int) -> int:
+    block()
+    return x
+
+
+async def _after_a_wait(x: int) -> int:
+    await asyncio.sleep(0)
+    block()
+    await asyncio.sleep(0)
+    return x
+
+
+async def _batch(xs: list[int]) -> list[int]:
+    block()
+    return xs
+
+
+@pytest.mark.parametrize("kind", ["async", "after a wait", "policy", "cache", "class", "batch", "plain", "plain batch"])
+async def test_a_node_that_blocks_is_reported_once_over_all_scopes(kind: str) -> None:
+    node = blocking(kind)
+
+    @ps.node
+    async def quick(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        blocked = node(x) if kind == "plain" else await node(x)
+        return await quick(blocked)
+
+    with structlog.testing.capture_logs() as logs:
+        assert await engine.run(graph(1)) == 1
+        async with engine.deploy(graph) as service:
+            assert await service(2) == 2
+        async with engine.stream(graph(x) for x in range(2)) as stream:
+            assert [x async for x in stream] == [0, 1]
+    assert [log["event"] for log in logs] == ["node.blocks_loop"]
+    assert logs[0]["milliseconds"] >= 50
+    assert logs[0]["node"].lower().startswith("blocking")
+
+
+async def test_an_error_of_a_watched_coroutine_has_the_traceback_of_any_other() -> None:
+    @ps.node
+    async def fails(x: int) -> int:
+        await asyncio.sleep(0)
+        raise ValueError(x)
+
+    for _ in range(12):  # of which the first eight would be watched, if they did not fail
+        with pytest.raises(ValueError, match="1") as caught:
+            await engine.run(ps.graph(fails)(1))
+        names = [entry.name for entry in caught.traceback]
+        assert names[-1] == "fails"
+        assert "watched" not in names
+
+
+async def test_a_watched_coroutine_is_cancelled_and_closed_as_any_other() -> None:
+    seen: list[str] = []
+
+    @ps.node
+    async def waits(x: int) -> int:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            seen.append("cancelled")
+            await asyncio.sleep(0)
+            seen.append("unwound")
+            raise
+        return x
+
+    running = asyncio.create_task(engine.run(ps.graph(waits)(1)))
+    await testing.wait_quiescent()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert seen == ["cancelled", "unwound"]

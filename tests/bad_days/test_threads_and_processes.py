@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -366,10 +367,12 @@ async def graph(x: int) -> int:
 """
 
 
-def interrupt_after(line: str, code: str, tmp_path: Path, before: str = HEAR_CTRL_C) -> tuple[list[str], str, int]:
+def interrupt_after(
+    line: str, code: str, tmp_path: Path, before: str = HEAR_CTRL_C, *, number: int = signal.SIGINT
+) -> tuple[list[str], str, int]:
     """Run a program, press Ctrl-C (which goes to the whole group) once it printed a line; returns what it left."""
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.format(code=code))
+    program.write_text(code if "asyncio.run(" in code else PROGRAM.format(code=code))
     process = subprocess.Popen(
         command(program, (), before),
         stdout=subprocess.PIPE,
@@ -383,7 +386,7 @@ def interrupt_after(line: str, code: str, tmp_path: Path, before: str = HEAR_CTR
         while not printed or printed[-1] != line:
             printed.append(process.stdout.readline().strip())
             assert printed[-1], process.communicate()
-        os.killpg(process.pid, signal.SIGINT)
+        os.killpg(process.pid, number)
         rest, errors = process.communicate(timeout=30)
     finally:
         if process.poll() is None:
@@ -428,3 +431,114 @@ def test_what_a_shell_has_told_to_ignore_ctrl_c_ignores_it(line: str, tmp_path: 
     ignore = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
     printed, errors, code = interrupt_after(line, QUICK_PROCESSES, tmp_path, ignore)
     assert (errors, printed[-1], code) == ("", "999", 0)
+
+
+DRAINING = """
+import asyncio, signal, time
+import penstock as ps
+from penstock import engine
+
+@ps.node(runs_on="process", concurrency=2)
+def work(x: int) -> int:
+    time.sleep(0.02)
+    return x
+
+@ps.graph
+async def graph(x: int) -> int:
+    return work(x)
+
+async def main():
+    stopping = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+
+    def calls():
+        x = 0
+        while not stopping.is_set():
+            yield graph(x)
+            x += 1
+
+    async with engine.stream(calls(), max_in_flight=6) as stream:
+        await asyncio.sleep(0)
+        print("begun", flush=True)
+        async for outcome in stream.outcomes():
+            print("ended" if outcome.error is None else type(outcome.error).__name__, flush=True)
+
+if __name__ == "__main__":
+    asyncio.run(main())
+    print("drained", flush=True)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="needs process groups")
+@pytest.mark.parametrize("line", ["begun", "ended"], ids=["while workers start", "while workers are busy"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_program_that_drains_at_a_signal_to_its_group_loses_no_item(
+    number: signal.Signals, line: str, tmp_path: Path
+) -> None:
+    """systemd and SLURM send SIGTERM to all processes of a service; those in its workers are not lost."""
+    printed, errors, code = interrupt_after(line, DRAINING, tmp_path, number=number)
+    assert (errors, code) == ("", 0)
+    assert (printed[0], printed[-1]) == ("begun", "drained")
+    assert {*printed[1:-1]} <= {"ended"}
+
+
+UNGUARDED = """
+import asyncio
+import sys
+import penstock as ps
+from penstock import engine
+
+@ps.node(runs_on="process", concurrency=2)
+def work(x: int) -> int:
+    return 2 * x
+
+@ps.graph
+async def graph(x: int) -> int:
+    return work(x)
+
+async def calls():
+    if sys.argv[1] == "stream":
+        async with engine.stream([graph(1), graph(2), graph(3)]) as results:
+            return [outcome.error async for outcome in results.outcomes()]
+    elif sys.argv[1] == "deploy":
+        async with engine.deploy(graph) as service:
+            return await asyncio.gather(*map(service, range(3)), return_exceptions=True)
+    async with engine.Engine(max_processes=2) as one:
+        return await asyncio.gather(*[one.run(graph(x)) for x in range(3)], return_exceptions=True)
+
+def main():
+    return asyncio.run(calls())
+
+"""
+
+
+@pytest.mark.parametrize(
+    "verb", ["stream", *(pytest.param(verb, marks=pytest.mark.long) for verb in ("deploy", "Engine"))]
+)
+def test_a_script_that_runs_an_engine_without_guard_is_not_run_again_by_its_workers(verb: str, tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(f"{UNGUARDED}print(*main(), sep='\\n')\nprint('sent the mails')\n")
+    line = script.read_text().splitlines().index("print(*main(), sep='\\n')") + 1
+    result = subprocess.run([sys.executable, script, verb], capture_output=True, text=True, timeout=60, check=False)
+    *errors, last = [line for line in result.stdout.splitlines() if "[warning" not in line]
+    expected = f"{script}:{line}: the main script runs an engine, and each worker imports it: put code that"
+    assert [one.startswith(expected) for one in errors] == [True] * 3, result
+    assert 'under `if __name__ == "__main__":`' in errors[0]
+    assert last == "sent the mails"
+    assert result.stdout.count("sent the mails") == 1
+    assert result.stdout.count("process.script_runs_engine") == 1
+    assert (result.stderr, result.returncode) == ("", 0)
+
+
+def test_a_process_node_may_run_an_engine_of_its_own(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(
+        "import asyncio\nimport penstock as ps\nfrom penstock import engine\n"
+        "@ps.node\nasync def inner(x: int) -> int:\n    return x + 1\n"
+        "@ps.node(runs_on='process')\ndef outer(x: int) -> int:\n"
+        "    return asyncio.run(engine.run(ps.graph(inner)(x)))\n"
+        "if __name__ == '__main__':\n    print(asyncio.run(engine.run(ps.graph(outer)(1))))\n"
+    )
+    result = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.stdout, result.stderr) == ("2\n", "")

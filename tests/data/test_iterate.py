@@ -174,7 +174,9 @@ def test_a_signal_handler_that_raises_while_a_value_is_waited_for_loses_none(
     assert read() == (5 if goes_on else 20, list(range(20)))
 
 
-def test_a_cut_in_a_signal_handler_is_refused_while_a_value_is_waited_for(main_thread: int, tmp_path: Path) -> None:
+def test_a_snapshot_in_a_signal_handler_is_refused_while_a_value_is_waited_for(
+    main_thread: int, tmp_path: Path
+) -> None:
     going = threading.Event()
 
     def save(*_: object) -> None:

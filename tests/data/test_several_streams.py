@@ -219,7 +219,7 @@ def test_merged(lengths: list[int]) -> None:
     @ps.node
     async def merged_here(lengths: list[int]) -> AsyncIterator[Any]:
         streams = tuple(source(name, length) for name, length in enumerate(lengths))
-        async for value in streams >> data.merged("turns"):
+        async for value in streams >> data.merged("round_robin"):
             yield value
 
     in_turns = [(name, number) for number in range(20) for name, length in enumerate(lengths) if number < length]
@@ -237,7 +237,7 @@ def test_merged(lengths: list[int]) -> None:
 
 @ps.graph
 async def merging(limit: int) -> AsyncIterator[int]:
-    return (count(limit), count(3) >> negative, count(limit) >> negative) >> data.merged("turns")
+    return (count(limit), count(3) >> negative, count(limit) >> negative) >> data.merged("round_robin")
 
 
 @ps.graph
@@ -353,3 +353,81 @@ SCHEDULERS: list[Literal["actors", "parallel", "wave", "sequential"]] = ["actors
 async def test_every_scheduler_opens_them(scheduler: Literal["actors", "parallel", "wave", "sequential"]) -> None:
     async with engine.stream(joined(40), scheduler=scheduler) as values:
         assert [value async for value in values] == [(number, -number) for number in range(40)]
+
+
+@ps.node
+async def both_totals(left: AsyncIterator[int], right: AsyncIterator[int]) -> int:
+    return sum([number + await anext(right) async for number in left])
+
+
+@ps.node
+async def total_and(values: AsyncIterator[int], more: int) -> int:
+    return more + sum([number async for number in values])
+
+
+@ps.node(effectful=True)
+async def store(values: AsyncIterator[int]) -> None:
+    async for _ in values:
+        pass
+
+
+@ps.graph
+async def two_totals(limit: int) -> list[int]:
+    left, right = count(limit) >> data.split(2, ahead=4)
+    return [await total(left), await total(right >> negative)]
+
+
+@ps.graph
+async def dependent(limit: int) -> int:
+    left, right = count(limit) >> data.split(2, ahead=4)
+    return await total_and(right, await total(left))
+
+
+@ps.graph
+async def split_twice(limit: int) -> list[int]:
+    left, right = count(limit) >> data.split(2, ahead=4)
+    one, two = left >> data.split(2, ahead=4)
+    return [await both_totals(one, two), await total(right)]
+
+
+@ps.graph
+async def stored_and_given(limit: int) -> AsyncIterator[int]:
+    left, right = count(limit) >> data.split(2, ahead=4)
+    await store(left)
+    return right
+
+
+@ps.graph
+async def read_together(limit: int) -> int:
+    left, right = count(limit) >> data.split(2, ahead=4)
+    return await both_totals(left >> negative, right)
+
+
+@pytest.mark.parametrize(
+    ("graph", "schedulers"),
+    [
+        (two_totals, "sequential wave"),
+        (split_twice, "sequential wave"),
+        (dependent, "sequential wave"),
+        (stored_and_given, "sequential"),
+        (read_together, ""),
+    ],
+)
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
+async def test_a_scheduler_that_begins_one_reader_only_behind_another_is_refused(
+    graph: ps.Graph[[int], Any], schedulers: str, scheduler: Literal["actors", "parallel", "wave", "sequential"]
+) -> None:
+    async def call() -> None:
+        async with asyncio.timeout(10):
+            if graph is stored_and_given:
+                await collected(graph(50))
+            else:
+                await engine.run(graph(50))
+
+    with ps.execution_options(scheduler=scheduler):
+        for _ in range(2):  # the second call finds what the first has planned
+            if scheduler in schedulers.split():
+                with pytest.raises(ps.PlanError, match=rf"py:\d+: .*{scheduler!r} has .* one data.split \("):
+                    await call()
+            elif graph is not dependent:  # it works with as many values as the split holds
+                await call()

@@ -8,7 +8,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from penstock.devices.compiling import CompileCache, Executable, JittedFunction
+from penstock.devices.compiling import CompileCache, JittedFunction
+from penstock.devices.programs import Executable
 from penstock.devices.shardings import Placement
 
 

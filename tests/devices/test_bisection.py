@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.devices.engine_device import Bisection
+from penstock.devices.failed_batches import Bisection
 
 
 class BadItems(Exception):

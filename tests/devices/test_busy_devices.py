@@ -18,8 +18,8 @@ import pytest
 import penstock as ps
 from penstock import devices, engine, telemetry, testing
 from penstock.devices import device_pool, dispatch, engine_device
-from penstock.devices.compiling import Executable
 from penstock.devices.engine_device import CallQueue
+from penstock.devices.programs import Executable
 
 from .gates import Gate, gated
 
@@ -942,7 +942,7 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     async def of(x: Any) -> Any:
         return after(failing(slow(x)))
 
-    from penstock.devices.dispatch import ORIGINS
+    from penstock.devices.device_errors import ORIGINS
 
     async with engine.Engine() as own:
         for _ in range(3):

@@ -16,7 +16,8 @@ import pytest
 
 import penstock as ps
 from penstock import DeviceError, EngineClosedError, OptionsError, devices, engine
-from penstock.devices.compiling import CompileCache, Executable
+from penstock.devices.compiling import CompileCache
+from penstock.devices.programs import Executable
 from tests.devices.compiled import called, compiled, leased, program
 
 X = np.ones(3, np.float32)

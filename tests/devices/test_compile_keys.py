@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from penstock.devices import arguments
+from penstock.devices import programs
 from penstock.devices.compiling import CompileCache
 from tests.devices.compiled import called, compiled, leased, mesh_placement, program
 
@@ -87,14 +87,14 @@ def test_the_configuration_of_the_caller_reaches_the_thread_that_compiles(
 @pytest.fixture
 def nothing_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Nobody has asked for a configuration yet; what is set is taken back."""
-    monkeypatch.setattr(arguments, "_known", {})
+    monkeypatch.setattr(programs, "_known", {})
     yield
     jax.config.update("jax_enable_x64", False)
 
 
 @pytest.mark.usefixtures("nothing_known")
 def test_a_configuration_that_changes_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = arguments._state
+    original = programs._state
     changes = iter([True])
 
     def state() -> Hashable:
@@ -103,8 +103,8 @@ def test_a_configuration_that_changes_while_it_is_read_is_read_again(monkeypatch
             jax.config.update("jax_enable_x64", value)
         return read
 
-    monkeypatch.setattr(arguments, "_state", state)
-    configuration = arguments.current()
+    monkeypatch.setattr(programs, "_state", state)
+    configuration = programs.current()
     assert configuration.state == original()
     jax.config.update("jax_enable_x64", False)
     with configuration.entered():
@@ -115,11 +115,11 @@ def test_a_configuration_that_changes_while_it_is_read_is_read_again(monkeypatch
 @pytest.mark.parametrize("argument", [np.ones(2), [np.ones(2)], 2.5], ids=["array", "list", "number"])
 def test_dtypes_are_those_of_a_configuration_whatever_has_been_set_meanwhile(argument: Any) -> None:
     jax.config.update("jax_enable_x64", True)
-    configuration, node = arguments.current(), program(lambda x: x)
+    configuration, node = programs.current(), program(lambda x: x)
     jax.config.update("jax_enable_x64", False)
-    signatures = [arguments.signature_of((argument,), (), configuration, node)]
+    signatures = [programs.signature_of((argument,), (), configuration, node)]
     jax.config.update("jax_enable_x64", True)
-    signatures.append(arguments.signature_of((argument,), (), arguments.current(), node))
+    signatures.append(programs.signature_of((argument,), (), programs.current(), node))
     assert "float64" in str(signatures[0])
     assert signatures[0] == signatures[1]
 

@@ -14,9 +14,9 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices import arguments, compiling
+from penstock.devices import compiling, programs
+from penstock.devices.device_errors import ORIGINS, Origin, Origins
 from penstock.devices.device_pool import DevicePool
-from penstock.devices.dispatch import ORIGINS
 
 from .gates import Gate
 
@@ -204,11 +204,13 @@ async def test_a_bound_function_gives_for_any_arguments_what_run_gives() -> None
 
 async def test_a_call_like_the_last_one_needs_no_signature(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[str] = []
+    original = programs.signature_of
 
     def signature_of(args: Any, static: Any, configuration: Any, names: Any) -> Any:
         looked_at.append(names.name)
-        return arguments.signature_of(args, static, configuration, names)
+        return original(args, static, configuration, names)
 
+    monkeypatch.setattr(programs, "signature_of", signature_of)
     monkeypatch.setattr(compiling, "signature_of", signature_of)
 
     def bound_step(state: Any, x: Any) -> Any:
@@ -253,6 +255,26 @@ async def test_a_result_that_comes_in_the_turn_in_which_its_caller_is_cancelled_
     task.cancel()
     await task
     assert np.asarray(stored[0]).tolist() == [1] * 4
+
+
+def test_an_error_names_its_computation_while_that_is_noted_as_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Watched(dict[Origin, Any]):
+        """Results of which none may be taken out while another thread may ask for it."""
+
+        def pop(self, *args: Any) -> Any:
+            removed.append(args[0])
+            return super().pop(*args)
+
+    removed: list[Origin] = []
+    origins, array = Origins(), jnp.ones(3)
+    monkeypatch.setattr(origins, "_results", Watched())
+    origins.add([array], origin := Origin("first", ()))
+    origins.over(origin, ValueError("no"))
+    assert removed == []
+    assert origin in origins._results
+    del array
+    assert removed == [origin]
+    assert not origins._results
 
 
 async def test_what_is_handed_on_and_donated_without_another_result_is_computed_to_its_end() -> None:

@@ -440,6 +440,12 @@ def test_a_batch_of_items_without_arguments_is_refused() -> None:
         ps.device_node(batch=ps.Batch(2))(lambda: 1)
 
 
+def test_a_function_beside_options_is_refused() -> None:
+    made: Any = ps.device_node
+    with pytest.raises(TypeError, match=r"write ps.device_node\(device=..., pure=...\)\(tanh\)"):
+        made(jnp.tanh, device="cpu", pure=False)
+
+
 async def test_a_warm_up_without_a_sample_names_the_node_and_the_remedy() -> None:
     with pytest.raises(ps.PlanError, match=r"warmup=True: device node 'double' has no sample_input="):
         async with engine.deploy(doubled, warmup=True):

@@ -14,11 +14,11 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine, telemetry
-from penstock.devices.dispatch import JobTimes
-from penstock.telemetry.profiling.timeline import DeviceSlice
+from penstock.devices.job_times import JobTimes
+from penstock.telemetry import DeviceSlice
 
 if TYPE_CHECKING:
-    from penstock.devices.compiling import Executable
+    from penstock.devices.programs import Executable
 
 KINDS = ["compile", "to device", "compute", "from device"]
 
@@ -30,7 +30,7 @@ def shares_of(profile: telemetry.Profile, name: str) -> dict[str, float]:
 
 
 def of_kind(profile: telemetry.Profile, kind: str) -> list[DeviceSlice]:
-    return [one for one in profile._recording.timeline.device_slices if one.kind == kind]
+    return [one for one in profile.timeline.device_slices if one.kind == kind]
 
 
 class FakeExecutable:
@@ -57,16 +57,14 @@ async def test_batches_are_slices_of_their_device() -> None:
 
     with telemetry.profile() as profile:
         await stream(of(np.full(3, number, np.float32)) for number in range(8))
-    found = profile._recording.timeline.device_slices
+    found = profile.timeline.device_slices
     assert {one.device for one in found} == {"cpu:1"}
     assert {one.node for one in found} == {"tripled"}
     assert all(one.began_seconds <= one.ended_seconds for one in found)
     assert [one.kind for one in found if one.frames[:1] == found[1].frames[:1]] == KINDS[1:]
     computed = of_kind(profile, "compute")
     assert [(one.items, one.rows, one.padding_share) for one in computed] == [(4, 4, 0), (4, 4, 0)]
-    assert [frame for one in computed for frame in one.frames] == [
-        one.frame for one in profile._recording.timeline.slices
-    ]
+    assert [frame for one in computed for frame in one.frames] == [one.frame for one in profile.timeline.slices]
     assert len(of_kind(profile, "compile")) == 1
     assert all(one.ended_seconds <= two.began_seconds for one, two in pairwise(computed))
 
@@ -224,7 +222,7 @@ async def test_nothing_is_kept_while_no_profile_is_taken() -> None:
     with telemetry.profile() as profile:
         pass
     await engine.run(of(np.ones(2, np.float32)))
-    assert profile._recording.timeline.device_slices == ()
+    assert profile.timeline.device_slices == ()
 
 
 def test_what_waits_behind_another_computation_has_not_begun() -> None:
@@ -233,9 +231,9 @@ def test_what_waits_behind_another_computation_has_not_begun() -> None:
         job.place(cast("Executable", FakeExecutable()), (), lambda size_bytes: nullcontext())
         busy_until = perf_counter()
         job.wait((), (), busy_until)
-        job.tell("node", "cpu:0", (), 0, 0.0)
+        job.tell("node", "cpu:0", (), (), 0, 0.0)
     [computed] = of_kind(profile, "compute")
-    assert computed.began_seconds == pytest.approx(busy_until - profile._recording.timeline._began, abs=1e-9)
+    assert computed.began_seconds == pytest.approx(busy_until - profile._recorder._began, abs=1e-9)
 
 
 async def test_a_donated_array_of_numpy_stays_as_it_is_while_a_profile_is_taken() -> None:

@@ -54,7 +54,7 @@ class FakeJob:
         self.on_ready: Callable[[], None] = lambda: None
         self.result = Result(ready=inline)
         self.waited_for_by = ""
-        self.hands_on = False
+        self.returns_pending = False
         self._events = events
         self._inline = inline
 
@@ -68,10 +68,10 @@ class FakeJob:
 
     @property
     def is_awaited(self) -> bool:
-        return not self.hands_on
+        return not self.returns_pending
 
     def hand_on(self, arrays: list[Any]) -> None:
-        if self.hands_on:
+        if self.returns_pending:
             self._events.put(("handed on", self.number))
 
     def inputs(self) -> Iterable[Any]:
@@ -326,7 +326,7 @@ def test_what_was_submitted_is_done_before_the_threads_end() -> None:
 def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Device) -> None:
     steps = [device.job() for _ in range(12)]
     for step in steps:
-        step.hands_on = True
+        step.returns_pending = True
         step.finish.set()
     with patch.object(dispatch, "LEAD_SECONDS", TIMEOUT_SECONDS):  # how soon more has to come
         for number, step in enumerate(steps):
@@ -346,7 +346,7 @@ def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Devi
 def test_what_was_handed_on_ends_also_if_nothing_comes_after_it(device: Device) -> None:
     for _ in range(3):
         step = device.job()
-        step.hands_on = True
+        step.returns_pending = True
         step.finish.set()
         device.thread.submit(step)
         device.until("ready", step.number)

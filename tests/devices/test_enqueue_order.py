@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.compiling import ENQUEUE_ORDER, holding
+from penstock.devices.enqueue_order import ENQUEUE_ORDER, holding
 
 from .processes import run_program
 

@@ -56,9 +56,7 @@ async def test_dispatches_are_named_after_nodes_and_items(tmp_path: Path) -> Non
     assert (batch["count"], batch["items"]) == ("4", "0 1 2 3")
     assert [one["items"] for one in found["profiled_alone"]] == ["0", "1", "2", "3"]
     [computed, _] = [
-        one
-        for one in profile._recording.timeline.device_slices
-        if (one.kind, one.node) == ("compute", "profiled_in_a_batch")
+        one for one in profile.timeline.device_slices if (one.kind, one.node) == ("compute", "profiled_in_a_batch")
     ]
     assert batch["frames"].split(" ") == [str(frame) for frame in computed.frames]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.devices.machine import CgroupLimits, has_nvidia_gpu, read_cgroup_limits, read_cpu, read_slurm
+from penstock._machine import CgroupLimits, has_nvidia_gpu, read_cgroup_limits, read_cpu, read_slurm
 
 V1 = {
     "proc/self/cgroup": "3:memory:/job\n2:cpu,cpuacct:/job\n1:name=systemd:/job\n",

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from penstock.devices.arguments import mask_parameters
+from penstock.devices.parameter_checks import mask_parameters
 
 
 def found(fn: Callable[..., Any], *padded: str) -> dict[str, str]:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import devices, engine
+from penstock import data, devices, engine
 from penstock.devices.wrong_fusions import compiler_options
 
 pytest.importorskip("jax")
@@ -126,6 +126,47 @@ async def test_so_many_values_of_a_stream_without_end() -> None:
     found = await engine.memory(of(), items=5)
     assert node_of(found, "endless").result_bytes == 100
     assert (await engine.memory(of, items=1)).graph == "of"
+
+
+@ps.node
+async def first_is_last(x: Any) -> Any:
+    for _ in range(200 if x[0, 0] == 0 else 0):
+        await asyncio.sleep(0)
+    return x + 0
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "least", "most"),
+    [
+        (lambda stream: stream >> data.shuffled(50, seed=1), 50, 90),
+        (lambda stream: stream >> data.batched(8, drop_remainder=True) >> data.unbatched(), 16, 60),
+        (lambda stream: stream >> data.batched(8) >> data.shuffled(5, seed=1), 40, 100),
+        (lambda stream: ps.map_each(first_is_last, stream >> data.prefetched(30), concurrency=1), 30, 60),
+        (lambda stream: ps.map_each(first_is_last, stream, concurrency=40), 40, 90),
+        (lambda stream: (stream >> data.split(2, ahead=20)) >> data.merged("round_robin"), 3, 50),
+    ],
+    ids=["shuffled", "batched", "batches", "buffer", "turns", "split"],
+)
+async def test_what_stages_and_streams_hold_is_in_flight(pipeline: Any, least: int, most: int) -> None:
+    @ps.graph
+    async def feed(count: int) -> AsyncIterator[Any]:
+        return pipeline(chunks(count))  # type: ignore[no-any-return]
+
+    found = await engine.memory(feed(60))
+    assert found.in_flight_bytes is not None
+    assert least * MATRIX <= found.in_flight_bytes <= most * MATRIX
+    assert found.in_flight_device_bytes == 0
+    assert "on devices" not in str(found)
+
+
+async def test_what_a_stage_holds_on_a_device_is_there() -> None:
+    @ps.graph
+    async def feed(count: int) -> AsyncIterator[Any]:
+        return chunks(count) >> data.to_device("cpu") >> data.shuffled(30, seed=1)
+
+    found = await engine.memory(feed(60), items=5)
+    assert found.in_flight_device_bytes is not None
+    assert 30 * MATRIX <= found.in_flight_device_bytes <= 60 * MATRIX
 
 
 async def test_a_plan_is_compiled_as_far_as_there_are_samples_and_nothing_runs() -> None:

@@ -71,16 +71,21 @@ def nodes_of(batch: ps.Batch | None) -> dict[str, Any]:
     return {name: node(name, kind) for name, kind in KINDS.items() if name not in ITEMS}
 
 
+@ps.node(effectful=True)
+def mark(at: int) -> None: ...
+
+
 ALONE, BATCHED = nodes_of(None), nodes_of(ps.Batch(4))
 
 
 @dataclass(frozen=True)
 class Random:
-    """Lines (kind, operands), results, and whether the nodes are batched."""
+    """Lines (kind, operands), results, whether the nodes are batched, and before which call an effect stands."""
 
     lines: tuple[tuple[str, tuple[int, ...]], ...]
     results: tuple[int, ...]
     batched: bool
+    effect_at: int
 
     def run(self, call: Callable[[str, list[Any]], Any], x: Any, y: Any) -> list[Any]:
         values = [x, y]
@@ -99,7 +104,14 @@ class Random:
 
         @ps.graph
         async def random_graph(x: Any, y: Any) -> Any:
-            return self.run(lambda name, operands: nodes[name](*operands), x, y)
+            calls = iter(range(99))
+
+            def call(name: str, operands: list[Any]) -> Any:
+                if next(calls) == self.effect_at:
+                    mark(self.effect_at)
+                return nodes[name](*operands)
+
+            return self.run(call, x, y)
 
         return random_graph
 
@@ -116,7 +128,7 @@ def graphs(draw: st.DrawFn) -> Random:
         lines.append((name, operands))
         axes += [KINDS[name].axes(*[axes[operand] for operand in operands])] * (2 if name == "pair" else 1)
     results = draw(st.lists(st.integers(2, len(axes) - 1), min_size=0, max_size=2))
-    return Random(tuple(lines), (*results, len(axes) - 1), draw(st.booleans()))
+    return Random(tuple(lines), (*results, len(axes) - 1), draw(st.booleans()), draw(st.integers(0, 9)))
 
 
 def expected(graph: Random, x: Any, y: Any) -> list[Any]:

@@ -12,7 +12,8 @@ import structlog
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.compiling import CompileCache, CompileLog
+from penstock.devices.compiling import CompileCache
+from penstock.devices.recompilation import CompileLog
 from tests.devices.compiled import called, leased, program
 
 Events = list[Any]

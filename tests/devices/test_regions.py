@@ -104,6 +104,25 @@ async def test_who_reads_between_divides() -> None:
     assert (float(first), float(second)) == (6, 9)
 
 
+async def test_an_effect_divides() -> None:
+    booked: list[float] = []
+
+    @ps.node(effectful=True)
+    async def book(x: Any) -> None:
+        booked.append(float(x))
+
+    @ps.graph
+    async def graph(x: Any) -> Any:
+        before = double(increment(x))
+        await book(x)
+        return add(increment(double(before)), add(x, x))
+
+    assert names(graph) == ["increment → double", "book", "double → increment → add ×2"]
+    assert report_of(graph).notes == ()
+    assert float(await engine.run(graph(1.0))) == 11.0
+    assert booked == [1.0]
+
+
 async def test_a_node_is_not_made_to_wait_for_more_than_it_reads() -> None:
     @ps.graph
     async def waits(x: Any, y: Any) -> Any:
@@ -442,7 +461,7 @@ def test_drawings_of_the_graph_stay_the_users() -> None:
     for drawing in (str(chain), chain.to_mermaid(), chain.to_dot(), str(engine.plan(chain)).partition("plan of")[0]):
         assert "double" in drawing
         assert "→" not in drawing
-    assert "regions: 2 → 1\n    one program for double → increment: 1 calls of the device less" in str(
+    assert "regions: 2 → 1\n    one program for double → increment: 1 call of the device less" in str(
         engine.plan(chain)
     )
 

@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.compiling import reshard
+from penstock.devices.enqueue_order import reshard
 
 from .gates import Gate
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.devices.engine_device import SizeLimit, SizeLimits
+from penstock.devices.size_limits import SizeLimit, SizeLimits
 
 SIZES = (1, 2, 4, 8, 16, 32)
 
@@ -15,8 +15,8 @@ def full_batches(limit: SizeLimit, number: int, fits: Callable[[int], bool]) -> 
     """Runs batches as large as they may be, one at a time, and halves of those that do not fit; returns all sizes."""
     ran: list[int] = []
     for _ in range(number):
-        size = limit.most or SIZES[-1]
-        is_try = limit.begins(size)
+        size = limit.max_calls or SIZES[-1]
+        is_try = limit.begins_trial(size)
         ran.append(size)
         if fits(size):
             limit.fitted(size, is_try=is_try)
@@ -30,15 +30,15 @@ def full_batches(limit: SizeLimit, number: int, fits: Callable[[int], bool]) -> 
 
 def test_what_does_not_fit_is_halved_and_remembered_until_nothing_is_smaller() -> None:
     limit = SizeLimit((1, 2, 4, 8, 12))
-    assert limit.most is None
+    assert limit.max_calls is None
     assert limit.exceeded(12)
-    assert limit.most == limit.size == 4
+    assert limit.max_calls == limit.size == 4
     assert limit.exceeded(8)  # was on its way already: no news
     assert limit.size == 4
     assert limit.exceeded(2)
     assert limit.size == 1
     assert not limit.exceeded(1)
-    assert limit.most == 1
+    assert limit.max_calls == 1
 
 
 def test_the_smallest_bucket_is_tried_even_if_it_is_more_than_half() -> None:
@@ -53,8 +53,8 @@ def test_after_a_shortage_batches_become_as_large_as_before() -> None:
     assert full_batches(limit, 1, lambda size: size <= 4) == [32, 16, 8, 4]
     ran = full_batches(limit, 100, lambda size: True)
     assert ran == [4] * 16 + [8] * 17 + [16] * 17 + [32] * 50
-    assert limit.most is None
-    assert limit.is_over
+    assert limit.max_calls is None
+    assert limit.is_lifted
 
 
 def test_what_never_fits_is_tried_ever_more_seldom() -> None:
@@ -64,15 +64,15 @@ def test_what_never_fits_is_tried_ever_more_seldom() -> None:
     pauses = [after - before - 2 for before, after in pairwise(tries)]  # but for the half
     assert pauses[:6] == [32, 64, 128, 256, 512, 1024]
     assert set(pauses[6:]) == {1024}
-    assert limit.most == limit.size == 4
+    assert limit.max_calls == limit.size == 4
 
 
 def test_of_a_size_that_fits_now_and_then_a_failure_is_not_forgotten_at_once() -> None:
     """As if one batch of 32 fits, and two on their way do not."""
     limit, failures = SizeLimit(SIZES), 0
     for _ in range(1 << 12):
-        size = limit.most or 32
-        is_try = limit.begins(size)
+        size = limit.max_calls or 32
+        is_try = limit.begins_trial(size)
         if size == 32 and not is_try:
             failures += 1
             limit.exceeded(size)
@@ -85,7 +85,7 @@ def test_a_larger_batch_that_began_before_the_limit_was_known_tells_nothing() ->
     limit = SizeLimit(SIZES)
     limit.exceeded(32)
     limit.fitted(32, is_try=False)
-    assert limit.most == 16
+    assert limit.max_calls == 16
 
 
 def test_a_smaller_batch_tells_nothing_either_and_a_failure_begins_anew() -> None:
@@ -93,22 +93,22 @@ def test_a_smaller_batch_tells_nothing_either_and_a_failure_begins_anew() -> Non
     limit.exceeded(32)
     for _ in range(100):
         limit.fitted(8, is_try=False)
-    assert limit.most == 16
+    assert limit.max_calls == 16
     for _ in range(15):
         limit.fitted(16, is_try=False)
     limit.exceeded(16)
     limit.fitted(8, is_try=False)
-    assert limit.most == 8
+    assert limit.max_calls == 8
 
 
 def test_only_one_larger_batch_is_on_its_way() -> None:
     limit = SizeLimit(SIZES)
     full_batches(limit, 17, lambda size: size <= 16)
-    assert limit.most == 32
-    assert not limit.begins(16)  # a few calls only: no try
-    assert limit.most == 32
-    assert limit.begins(17)
-    assert limit.most == 16
+    assert limit.max_calls == 32
+    assert not limit.begins_trial(16)  # a few calls only: no try
+    assert limit.max_calls == 32
+    assert limit.begins_trial(17)
+    assert limit.max_calls == 16
 
 
 @given(st.lists(st.sampled_from((0, *SIZES)), max_size=200))
@@ -118,7 +118,7 @@ def test_whatever_has_happened_it_comes_to_an_end(room: list[int]) -> None:
         full_batches(limit, 1, rows.__ge__)
         assert limit.size in SIZES
     full_batches(limit, len(SIZES) * 1025, lambda size: True)
-    assert limit.most is None
+    assert limit.max_calls is None
 
 
 def test_limits_are_of_their_own_group_and_are_forgotten() -> None:
@@ -128,11 +128,11 @@ def test_limits_are_of_their_own_group_and_are_forgotten() -> None:
     assert limits.exceeded("longer", 16)
     assert largest == {"long": 16, "longer": 8}
     assert (limits.size("long"), limits.size("longer"), limits.size("short")) == (16, 8, None)
-    assert not limits.begins("short", 32)
+    assert not limits.begins_trial("short", 32)
     for _ in range(16):
         limits.fitted("long", 16, is_try=False)
     assert largest == {"long": 32, "longer": 8}
-    assert limits.begins("long", 32)
+    assert limits.begins_trial("long", 32)
     assert largest == {"long": 16, "longer": 8}
     limits.fitted("long", 32, is_try=True)
     assert largest == {"longer": 8}

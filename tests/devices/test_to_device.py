@@ -55,6 +55,49 @@ async def test_a_batch_that_cannot_be_split_says_so() -> None:
         await collected(split(2, 6))
 
 
+async def test_a_placer_places_values_and_streams_without_a_feed() -> None:
+    placer = devices.Placer("cpu:3")
+    placed = await asyncio.to_thread(placer, {"x": np.ones(2, np.float32), "name": "one"})
+    assert (placed["name"], {device.id for device in placed["x"].devices()}) == ("one", {3})
+    elsewhere = devices.Placer("cpu:2")
+    assert {device.id for device in elsewhere.again(placed)["x"].devices()} == {2}
+    untouched = {"x": np.ones(2)}
+    assert elsewhere.again(untouched) is untouched
+    assert placer.state() != elsewhere.state()
+
+    @ps.graph
+    async def streamed(count: int) -> AsyncIterator[Any]:
+        return placer.stream(batches(count), 1)
+
+    assert [batch["name"] for batch in await collected(streamed(2))] == ["batch 0", "batch 1"]
+    assert [batch["name"] async for batch in await streamed(2)] == ["batch 0", "batch 1"]
+
+
+async def test_streams_of_one_placer_are_placed_one_value_at_a_time() -> None:
+    running: list[int] = []
+
+    class Watched(devices.Placer):
+        def __call__(self, value: Any) -> Any:
+            running.append(1)
+            try:
+                assert len(running) == 1
+                return super().__call__(value)
+            finally:
+                running.pop()
+
+    placer = Watched("cpu:3")
+
+    @ps.node
+    def both(left: Any, right: Any) -> tuple[str, str]:
+        return left["name"], right["name"]
+
+    @ps.graph
+    async def two(count: int) -> AsyncIterator[tuple[str, str]]:
+        return ps.map_each(both, placer.stream(batches(count)), placer.stream(batches(count)))
+
+    assert len(await collected(two(20))) == 20
+
+
 async def test_no_more_batches_are_placed_than_ahead() -> None:
     made: list[int] = []
 

@@ -11,7 +11,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.devices import dispatch
-from penstock.devices.compiling import Executable
+from penstock.devices.programs import Executable
 
 
 class InFlight:

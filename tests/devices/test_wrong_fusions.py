@@ -36,7 +36,7 @@ if "counts-as-wrong" in sys.argv:
 events, at_start, before = [], [], os.environ.get("XLA_FLAGS")
 structlog.configure(processors=[lambda *event: events.append(event[2]["event"]) or "", ])
 start = jax_import.all_devices
-jax_import.all_devices = lambda: (at_start.append(os.environ.get("XLA_FLAGS")), start())[1]
+jax_import.all_devices = lambda *platform: (at_start.append(os.environ.get("XLA_FLAGS")), start(*platform))[1]
 
 ones = np.ones((256, 256), np.float32)
 matrix = (np.arange(256 * 256, dtype=np.float32).reshape(256, 256) % 7) - 3
@@ -83,7 +83,7 @@ def seen_compile(lowered, compiler_options=None):
     return compile(lowered, compiler_options)
 
 jax.jit, jax.stages.Lowered.compile = seen_jit, seen_compile
-from penstock.devices.compiling import reshard
+from penstock.devices.enqueue_order import reshard
 reshard(jax.device_put(matrix, split), on_one)
 devices.benchmark("cpu", seconds=0.01)
 run_nodes()

@@ -1,9 +1,10 @@
 """Random graph functions: a program as data, its source, and what it calls if the passes keep their promises."""
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from hypothesis import strategies as st
 
@@ -16,7 +17,7 @@ class Kind:
     arity: int = 2
     is_async: bool = True
     pure: bool = False
-    effectful: bool = False
+    effectful: bool | Literal["unordered"] = False
 
 
 def flat(value: Any) -> Iterator[int]:
@@ -38,7 +39,9 @@ KINDS: dict[str, Kind] = {
     "increment": Kind(lambda a: (total(a) + 1) % 97, 1, is_async=False),
     "double": Kind(lambda a: (2 * total(a)) % 97, 1, is_async=False),
     "mix": Kind(lambda a, b: total([a, b])),
-    "note": Kind(total, 1, effectful=True),
+    "note": Kind(total, 1, effectful="unordered"),
+    "book": Kind(lambda a: (total(a) + 7) % 97, 1, effectful=True),
+    "stamp": Kind(lambda a, b: total([b, a, b]), is_async=False, effectful=True),
     "pure_increment": Kind(lambda a: (total(a) + 3) % 97, 1, is_async=False, pure=True),
     "pure_mix": Kind(lambda a, b: total((b, a)), pure=True),
     "pair": Kind(lambda a: (total(a), (total(a) * 5) % 97), 1, is_async=False),
@@ -76,12 +79,16 @@ Operand: TypeAlias = Var | Box | int
 
 @dataclass(frozen=True)
 class Line:
-    """`target = function(operands)`, or control flow: what decides, if something does, what it works on, its bodies."""
+    """`target = function(operands)`, or control flow: what decides, if something does, what it works on, its bodies.
+
+    A line that is late is called here, and awaited behind the line that follows, if that does not read it.
+    """
 
     target: str
     function: str
     operands: tuple[Operand, ...]
     bodies: "tuple[Program, ...]" = ()
+    late: bool = False
 
 
 @dataclass(frozen=True)
@@ -116,7 +123,8 @@ def _program(
             line = line if not line.bodies else Line(line.target, "note", line.operands[:1])
         elif function in KINDS:
             operands = tuple([_operand(draw, known, pairs) for _ in range(KINDS[function].arity)])
-            line = Line(f"{name}_{number}", function, operands)
+            late = KINDS[function].is_async and draw(st.booleans())
+            line = Line(f"{name}_{number}", function, operands, late=late)
         else:
             count = 2 if function in ("cond", "switch") else 1
             operands = tuple([_operand(draw, known, pairs) for _ in range(count)])
@@ -155,14 +163,38 @@ def source_of(program: Program) -> str:
 
 def _function(program: Program) -> list[str]:
     lines = [f"async def {program.name}({', '.join(program.parameters)}):"]
-    for line in program.lines:
+    called: set[str] = set()
+    for line, calls in in_order(program):
+        for late in calls:
+            lines.append(f"    {late.target}_call = {_right_side(late).removeprefix('await ')}")
+            called.add(late.target)
         for body in line.bodies:
             lines += [f"    {text}" for text in _function(body)]
         if line.function == "while_loop":
             lines.append(f"    async def {line.target}_step(state):")
             lines.append(f"        return counted(state[0]), await {line.bodies[0].name}(state[1])")
-        lines.append(f"    {line.target} = {_right_side(line)}")
+        right = f"await {line.target}_call" if line.target in called else _right_side(line)
+        lines.append(f"    {line.target} = {right}")
     return [*lines, f"    return {_text(program.result)}"]
+
+
+def in_order(program: Program) -> Iterator[tuple[Line, tuple[Line, ...]]]:
+    """The lines as plain Python runs them, each with the lines that are called before it and awaited later."""
+    lines = list(program.lines)
+    for at in range(len(lines) - 1):
+        line, following = lines[at], lines[at + 1]
+        if line.late and not following.late and line.target not in _read_by(following):
+            lines[at], lines[at + 1] = following, line
+    position = {line.target: at for at, line in enumerate(program.lines)}
+    for at, line in enumerate(lines):
+        before = position[line.target]
+        calls = [one for one in lines[at + 1 : at + 2] if position[one.target] < before]
+        yield line, tuple(calls)
+
+
+def _read_by(line: Line) -> set[str]:
+    inside = itertools.chain.from_iterable(_mentioned(body) for body in line.bodies)
+    return {*itertools.chain.from_iterable(map(_names, line.operands)), *inside}
 
 
 def _right_side(line: Line) -> str:
@@ -176,7 +208,8 @@ def _right_side(line: Line) -> str:
         case "while_loop":
             return f"(await ps.while_loop(unfinished, {line.target}_step, (0, {operands[0]})))[1]"
         case "map_each":
-            return f"await ps.map_each({bodies}, await upto({operands[0]}))"
+            one_by_one = ", concurrency=1" * is_ordered(line)  # or the effects of its items would have no order
+            return f"await ps.map_each({bodies}, await upto({operands[0]}){one_by_one})"
         case function:
             return f"{'await ' * KINDS[function].is_async}{function}({', '.join(operands)})"
 
@@ -206,12 +239,19 @@ class Oracle:
         self.with_passes = with_passes
         self.calls: Counter[str] = Counter()
 
-    def run(self, program: Program, given: Mapping[str, Any]) -> Any:
-        """The result of a program whose parameters, and variables around it, have these values."""
+    def run(self, program: Program, given: Mapping[str, Any], *, is_awaited: bool = False) -> Any:
+        """The result of a program whose parameters, and variables around it, have these values.
+
+        Args:
+            program: the program, or a body.
+            given: the values.
+            is_awaited: whether an ordered effect is behind the program.
+        """
         values = dict(given)
         first: dict[object, str] = {}
         equal: dict[str, str] = {}  # a merged call, and the one that stands for it
-        live = _live(program) if self.with_passes else None
+        live = _live(program, is_awaited=is_awaited) if self.with_passes else None
+        awaited = {line.target for line, effect in _with_effects_behind(program, is_awaited=is_awaited) if effect}
         for line in program.lines:
             if live is not None and line.target not in live:
                 continue
@@ -221,13 +261,16 @@ class Oracle:
                 values[line.target] = values[first[call]]
                 continue
             first.setdefault(call, line.target)
-            values[line.target] = self.compute(line, [_value(operand, values) for operand in line.operands], values)
+            args = [_value(operand, values) for operand in line.operands]
+            values[line.target] = self.compute(line, args, values, is_awaited=line.target in awaited)
         return _value(program.result, values)
 
-    def compute(self, line: Line, args: list[Any], values: Mapping[str, Any]) -> Any:
+    def compute(self, line: Line, args: list[Any], values: Mapping[str, Any], *, is_awaited: bool) -> Any:
+        is_awaited = is_awaited or (line.function == "while_loop" and is_ordered(line))  # by the next iteration
+
         def body(index: int, value: Any) -> Any:
             inner = line.bodies[index]
-            return self.run(inner, {**values, inner.parameters[0]: value})
+            return self.run(inner, {**values, inner.parameters[0]: value}, is_awaited=is_awaited)
 
         match line.function:
             case "cond":
@@ -249,19 +292,31 @@ class Oracle:
         return {**KINDS, **HELPERS}[name].compute(*args)
 
 
-def _live(program: Program) -> set[str]:
-    """The lines whose value is read, or that have an effect."""
+def _live(program: Program, *, is_awaited: bool) -> set[str]:
+    """The lines whose value is read, that have an effect, or that have an ordered effect behind them."""
     live = set(_names(program.result))
-    for line in reversed(program.lines):
-        if line.target in live or _has_effect(line):
-            live.add(line.target)
-            live.update(name for operand in line.operands for name in _names(operand))
-            live.update(name for body in line.bodies for name in _mentioned(body))
+    for line, effect in _with_effects_behind(program, is_awaited=is_awaited):
+        if line.target in live or _has_effect(line) or effect:
+            live |= {line.target, *_read_by(line)}
     return live
 
 
+def _with_effects_behind(program: Program, *, is_awaited: bool) -> Iterator[tuple[Line, bool]]:
+    """The lines, the last one first, and whether an ordered effect is behind each."""
+    for line in reversed([line for line, _ in in_order(program)]):
+        yield line, is_awaited
+        is_awaited = is_awaited or is_ordered(line)
+
+
+def is_ordered(line: Line) -> bool:
+    """Whether a line is an effect that keeps the order of the source."""
+    return (line.function in KINDS and KINDS[line.function].effectful is True) or any(
+        is_ordered(inner) for body in line.bodies for inner in body.lines
+    )
+
+
 def _has_effect(line: Line) -> bool:
-    return (line.function in KINDS and KINDS[line.function].effectful) or any(
+    return (line.function in KINDS and bool(KINDS[line.function].effectful)) or any(
         _has_effect(inner) for body in line.bodies for inner in body.lines
     )
 

@@ -480,7 +480,7 @@ async def test_the_stream_ends_when_all_steps_have() -> None:
     stored = asyncio.Event()
     go_on = asyncio.Event()
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def store(fails: bool) -> None:
         await go_on.wait()
         stored.set()
@@ -509,7 +509,7 @@ async def test_the_failure_of_another_step_ends_the_stream_at_once() -> None:
     source = Source()
     source.hangs_at = 5
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def fails() -> None:
         await testing.wait_quiescent()
         raise OSError("beside")
@@ -540,7 +540,7 @@ async def test_a_stream_that_was_cut_short_does_not_look_complete() -> None:
                 seen.append(str(error))
         return 0
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def fails() -> None:
         await testing.wait_quiescent()
         raise OSError("beside")

@@ -23,14 +23,14 @@ class Progress:
     done: int
 
 
-@ps.node(effectful=True)
+@ps.node(effectful="unordered")
 async def work(amount: int) -> int:
     for done in range(amount):
         await ps.emit(Progress(done))
     return amount
 
 
-@ps.node(effectful=True, runs_on="thread")
+@ps.node(effectful="unordered", runs_on="thread")
 def work_in_thread(amount: int) -> int:
     for done in range(amount):
         ps.emit(Progress(done))
@@ -134,12 +134,12 @@ async def test_a_node_emits_in_a_fold_and_in_a_map_of_a_stream() -> None:
         for number in range(3):
             yield number
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def add(total: int, number: int) -> int:
         await ps.emit(f"add {number}")
         return total + number
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def double(number: int) -> int:
         await ps.emit(f"double {number}")
         return 2 * number
@@ -157,7 +157,7 @@ async def test_a_node_emits_in_a_fold_and_in_a_map_of_a_stream() -> None:
 async def test_an_event_says_node_item_and_attempt_and_a_retry_takes_nothing_back() -> None:
     tried: list[int] = []
 
-    @ps.node(effectful=True, retry=ps.Retry(3), name="third time")
+    @ps.node(effectful="unordered", retry=ps.Retry(3), name="third time")
     async def third_time(number: int) -> int:
         tried.append(number)
         await ps.emit("begun")
@@ -182,11 +182,11 @@ async def test_a_task_that_a_handler_has_started_emits(name: str) -> None:
     def helper() -> "asyncio.Task[None]":
         return asyncio.create_task(tell())
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def starts_a_task() -> None:
         await asyncio.create_task(tell())
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def calls_a_helper() -> None:
         await helper()
 
@@ -199,7 +199,7 @@ async def test_a_task_that_a_handler_has_started_emits(name: str) -> None:
 
 
 async def test_only_the_class_that_is_asked_for_is_read() -> None:
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def both() -> None:
         await ps.emit("text")
         await ps.emit(Progress(1))
@@ -218,7 +218,7 @@ async def test_only_the_class_that_is_asked_for_is_read() -> None:
 # Together with a stream of values.
 
 
-@ps.node(effectful=True, capacity=2)
+@ps.node(effectful="unordered", capacity=2)
 async def tokens(count: int) -> AsyncIterator[str]:
     for number in range(count):
         await ps.emit(Progress(number))
@@ -247,7 +247,7 @@ async def test_one_iterator_gives_events_and_values_in_the_order_of_the_node(sch
 async def test_events_of_a_step_beside_the_stream_are_read_after_its_values() -> None:
     ended = asyncio.Event()
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def beside() -> None:
         await ended.wait()
         for done in range(40):
@@ -271,7 +271,7 @@ async def test_events_of_a_step_beside_the_stream_are_read_after_its_values() ->
 
 
 async def test_an_error_of_the_stream_is_raised_after_the_events_before_it() -> None:
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def breaks() -> AsyncIterator[int]:
         await ps.emit(Progress(1))
         yield 1
@@ -299,7 +299,7 @@ async def test_a_graph_that_gives_a_stream_has_no_result() -> None:
 
 @pytest.mark.parametrize("is_deployed", [False, True])
 async def test_a_durable_loop_emits_and_asks_and_goes_on(tmp_path: Path, is_deployed: bool) -> None:
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def step(amount: int) -> int:
         await ps.emit(Progress(amount))
         if amount == 1:
@@ -320,14 +320,14 @@ async def test_a_durable_loop_emits_and_asks_and_goes_on(tmp_path: Path, is_depl
         owner: Any = service if is_deployed else engine
         first: list[int] = []
         with pytest.raises(ps.Interrupted, match="go on"):
-            await read(owner.stream(graph(3), events=Progress, key="a"), first)
+            await read(owner.stream(graph(3), events=Progress, durable_key="a"), first)
         second: list[int] = []
-        assert await read(owner.stream(graph(3), events=Progress, key="a", answer="yes"), second) == 0
+        assert await read(owner.stream(graph(3), events=Progress, durable_key="a", answer="yes"), second) == 0
     assert (first, second) == ([3, 2, 1], [1])
 
 
 async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_path: Path) -> None:
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def tell(record: data.Record[None]) -> int:
         await ps.emit(Progress(record.index))
         return record.index
@@ -367,7 +367,7 @@ async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_
 async def test_a_slow_reader_holds_back_the_node_that_emits(capacity: int | None) -> None:
     emitted = 0
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def endless() -> None:
         nonlocal emitted
         while True:
@@ -388,7 +388,7 @@ async def test_a_slow_reader_holds_back_the_node_that_emits(capacity: int | None
 
 
 def test_what_a_node_waits_for_its_reader_is_part_of_its_timeout() -> None:
-    @ps.node(effectful=True, timeout_seconds=1)
+    @ps.node(effectful="unordered", timeout_seconds=1)
     async def counts() -> int:
         for number in range(10):
             await ps.emit(number)
@@ -414,7 +414,7 @@ async def test_a_slow_reader_holds_back_a_thread() -> None:
     emitted = 0
     told = threading.Event()
 
-    @ps.node(effectful=True, runs_on="thread")
+    @ps.node(effectful="unordered", runs_on="thread")
     def endless() -> None:
         nonlocal emitted
         while True:
@@ -437,7 +437,7 @@ async def test_a_slow_reader_holds_back_a_thread() -> None:
 
 @pytest.mark.parametrize("capacity", [1, 3, 100])
 def test_events_are_in_order_for_each_node_and_nothing_is_lost(capacity: int) -> None:
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def chatter(number: int) -> int:
         for said in range(20):
             await ps.emit((number, said))
@@ -458,7 +458,7 @@ def test_events_are_in_order_for_each_node_and_nothing_is_lost(capacity: int) ->
 
 
 async def test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they_came() -> None:
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def say(number: int) -> int:
         await ps.emit(number)
         return number
@@ -487,7 +487,7 @@ async def test_a_node_that_does_not_say_so_may_not_emit() -> None:
         return await silent()
 
     for run in (_run, _result):
-        with pytest.raises(TypeError, match=r"node 'silent' .*@ps.node\(effectful=True\)"):
+        with pytest.raises(TypeError, match=r"""node 'silent' .*@ps.node\(effectful="unordered"\)"""):
             await run(graph)
 
 
@@ -501,7 +501,7 @@ async def _result(graph: ps.Graph[[], int]) -> int:
 
 
 async def test_a_plain_def_on_the_loop_may_not_emit() -> None:
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     def plain() -> int:
         ps.emit(1)
         return 1
@@ -515,7 +515,7 @@ async def test_a_plain_def_on_the_loop_may_not_emit() -> None:
             await run(graph)
 
 
-@ps.node(effectful=True, runs_on="process")
+@ps.node(effectful="unordered", runs_on="process")
 def emits_in_a_process() -> int:
     ps.emit(1)
     return 1
@@ -531,12 +531,12 @@ async def test_a_process_may_not_emit() -> None:
 
 
 async def test_a_batch_and_a_loop_may_not_emit() -> None:
-    @ps.node(batch=ps.Batch(4), effectful=True)
+    @ps.node(batch=ps.Batch(4), effectful="unordered")
     async def batched(numbers: list[int]) -> list[int]:
         await ps.emit(1)
         return numbers
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     class Own(ps.Actor[int, int]):
         async def loop(self, inbox: ps.Inbox[ps.Work[int, int]]) -> None:
             while True:
@@ -634,7 +634,7 @@ async def test_what_is_emitted_after_the_outcome_is_dropped() -> None:
         for _ in range(100):
             await ps.emit(Progress(1))
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def starts_a_task() -> None:
         ps.current()
         late.append(asyncio.create_task(tell_late()))
@@ -659,7 +659,7 @@ async def test_events_from_before_the_outcome_can_be_read_after_it() -> None:
 async def test_an_item_that_was_cancelled_emits_nothing_more() -> None:
     begun = asyncio.Event()
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def says_farewell(number: int) -> int:
         if number == 0:
             await begun.wait()
@@ -684,7 +684,7 @@ async def test_an_item_that_was_cancelled_emits_nothing_more() -> None:
 
 
 async def test_the_error_of_the_call_comes_after_the_events_before_it() -> None:
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def breaks() -> int:
         await ps.emit(Progress(1))
         raise OSError("broken")
@@ -708,7 +708,7 @@ async def test_the_error_of_the_call_comes_after_the_events_before_it() -> None:
 async def test_a_refusal_and_a_deadline_are_errors_of_the_call() -> None:
     held = asyncio.Event()
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def waits() -> int:
         await ps.emit(Progress(1))
         await held.wait()
@@ -741,7 +741,7 @@ class Endless:
     def __init__(self) -> None:
         self.ended: list[str] = []
 
-        @ps.node(effectful=True)
+        @ps.node(effectful="unordered")
         async def endless() -> None:
             try:
                 while True:
@@ -787,7 +787,7 @@ async def test_a_reader_that_leaves_cancels_the_call(how: str) -> None:
 async def test_a_read_that_is_cancelled_leaves_the_stream_open() -> None:
     told, asked = asyncio.Event(), asyncio.Event()
 
-    @ps.node(effectful=True)
+    @ps.node(effectful="unordered")
     async def tells() -> int:
         await told.wait()
         await ps.emit(Progress(1))
@@ -825,7 +825,7 @@ async def test_the_end_of_a_call_raises_in_a_thread_that_waits() -> None:
     begun: list[int] = []
     ended: list[int] = []
 
-    @ps.node(effectful=True, runs_on="thread")
+    @ps.node(effectful="unordered", runs_on="thread")
     def endless() -> None:
         begun.append(number := len(begun))
         try:
@@ -882,7 +882,7 @@ async def test_an_attempt_in_a_thread_that_has_timed_out_emits_nothing_more(
         return 0.0
 
     policy: dict[str, Any] = {"fallback": fall_back} if then == "fallback" else {"retry": ps.Retry(2, wait=retry_now)}
-    threaded = ps.node(effectful=True, runs_on="thread", timeout_seconds=0.5, **policy)(work)
+    threaded = ps.node(effectful="unordered", runs_on="thread", timeout_seconds=0.5, **policy)(work)
 
     @ps.node
     async def wait(number: int) -> int:
@@ -910,7 +910,7 @@ async def test_a_task_of_an_attempt_that_has_failed_emits_nothing_more() -> None
         await has_failed.wait()
         await ps.emit("too late")
 
-    @ps.node(effectful=True, retry=ps.Retry(2, backoff_seconds=0))
+    @ps.node(effectful="unordered", retry=ps.Retry(2, backoff_seconds=0))
     async def leaves_a_task() -> None:
         if not tasks:
             tasks.append(asyncio.create_task(tell()))

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from typing import Any, Literal
 
 import pytest
@@ -179,15 +180,53 @@ def test_a_bad_item_does_not_end_the_whole(on_error: OnError, numbers: list[int]
     assert list(map(shown, asyncio.run(everywhere()))) == [expected] * 4
 
 
-async def test_what_was_skipped_is_counted() -> None:
+@pytest.mark.parametrize("on_error", ["skip", "return", "raise"])
+async def test_items_are_counted_good_and_bad_ones_alike(on_error: OnError) -> None:
     @ps.graph
-    async def skipping(limit: int) -> AsyncIterator[int]:
-        return ps.map_each(odd, count(limit), on_error="skip")
+    async def of_stream(limit: int) -> AsyncIterator[Any]:
+        return ps.map_each(odd, count(limit), concurrency=1, on_error=on_error)
 
-    async with engine.stream(skipping(9)) as values:
-        assert [value async for value in values] == [1, 3, 5, 7]
-        failed = {actor.node: actor.failed for actor in values.statistics().actors}
-    assert failed == {"count": 0, "map_each": 5, "odd": 5}
+    @ps.graph
+    async def of_list(numbers: list[int]) -> list[Any]:
+        return await ps.map_each(odd, numbers, concurrency=1, on_error=on_error)
+
+    async def counted(first: int) -> list[tuple[int, int]]:
+        """Count what nodes have done, up to the first error."""
+        async with engine.Engine() as own:
+            with suppress(ValueError):
+                await own.run(of_list(list(range(first, 9))))
+            async with own.stream(of_stream(9)) as values:
+                with suppress(ValueError):
+                    async for _ in values:
+                        pass
+                found = *own.statistics().actors, *values.statistics().actors
+        return [(one.completed, one.failed) for one in found if one.node in ("map_each", "odd")]
+
+    if on_error == "raise":
+        assert await counted(1) == [(1, 1), (1, 1), (0, 1), (0, 1)]
+    else:
+        assert await counted(0) == [(4, 5)] * 4
+
+
+async def test_a_stream_that_fails_is_not_counted_as_given_as_well() -> None:
+    @ps.graph
+    async def broken(limit: int) -> AsyncIterator[int]:
+        return breaks(limit)
+
+    @ps.graph
+    async def whole(limit: int) -> AsyncIterator[int]:
+        return count(limit)
+
+    async with engine.stream(broken(3)) as values:
+        with pytest.raises(OSError, match="the stream"):
+            async for _ in values:
+                pass
+        [failed] = values.statistics().actors
+    async with engine.stream(whole(3)) as values:
+        assert [value async for value in values] == [0, 1, 2]
+        [done] = values.statistics().actors
+    assert (failed.completed, failed.failed, failed.success_rate) == (0, 1, 0.0)
+    assert (done.completed, done.failed, done.success_rate) == (1, 0, 1.0)
 
 
 async def test_what_is_no_exception_ends_the_whole() -> None:

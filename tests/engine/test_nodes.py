@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
-from typing import Self
+from typing import Any, Self
 
 import pytest
 
@@ -387,6 +387,17 @@ def test_what_cannot_be_a_node() -> None:
         ps.node(pure=True, effectful=True)
     with pytest.raises(TypeError, match="concurency"):
         ps.node(concurency=3)  # type: ignore[call-overload]
+
+
+def test_a_function_beside_options_is_refused() -> None:
+    made: Any = ps.node
+    with pytest.raises(TypeError, match=r"got both: write ps.node\(stateless=...\)\(upper\)"):
+        made(upper.fn, stateless=True)
+    with pytest.raises(TypeError, match=r"write ps.node\(name=..., batch=...\)\(add\)"):
+        made(add.fn, name="plus", batch=ps.Batch(3))
+    with pytest.raises(TypeError, match=r"write ps.node\(concurrency=...\)\(Tally\)"):
+        made(type("Tally", (), {"__call__": add.fn}), concurrency=2)
+    assert made(add.fn, name=None, runs_on="loop")(1, y=2) == 3
 
 
 def test_a_node_looks_like_its_function() -> None:

@@ -92,7 +92,7 @@ async def test_a_context_that_is_left_in_another_task_changes_nothing_there() ->
     [
         ("scheduler", "quick"), ("on_error", "ignore"), ("max_workers", 0), ("max_in_flight", True), ("max_queue", -1),
         ("max_in_flight", 1.5), ("priority", "high"), ("timeout_seconds", -1), ("timeout_seconds", float("nan")),
-        ("ordered", "no"), ("enable_caching", 1), ("device_strategy", ""), ("device_strategy", "gpu:first"),
+        ("ordered", "no"), ("reuse_plans", 1), ("device_strategy", ""), ("device_strategy", "gpu:first"),
         ("device_strategy", None), ("device_strategy", 0),
     ],
 )  # fmt: skip
@@ -118,6 +118,23 @@ async def test_an_unknown_option_lists_the_valid_ones() -> None:
 
 
 @pytest.mark.parametrize(
+    ("name", "remedy"),
+    [
+        ("use_parallel", "leave it out: nodes that do not wait for each other run at the same time"),
+        ("retry", r"retry= is for nodes, @ps.node\(retry=...\)"),
+        ("max_in_flight", "max_in_flight= is for stream, deploy, Engine"),
+        ("max_in_flight_per_key", "max_in_flight_per_key= is for deploy"),
+        ("progress", r"progress= is for stream, stream\(call\)"),
+        ("colour", "trace_execution"),
+    ],
+)
+async def test_an_option_that_is_refused_is_told_what_to_write_instead(name: str, remedy: str) -> None:
+    wrong: Any = {name: 3}
+    with pytest.raises(ps.OptionsError, match=f"'{name}' .*run takes .*{remedy}$"):
+        await engine.run(remaining(), **wrong)
+
+
+@pytest.mark.parametrize(
     ("verb", "of_calls", "of_one_call"),
     [
         (engine.Engine, "Engine", "Engine"),
@@ -139,6 +156,18 @@ async def test_a_misspelt_keyword_lists_those_of_the_verb_itself_too(
         engine.deploy(remaining, max_in_flight_by_key=2)  # type: ignore[call-overload]
     with pytest.raises(ps.OptionsError, match=r"'max_process' is no execution option; Engine takes .*max_processes"):
         engine.Engine(max_process=2)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("name", ["max_in_flight_per_key", "max_queue_per_key", "weights"])
+async def test_options_for_the_keys_of_a_deployment_say_where_they_belong(name: str) -> None:
+    options: dict[str, Any] = {name: 2}
+    with pytest.raises(
+        ps.OptionsError, match=rf"'{name}' is no execution option; stream takes .*; {name}= is for deploy"
+    ):
+        engine.stream([remaining()], **options)
+    with pytest.raises(ps.OptionsError, match=rf"service\.stream takes .*; {name}= is for deploy"):
+        async with engine.deploy(remaining) as service:
+            service.stream([remaining()], **options)
 
 
 @pytest.mark.parametrize("name", ["max_in_flight", "max_queue", "ordered", "on_error", "priority", "trace_items"])
@@ -276,16 +305,16 @@ async def test_without_caching_each_run_stream_and_deployment_traces_anew_and_me
         assert counting.counts() == (1, 3)
         actors = len(own.statistics().actors)
         for _ in range(3):
-            assert await own.run(graph(1), enable_caching=False) == [1, 1]
+            assert await own.run(graph(1), reuse_plans=False) == [1, 1]
         assert counting.counts() == (3, 6)
-        async with own.stream((graph(x) for x in range(3)), enable_caching=False) as results:
+        async with own.stream((graph(x) for x in range(3)), reuse_plans=False) as results:
             assert await _list(results) == [[0, 0], [1, 1], [2, 2]]
         assert counting.counts() == (1, 6)
-        async with own.deploy(graph, enable_caching=False) as service:
+        async with own.deploy(graph, reuse_plans=False) as service:
             assert [await service(1), await service(2)] == [[1, 1], [2, 2]]
         assert counting.counts() == (1, 4)
         for is_cached, expected in ((True, (1, 1)), (False, (1, 2)), (True, (0, 1))):
-            async with own.stream(giving(1), enable_caching=is_cached) as given:
+            async with own.stream(giving(1), reuse_plans=is_cached) as given:
                 assert await _list(given) == [1, 1]
             assert counting.counts() == expected
         # And what is cached is what it was, and nothing else has been kept.
@@ -304,17 +333,17 @@ async def test_every_level_says_whether_plans_are_cached() -> None:
 
     async with engine.Engine() as own:
         assert await calls() == 1
-        ps.set_execution_options(enable_caching=False)
+        ps.set_execution_options(reuse_plans=False)
         assert await calls() == 2
         assert "merged" not in str(engine.plan(counting.graph))
-    async with engine.Engine(enable_caching=True) as own:
+    async with engine.Engine(reuse_plans=True) as own:
         assert await calls() == 1
         assert "merged once" in str(own.plan(counting.graph))
-        with ps.execution_options(enable_caching=False):
+        with ps.execution_options(reuse_plans=False):
             assert await calls() == 2
             assert "merged" not in str(own.plan(counting.graph))
-            assert await calls(enable_caching=True) == 1
-        assert await calls(enable_caching=False) == 2
+            assert await calls(reuse_plans=True) == 1
+        assert await calls(reuse_plans=False) == 2
 
 
 async def test_max_queue_and_priority_decide_who_waits_for_a_place() -> None:

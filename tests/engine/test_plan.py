@@ -23,7 +23,7 @@ async def power(x: float, exponent: float = 2, *, offset: Any = 0) -> float:
     return x**exponent + offset
 
 
-@ps.node(effectful=True)
+@ps.node(effectful="unordered")
 async def save(x: object) -> None: ...
 
 
@@ -59,11 +59,11 @@ async def test_nodes_whose_value_nobody_reads_are_dropped_with_a_warning() -> No
     @ps.graph
     async def graph(x: int) -> int:
         lost = await spy(x)
-        add(lost)
-        await save(x)
-        await store(x)
-        await ps.cond(x, spy, double, x)  # type: ignore[arg-type]
-        await ps.cond(x, save, save, x)  # type: ignore[arg-type]
+        _ = add(lost)
+        _ = await save(x)
+        _ = await store(x)
+        _ = await ps.cond(x, spy, double, x)  # type: ignore[arg-type]
+        _ = await ps.cond(x, save, save, x)  # type: ignore[arg-type]
         return await double(x)
 
     with structlog.testing.capture_logs() as logs:
@@ -74,11 +74,30 @@ async def test_nodes_whose_value_nobody_reads_are_dropped_with_a_warning() -> No
         f"dropped add ({line_of(graph, 3)}): its result is not read",
         f"dropped cond ({line_of(graph, 6)}): its result is not read",
     )
+    assert report(engine.plan(graph), "dead-node elimination").notes == (
+        f"kept save ({line_of(graph, 4)}) for its effect: its node is effectful='unordered'",
+        f"kept Store ({line_of(graph, 5)}) for its effect: its node has a state",
+        f"kept cond ({line_of(graph, 7)}) for its effect: in its body, save: its node is effectful='unordered'",
+    )
     assert [step.label for step in engine.plan(graph).steps] == ["save", "Store", "cond", "double"]
     assert [(log["event"], log["graph"]) for log in logs] == [("plan.dead_nodes", "graph")]
     assert "effectful=True" in logs[0]["remedy"]
     assert await engine.run(graph(1)) == 2
     assert ran == []
+
+
+async def test_a_plan_says_which_calls_stay_as_statements_of_their_own() -> None:
+    @ps.graph
+    async def graph(x: int) -> int:
+        await double(x)
+        _ = await double(x)
+        return await double(x)
+
+    with structlog.testing.capture_logs() as logs:
+        told = str(engine.plan(graph))
+    assert f"  dead-node elimination: 3 → 2\n    dropped double ({line_of(graph, 3)}): its result is not read\n" in told
+    assert f"    kept double ({line_of(graph, 2)}) for its effect: the call is a statement of its own\n" in told
+    assert "a statement of its own" in logs[0]["remedy"]
 
 
 def test_equal_calls_of_pure_nodes_are_merged() -> None:

@@ -124,6 +124,14 @@ def total(values: list[int]) -> int:
     return sum(values) % 41
 
 
+booked: list[int] = []
+
+
+@ps.node(effectful=True)
+async def book(number: int) -> None:
+    booked.append(number)
+
+
 # What reads a whole stream, by the number of the stage; all but the first have few places.
 READERS: list[Any] = [listed, limited_list, stateful_list]
 
@@ -133,7 +141,9 @@ def build(stages: list[Stage], other: list[Stage]) -> ps.Graph[[int, int], Async
 
     async def pipeline(values: AsyncIterator[int], stages: list[Stage]) -> AsyncIterator[int]:
         for kind, number in stages:
-            if kind == "listed":
+            if kind == "booked":
+                await book(number)
+            elif kind == "listed":
                 values = generated(await ps.map_each(tripled, await READERS[number % 3](values)))
             else:
                 values = _stage(kind, number, values)
@@ -233,7 +243,7 @@ stages = st.lists(
     st.one_of(
         st.tuples(st.just("checked"), st.integers(0, 40)),
         st.tuples(
-            st.sampled_from(["tripled", "batched", "repeated", "taken", "listed", "nested", "limited"]),
+            st.sampled_from(["tripled", "batched", "repeated", "taken", "listed", "nested", "limited", "booked"]),
             st.integers(1, 4),
         ),
     ),
@@ -254,10 +264,13 @@ def test_random_pipelines(first: list[Stage], other: list[Stage], limit: int, fa
         return
 
     async def main() -> None:
-        expected = await eager(graph(limit, fails_at))
+        booked.clear()
+        expected, in_order = await eager(graph(limit, fails_at)), booked.copy()
         for scheduler in SCHEDULERS:
+            booked.clear()
             async with engine.stream(graph(limit, fails_at), scheduler=scheduler) as values:
                 assert await outcome(values) == expected, scheduler
+            assert booked == in_order, scheduler
         async with engine.deploy(graph, max_in_flight=2) as service:
 
             async def client() -> tuple[list[int], object]:

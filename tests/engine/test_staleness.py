@@ -111,7 +111,7 @@ async def test_monkeypatch_of_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_call_without_caching_hides_no_change_from_later_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert await engine.run(search("a")) == "real a"
     monkeypatch.setattr(sys.modules[__name__], "fetch", ps.node(fake))
-    assert await engine.run(search("a"), enable_caching=False) == "fake a"
+    assert await engine.run(search("a"), reuse_plans=False) == "fake a"
     assert await engine.run(search("a")) == "fake a"
 
 
@@ -349,13 +349,13 @@ async def test_statistics_of_a_graph_say_why_it_was_traced_again() -> None:
     await engine.run(graph(1))
     with testing.replace(add, lambda x, y=1, *, z=0: 0):
         await engine.run(graph(1))
-    assert await engine.run(graph(1), enable_caching=False) == 7
+    assert await engine.run(graph(1), reuse_plans=False) == 7
     found = graph.statistics()
     assert found.reasons == (
         "`limit` was 3 and is 4",
         "`by` was 1 and is 2",
         "testing.replace has replaced or restored a node",
-        "enable_caching=False",
+        "reuse_plans=False",
     )
     assert (found.traces, found.hits) == (5, 2)
     assert found.trace_seconds > first.trace_seconds

@@ -3,6 +3,7 @@
 import asyncio
 import dataclasses
 import io
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -102,6 +103,21 @@ def test_a_node_that_does_not_run_is_shown_of_many() -> None:
 
 def test_a_deployment_is_printed_as_a_table() -> None:
     assert str(BUSY) == PRINTED.strip()
+
+
+def test_all_columns_are_shown_where_there_is_no_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_terminal(*args: object) -> os.terminal_size:
+        raise OSError
+
+    monkeypatch.setattr(os, "get_terminal_size", no_terminal)
+    long = [dataclasses.replace(one, node=f"{one.node}_{'very_long_' * 3}", state="running") for one in BUSY.actors]
+    shown = dataclasses.replace(BUSY, actors=(*long, dataclasses.replace(long[0], state="stopped", restarts=3)))
+    monkeypatch.setenv("COLUMNS", "80")
+    assert "no room for: " in str(shown)
+    monkeypatch.delenv("COLUMNS")
+    assert "no room for: " not in str(shown)
+    assert "fetch_very_long_very_long_very_long_  " in str(shown)
+    assert max(map(len, str(shown).splitlines())) > 80
 
 
 def test_rich_shows_the_same() -> None:

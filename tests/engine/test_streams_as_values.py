@@ -487,12 +487,12 @@ def test_a_stream_that_nobody_reads() -> None:
 
     @ps.graph
     async def unread(limit: int) -> int:
-        count(limit)
+        _ = count(limit)
         return negative(limit)
 
     @ps.graph
     async def effect(limit: int) -> int:
-        ticks()
+        _ = ticks()
         return negative(limit)
 
     assert [step.label for step in engine.plan(unread).steps] == ["negative"]

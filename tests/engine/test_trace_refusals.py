@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import data, engine
 from tests.engine.tracing import assert_names_line_and_remedy, body, collect, define, double, refusal
 
 CONTROL_FLOW = ["ps.cond", "ps.switch"]
@@ -264,6 +264,25 @@ def test_numpy_cannot_swallow_a_value() -> None:
     for expression in ("np.asarray(v)", "np.add(v, 1)", "np.ones(3) * v", "np.array([v, 1])", "np.sum(v)"):
         with pytest.raises((ps.GraphTraceError, TypeError)):
             engine.plan(body("v = await double(x)", f"return {expression}", np=np))
+
+
+@ps.node
+async def numbers(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
+def test_awaiting_what_need_not_be_awaited_says_why() -> None:
+    stream = "it is a stream, which is returned, or passed to a node, ps.map_each or ps.fold: remove the await"
+    for awaited, reason in (
+        ("numbers(x)", stream),
+        ("ps.map_each(double, numbers(x))", stream),
+        ("(numbers(x) >> data.batched(2))", stream),
+        ("y", "it is an argument of the graph: remove the await"),
+        ("collect(x)", "it is the result of a plain `def`, or was awaited already: remove the await"),
+    ):
+        error = refusal(lambda: body(f"return await {awaited}", numbers=numbers, data=data))  # noqa: B023
+        assert_names_line_and_remedy(error, 3, "awaiting it", [reason])
 
 
 def test_awaiting() -> None:

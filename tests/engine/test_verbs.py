@@ -2,7 +2,7 @@
 
 import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
@@ -70,7 +70,7 @@ def test_verbs_that_take_a_graph_say_what_to_pass_instead_of_another_thing(verb:
     for wrong, remedy in (
         (waited(1), rf"without calling it, {name}\(waited\)"),
         (wait, rf"ps.graph\(node\) makes a graph of one node, {name}\(ps.graph\(wait\)\)"),
-        (ps.RateLimit(per_second=1), rf"{name}\(ps.graph\(RateLimit\)\)"),
+        (ps.RateLimit(per_second=1), rf"{name}\(ps.graph\(instance\)\)"),
         (ps.RateLimit, rf"{name}\(ps.graph\(RateLimit\(...\)\)\)"),
         (waited.fn, "make one with @ps.graph"),
     ):
@@ -78,12 +78,51 @@ def test_verbs_that_take_a_graph_say_what_to_pass_instead_of_another_thing(verb:
             verb(wrong)
 
 
+@ps.node
+class Counter:
+    async def __call__(self, *, inputs: int) -> int:
+        return inputs
+
+
+class Service:
+    @ps.node
+    async def fetch(self, number: int) -> int:
+        return number
+
+    @ps.node
+    async def numbers(self, number: int) -> AsyncIterator[int]:
+        yield number
+
+
+@ps.node
+async def numbers(number: int) -> AsyncIterator[int]:
+    yield number
+
+
+@pytest.mark.parametrize(
+    ("call", "remedy"),
+    [
+        (lambda: Counter()(inputs=1), r"a coroutine of 'Counter': .*run\(ps.graph\(instance\)\(...\)\)"),
+        (lambda: Service().fetch(1), r"of 'Service.fetch'.*run\(ps.graph\(instance.fetch\)\(...\)\)"),
+        (lambda: Service().fetch, r"<Node fetch>.*run\(ps.graph\(instance.fetch\)\(...\)\)"),
+        (lambda: Service().numbers(1), r"of 'Service.numbers'.*stream\(ps.graph\(instance.numbers\)\(...\)\)"),
+        (lambda: numbers(1), r"an async generator of 'numbers'.*engine.stream\(ps.graph\(numbers\)\(...\)\)"),
+        (lambda: wait(1), r"a coroutine of 'wait'.*run\(ps.graph\(wait\)\(...\)\)"),
+        (lambda: ps.node(lambda: 1), r"run\(ps.graph\(node\)\(...\)\)"),
+        (lambda: 1, r"1: a node that is called outside of a graph has run already, and ps.graph\(node\)\(...\)"),
+    ],
+)
+async def test_the_remedy_can_be_written(call: Callable[[], Any], remedy: str) -> None:
+    with pytest.raises(TypeError, match=f"engine.run takes a call of a graph, .*{remedy}"):
+        await engine.run(call())
+
+
 async def test_run_says_how_a_node_is_run() -> None:
     remedy = r"ps.graph\(node\) makes a graph of .*, engine.run\(ps.graph\(wait\)\(...\)\)"
     for wrong in (wait, wait(1)):
         with pytest.raises(TypeError, match=f"engine.run takes a call of a graph, got .*: .*{remedy}"):
             await engine.run(wrong)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"engine.run\(ps.graph\(RateLimit\)\(...\)\)"):
+    with pytest.raises(TypeError, match=r"engine.run\(ps.graph\(instance\)\(...\)\)"):
         await engine.run(ps.RateLimit(per_second=1))  # type: ignore[arg-type]
 
 

@@ -93,7 +93,7 @@ def test_the_table_counts_what_each_node_did(answered: subprocess.CompletedProce
     ][:9] == [
         ["ask"],
         ["Index", "running", "5", "0"],  # four queries, and the one that ranks
-        ["map_each", "5", "0"],
+        ["map_each", "2", "0"],
         ["ask/quote"],
         ["quote", "2", "0"],
         ["fill"],

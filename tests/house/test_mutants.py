@@ -30,13 +30,13 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "a state is copied before its step goes on",
-        "engine/checkpoint.py", "partial(self._encode, state, name, copy=True)", "partial(self._encode, state, name)",
+        "engine/checkpoint.py", "name, copy=True, splits=splits)", "name, splits=splits)",
         "tests/saving/test_checkpoints.py::test_a_state_that_changes_in_place_is_copied",
     ),
     Mutant(
-        "one run writes into a folder of cuts",
-        "saving/cuts.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
-        "tests/saving/test_cuts.py::test_a_second_writer_is_refused_until_the_first_has_gone",
+        "one run writes into a folder of snapshots",
+        "saving/snapshots.py", "fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB",
+        "tests/saving/test_snapshots.py::test_a_second_writer_is_refused_until_the_first_has_gone",
     ),
     Mutant(
         "a channel is first in, first out",
@@ -56,12 +56,12 @@ MUTANTS = [
     ),
     Mutant(
         "a line that never waits gives the loop its turn",
-        "actors/worker.py", "self.budget <= LONGEST_LINE or", "",
+        "actors/worker.py", "            or self.budget < LONGEST_LINE\n", "",
         "tests/promises/test_promise_7_nothing_blocks_the_loop.py",
     ),
     Mutant(
         "a node has as many attempts as it asked for",
-        "actors/invocation.py", "attempt >= retry.attempts", "attempt > retry.attempts",
+        "actors/attempts.py", "number >= retry.attempts", "number > retry.attempts",
         "tests/promises/test_promise_4_exactly_once.py",
     ),
     Mutant(
@@ -104,13 +104,13 @@ MUTANTS = [
     ),
     Mutant(
         "arguments that nothing has looked at do not pass the gate of a program",
-        "devices/compiling.py", "            raise UnlikeBeforeError\n", "            pass\n",
+        "devices/programs.py", "            raise UnlikeBeforeError\n", "            pass\n",
         "tests/devices/test_device_actors.py::"
         "test_a_function_that_was_called_often_takes_nothing_for_what_it_is_not",
     ),
     Mutant(
         "the items that fail a batch are found, and no others blamed",
-        "devices/engine_device.py", "if len(batch) == 1:", "if len(batch) <= 2:",
+        "devices/failed_batches.py", "if len(batch) == 1:", "if len(batch) <= 2:",
         "tests/devices/test_bisection.py",
     ),
     Mutant(
@@ -121,7 +121,7 @@ MUTANTS = [
     ),
     Mutant(
         "a durable loop goes on from the state that was kept",
-        "saving/durable.py", "return self._loop.step, await self._in_thread(_decoded, self._loop.state, initial)",
+        "saving/durable.py", "return self._loop.step, await self._in_thread(decoded, self._loop.state, initial)",
         "return 0, initial",
         "tests/saving/test_durable.py",
     ),
@@ -141,9 +141,9 @@ MUTANTS = [
 # Of parts that have one above already, or which hang until the time of the test is up: for `make test-long`.
 MORE_MUTANTS = [
     Mutant(
-        "a mark waits until the values before it have left a map_each",
+        "a barrier waits until the values before it have left a map_each",
         "engine/bodies.py", "not self._window.frames and isinstance(first, ", "isinstance(first, ",
-        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
+        "tests/saving/test_checkpoints.py::test_a_barrier_waits_for_what_runs_before_it",
     ),
     Mutant(
         "a channel holds no more than its capacity",
@@ -152,17 +152,17 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "items ahead of the threads of a node wait for its places",
-        "actors/threads.py", "if lane is not None and not lane.free:", "if False:",
+        "actors/threads.py", "if slots is not None and not slots.free:", "if False:",
         "tests/runtime/test_limits.py::test_a_thread_begins_its_next_short_item_without_the_event_loop",
     ),
     Mutant(
         "an item that has ended goes no further in its line",
-        "actors/invocation.py", "if free <= 0 or not values{", "if free <= 0{",
+        "actors/chains.py", "if free <= 0 or not values{", "if free <= 0{",
         "tests/actors/test_written_out.py::test_an_item_that_ends_in_a_line_goes_no_further",
     ),
     Mutant(
         "a line takes no item in a task that was cancelled",
-        "actors/worker.py", "or task.cancelling() != self.undisturbed or", "or",
+        "actors/worker.py", "            or task.cancelling() != self.undisturbed\n", "",
         "tests/runtime/test_handlers_keep_their_task.py",
     ),
     Mutant(
@@ -171,19 +171,25 @@ MORE_MUTANTS = [
         "tests/runtime/test_handlers_keep_their_task.py",
     ),
     Mutant(
-        "what is behind a mark waits until it was passed",
+        "what is behind a barrier waits until it was passed",
         "actors/stream_buffer.py", "            self._behind.append(value)\n", "            self.held.append(value)\n",
-        "tests/saving/test_checkpoints.py::test_a_mark_waits_for_what_runs_before_it",
+        "tests/saving/test_checkpoints.py::test_a_barrier_waits_for_what_runs_before_it",
     ),
     Mutant(
-        "a flipped bit of a cut is seen",
-        "saving/cuts.py", "if verify and text != json_text(_checksums(path)):", "if False:",
-        "tests/saving/test_cuts.py::test_every_flipped_bit_is_seen",
+        "an object without state() that a stage calls is refused",
+        "engine/checkpoint_path.py",
+        "        if not has_state(kind if is_instance else holder):\n", "        if False:\n",
+        "tests/saving/test_stateful_callables.py::test_what_cannot_tell_its_state_is_refused",
     ),
     Mutant(
-        "a cut gets its name when it is on the disk",
-        "saving/cuts.py", "    _sync(path)\n    return sum(", "    return sum(",
-        "tests/saving/test_cuts.py::test_everything_is_synchronised_before_it_gets_its_name",
+        "a flipped bit of a snapshot is seen",
+        "saving/snapshots.py", "if verify and text != json_text(_checksums(path)):", "if False:",
+        "tests/saving/test_snapshots.py::test_every_flipped_bit_is_seen",
+    ),
+    Mutant(
+        "a snapshot gets its name when it is on the disk",
+        "saving/snapshots.py", "    _sync(path)\n    return sum(", "    return sum(",
+        "tests/saving/test_snapshots.py::test_everything_is_synchronised_before_it_gets_its_name",
     ),
     Mutant(
         "a value that contains itself is refused",
@@ -192,7 +198,7 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "a stream of which something was read is not begun again",
-        "actors/invocation.py", "if any(reader.buffer.position for reader in self._readers):", "if False:",
+        "actors/attempts.py", "if any(reader.buffer.position for reader in attempt._readers):", "if False:",
         "tests/engine/test_ends_of_streams_as_values.py",
     ),
     Mutant(
@@ -227,12 +233,35 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "an effectful node runs although nobody reads its result",
-        "engine/planning.py", "if step.source in live or _has_effect(step):", "if step.source in live:",
+        "engine/planning.py", "            if effect:", "            if False:",
         "tests/engine/test_plan.py",
     ),
     Mutant(
+        "an effect begins when the steps before it have ended",
+        "engine/tracing/tracer.py", "waits = ends - read", "waits = set[int]()",
+        "tests/engine/test_effects.py",
+    ),
+    Mutant(
+        "steps behind an effect begin when it has ended",
+        "engine/tracing/tracer.py",
+        "waits = set[int]() if effect is None or read & since else {effect}",
+        "waits = set[int]()",
+        "tests/engine/test_effects.py",
+    ),
+    Mutant(
+        "a retry without a pause gives the loop its turn",
+        "actors/attempts.py", "            await asyncio.sleep(pause)\n",
+        "            if pause:\n                await asyncio.sleep(pause)\n",
+        "tests/promises/test_promise_7_nothing_blocks_the_loop.py",
+    ),
+    Mutant(
+        "a call that is a statement of its own runs",
+        "engine/planning.py", "    if step.is_statement:\n", "    if False:\n",
+        "tests/engine/test_statements.py",
+    ),
+    Mutant(
         "a node that waits for itself is refused",
-        "actors/node_actor.py", "if len(holders) >= limiter.limit:", "if len(holders) > limiter.limit:",
+        "actors/node_actor.py", "for one in held}) < limiter.limit", "for one in held}) <= limiter.limit",
         "tests/runtime/test_reentrancy.py",
     ),
     Mutant(
@@ -250,8 +279,18 @@ MORE_MUTANTS = [
         "tests/runtime/test_cancelled_while_unwinding.py",
     ),
     Mutant(
+        "a key that a call has is not deleted",
+        "saving/durable.py", "            if not loop.is_free(now):\n", "            if False:\n",
+        "tests/saving/test_runs.py::test_a_key_that_a_call_has_is_neither_deleted_nor_expired",
+    ),
+    Mutant(
+        "a call that is made twice runs once",
+        "saving/durable.py", 'found.status == "done" and self._on_finished != "again"', "found is None",
+        "tests/saving/test_runs.py::test_a_call_that_is_made_twice_runs_once_and_has_its_result_twice",
+    ),
+    Mutant(
         "a key that is under way is refused",
-        "saving/durable.py", "if found is not None and not found.is_free():", "if False:",
+        "saving/durable.py", "if found is not None and not found.is_free(now):", "if False:",
         "tests/saving/test_durable.py::test_a_key_is_run_by_one_call_at_a_time",
     ),
     Mutant(
@@ -271,13 +310,18 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "a node's values and events are read in its order",
-        "engine/values.py", "or held[0]._after <= values.position):", "or held[0]._after >= 0):",
+        "engine/one_call_stream.py", "or held[0]._after <= values.position):", "or held[0]._after >= 0):",
         "tests/engine/test_events.py::test_one_iterator_gives_events_and_values_in_the_order_of_the_node",
     ),
     Mutant(
         "a client that has stopped reading is given up",
-        "asgi.py", "_Limit(self._stall_timeout_seconds)", "_Limit(None)",
+        "asgi.py", "_Limit(self.stall_timeout_seconds)", "_Limit(None)",
         "tests/serving/test_asgi.py::test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does_not",
+    ),
+    Mutant(
+        "a connection that is lost behind the server's back ends its call",
+        "asgi.py", "if self._is_lost():", "if False:",
+        "tests/serving/test_asgi.py::test_a_lost_connection_that_only_its_transport_knows_ends_the_call",
     ),
 ]  # fmt: skip
 

@@ -13,13 +13,13 @@ from types import ModuleType
 import pytest
 
 import penstock
-from penstock import data, devices, engine, telemetry, testing
+from penstock import data, devices, engine, extension, telemetry, testing
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 
 
-PUBLIC = (penstock, engine, data, devices, telemetry, testing)
+PUBLIC = (penstock, engine, data, devices, extension, telemetry, testing)
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module in PUBLIC for name in module.__all__])
@@ -59,12 +59,11 @@ print(len(made), *sorted(sys.modules.keys() - before))
 """
 # What few programs need, or only when something has run.
 LATE = (
-    "penstock.devices", "penstock.testing", "penstock._cli", "penstock.actors.processes", "penstock.actors.sampler",
-    "penstock.engine.drawing", "penstock.engine.service", "penstock.telemetry.exporting", "penstock.telemetry.live",
-    "penstock.telemetry.profiling.recording", "penstock.telemetry.profiling.records",
-    "penstock.telemetry.profiling.verdict", "penstock.telemetry.tables",
-    "importlib.metadata",
-    "multiprocessing", "random", "structlog", "sysconfig", "unicodedata", "zipfile",
+    "penstock._cli", "penstock.actors.processes", "penstock.actors.sampler", "penstock.actors.worker_process",
+    "penstock.advice", "penstock.devices", "penstock.engine.drawing", "penstock.engine.service", "penstock.studio",
+    "penstock.telemetry.exporting", "penstock.telemetry.live", "penstock.telemetry.profiling.recording",
+    "penstock.telemetry.profiling.records", "penstock.telemetry.profiling.verdict", "penstock.testing",
+    "importlib.metadata", "multiprocessing", "random", "structlog", "sysconfig", "unicodedata", "zipfile",
 )  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import asgi, data, devices, engine, telemetry, testing
+from penstock import asgi, data, devices, engine, extension, telemetry, testing
 from penstock.testing import faults
 
 REFERENCE = Path(__file__).parents[2] / "docs/reference"
@@ -26,7 +26,7 @@ DIRECTIVE = re.compile(r"^::: (\S+)\n((?:    .*\n?)*)", re.MULTILINE)
 # Each public name in the reference, with the options below it.
 DOCUMENTED = {found[1]: found[2] for page in REFERENCE.glob("*.md") for found in DIRECTIVE.finditer(page.read_text())}
 
-MODULES = [ps, engine, asgi, data, devices, telemetry, testing, faults]
+MODULES = [ps, engine, asgi, data, devices, extension, telemetry, testing, faults]
 NAMES = [f"{module.__name__}.{name}" for module in MODULES for name in dir(module) if not name.startswith("_")]
 OBJECTS: dict[str, Any] = {name: getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
                            for name in NAMES}  # fmt: skip

@@ -21,6 +21,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from penstock.actors.chains import WATCHED
 
 SOURCE = f"{Path(engine.__file__).parents[1]}/"
 PAGE = Path(__file__).parents[2] / "docs/explanation/architecture.md"
@@ -95,12 +96,14 @@ async def item_through_a_stream(recorder: Recorder) -> list[list[str]]:
     goes_on = asyncio.Event()
 
     async def calls() -> AsyncIterator[ps.Call[int]]:
-        yield measure("first")
+        for _ in range(WATCHED + 2):
+            yield measure("first")
         await goes_on.wait()
         yield measure("second")
 
     async with engine.stream(calls()) as stream:
-        await anext(stream)
+        for _ in range(WATCHED + 2):
+            await anext(stream)
         reading = asyncio.ensure_future(anext(stream))
         for _ in range(10):
             await asyncio.sleep(0)
@@ -112,7 +115,8 @@ async def item_through_a_stream(recorder: Recorder) -> list[list[str]]:
 
 async def call_of_a_deployment(recorder: Recorder) -> list[list[str]]:
     async with engine.deploy(measure) as service:
-        await service("first")
+        for _ in range(WATCHED + 2):
+            await service("first")
         recorder.begin()
         await service("second")
         return recorder.end()
@@ -127,10 +131,43 @@ async def array_through_a_device(recorder: Recorder) -> list[list[str]]:
         return recorder.end()
 
 
+async def exception_with_policies(recorder: Recorder) -> list[list[str]]:
+    passed: list[list[str]] = []
+
+    @ps.node(
+        retry=ps.Retry(attempts=2, backoff_seconds=0), hedge=ps.Hedge(after_seconds=60), cache=ps.Cache(max_bytes=1_000)
+    )
+    async def ask(question: str) -> str:
+        await asyncio.sleep(0)
+        if question == "unknown":
+            recorder.begin()
+            raise LookupError(question)
+        return question
+
+    @ps.node
+    async def stay(question: str) -> None:
+        try:
+            await asyncio.sleep(60 if question == "unknown" else 0)
+        finally:  # the call has failed, which cancels this handler
+            passed[:] = recorder.end()
+
+    @ps.graph
+    async def asked(question: str) -> tuple[str, None]:
+        return await ask(question), await stay(question)
+
+    async with engine.Engine() as own:
+        for number in range(WATCHED + 2):
+            await own.run(asked(str(number)))
+        with pytest.raises(LookupError):
+            await own.run(asked("unknown"))
+    return passed
+
+
 TOURS = {
     "One item through a stream": item_through_a_stream,
     "One call through a deployment": call_of_a_deployment,
     "One array through a batched device node": array_through_a_device,
+    "One exception with retry, hedge and cache": exception_with_policies,
 }
 
 

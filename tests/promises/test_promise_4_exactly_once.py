@@ -2,8 +2,11 @@
 
 from collections import Counter
 
+import pytest
+import structlog
+
 import penstock as ps
-from penstock import engine
+from penstock import engine, testing
 from tests.promises.exploring import Explorer
 from tests.promises.scenario import Item, World
 from tests.promises.ways import live
@@ -110,3 +113,84 @@ async def test_promise_4_no_result_of_an_earlier_call_comes_back() -> None:
         return await double(x)
 
     assert [await engine.run(doubled(x)) for x in (1, 2, 1, 3)] == [2, 4, 2, 6]
+
+
+async def test_promise_4_a_call_that_is_a_statement_of_its_own_runs_and_its_failure_fails_its_item() -> None:
+    counts: Counter[str] = Counter()
+
+    @ps.node
+    async def check(x: int) -> None:
+        counts["check"] += 1
+        if x == 1:
+            raise PermissionError(x)
+
+    @ps.node
+    def note(x: int) -> None:
+        counts["note"] += 1
+
+    @ps.node
+    async def unread(x: int) -> int:
+        raise AssertionError("its result has a name, and no step reads it")
+
+    @ps.node
+    async def double(x: int) -> int:
+        return 2 * x
+
+    @ps.graph
+    async def checked(x: int) -> int:
+        await check(x)
+        note(x)
+        _ = await unread(x)
+        return await double(x)
+
+    with structlog.testing.capture_logs():
+        assert await engine.run(checked(0)) == 0
+        with pytest.raises(PermissionError):
+            await engine.run(checked(1))
+        async with engine.stream((checked(x) for x in range(3)), on_error="skip") as results:
+            assert [x async for x in results] == [0, 4]
+        async with engine.deploy(checked) as service:
+            assert await service(2) == 4
+            with pytest.raises(PermissionError):
+                await service(1)
+    assert counts["check"] == 7
+    assert counts["note"] >= 4
+
+
+async def test_promise_4_effects_keep_the_order_of_the_source() -> None:
+    booked: list[str] = []
+
+    @ps.node
+    async def check(user: str) -> float:
+        await testing.wait_quiescent()  # until nothing else goes on
+        if user == "eve":
+            raise PermissionError(f"{user} may not")
+        return 0.5
+
+    @ps.node(effectful=True)
+    async def book(user: str) -> str:
+        booked.append(user)
+        return user
+
+    @ps.node
+    def receipt(risk: float, user: str) -> str:
+        return f"{user} at {risk}"
+
+    @ps.graph
+    async def pay(user: str) -> str:
+        risk = await check(user)
+        return receipt(risk, await book(user))
+
+    for call in (pay, lambda user: engine.run(pay(user))):
+        booked.clear()
+        with pytest.raises(PermissionError):
+            await call("eve")
+        assert booked == []
+        assert await call("bob") == "bob at 0.5"
+        assert booked == ["bob"]
+    async with engine.stream([pay("ann"), pay("eve")], on_error="skip") as results:
+        assert [result async for result in results] == ["ann at 0.5"]
+    async with engine.deploy(pay) as service:
+        with pytest.raises(PermissionError):
+            await service("eve")
+    assert booked == ["bob", "ann"]

@@ -149,6 +149,43 @@ async def test_promise_5_a_running_item_keeps_its_place_until_it_has_unwound() -
         assert service.statistics().cancelled == 1
 
 
+@pytest.mark.parametrize("remedy", ["retry", "fallback", "failover"])
+async def test_promise_5_no_remedy_begins_for_an_item_whose_handler_makes_another_error_of_the_cancel(
+    remedy: str,
+) -> None:
+    """As task groups of Python 3.11 do, if one of their tasks has failed already."""
+    begun: list[str] = []
+    waits = asyncio.Event()
+
+    async def other(item: int) -> int:
+        begun.append(remedy)
+        return item
+
+    policies = {"retry": ps.Retry(3), "fallback": other, "failover": ps.node(other)}
+
+    @ps.node(**{remedy: policies[remedy]})
+    async def asks(item: int) -> int:
+        begun.append("asks")
+        try:
+            if not waits.is_set():
+                waits.set()
+                await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            raise OSError("the peer is gone") from None
+        return item
+
+    @ps.graph
+    async def graph(item: int) -> int:
+        return await asks(item)
+
+    caller = asyncio.create_task(engine.run(graph(1)))
+    await waits.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    assert begun == ["asks"]
+
+
 async def test_promise_5_a_late_result_is_discarded() -> None:
     """A handler that swallows its cancel may return what it likes: its item has ended."""
     later: list[int] = []

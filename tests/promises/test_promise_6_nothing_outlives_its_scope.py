@@ -293,3 +293,43 @@ def test_promise_6_resources_are_closed_once_whatever_is_cancelled_and_reloaded_
 
     for _ in testing.interleavings(main, count=30 * effort):
         pass
+
+
+async def test_promise_6_an_engine_ends_if_all_tasks_are_cancelled_at_any_turn() -> None:
+    # As when the loop is shut down, which also cancels tasks before their first step.
+    inside = 0
+
+    @ps.node
+    class Connection:
+        async def __aenter__(self) -> None:
+            nonlocal inside
+            inside += 1
+
+        async def __aexit__(self, *error: object) -> None:
+            nonlocal inside
+            inside -= 1
+
+        async def __call__(self, x: int) -> int:
+            return x
+
+    connection = Connection()
+
+    @ps.graph
+    async def ask(x: int) -> int:
+        return await connection(x)
+
+    async def serve() -> None:
+        async with engine.Engine() as own, own.deploy(ask) as service:
+            await service(1)
+
+    turns, serving = 0, None
+    while serving is None or serving.cancelled():
+        serving = asyncio.create_task(serve())
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        for task in asyncio.all_tasks() - {asyncio.current_task()}:
+            task.cancel()
+        await asyncio.wait([serving])
+        assert inside == 0
+        turns += 1
+    serving.result()

@@ -5,7 +5,7 @@ import random
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any, ClassVar
 
 import pytest
@@ -165,6 +165,69 @@ async def test_promise_7_items_that_fail_at_the_end_of_a_line_give_the_loop_its_
         assert [result async for result in results] == []
     turns.stop()
     assert 100 < turns.most <= 256
+
+
+class Down:
+    """An instance with a state, all of whose calls fail at once."""
+
+    async def __call__(self, x: int) -> int:
+        turns.count()
+        raise OSError(x)
+
+
+@ps.node
+async def last(values: AsyncIterator[int]) -> int:
+    return [value async for value in values][-1]
+
+
+RETRIES = {"retry": ps.Retry(attempts=20), "fallback": lambda _: 7}
+
+
+def _fails(x: int) -> int:
+    turns.count()
+    raise OSError(x)
+
+
+async def _afails(x: int) -> int:
+    return _fails(x)
+
+
+async def _fails_as_a_stream(x: int) -> AsyncIterator[int]:
+    yield _fails(x)
+
+
+@pytest.mark.parametrize("kind", ["plain", "async", "wait", "timeout", "hedge", "cache", "class", "stream"])
+async def test_promise_7_every_retry_gives_the_loop_its_turn(kind: str) -> None:
+    """Also one that pauses for no time, after an attempt that has not waited."""
+    more: dict[str, Any] = {
+        "timeout": {"timeout_seconds": 60},
+        "wait": {"retry": ps.Retry(attempts=20, wait=lambda error, attempt: 0)},
+        "hedge": {"hedge": ps.Hedge(after_seconds=60)},
+        "cache": {"cache": ps.Cache(max_bytes=1_000, ttl_seconds=1)},
+        "stream": {"retry": ps.Retry(attempts=20)},
+    }
+    policy = {**RETRIES, **more.get(kind, {})}
+    if kind == "stream":
+        del policy["fallback"]
+    kinds: dict[str, Any] = {"plain": _fails, "class": Down, "stream": _fails_as_a_stream}
+    made: Any = ps.node(**policy)(kinds.get(kind, _afails))
+    down = made() if kind == "class" else made
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        if kind == "stream":
+            return await last(down(x))
+        return down(x) if kind == "plain" else await down(x)
+
+    turns.most = 0
+    turns.watch()
+    if kind == "stream":
+        with pytest.raises(OSError, match="1"):
+            await engine.run(graph(1))
+    else:
+        assert await engine.run(graph(1)) == 7
+    turns.stop()
+    assert turns.most == 1
 
 
 class Witness:

@@ -400,6 +400,42 @@ async def test_errors_are_not_kept_and_each_waiter_gets_its_own() -> None:
     assert count == 2
 
 
+@pytest.mark.parametrize("policy", [{}, {"retry": ps.Retry(2)}, {"timeout_seconds": 60}, {"failover": None}])
+async def test_the_first_caller_that_still_waits_gets_the_exception_itself(policy: dict[str, Any]) -> None:
+    raised: list[LookupError] = []
+    gate = asyncio.Event()
+
+    async def fails(value: str) -> str:
+        await gate.wait()
+        raised.append(LookupError(value))
+        raised[-1].add_note("a note of its own")
+        raise raised[-1]
+
+    if "failover" in policy:
+        policy = {"failover": ps.node(name="backup")(fails)}
+    ask = alone(ps.node(cache=KEPT, **policy)(fails))
+    async with engine.deploy(ask) as service:
+        waiting = [asyncio.create_task(service(value)) for value in "aaaa"]
+        await testing.wait_quiescent()
+        waiting[0].cancel()
+        await testing.wait_quiescent()
+        gate.set()
+        gone, *errors = await asyncio.gather(*waiting, return_exceptions=True)
+        assert isinstance(gone, asyncio.CancelledError)
+        assert [error is raised[-1] for error in errors] == [True, False, False]
+        for item, error in enumerate(errors, 1):
+            assert isinstance(error, LookupError)
+            own, where = error.__notes__
+            assert own == "a note of its own"
+            assert where == f"in node 'fails' of graph 'only', item {item}, attempt 1"
+        with pytest.raises(LookupError) as caught:
+            await service("a")
+        assert caught.value is raised[-1]
+    with pytest.raises(LookupError) as caught:
+        await engine.run(ask("a"))
+    assert caught.value is raised[-1]
+
+
 async def test_results_of_fallback_and_failover_are_not_kept() -> None:
     is_down = True
 
@@ -609,12 +645,12 @@ async def test_an_abort_ends_computations_that_wait_for_each_other_unseen() -> N
         await asyncio.gather(*calls, return_exceptions=True)
 
 
-async def test_without_enable_caching_nothing_is_kept() -> None:
+async def test_without_reuse_of_plans_nothing_is_kept() -> None:
     calls = Calls()
     ask = alone(calls.node())
     async with engine.Engine() as e:
-        assert [await e.run(ask("a"), enable_caching=False) for _ in range(2)] == ["of a"] * 2
-        async with e.deploy(ask, enable_caching=False) as service:
+        assert [await e.run(ask("a"), reuse_plans=False) for _ in range(2)] == ["of a"] * 2
+        async with e.deploy(ask, reuse_plans=False) as service:
             await asyncio.gather(*[service.run(ask("a")) for _ in range(3)])
     assert calls["'a'"] == 5
 

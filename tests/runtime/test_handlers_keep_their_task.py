@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections.abc import AsyncIterator
 
 import anyio
 import anyio.lowlevel
@@ -228,6 +229,32 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_item_only() -> None
     assert "'suicide'" in raised.value.__notes__[0]
 
 
+@pytest.mark.parametrize("size", [1, 2])
+async def test_a_task_that_was_cancelled_from_outside_ends_as_cancelled(size: int) -> None:
+    tasks: list[asyncio.Task[object]] = []
+
+    @ps.node
+    async def wait(x: int) -> int:
+        task = asyncio.current_task()
+        assert task is not None
+        tasks.append(task)
+        await asyncio.Event().wait()
+        return x
+
+    @ps.graph
+    async def line(x: int) -> int:
+        return await wait(x) if size == 1 else await wait(await wait(x))
+
+    async with engine.deploy(line) as service:
+        call = asyncio.ensure_future(service(1))
+        await testing.wait_quiescent()
+        tasks[0].cancel()
+        with pytest.raises(ps.NodeCancelledError):
+            await call
+        await asyncio.wait(tasks)
+    assert tasks[0].cancelled()
+
+
 @pytest.mark.parametrize("is_last", [True, False])
 async def test_a_handler_that_cancels_its_own_task_and_never_waits_harms_no_other_item(is_last: bool) -> None:
     @ps.node
@@ -358,6 +385,48 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
         assert await service(2) == 2
+
+
+@pytest.mark.parametrize("kind", ["list", "stream", "cached"])
+async def test_workers_of_bodies_that_were_cancelled_before_they_began_are_not_waited_for(kind: str) -> None:
+    @ps.node
+    async def quick(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    @ps.node(cache=ps.Cache(max_bytes=1000))
+    async def cached(x: int) -> int:
+        await asyncio.sleep(0)
+        return x
+
+    @ps.node
+    async def numbers(x: int) -> AsyncIterator[int]:
+        for number in range(x):
+            yield number
+
+    @ps.node
+    async def total(sum_of: int, number: int) -> int:
+        return sum_of + number
+
+    @ps.graph
+    async def call(x: int) -> object:
+        if kind == "list":
+            return await ps.map_each(quick, [x] * 5)
+        if kind == "stream":
+            return await ps.fold(total, ps.map_each(quick, numbers(x)), 0)
+        return await cached(x)
+
+    for turns in range(12):
+        async with engine.Engine() as own:
+            run = asyncio.create_task(own.run(call(5)))
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for task in asyncio.all_tasks() - {asyncio.current_task()}:
+                task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, ps.NodeCancelledError):
+                await run
+        await testing.wait_quiescent()
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def fan_out(branch: ps.Node[[int], object], *, layers: int = 1) -> ps.Graph[[int], int]:

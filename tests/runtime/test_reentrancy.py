@@ -118,6 +118,110 @@ async def test_callers_that_hold_all_places_together_are_told_so_and_not_all_of_
     assert [result for result in results if not isinstance(result, Exception)] == [1, 1]
 
 
+def ring(length: int, limit: int, verb: str = "run") -> list[ps.Graph[[int, int], int]]:
+    """Graphs of one limited node each, whose handler calls the next graph; the last one calls the first."""
+    graphs: list[ps.Graph[[int, int], int]] = []
+
+    def graph_of(number: int) -> ps.Graph[[int, int], int]:
+        @ps.node(concurrency=limit, name=f"node {number}")
+        async def step(depth: int, item: int) -> int:
+            call = graphs[(number + 1) % length](depth - 1, item)
+            for _ in range(3):  # until all have begun
+                await asyncio.sleep(0)
+            if depth == 0:
+                return item
+            if verb == "run":
+                return await engine.run(call)
+            async with engine.stream([call]) as results:
+                return await anext(results)
+
+        @ps.graph
+        async def calling(depth: int, item: int) -> int:
+            return await step(depth, item)
+
+        @ps.graph
+        async def mapping(depth: int, item: int) -> int:
+            return (await ps.map_each(lambda one: step(depth, one), [item]))[0]
+
+        return mapping if verb == "body" else calling
+
+    graphs += [graph_of(number) for number in range(length)]
+    return graphs
+
+
+@pytest.mark.parametrize("verb", ["run", "stream", "body"])
+@pytest.mark.parametrize(("length", "limit"), [(2, 1), (3, 1), (2, 3)])
+async def test_nodes_whose_handlers_wait_for_places_of_each_other_are_told_so(length: int, limit: int, verb) -> None:
+    """Each item holds one place and waits for one in the next node; one of them fails, and the others go on."""
+    graphs = ring(length, limit, verb)
+    async with asyncio.timeout(10):
+        calls = [engine.run(graphs[item % length](1, item)) for item in range(length * limit)]
+        results = await asyncio.gather(*calls, return_exceptions=True)
+        refused = [result for result in results if isinstance(result, ps.ReentrantCallError)]
+        assert len(refused) == 1
+        assert "by way of a nested call, for places of other nodes" in str(refused[0])
+        assert "in the same order" in str(refused[0])
+        assert [one for one in results if one not in refused] == [
+            item for item, one in enumerate(results) if one not in refused
+        ]
+        assert await engine.run(graphs[0](length * limit - 1, 7)) == 7  # all places are free again
+
+
+async def test_a_circle_that_is_not_closed_is_waited_for() -> None:
+    """One place is held by a handler that calls nothing, so the others get it in the end."""
+    first, second = ring(2, 2)
+    calls = [first(1, 0), first(1, 1), second(1, 2), second(0, 3)]
+    assert await asyncio.gather(*map(engine.run, calls)) == [0, 1, 2, 3]
+
+
+async def test_an_item_that_waits_behind_a_circle_is_not_the_one_that_fails() -> None:
+    first, second = ring(2, 1)
+
+    @ps.node(concurrency=1)
+    async def outside(item: int) -> int:
+        return await engine.run(first(0, item))
+
+    @ps.graph
+    async def waiting(item: int) -> int:
+        return await outside(item)
+
+    calls = [engine.run(call) for call in (first(1, 0), second(1, 1), waiting(2))]
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    assert [type(result) for result in results].count(ps.ReentrantCallError) == 1
+    assert results[2] == 2
+
+
+async def test_a_caller_that_joins_a_computation_which_waits_for_its_place_by_way_of_a_run_is_refused() -> None:
+    holds, computes = asyncio.Event(), asyncio.Event()
+
+    @ps.node(cache=ps.Cache(max_bytes=1000))
+    async def kept(x: int) -> int:
+        computes.set()
+        return await engine.run(limited_alone(x, False))
+
+    @ps.node(concurrency=1)
+    async def limited(x: int, joins: bool) -> int:
+        if not joins:
+            return x
+        holds.set()
+        await computes.wait()
+        await testing.wait_quiescent()  # the run inside of the computation is in line for the place
+        return await engine.run(kept_alone(x))
+
+    @ps.graph
+    async def limited_alone(x: int, joins: bool) -> int:
+        return await limited(x, joins)
+
+    @ps.graph
+    async def kept_alone(x: int) -> int:
+        return await kept(x)
+
+    holder = asyncio.create_task(engine.run(limited_alone(1, True)))
+    await holds.wait()
+    results = await asyncio.gather(holder, engine.run(kept_alone(1)), return_exceptions=True)
+    assert [type(result) for result in results] == [ps.ReentrantCallError] * 2
+
+
 async def test_a_caller_may_handle_it_and_go_on() -> None:
     @ps.node(concurrency=1)
     async def careful(x: int) -> str:

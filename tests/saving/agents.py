@@ -28,7 +28,7 @@ TURNS = 5
 
 def agent(durable: ps.Durable, turn: "Callable[[State], Any]", last: int = TURNS) -> "ps.Graph[[str], str]":
     """Returns a graph whose loop runs `turn` until the state is at `last`."""
-    body = ps.node(turn)
+    body = ps.node(effectful=True)(turn)
 
     @ps.node
     async def before(question: str) -> State:
@@ -48,6 +48,11 @@ def agent(durable: ps.Durable, turn: "Callable[[State], Any]", last: int = TURNS
         return await after(state)
 
     return answered
+
+
+def durable_in(place: str) -> ps.Durable:
+    """Returns where loops are kept: in a file, or in a database of PostgreSQL."""
+    return ps.Durable(ps.PostgresStore(place) if place.startswith("postgresql://") else Path(place))
 
 
 def next_state(state: State, word: str) -> State:
@@ -72,14 +77,25 @@ async def main(file: str, key: str, answer: str | None = None) -> None:
             word = await ps.interrupt(f"what comes in turn {state.turn}?")
         return next_state(state, word)
 
-    graph = agent(ps.Durable(Path(file)), turn)
+    graph = agent(durable_in(file), turn)
     given: dict[str, Any] = {} if answer is None else {"answer": answer}
     try:
-        say(f"result {await engine.run(graph('q'), key=key, **given)}")
+        say(f"result {await engine.run(graph('q'), durable_key=key, **given)}")
     except ps.Interrupted as interrupted:
         say(f"asked {interrupted.key} {interrupted.question}")
     except ps.KeyInUse as error:
         say(f"refused {error}")
+
+
+async def resume_all(file: str) -> None:
+    """Goes on with all keys; prints what runs, and which could not."""
+
+    async def turn(state: State) -> State:
+        say(f"turn {state.turn}")
+        return next_state(state, f"word{state.turn}")
+
+    async with engine.deploy(agent(durable_in(file), turn)) as service:
+        say(f"left {await service.resume_all()}")
 
 
 async def fork(file: str) -> None:
@@ -88,16 +104,16 @@ async def fork(file: str) -> None:
     async def turn(state: State) -> State:
         return next_state(state, f"word{state.turn}")
 
-    graph = agent(ps.Durable(Path(file)), turn)
-    await engine.run(graph("q"), key="before")
+    graph = agent(durable_in(file), turn)
+    await engine.run(graph("q"), durable_key="before")
 
     def in_child() -> None:
         say(f"child {asyncio.run(engine_run())}")
 
     async def engine_run() -> str:
-        return await engine.run(graph("q"), key="child")
+        return await engine.run(graph("q"), durable_key="child")
 
     child = multiprocessing.get_context("fork").Process(target=in_child)
     child.start()
     await asyncio.to_thread(child.join)
-    say(f"parent {await engine.run(graph('q'), key='after')}")
+    say(f"parent {await engine.run(graph('q'), durable_key='after')}")

@@ -3,7 +3,7 @@
     python -m tests.saving.killed --kills 20            the language model of the examples, killed 20 times
     python -m tests.saving.killed --kills 20 numbers    sums in NumPy, through threads, a shuffle and a split
 
-Half of the kills come at a random time, the others at a write, an fsync or a rename of a cut. Each start has other
+Half of the kills come at a random time, the others at a write, an fsync or a rename of a snapshot. Each start has other
 concurrency and other buffers. Exit status 1 if a result or a parameter differs in a single bit.
 """
 
@@ -24,13 +24,13 @@ import numpy as np
 
 import penstock as ps
 from penstock import data, engine
-from penstock.saving import cuts
+from penstock.saving import snapshots
 
 RECORDS = 3000
 KILLS_AT = "KILLS_AT_STEP"
 
 
-# The child: it goes on from its newest cut, and appends what it gets to a file.
+# The child: it goes on from its newest snapshot, and appends what it gets to a file.
 
 
 @ps.node
@@ -88,7 +88,7 @@ async def numbers(folder: Path, seed: int) -> None:
         joined = ps.map_each(added, ps.map_each(halved, left, concurrency=width()), right >> data.prefetched(width()))
         return joined >> data.shuffled(30, seed=2) >> data.batched(7) >> sums
 
-    checkpoint = ps.Checkpoint(folder / "cuts", every=50)
+    checkpoint = ps.Checkpoint(folder / "snapshots", every=50)
     with (folder / "results").open("a") as results:
         async with engine.stream(train(data.order(source, shuffle_seed=7, epochs=2)), checkpoint=checkpoint) as stream:
             async for value in stream:
@@ -111,7 +111,7 @@ async def model(folder: Path, seed: int) -> None:
         def report(step: example.Step) -> None:
             print(step.number, step.loss.hex(), file=results, flush=True)
 
-        checkpoint = ps.Checkpoint(folder / "cuts", every=40)
+        checkpoint = ps.Checkpoint(folder / "snapshots", every=40)
         await example.train(trained, texts, mesh, report, steps=400, checkpoint=checkpoint)
         for name, value in trained.parameters.items():
             print(name, np.asarray(value).tobytes().hex(), file=results, flush=True)
@@ -130,7 +130,7 @@ def kill_at_step(count: int) -> None:
         if left == 0:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    cuts.before_step = step
+    snapshots.before_step = step
 
 
 # The parent.

@@ -4,7 +4,7 @@ import asyncio
 import errno
 import math
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +15,8 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, telemetry
-from penstock.saving import cuts
+from penstock.saving import snapshots
+from penstock.testing import cancel_at_every_step
 
 SOURCE = np.arange(40)
 
@@ -95,10 +96,10 @@ async def plain(call: Any) -> list[tuple[int, Any]]:
 
 
 def records_of(folder: Path) -> list[tuple[int | None, bool | None]]:
-    return [(one.record, one.ended) for one in cuts.stored_cuts(folder, verify=True)]
+    return [(one.record, one.ended) for one in snapshots.stored_snapshots(folder, verify=True)]
 
 
-async def test_a_stream_goes_on_where_its_newest_cut_is(tmp_path: Path) -> None:
+async def test_a_stream_goes_on_where_its_newest_snapshot_is(tmp_path: Path) -> None:
     whole = await plain(sums(ordered()))
     checkpoint = ps.Checkpoint(tmp_path, every=10)
     assert await taken(sums(ordered()), checkpoint, 25) == whole[:25]
@@ -108,7 +109,7 @@ async def test_a_stream_goes_on_where_its_newest_cut_is(tmp_path: Path) -> None:
     assert records_of(tmp_path)[-1] == (40, True)
 
 
-async def test_the_position_is_that_of_the_cut_before_the_first_value(tmp_path: Path) -> None:
+async def test_the_position_is_that_of_the_snapshot_before_the_first_value(tmp_path: Path) -> None:
     checkpoint = ps.Checkpoint(tmp_path, every=1000)
     async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
         assert stream.position == 0
@@ -137,7 +138,7 @@ async def test_more_epochs_go_on_after_the_end(tmp_path: Path) -> None:
         await taken(sums(ordered(epochs=2)), checkpoint)
 
 
-async def test_the_state_of_the_reader_is_that_at_the_cut(tmp_path: Path) -> None:
+async def test_the_state_of_the_reader_is_that_at_the_snapshot(tmp_path: Path) -> None:
     async def train(limit: int | None) -> tuple[list[float], list[float]]:
         model = Counted()
         async with engine.stream(
@@ -205,10 +206,10 @@ async def test_a_failover_goes_on_with_its_state(tmp_path: Path) -> None:
     assert rest[0][0] > 1
 
 
-# Cuts that are asked for.
+# Snapshots that are asked for.
 
 
-async def test_a_cut_now_stores_what_the_reader_has_not_taken(tmp_path: Path) -> None:
+async def test_a_snapshot_now_stores_what_the_reader_has_not_taken(tmp_path: Path) -> None:
     whole = await plain(sums(ordered()))
     checkpoint = ps.Checkpoint(tmp_path, every=1000)
     async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
@@ -221,7 +222,34 @@ async def test_a_cut_now_stores_what_the_reader_has_not_taken(tmp_path: Path) ->
     assert await taken(sums(ordered()), checkpoint) == whole[4:]
 
 
-async def test_a_cut_now_of_another_task_waits_for_the_reader(tmp_path: Path) -> None:
+async def outcomes(call: Any, checkpoint: ps.Checkpoint | None, limit: int) -> list[tuple[int, Any, str]]:
+    got: list[tuple[int, Any, str]] = []
+    stream = engine.stream(call, checkpoint=checkpoint) if checkpoint else engine.stream(call)
+    async with stream as values:
+        async for one in values:
+            got.append((one.index, one.value, repr(one.error)))
+            if checkpoint and len(got) == limit:
+                await values.checkpoint()  # type: ignore[attr-defined]
+                break
+    return got
+
+
+@pytest.mark.parametrize("shuffles", [False, True])
+async def test_a_snapshot_stores_outcomes_of_what_has_failed(tmp_path: Path, shuffles: bool) -> None:
+    @ps.graph
+    async def tried(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+        results = ps.map_each(not_every_third, records, on_error="return")
+        return results >> data.shuffled(5, seed=1) if shuffles else results
+
+    whole = await outcomes(tried(ordered()), None, 0)
+    assert sum(error == "None" for *_, error in whole) == 26
+    checkpoint = ps.Checkpoint(tmp_path, every=7)
+    parts = [await outcomes(tried(ordered()), checkpoint, limit) for limit in (3, 10, 1000)]
+    assert [len(part) for part in parts] == [3, 10, 27]
+    assert [one for part in parts for one in part] == whole
+
+
+async def test_a_snapshot_now_of_another_task_waits_for_the_reader(tmp_path: Path) -> None:
     checkpoint = ps.Checkpoint(tmp_path, every=1000)
     async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
         await anext(stream)
@@ -235,7 +263,7 @@ async def test_a_cut_now_of_another_task_waits_for_the_reader(tmp_path: Path) ->
     assert 1 < rest[0][0] <= position + 1 if rest else position == 40
 
 
-async def test_a_cut_now_at_the_end_of_the_source(tmp_path: Path) -> None:
+async def test_a_snapshot_now_at_the_end_of_the_source(tmp_path: Path) -> None:
     whole = await plain(sums(ordered()))
     checkpoint = ps.Checkpoint(tmp_path, every=1000)
     async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
@@ -247,7 +275,7 @@ async def test_a_cut_now_at_the_end_of_the_source(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", ["reader", "node", "value"])
-async def test_a_cut_now_that_cannot_be_made_ends_with_the_call(tmp_path: Path, where: str) -> None:
+async def test_a_snapshot_now_that_cannot_be_made_ends_with_the_call(tmp_path: Path, where: str) -> None:
     class Failing(Counted):
         fails = False
 
@@ -278,7 +306,7 @@ async def test_a_cut_now_that_cannot_be_made_ends_with_the_call(tmp_path: Path, 
             reader.fails = where == "reader"
             Failing.fails = where == "node"
             try:
-                with pytest.raises(ps.EngineClosedError, match="ended before this cut") as caught:
+                with pytest.raises(ps.EngineClosedError, match="ended before this snapshot") as caught:
                     await stream.checkpoint()
             finally:
                 del Failing.fails
@@ -290,7 +318,7 @@ async def test_a_cut_now_that_cannot_be_made_ends_with_the_call(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("end", ["read", "closed", "failed"])
-async def test_a_cut_of_a_stream_that_has_ended_is_refused_and_says_so(tmp_path: Path, end: str) -> None:
+async def test_a_snapshot_of_a_stream_that_has_ended_is_refused_and_says_so(tmp_path: Path, end: str) -> None:
     @ps.node(stateless=True)
     async def fail(values: AsyncIterator[float]) -> AsyncIterator[float]:
         async for value in values:
@@ -307,7 +335,7 @@ async def test_a_cut_of_a_stream_that_has_ended_is_refused_and_says_so(tmp_path:
             async for _ in stream:
                 if end == "closed":
                     await stream.aclose()
-        kept = "its end is saved" if end == "read" else "its last cut is the one before"
+        kept = "its end is saved" if end == "read" else "its last snapshot is the one before"
         with pytest.raises(
             ps.EngineClosedError, match=f"this stream has ended, so checkpoint.* nothing to save; {kept}"
         ):
@@ -334,7 +362,7 @@ async def test_a_fingerprint_that_json_does_not_give_back_is_refused(tmp_path: P
         await taken(graph(Telling()), ps.Checkpoint(tmp_path, every=2), 4)
 
 
-async def test_a_stream_without_checkpoint_makes_no_cuts(tmp_path: Path) -> None:
+async def test_a_stream_without_checkpoint_makes_no_snapshots(tmp_path: Path) -> None:
     async with engine.stream(sums(ordered())) as stream:
         with pytest.raises(ps.OptionsError, match="not saved"):
             await stream.checkpoint()
@@ -429,6 +457,122 @@ async def test_a_mix_is_one_source(tmp_path: Path) -> None:
     assert sorted(got.items()) == whole
 
 
+class AsyncLines(Lines):
+    def __aiter__(self) -> "AsyncLines":
+        return self
+
+    async def __anext__(self) -> float:
+        await asyncio.sleep(0)
+        try:
+            return next(self)
+        except StopIteration:
+            raise StopAsyncIteration from None
+
+    __iter__: Any = None
+
+
+@pytest.mark.parametrize("until", ["first", "all"])
+@pytest.mark.parametrize(
+    "source",
+    [
+        lambda: data.order(Lines()),
+        lambda: data.order(AsyncLines, epochs=3),
+        lambda: data.order(Lines, epochs=3, shard=(1, 3)),
+        AsyncLines,
+    ],
+    ids=["iterator", "function", "shard", "no order"],
+)
+async def test_what_has_no_index_goes_on_in_a_mix(tmp_path: Path, source: Callable[[], Any], until: Any) -> None:
+    @ps.graph
+    async def mixed(lines: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        others = data.order(SOURCE, shuffle_seed=1) >> number
+        return data.mix([(ps.map_each(shown, lines), 1.0), (others, 2.0)], seed=5, until=until)
+
+    whole = await plain(mixed(source()))
+    got: dict[int, Any] = {}
+    for limit in (7, 1, 11, 13, None, None):
+        async with engine.stream(mixed(source()), checkpoint=ps.Checkpoint(tmp_path, every=5)) as stream:
+            taken = [(stream.position, value) async for value in up_to(stream, limit)]
+            if limit == 11:
+                await stream.checkpoint()
+        got |= dict(taken)
+        assert all(whole[position - 1] == (position, value) for position, value in taken)
+    assert taken == []
+    assert sorted(got.items()) == whole
+
+
+@ps.node
+def shown(value: Any) -> str:
+    return repr(value)
+
+
+async def test_an_order_of_a_stream_goes_on(tmp_path: Path) -> None:
+    @ps.graph
+    async def numbered(lines: AsyncIterator[float]) -> AsyncIterator[str]:
+        return data.order(lines) >> shown
+
+    whole = await plain(numbered(AsyncLines()))
+    checkpoint = ps.Checkpoint(tmp_path, every=4)
+    assert await taken(numbered(AsyncLines()), checkpoint, 11) == whole[:11]
+    rest = await taken(numbered(AsyncLines()), checkpoint)
+    assert rest == whole[rest[0][0] - 1 :]
+
+
+@ps.node(stateless=True)
+async def with_an_end(records: AsyncIterator[data.Record[Any]]) -> AsyncIterator[Any]:
+    async for record in records:
+        yield record.index
+    yield "the end"
+
+
+@ps.node
+def beside(value: Any, other: Any) -> tuple[Any, Any]:
+    return value, other
+
+
+@ps.node
+def listed(so_far: list[Any], value: Any) -> list[Any]:
+    return [*so_far, value]
+
+
+async def test_what_comes_behind_a_loop_comes_once(tmp_path: Path) -> None:
+    @ps.graph
+    async def opened_late(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+        other = await some_time("other")
+        return ps.map_each(lambda value: beside(value, other), with_an_end(records))
+
+    @ps.graph
+    async def folded(records: AsyncIterator[data.Record[None]]) -> list[Any]:
+        return await ps.fold(listed, with_an_end(records), [])
+
+    got = await taken(opened_late(ordered()), ps.Checkpoint(tmp_path / "stream"))
+    assert got[-1] == (41, ("the end", "other"))
+    assert await taken(opened_late(ordered()), ps.Checkpoint(tmp_path / "stream")) == []
+    results = [await engine.run(folded(ordered()), checkpoint=ps.Checkpoint(tmp_path / "fold")) for _ in range(3)]
+    assert results[0].count("the end") == 1
+    assert results[1:] == results[:1] * 2
+
+
+async def test_a_snapshot_behind_the_end_keeps_the_states_of_what_has_not_begun(tmp_path: Path) -> None:
+    def shuffled(epochs: int) -> Any:
+        return shuffling(data.order(SOURCE, epochs=epochs))
+
+    @ps.graph
+    async def shuffling(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[float]:
+        return records >> data.shuffled(4, seed=1) >> number
+
+    for folder in ("once", "again"):
+        async with engine.stream(shuffled(1), checkpoint=ps.Checkpoint(tmp_path / folder)) as stream:
+            while stream.position < 35:
+                await anext(stream)
+            await stream.checkpoint()  # of the end, with values that are unread
+    async with engine.stream(shuffled(1), checkpoint=ps.Checkpoint(tmp_path / "again")) as stream:
+        await stream.checkpoint()  # before the stage begins
+    rest = [await taken(shuffled(2), ps.Checkpoint(tmp_path / folder)) for folder in ("once", "again")]
+    assert len(rest[0]) == 45
+    assert rest[0] == rest[1]
+
+
 @ps.node
 def total(records: data.Records[Any]) -> float:
     return float((records.index * (records.epoch + 1)).sum())
@@ -449,6 +593,135 @@ async def test_an_order_of_batches_goes_on_between_two_of_them(tmp_path: Path, m
     rest = await taken(batches(), checkpoint)
     assert rest[0][0] in (5, 9)
     assert rest == whole[rest[0][0] - 1 :]
+
+
+# The index of an item, which goes on as well.
+
+
+@ps.node
+async def item(value: Any) -> tuple[Any, int]:
+    await asyncio.sleep(0)
+    return getattr(value, "index", value), ps.current().item
+
+
+@ps.node
+def not_every_third(record: data.Record[Any]) -> int:
+    if record.index % 3 == 0:
+        raise ValueError(record.index)
+    return record.index
+
+
+@ps.node(ordered=True)
+class InOrder(Counted):
+    async def __call__(self, value: float) -> tuple[float, int]:
+        self.values.append(value)
+        await asyncio.sleep(0)
+        return sum(self.values), ps.current().item
+
+
+@ps.node
+def is_low(value: float) -> bool:
+    return value < 20
+
+
+@ps.node
+def is_short(items: tuple[int, ...]) -> bool:
+    return len(items) < 3
+
+
+@ps.node
+def and_item(items: tuple[int, ...]) -> tuple[int, ...]:
+    return (*items, ps.current().item)
+
+
+@ps.node
+def first_item(record: data.Record[Any]) -> tuple[int, ...]:
+    return (ps.current().item,)
+
+
+async def chosen(record: data.Record[Any]) -> Any:
+    return await ps.cond(is_low(number(record)), item, first_item, record)
+
+
+async def looped(record: data.Record[Any]) -> Any:
+    return await ps.while_loop(is_short, and_item, first_item(record))
+
+
+@ps.node
+def both(left: Any, right: Any) -> tuple[Any, Any, int]:
+    return left, right, ps.current().item
+
+
+def joined(records: Any) -> Any:
+    left, right = records >> data.split(2)
+    return ps.map_each(both, ps.map_each(item, left), ps.map_each(number, right, on_error="return"))
+
+
+def mixed_items(records: Any) -> Any:
+    other = ps.map_each(number, ordered(), on_error="return")
+    return data.mix([(ps.map_each(item, records), 1.0), (other, 2.0)], seed=1)
+
+
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        lambda records: ps.map_each(number, records, on_error="return"),
+        lambda records: ps.map_each(item, ps.map_each(not_every_third, records, on_error="skip")),
+        lambda records: records >> data.shuffled(7, seed=1) >> item,
+        lambda records: ps.map_each(InOrder(), ps.map_each(overtaking, records >> number)),
+        lambda records: ps.map_each(chosen, records),
+        lambda records: ps.map_each(looped, records),
+        joined,
+        mixed_items,
+    ],
+    ids=["outcome", "skipped", "shuffled", "in order", "cond", "loop", "branches", "mix"],
+)
+async def test_the_index_of_an_item_goes_on(tmp_path: Path, pipeline: Any) -> None:
+    @ps.graph
+    async def items(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+        return pipeline(records)  # type: ignore[no-any-return]
+
+    whole = await plain(items(ordered(epochs=8)))
+    for limit in (5, 30, 1, None):
+        async with engine.stream(items(ordered(epochs=8)), checkpoint=ps.Checkpoint(tmp_path, every=7)) as stream:
+            begun = stream.position
+            got = [(stream.position, value) async for value in up_to(stream, limit)]
+            if limit != 30:
+                with suppress(ps.EngineClosedError):  # the end
+                    await stream.checkpoint()
+        assert got == whole[begun : begun + len(got)]
+    assert got[-1] == whole[-1]
+
+
+async def up_to(stream: Any, limit: int | None) -> AsyncIterator[Any]:
+    count = 0
+    while count != limit:
+        try:
+            yield await anext(stream)
+        except StopAsyncIteration:
+            return
+        count += 1
+
+
+async def test_the_index_of_an_item_goes_on_in_a_fold(tmp_path: Path) -> None:
+    fails = True
+
+    @ps.node
+    def listed(so_far: list[Any], value: Any) -> list[Any]:
+        if fails and len(so_far) == 33:
+            raise RuntimeError("the process dies")
+        return [*so_far, (value, ps.current().item)]
+
+    @ps.graph
+    async def folded(records: AsyncIterator[data.Record[None]]) -> list[Any]:
+        return await ps.fold(listed, records >> item, [])
+
+    checkpoint = ps.Checkpoint(tmp_path, every=7)
+    with pytest.raises(RuntimeError):
+        await engine.run(folded(ordered()), checkpoint=checkpoint)
+    assert records_of(tmp_path)
+    fails = False
+    assert await engine.run(folded(ordered()), checkpoint=checkpoint) == await engine.run(folded(ordered()))
 
 
 async def test_an_order_that_ended_with_a_smaller_batch_does_not_begin_again(tmp_path: Path) -> None:
@@ -521,15 +794,87 @@ async def test_resuming_far_behind_replays_nothing(tmp_path: Path) -> None:
 
     checkpoint = ps.Checkpoint(tmp_path, every=5)
     await taken(read(data.order(large, shuffle_seed=1)), checkpoint, 12)
-    with cuts.CutFolder(tmp_path) as folder:
-        cut = folder.newest()
-        assert cut is not None
-        states = {**cut.states, "records": {"epoch": 0, "step": 10_000_000}}
-        folder.save(cuts.Cut(10_000_000, states, cut.fingerprint, False))
+    with snapshots.SnapshotFolder(tmp_path) as folder:
+        snapshot = folder.newest()
+        assert snapshot is not None
+        states = {**snapshot.states, "records": {"epoch": 0, "step": 10_000_000}}
+        folder.save(snapshots.Snapshot(10_000_000, states, snapshot.fingerprint, False))
     asked.clear()
     [(_, record)] = await taken(read(data.order(large, shuffle_seed=1)), checkpoint, 1)
     assert record.position == 10_000_000
     assert len(asked) < 100
+
+
+# Events.
+
+
+@ps.node(effectful="unordered")
+async def telling(record: data.Record[Any]) -> int:
+    await ps.emit(("begun", record.index, ps.current().item))
+    await asyncio.sleep(0)
+    await ps.emit(("done", record.index, ps.current().item))
+    return record.index
+
+
+@ps.node(effectful="unordered")
+async def preparing(width: int) -> int:
+    for number in range(40):  # more than the reader has room for, before there is a stream
+        await ps.emit(("prepared", number, width))
+    return width
+
+
+@ps.graph
+async def told(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+    return ps.map_each(telling, records >> data.shuffled(3, seed=1), concurrency=4)
+
+
+@ps.node
+def first_of(value: Any, other: Any) -> Any:
+    return value
+
+
+@ps.graph
+async def told_late(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+    width = await preparing(3)
+    return ps.map_each(lambda value: first_of(value, width), ps.map_each(telling, records))
+
+
+@pytest.mark.parametrize("limits", [(1, 9, 2, 30, None), (0, 0, 50, None), (60, 59, None)])
+async def test_events_are_neither_lost_nor_sent_again(tmp_path: Path, limits: tuple[int | None, ...]) -> None:
+    async with engine.stream(told(ordered()), events=tuple) as items:
+        whole = [item async for item in items]
+        assert items.position == 40
+    got: list[Any] = []
+    for limit in limits:
+        checkpoint = ps.Checkpoint(tmp_path, every=7)
+        async with engine.stream(told(ordered()), events=tuple, checkpoint=checkpoint, capacity=2) as items:
+            assert items.position == sum(item.kind == "value" for item in got)
+            got += [item async for item in up_to(items, limit)]
+            if limit is not None:
+                await items.checkpoint()
+    for kind in ("value", "event"):
+        read, expected = ([one for one in items if one.kind == kind] for items in (got, whole))
+        assert sorted(map(repr, read)) == sorted(map(repr, expected))
+    assert [one.value for one in got if one.kind == "value"] == [one.value for one in whole if one.kind == "value"]
+
+
+async def test_events_before_the_last_snapshot_do_not_come_again(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path, every=7)
+    async with engine.stream(told(ordered()), events=tuple, checkpoint=checkpoint) as items:
+        read = [item async for item in up_to(items, 70)]
+    async with engine.stream(told(ordered()), events=tuple, checkpoint=checkpoint) as items:
+        before = items.position
+        assert before > 0
+        rest = [item async for item in items]
+    assert {one.item for one in rest if one.kind == "event"} == set(range(before, 40))
+    assert [one.value for one in read if one.kind == "value"][:before] + [
+        one.value for one in rest if one.kind == "value"
+    ] == [value for _, value in await plain(told(ordered()))]
+
+
+async def test_events_before_the_stream_do_not_hold_it_back(tmp_path: Path) -> None:
+    async with engine.stream(told_late(ordered()), events=tuple, checkpoint=ps.Checkpoint(tmp_path)) as items:
+        assert [(await anext(items)).value[0] for _ in range(40)] == ["prepared"] * 40
 
 
 # What is refused.
@@ -627,7 +972,7 @@ async def left_alone(records: Any) -> Any:
     return left >> number
 
 
-@ps.node(effectful=True)
+@ps.node(effectful="unordered")
 async def logged(values: AsyncIterator[Any]) -> None:
     async for _ in values:
         pass
@@ -655,8 +1000,8 @@ def mixed_late(records: Any) -> Any:
     ("pipeline", "told"),
     [
         (lambda records: generated(), "'generated' .* source of the stream.* take data.order"),
-        (lambda records: records >> number >> WithoutState(), "class WithoutState keeps state .*stateless=True"),
-        (lambda records: records >> number >> RestoredLater(), "class RestoredLater keeps state .* plain `def`"),
+        (lambda records: records >> number >> WithoutState(), "class WithoutState is called .*stateless=True"),
+        (lambda records: records >> number >> RestoredLater(), "class RestoredLater .* plain `def`"),
         (lambda records: records >> number >> doubled, "'doubled' .* generator function .* stateless=True"),
         (lambda records: records >> number >> summed >> summed, "one instance is called at several places"),
         (lambda records: records >> number >> Looping(), "'Looping' .* owns its loop"),
@@ -672,7 +1017,7 @@ def mixed_late(records: Any) -> Any:
         (mixed_late, "'batched' .* before data.mix"),
         (
             lambda records: (records >> data.split(2)) >> data.merged("arrival"),
-            "'merged' .* in which they arrive.* data.merged\\('turns'\\)",
+            "'merged' .* in which they arrive.* data.merged\\('round_robin'\\)",
         ),
     ],
 )
@@ -714,8 +1059,13 @@ async def generator() -> AsyncIterator[data.Record[None]]:
 
 @pytest.mark.parametrize(
     "argument",
-    [generator, lambda: data.order(iter([1, 2])), lambda: ordered() >> data.shuffled(3, seed=1)],
-    ids=["generator", "order of an iterator", "stage"],
+    [
+        generator,
+        lambda: ordered() >> data.shuffled(3, seed=1),
+        lambda: (ordered(), ordered()) >> data.merged("round_robin"),
+        lambda: data.mix([(ordered(), 1.0)], seed=1),
+    ],
+    ids=["generator", "stage", "merged", "mix"],
 )
 async def test_an_argument_that_would_begin_again_is_refused(tmp_path: Path, argument: Callable[[], Any]) -> None:
     with pytest.raises(ps.PlanError, match=r"state\(\)"):
@@ -729,6 +1079,95 @@ async def test_an_iterator_in_the_graph_that_would_begin_again_is_refused(tmp_pa
 
     with pytest.raises(ps.PlanError, match=r"list_iterator .*state\(\)"):
         await taken(from_iterator(), ps.Checkpoint(tmp_path))
+
+
+def numbers() -> Iterator[int]:
+    yield from range(1000)
+
+
+class Unstorable(Counted):
+    def state(self) -> Any:
+        return object()
+
+    def __call__(self, record: data.Record[Any]) -> float:
+        return float(record.index)
+
+
+@ps.graph
+async def mixed_with(
+    records: AsyncIterator[data.Record[None]], source: Any, noted: list[int]
+) -> AsyncIterator[data.Record[Any]]:
+    late = data.order(await some_time(source))
+    return data.mix([(ps.map_each(lambda record: seen(record, noted), records), 1.0), (late, 1.0)], seed=1)
+
+
+@ps.node
+def seen(record: data.Record[Any], noted: list[int]) -> data.Record[Any]:
+    noted.append(record.index)
+    return record
+
+
+@ps.node
+async def some_time(source: Any) -> Any:
+    for _ in range(20):
+        await asyncio.sleep(0)
+    return source
+
+
+@ps.graph
+async def seen_by(
+    records: AsyncIterator[data.Record[None]], source: Any, noted: list[int]
+) -> AsyncIterator[data.Record[Any]]:
+    return ps.map_each(lambda record: seen(record, noted), records)
+
+
+@ps.graph
+async def of_a_model(
+    records: AsyncIterator[data.Record[None]], source: Any, noted: list[int]
+) -> AsyncIterator[data.Record[Any]]:
+    return ps.map_each(ps.node(Unstorable)(), ps.map_each(lambda record: seen(record, noted), records))
+
+
+@pytest.mark.parametrize("enters", [True, False])
+@pytest.mark.parametrize(
+    ("graph", "records", "told"),
+    [
+        (seen_by, lambda: data.order(iter([1, 2])), r"list_iterator .*state\(\)"),
+        (seen_by, lambda: data.order(numbers), r"generator .*state\(\)"),
+        (mixed_with, ordered, r"generator .*state\(\)"),
+        (of_a_model, ordered, "Unstorable is a builtins.object, which cannot be stored"),
+    ],
+    ids=["iterator", "function", "late source of a mix", "model"],
+)
+async def test_what_cannot_go_on_is_refused_before_the_first_value(
+    tmp_path: Path, graph: Any, records: Any, told: str, enters: bool
+) -> None:
+    noted: list[int] = []
+    stream = engine.stream(graph(records(), numbers, noted), checkpoint=ps.Checkpoint(tmp_path))
+    with pytest.raises((ps.PlanError, ps.NotStorable), match=told):
+        await (stream.__aenter__() if enters else anext(stream))
+    assert noted == []
+
+
+@pytest.mark.parametrize("place", ["alone", "function", "in a mix"])
+async def test_the_source_tells_its_state_once_at_the_start(tmp_path: Path, place: str) -> None:
+    class Asked(Lines):
+        times = 0
+
+        def state(self) -> Any:
+            self.times += 1
+            return super().state()
+
+    lines = Asked()
+    records = data.order((lambda: lines) if place == "function" else lines)
+
+    @ps.graph
+    async def mixed(records: AsyncIterator[data.Record[Any]]) -> AsyncIterator[data.Record[Any]]:
+        return data.mix([(records, 1.0), (data.order(SOURCE), 1.0)], seed=1)
+
+    call = mixed(records) if place == "in a mix" else sums(records)
+    async with engine.stream(call, checkpoint=ps.Checkpoint(tmp_path)):
+        assert lines.times == 1
 
 
 async def test_checkpoint_is_for_one_call_that_is_no_services(tmp_path: Path) -> None:
@@ -756,7 +1195,7 @@ async def test_checkpoint_is_for_one_call_that_is_no_services(tmp_path: Path) ->
         (lambda: data.order(range(41), shuffle_seed=3), "records.length was 40, and is 41"),
     ],
 )
-async def test_cuts_of_another_run_are_refused(tmp_path: Path, changed: Callable[[], Any], told: str) -> None:
+async def test_snapshots_of_another_run_are_refused(tmp_path: Path, changed: Callable[[], Any], told: str) -> None:
     checkpoint = ps.Checkpoint(tmp_path, every=5)
     await taken(sums(ordered()), checkpoint, 20)
     with pytest.raises(ps.CheckpointError, match=told):
@@ -766,7 +1205,24 @@ async def test_cuts_of_another_run_are_refused(tmp_path: Path, changed: Callable
     assert rest[0][0] > 1
 
 
-async def test_cuts_of_another_run_are_refused_before_the_values_that_the_reader_had_not_taken(tmp_path: Path) -> None:
+async def test_a_batch_that_was_begun_for_a_larger_size_is_given_at_once(tmp_path: Path) -> None:
+    def batches(size: int) -> Any:
+        @ps.graph
+        async def batches() -> AsyncIterator[Any]:
+            return data.order(SOURCE) >> data.read(SOURCE) >> data.batched(size)
+
+        return batches()
+
+    assert [batch.tolist() for _, batch in await taken(batches(8), ps.Checkpoint(tmp_path, every=5), 1)] == [
+        [*range(8)]
+    ]
+    goes_on = ps.Checkpoint(tmp_path, every=5, on_mismatch="continue")
+    assert [batch.tolist() for _, batch in await taken(batches(3), goes_on, 2)] == [[0, 1, 2, 3, 4, 5], [6, 7, 8]]
+
+
+async def test_snapshots_of_another_run_are_refused_before_the_values_that_the_reader_had_not_taken(
+    tmp_path: Path,
+) -> None:
     checkpoint = ps.Checkpoint(tmp_path)
     async with engine.stream(sums(ordered()), checkpoint=checkpoint) as stream:
         await anext(stream)
@@ -790,13 +1246,13 @@ async def test_another_source_of_a_mix_is_refused_however_rarely_it_is_read(tmp_
     checkpoint = ps.Checkpoint(tmp_path, every=10)
     await taken(mixed(1), checkpoint, 50)
     before = records_of(tmp_path)
-    for _ in range(2):  # the first one must not write cuts that the second one fits
+    for _ in range(2):  # the first one must not write snapshots that the second one fits
         with pytest.raises(ps.CheckpointError, match=r"order#2\.seed was 1, and is 2"):
             await taken(mixed(2), checkpoint)
     assert records_of(tmp_path) == before
 
 
-async def test_cuts_of_another_graph_are_refused(tmp_path: Path) -> None:
+async def test_snapshots_of_another_graph_are_refused(tmp_path: Path) -> None:
     @ps.graph
     async def batches(records: AsyncIterator[data.Record[None]], size: int = 2) -> AsyncIterator[Any]:
         return records >> data.batched(2)
@@ -807,7 +1263,7 @@ async def test_cuts_of_another_graph_are_refused(tmp_path: Path) -> None:
         await taken(batches(ordered()), checkpoint)
 
 
-async def test_cuts_of_steps_in_another_order_or_with_other_states_are_refused(tmp_path: Path) -> None:
+async def test_snapshots_of_steps_in_another_order_or_with_other_states_are_refused(tmp_path: Path) -> None:
     def stages(change: str) -> ps.Graph[[AsyncIterator[data.Record[None]]], AsyncIterator[Any]]:
         counting = Passing() if change == "stateless" else Counting()
 
@@ -847,6 +1303,20 @@ async def test_a_second_run_is_refused(tmp_path: Path) -> None:
     await taken(sums(ordered()), checkpoint)
 
 
+def test_a_cancel_at_any_step_of_entering_leaves_nothing(tmp_path: Path) -> None:
+    async def enter() -> None:
+        async with engine.stream(sums(ordered()), checkpoint=ps.Checkpoint(tmp_path)):
+            pass
+
+    outcomes = 0
+    for outcome in cancel_at_every_step(enter, timeout_seconds=None):
+        outcomes += 1
+        assert not outcome.tasks_left
+        with snapshots.SnapshotFolder(tmp_path):  # its lock is free, although the error is kept
+            pass
+    assert outcomes > 20
+
+
 async def test_a_folder_that_is_none_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ps.CheckpointError, match="nothing can be written"):
@@ -861,7 +1331,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         if step == "write":
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(cuts, "before_step", fail)
+    monkeypatch.setattr(snapshots, "before_step", fail)
 
 
 async def test_a_full_disk_lets_the_run_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -929,8 +1399,8 @@ class Loss:
     value: float
 
 
-async def test_marks_are_hidden_from_steps_that_wait(tmp_path: Path) -> None:
-    """Each step sees numbers alone, also where marks are as frequent as records."""
+async def test_barriers_are_hidden_from_steps_that_wait(tmp_path: Path) -> None:
+    """Each step sees numbers alone, also where barriers are as frequent as records."""
 
     @ps.node
     def checked(value: Any) -> Loss:
@@ -949,7 +1419,7 @@ async def test_marks_are_hidden_from_steps_that_wait(tmp_path: Path) -> None:
 
 async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     has_changed = threading.Event()
-    monkeypatch.setattr(cuts, "before_step", lambda step, path: has_changed.wait(20))
+    monkeypatch.setattr(snapshots, "before_step", lambda step, path: has_changed.wait(20))
 
     @ps.node
     class Large:
@@ -976,15 +1446,15 @@ async def test_a_state_that_changes_in_place_is_copied(tmp_path: Path, monkeypat
     async with engine.stream(counted(ordered()), checkpoint=checkpoint) as stream:
         for _ in range(30):
             await anext(stream)
-        has_changed.set()  # only now is the cut written
-    with cuts.CutFolder(tmp_path) as folder:
-        cut = folder.newest()
-        assert cut is not None
-        assert cut.record == 10
-        assert set(cut.states["map_each#2/Large"]) == {float(cut.record)}
+        has_changed.set()  # only now is the snapshot written
+    with snapshots.SnapshotFolder(tmp_path) as folder:
+        snapshot = folder.newest()
+        assert snapshot is not None
+        assert snapshot.record == 10
+        assert set(snapshot.states["map_each#2/Large"]) == {float(snapshot.record)}
 
 
-async def test_a_mark_waits_for_what_runs_before_it(tmp_path: Path) -> None:
+async def test_a_barrier_waits_for_what_runs_before_it(tmp_path: Path) -> None:
     @ps.node
     async def slow(value: float) -> float:
         for _ in range(int(value) % 5 * 3):
@@ -1037,15 +1507,15 @@ async def test_restore_comes_after_the_instance_was_entered(tmp_path: Path) -> N
     assert happened == ["entered", "called", "left", "entered", "restored", "called", "left"]
 
 
-async def test_profiles_and_statistics_show_what_cuts_cost(tmp_path: Path) -> None:
+async def test_profiles_and_statistics_show_what_snapshots_cost(tmp_path: Path) -> None:
     with telemetry.profile() as profile:
         async with engine.stream(sums(ordered()), checkpoint=ps.Checkpoint(tmp_path, every=1000)) as stream:
             for _ in range(3):
                 await anext(stream)
                 await stream.checkpoint()
-            assert stream.statistics().cuts_saved == 3
+            assert stream.statistics().snapshots_saved == 3
             assert "3 saved, 0 skipped, 0 failed" in str(stream.statistics())
             await stream._collect()
     shown = " ".join(str(profile).split())
-    assert "cuts 4 of sums," in shown
+    assert "snapshots 4 of sums," in shown
     assert "beside the pipeline each; steps waited 0 s for copies" in shown

@@ -19,6 +19,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.saving import durable as durable_module
+from penstock.saving import loops as loops_module
 from penstock.saving import store as store_module
 from penstock.testing import cancel_at_every_step
 from tests.saving.agents import TURNS, State, agent, next_state
@@ -100,7 +101,7 @@ async def waits() -> None:
 
 async def test_a_loop_has_its_result_and_is_kept(store: MemoryStore, turns: Turns) -> None:
     graph = make(store, turns)
-    assert await engine.run(graph("q"), key="k") == WORDS
+    assert await engine.run(graph("q"), durable_key="k") == WORDS
     assert turns.ran == list(range(TURNS))
     history = await ps.Durable(store).history("k")
     assert [state.step for state in history] == list(range(TURNS + 1))
@@ -116,12 +117,12 @@ async def test_a_call_that_has_failed_goes_on_and_one_with_a_result_begins_anew(
     graph = make(store, turns)
     turns.in_turn[3] = fails
     with pytest.raises(ValueError, match="down"):
-        await engine.run(graph("q"), key="k")
+        await engine.run(graph("q"), durable_key="k")
     turns.in_turn.clear()
-    assert await engine.run(graph("q"), key="k") == WORDS
+    assert await engine.run(graph("q"), durable_key="k") == WORDS
     assert turns.ran == [0, 1, 2, 3, 3, 4]
     turns.ran.clear()
-    assert await engine.run(graph("another question"), key="k") == WORDS
+    assert await engine.run(graph("another question"), durable_key="k") == WORDS
     assert turns.ran == list(range(TURNS))
     assert len(await ps.Durable(store).history("k")) == TURNS + 1
 
@@ -155,8 +156,8 @@ async def test_steps_around_the_loop_run_again_and_the_kept_state_takes_the_plac
         return await last(await ps.while_loop(below, up, await first(question), durable=durable))
 
     with pytest.raises(ValueError, match="crash"):
-        await engine.run(counted("q"), key="k")
-    assert await engine.run(counted("q"), key="k") == 102
+        await engine.run(counted("q"), durable_key="k")
+    assert await engine.run(counted("q"), durable_key="k") == 102
     assert ran == ["before", 100, 101, "after", "before", "after"]
 
 
@@ -176,10 +177,10 @@ async def test_iterations_of_earlier_calls_count_in_the_limit(store: MemoryStore
         return await ps.while_loop(ps.node(lambda value: True), up, 0, max_iterations=3, durable=durable)
 
     with pytest.raises(ValueError, match="crash"):
-        await engine.run(endless, key="k")
+        await engine.run(endless, durable_key="k")
     for _ in range(2):
         with pytest.raises(ps.IterationLimitError, match="3 times"):
-            await engine.run(endless, key="k")
+            await engine.run(endless, durable_key="k")
     assert ran == [0, 1, 1, 2]
 
 
@@ -212,7 +213,7 @@ async def test_a_durable_graph_needs_a_key_wherever_it_is_called(store: MemorySt
             async with service.stream(tokens("q")) as values:
                 await anext(values)
         assert service.statistics().admission.in_flight == 0
-    with pytest.raises(ps.OptionsError, match=r"engine.run\(graph\(...\), key=...\)"):
+    with pytest.raises(ps.OptionsError, match=r"engine.run\(graph\(...\), durable_key=...\)"):
         await graph("q")
     assert (turns.ran, store.calls) == ([], [])
 
@@ -234,7 +235,7 @@ async def plain_tokens(question: str) -> AsyncIterator[str]:
 
 
 async def test_a_graph_that_is_not_durable_takes_neither_key_nor_answer(store: MemoryStore, turns: Turns) -> None:
-    given: list[dict[str, Any]] = [{"key": "k"}, {"answer": None}]
+    given: list[dict[str, Any]] = [{"durable_key": "k"}, {"answer": None}]
     for options in given:
         refused = pytest.raises(ps.OptionsError, match="for a graph with a durable loop, and graph 'plain")
         with refused:
@@ -242,7 +243,7 @@ async def test_a_graph_that_is_not_durable_takes_neither_key_nor_answer(store: M
         with refused:
             async with engine.stream(plain_tokens("q"), **options) as values:
                 await anext(values)
-        with pytest.raises(ps.OptionsError, match=r"for one call, not for many: use engine\.run"):
+        with pytest.raises(ps.OptionsError, match=r"for one call, not for many: use engine\.run; .* to engine\.deploy"):
             engine.stream([plain("q")], **options)
         async with engine.deploy(plain, plain_tokens) as service:
             with refused:
@@ -255,7 +256,14 @@ async def test_a_graph_that_is_not_durable_takes_neither_key_nor_answer(store: M
     with pytest.raises(ps.OptionsError, match="key="):
         await engine.run(make(store, turns)("q"), answer="yes")
     with pytest.raises(ps.OptionsError, match="a text that is not empty"):
-        await engine.run(make(store, turns)("q"), key="")
+        await engine.run(make(store, turns)("q"), durable_key="")
+    for options in ({"durable_key": "a\ud800"}, {"durable_key": "\udc80", "answer": "yes"}):
+        with pytest.raises(ps.OptionsError, match=r"key='.*can be written as UTF-8"):
+            await engine.run(make(store, turns)("q"), **options)
+    durable = ps.Durable(store)
+    for refused in (durable.history("\ud800"), durable.fork("\ud800", 0, "b"), durable.fork("a", 0, "\ud800")):
+        with pytest.raises(ps.OptionsError, match="can be written as UTF-8"):
+            await refused
 
 
 async def test_an_unfinished_key_is_for_the_same_graph_and_the_same_arguments(store: MemoryStore, turns: Turns) -> None:
@@ -270,15 +278,15 @@ async def test_an_unfinished_key_is_for_the_same_graph_and_the_same_arguments(st
 
     turns.in_turn[3] = fails
     with pytest.raises(ValueError, match="down"):
-        await engine.run(graph("q"), key="k")
+        await engine.run(graph("q"), durable_key="k")
     with pytest.raises(ps.OptionsError, match=r"unfinished call with other arguments: question differs"):
-        await engine.run(graph("r"), key="k")
+        await engine.run(graph("r"), durable_key="k")
     with pytest.raises(ps.OptionsError, match=r"unfinished call of graph 'answered', not of 'other'"):
-        await engine.run(other("q"), key="k")
+        await engine.run(other("q"), durable_key="k")
     with pytest.raises(ps.OptionsError, match=r"waits for none"):
-        await engine.run(graph("q"), key="k", answer="yes")
+        await engine.run(graph("q"), durable_key="k", answer="yes")
     with pytest.raises(ps.OptionsError, match=r"waits for none"):
-        await engine.run(graph("q"), key="never used", answer="yes")
+        await engine.run(graph("q"), durable_key="never used", answer="yes")
 
 
 async def test_arguments_and_questions_are_equal_whatever_the_order_of_their_sets_and_dicts() -> None:
@@ -295,30 +303,32 @@ async def test_arguments_and_questions_are_equal_whatever_the_order_of_their_set
         return await ps.while_loop(ps.node(lambda state: state < 1), ask, 0, durable=ps.Durable(store))
 
     with pytest.raises(ps.Interrupted):
-        await engine.run(asks({"a": {1, 2}, "b": 2}), key="k")
-    assert await engine.run(asks({"b": 2, "a": {2, 1}}), key="k", answer="yes") == 1
+        await engine.run(asks({"a": {1, 2}, "b": 2}), durable_key="k")
+    assert await engine.run(asks({"b": 2, "a": {2, 1}}), durable_key="k", answer="yes") == 1
 
 
 async def test_a_key_is_run_by_one_call_at_a_time(store: MemoryStore, turns: Turns) -> None:
     graph = make(store, turns)
     turns.in_turn[1] = waits
-    first = asyncio.create_task(engine.run(graph("q"), key="k"))
+    first = asyncio.create_task(engine.run(graph("q"), durable_key="k"))
     while 1 not in turns.ran:
         await asyncio.sleep(0)
-    for call in (engine.run(graph("q"), key="k"), engine.run(graph("other"), key="k")):
+    for call in (engine.run(graph("q"), durable_key="k"), engine.run(graph("other"), durable_key="k")):
         with pytest.raises(ps.KeyInUse, match=r"'k' is under way in process \d+, whose lease lasts \d+ s"):
             await call
     first.cancel()
     with suppress(asyncio.CancelledError):
         await first
     turns.in_turn.clear()
-    assert await engine.run(graph("q"), key="k") == WORDS
+    assert await engine.run(graph("q"), durable_key="k") == WORDS
     assert turns.ran == [0, 1, 1, 2, 3, 4]
 
 
 async def test_many_calls_of_one_key_at_once_run_it_once(store: MemoryStore, turns: Turns) -> None:
     graph = make(store, turns)
-    outcomes = await asyncio.gather(*(engine.run(graph("q"), key="k") for _ in range(10)), return_exceptions=True)
+    outcomes = await asyncio.gather(
+        *(engine.run(graph("q"), durable_key="k") for _ in range(10)), return_exceptions=True
+    )
     assert outcomes.count(WORDS) == 1
     assert sum(isinstance(outcome, ps.KeyInUse) for outcome in outcomes) == 9
     assert turns.ran == list(range(TURNS))
@@ -337,25 +347,25 @@ async def test_services_and_streams_take_keys(store: MemoryStore, turns: Turns) 
     turns.in_turn[2] = fails
     async with engine.deploy(graph, tokens) as service:
         with pytest.raises(ValueError, match="down"):
-            await service.run(graph("q"), key="a")
+            await service.run(graph("q"), durable_key="a")
         with pytest.raises(ValueError, match="down"):
-            async with service.stream(tokens("q"), key="b") as values:
+            async with service.stream(tokens("q"), durable_key="b") as values:
                 await anext(values)
         with pytest.raises(ValueError, match="down"):
-            async with engine.stream(tokens("q"), key="c") as values:
+            async with engine.stream(tokens("q"), durable_key="c") as values:
                 await anext(values)
         turns.in_turn.clear()
         turns.ran.clear()
-        assert await service.run(graph("q"), key="a") == WORDS
-        async with service.stream(tokens("q"), key="b") as values:
+        assert await service.run(graph("q"), durable_key="a") == WORDS
+        async with service.stream(tokens("q"), durable_key="b") as values:
             assert [word async for word in values] == WORDS.split()
-        async with engine.stream(tokens("q"), key="c") as values:
+        async with engine.stream(tokens("q"), durable_key="c") as values:
             assert [word async for word in values] == WORDS.split()
         assert turns.ran == 3 * [2, 3, 4]
-        async with service.stream(tokens("q"), key="b") as values:
+        async with service.stream(tokens("q"), durable_key="b") as values:
             await anext(values)
         assert turns.ran == [*3 * [2, 3, 4], 0, 1, 2, 3, 4]  # it began anew, and was left before its end
-        async with service.stream(tokens("q"), key="b") as values:
+        async with service.stream(tokens("q"), durable_key="b") as values:
             assert [word async for word in values] == WORDS.split()
         assert turns.ran == [*3 * [2, 3, 4], 0, 1, 2, 3, 4]
         assert service.statistics().completed == 3
@@ -368,7 +378,7 @@ async def test_the_deadline_of_a_call_covers_what_its_store_takes(turns: Turns) 
             return None
 
     with pytest.raises(ps.DeadlineExceeded, match=r"'k' was not taken within 0\.01 s"):
-        await engine.run(make(Slow(), turns)("q"), key="k", timeout_seconds=0.01)
+        await engine.run(make(Slow(), turns)("q"), durable_key="k", timeout_seconds=0.01)
 
 
 # Leases.
@@ -377,8 +387,8 @@ async def test_the_deadline_of_a_call_covers_what_its_store_takes(turns: Turns) 
 def owned(store: MemoryStore, key: str, lease_until: float, machine: str = "elsewhere") -> None:
     """Lets the present record of a key be that of a call on another machine."""
     record = store.records[key][-1]
-    loop = durable_module._Loop.read(record)
-    owner = durable_module.Owner(machine, 1, "1", "token")
+    loop = loops_module.Loop.read(record)
+    owner = loops_module.Owner(machine, 1, "1", "token")
     store.records[key][-1] = replace(loop, owner=owner, lease_until=lease_until).record(record.version + 1)
 
 
@@ -386,7 +396,7 @@ async def unfinished(store: MemoryStore, turns: Turns, **options: Any) -> "ps.Gr
     graph = make(store, turns, **options)
     turns.in_turn[2] = fails
     with pytest.raises(ValueError, match="down"):
-        await engine.run(graph("q"), key="k")
+        await engine.run(graph("q"), durable_key="k")
     turns.in_turn.clear()
     return graph
 
@@ -395,16 +405,16 @@ async def test_a_lease_of_another_machine_holds_until_it_ends(store: MemoryStore
     graph = await unfinished(store, turns)
     owned(store, "k", time.time() + 100)
     with pytest.raises(ps.KeyInUse, match="process 1 of another machine"):
-        await engine.run(graph("q"), key="k")
+        await engine.run(graph("q"), durable_key="k")
     owned(store, "k", time.time() - 1)
-    assert await engine.run(graph("q"), key="k") == WORDS
+    assert await engine.run(graph("q"), durable_key="k") == WORDS
 
 
 async def test_the_end_of_a_process_of_this_machine_ends_its_lease(store: MemoryStore, turns: Turns) -> None:
     graph = await unfinished(store, turns)
     # Process 1 lives, and was started at another time than the owner was.
-    owned(store, "k", time.time() + 100, durable_module._machine())
-    assert await engine.run(graph("q"), key="k") == WORDS
+    owned(store, "k", time.time() + 100, loops_module.machine())
+    assert await engine.run(graph("q"), durable_key="k") == WORDS
 
 
 async def running_in_turn_2(graph: Any, turns: Turns) -> tuple["asyncio.Task[Any]", asyncio.Event]:
@@ -415,7 +425,7 @@ async def running_in_turn_2(graph: Any, turns: Turns) -> tuple["asyncio.Task[Any
         await going.wait()
 
     turns.in_turn[2] = wait
-    running = asyncio.create_task(engine.run(graph("q"), key="k"))
+    running = asyncio.create_task(engine.run(graph("q"), durable_key="k"))
     while 2 not in turns.ran:
         await asyncio.sleep(0)
     return running, going
@@ -438,9 +448,9 @@ async def test_a_call_that_runs_here_keeps_its_key_when_the_clock_leaps(
 ) -> None:
     graph = make(store, turns)
     running, going = await running_in_turn_2(graph, turns)
-    monkeypatch.setattr(durable_module, "time", SimpleNamespace(time=lambda: time.time() + 3600))
+    monkeypatch.setattr(store_module, "time", SimpleNamespace(time=lambda: time.time() + 3600))
     with pytest.raises(ps.KeyInUse, match="under way in process"):
-        await engine.run(graph("q"), key="k")
+        await engine.run(graph("q"), durable_key="k")
     going.set()
     assert await running == WORDS
 
@@ -450,15 +460,15 @@ async def test_a_lease_is_renewed_when_the_clock_was_put_back(
 ) -> None:
     graph = make(store, turns, lease_seconds=0.06)
     turns.in_turn[2] = waits
-    running = asyncio.create_task(engine.run(graph("q"), key="k"))
+    running = asyncio.create_task(engine.run(graph("q"), durable_key="k"))
     while 2 not in turns.ran:
         await asyncio.sleep(0)
     behind = SimpleNamespace(time=lambda: time.time() - 3600)
-    monkeypatch.setattr(durable_module, "time", behind)
+    monkeypatch.setattr(store_module, "time", behind)
     before = store.records["k"][-1].version
     while store.records["k"][-1].version == before:
         await asyncio.sleep(0.001)
-    assert durable_module._Loop.read(store.records["k"][-1]).lease_until < behind.time() + 100
+    assert loops_module.Loop.read(store.records["k"][-1]).lease_until < behind.time() + 100
     running.cancel()
     with suppress(asyncio.CancelledError):
         await running
@@ -467,13 +477,13 @@ async def test_a_lease_is_renewed_when_the_clock_was_put_back(
 async def test_a_call_whose_key_was_taken_over_ends(store: MemoryStore, turns: Turns) -> None:
     graph = make(store, turns, lease_seconds=0.03)
     turns.in_turn[2] = waits
-    running = asyncio.create_task(engine.run(graph("q"), key="k"))
+    running = asyncio.create_task(engine.run(graph("q"), durable_key="k"))
     while 2 not in turns.ran:
         await asyncio.sleep(0)
     owned(store, "k", time.time() + 100)
     with pytest.raises(ps.KeyInUse, match="was taken over in process 1 of another machine"):
         await running
-    assert durable_module._Loop.read(store.records["k"][-1]).owner is not None  # that of the other
+    assert loops_module.Loop.read(store.records["k"][-1]).owner is not None  # that of the other
 
 
 async def test_a_state_is_not_kept_over_that_of_a_call_that_has_taken_over(store: MemoryStore, turns: Turns) -> None:
@@ -484,7 +494,7 @@ async def test_a_state_is_not_kept_over_that_of_a_call_that_has_taken_over(store
 
     turns.in_turn[2] = taken_over
     with pytest.raises(ps.KeyInUse, match="was taken over"):
-        await engine.run(graph("q"), key="k")
+        await engine.run(graph("q"), durable_key="k")
     assert (turns.ran, store.records["k"][-1].step) == ([0, 1, 2], 2)
 
     turns.in_turn = {}
@@ -504,7 +514,7 @@ async def test_a_state_is_not_kept_over_that_of_a_call_that_has_taken_over(store
         )
 
     with pytest.raises(ps.KeyInUse, match="was taken over"):
-        await engine.run(taken_after_its_loop, key="k2")
+        await engine.run(taken_after_its_loop, durable_key="k2")
 
 
 # Storms, and stores that fail.
@@ -518,8 +528,8 @@ def test_a_call_that_is_cancelled_at_any_step_goes_on_where_it_was(effort: int) 
         for outcome in cancel_at_every_step(partial(_finished, graph), seed=seed, timeout_seconds=None):
             assert not outcome.tasks_left
             assert not outcome.loop_errors
-            assert not durable_module._active
-            kept = [durable_module._Loop.read(record) for record in store.records.get("k", ())]
+            assert not loops_module.active_calls
+            kept = [loops_module.Loop.read(record) for record in store.records.get("k", ())]
             step, status = (kept[-1].step, kept[-1].status) if kept else (0, "running")
             assert not kept or kept[-1].owner is None
             if outcome.error is None:
@@ -543,7 +553,7 @@ async def test_a_call_that_is_cancelled_while_its_outcome_is_recorded_has_a_resu
 ) -> None:
     class Recording(MemoryStore):
         async def store(self, key: str, record: ps.LoopRecord, /, *, expected_version: int) -> bool:
-            if durable_module._Loop.read(record).status == "done":
+            if loops_module.Loop.read(record).status == "done":
                 recording.set()
                 await go_on.wait()
                 if fails_to_record:
@@ -551,7 +561,7 @@ async def test_a_call_that_is_cancelled_while_its_outcome_is_recorded_has_a_resu
             return await super().store(key, record, expected_version=expected_version)
 
     async def call() -> None:
-        results.append(await engine.run(make(store, Turns())("q"), key="k"))
+        results.append(await engine.run(make(store, Turns())("q"), durable_key="k"))
         await asyncio.Event().wait()
 
     store, recording, go_on, results = Recording(), asyncio.Event(), asyncio.Event(), list[str]()
@@ -562,12 +572,12 @@ async def test_a_call_that_is_cancelled_while_its_outcome_is_recorded_has_a_resu
     go_on.set()
     with pytest.raises(asyncio.CancelledError):
         await task
-    is_done = durable_module._Loop.read(store.records["k"][-1]).status == "done"
+    is_done = loops_module.Loop.read(store.records["k"][-1]).status == "done"
     assert (results, is_done) == (([], False) if fails_to_record else ([WORDS], True))
 
 
 async def _finished(graph: "ps.Graph[[str], str]") -> str:
-    return await engine.run(graph("q"), key="k")
+    return await engine.run(graph("q"), durable_key="k")
 
 
 class Broken(MemoryStore):
@@ -588,19 +598,19 @@ class Broken(MemoryStore):
 @pytest.mark.parametrize("stays", [False, True])
 async def test_a_store_that_fails_ends_the_call_and_the_key_goes_on_when_it_works(stays: bool) -> None:
     whole = Broken(-1, stays=False)
-    assert await engine.run(make(whole, Turns())("q"), key="k") == WORDS
+    assert await engine.run(make(whole, Turns())("q"), durable_key="k") == WORDS
     assert whole.calls[:3] == ["load", "store", "store"]
     for at in range(len(whole.calls)):
         store, turns = Broken(at, stays=stays), Turns()
         graph = make(store, turns)
         with pytest.raises(OSError, match="the disk is gone"):
-            await engine.run(graph("q"), key="k")
+            await engine.run(graph("q"), durable_key="k")
         store.at, store.stays = -1, False
         was_at = store.records["k"][-1].step if "k" in store.records else 0
         turns.ran.clear()
-        assert await engine.run(graph("q"), key="k") == WORDS
+        assert await engine.run(graph("q"), durable_key="k") == WORDS
         assert turns.ran == list(range(was_at, TURNS))
-        assert not durable_module._active
+        assert not loops_module.active_calls
     broken = Broken(0, stays=True)
     durable = ps.Durable(broken)
     for call in (durable.history("k"), durable.fork("k", 0, "new")):
@@ -627,9 +637,9 @@ async def test_a_state_that_cannot_be_stored_is_refused_with_its_path(store: Mem
         return await ps.while_loop(ps.node(lambda state: len(state) < 3), body, first, durable=durable)
 
     with pytest.raises(ps.NotStorable, match=re.escape('state["clients"][0] is a ')):
-        await engine.run(looped({}), key="k")
+        await engine.run(looped({}), durable_key="k")
     with pytest.raises(ps.NotStorable, match=re.escape("first[0] is a ")):
-        await engine.run(looped([Client()]), key="k2")
+        await engine.run(looped([Client()]), durable_key="k2")
     assert "k2" not in store.records
 
 
@@ -703,8 +713,8 @@ async def test_arrays_come_back(tmp_path: Path) -> None:
         return await ps.while_loop(ps.node(lambda state: state["sum"][0] < 3), body, first, durable=durable)
 
     with pytest.raises(ValueError, match="crash"):
-        await engine.run(looped, key="k")
-    result = await engine.run(looped, key="k")
+        await engine.run(looped, durable_key="k")
+    result = await engine.run(looped, durable_key="k")
     assert ran == [0, 1, 1, 2]
     assert result["sum"].dtype == np.int32
     assert result["sum"].tolist() == [3, 3]
@@ -716,11 +726,11 @@ async def test_arrays_come_back(tmp_path: Path) -> None:
 
 async def test_a_fork_goes_on_from_a_state_and_leaves_the_other_key_alone(store: MemoryStore, turns: Turns) -> None:
     graph, durable = make(store, turns), ps.Durable(store)
-    await engine.run(graph("q"), key="k")
+    await engine.run(graph("q"), durable_key="k")
     await durable.fork("k", 2, "new")
     turns.ran.clear()
     assert [state.step for state in await durable.history("new")] == [2]
-    assert await engine.run(graph("q"), key="new") == WORDS
+    assert await engine.run(graph("q"), durable_key="new") == WORDS
     assert turns.ran == [2, 3, 4]
     assert [state.step for state in await durable.history("k")] == [0, 1, 2, 3, 4, 5]
     assert [state.step for state in await durable.history("new")] == [2, 3, 4, 5]
@@ -775,8 +785,8 @@ async def test_a_call_has_one_durable_loop_that_runs_once(store: MemoryStore) ->
         engine.plan(each)
     with pytest.raises(ps.PlanError, match="in the body of a while_loop"):
         engine.plan(inner)
-    assert await engine.run(perhaps(1), key="k") == 3
-    assert await engine.run(perhaps(7), key="k") == 8  # without its loop
+    assert await engine.run(perhaps(1), durable_key="k") == 3
+    assert await engine.run(perhaps(7), durable_key="k") == 8  # without its loop
 
 
 async def test_what_durable_takes() -> None:
@@ -836,7 +846,7 @@ async def test_a_deadline_holds_while_another_program_has_locked_the_file(
 ) -> None:
     path = tmp_path / "loops.db"
     graph = make(path, turns)
-    assert await engine.run(graph("q"), key="other") == WORDS
+    assert await engine.run(graph("q"), durable_key="other") == WORDS
     began = time.monotonic()
     with ExitStack() as stack:
 
@@ -847,19 +857,19 @@ async def test_a_deadline_holds_while_another_program_has_locked_the_file(
         if at == "begin":
             await lock()
         with pytest.raises(ps.DeadlineExceeded, match=r"within 0\.25 s"):
-            await engine.run(graph("q"), key="k", timeout_seconds=0.25)
+            await engine.run(graph("q"), durable_key="k", timeout_seconds=0.25)
         assert time.monotonic() - began < 4
     turns.in_turn = {}
-    assert await engine.run(graph("q"), key="k") == WORDS  # in this process, the key is free at once
+    assert await engine.run(graph("q"), durable_key="k") == WORDS  # in this process, the key is free at once
 
 
 async def test_calls_wait_for_a_lock_and_do_not_hinder_others(tmp_path: Path, turns: Turns) -> None:
     path = tmp_path / "loops.db"
     store = ps.SQLiteStore(path)
     durable, graph = ps.Durable(store), make(store, turns)
-    assert await engine.run(graph("q"), key="other") == WORDS
+    assert await engine.run(graph("q"), durable_key="other") == WORDS
     with locked(path):
-        waiting = asyncio.create_task(engine.run(graph("q"), key="k"))
+        waiting = asyncio.create_task(engine.run(graph("q"), durable_key="k"))
         for _ in range(20):
             assert len(await durable.history("other")) == TURNS + 1
         assert not waiting.done()
@@ -871,13 +881,13 @@ async def test_an_error_of_sqlite_names_key_file_and_remedy(
 ) -> None:
     path = tmp_path / "loops.db"
     graph = make(path, turns)
-    assert await engine.run(graph("q"), key="k") == WORDS
-    monkeypatch.setattr(store_module, "_BUSY_SECONDS", 0.05)
+    assert await engine.run(graph("q"), durable_key="k") == WORDS
+    monkeypatch.setattr(store_module.SQLStore, "_give_up_after_seconds", 0.05)
     with (
         locked(path),
         pytest.raises(ps.CheckpointError, match=r"key 'k' in .*loops\.db.* locked .*end its transaction"),
     ):
-        await engine.run(graph("q"), key="k")
+        await engine.run(graph("q"), durable_key="k")
 
     kept = store_module._store
 
@@ -899,7 +909,7 @@ async def test_an_error_of_sqlite_names_key_file_and_remedy(
     ):
         monkeypatch.setattr(store_module, "_store", store)
         with pytest.raises(ps.CheckpointError, match=message) as failed:
-            await engine.run(make(path, turns)("q"), key="k")
+            await engine.run(make(path, turns)("q"), durable_key="k")
         assert failed.value.errno == number
         assert isinstance(failed.value.__cause__, sqlite3.Error)
         monkeypatch.setattr(store_module, "_store", kept)
@@ -913,10 +923,10 @@ async def test_an_error_of_sqlite_names_key_file_and_remedy(
         await ps.Durable(tmp_path / "damaged.db").history("k")
     (tmp_path / "text.db").write_text("no database" * 1000)
     with pytest.raises(ps.CheckpointError, match=r"key 'k' in .*text\.db: the file is not an SQLite database; choose"):
-        await engine.run(make(tmp_path / "text.db", turns)("q"), key="k")
+        await engine.run(make(tmp_path / "text.db", turns)("q"), durable_key="k")
     (tmp_path / "folder.db").mkdir()
     with pytest.raises(ps.CheckpointError, match=r"folder\.db: the file cannot be opened; look at the rights"):
-        await engine.run(make(tmp_path / "folder.db", turns)("q"), key="k")
+        await engine.run(make(tmp_path / "folder.db", turns)("q"), durable_key="k")
 
 
 async def test_a_call_that_has_waited_for_its_key_shows_the_timeout_that_it_was_given(turns: Turns) -> None:
@@ -927,11 +937,11 @@ async def test_a_call_that_has_waited_for_its_key_shows_the_timeout_that_it_was_
 
     turns.in_turn[1] = waits
     with pytest.raises(ps.DeadlineExceeded, match=r"did not finish within 0\.25 s"):
-        await engine.run(make(Slow(), turns)("q"), key="k", timeout_seconds=0.25)
+        await engine.run(make(Slow(), turns)("q"), durable_key="k", timeout_seconds=0.25)
     graph = make(Slow(), turns)
     async with engine.deploy(graph) as service:
         with pytest.raises(ps.DeadlineExceeded, match=r"did not finish within 0\.25 s"):
-            await service.run(graph("q"), key="k", timeout_seconds=0.25)
+            await service.run(graph("q"), durable_key="k", timeout_seconds=0.25)
 
 
 async def test_a_sqlite_store_expects_versions(tmp_path: Path) -> None:

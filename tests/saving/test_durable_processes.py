@@ -18,12 +18,12 @@ ROOT = Path(__file__).parents[2]
 WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
-def command(file: Path, *arguments: str, function: str = "main") -> list[str]:
+def command(file: Path | str, *arguments: str, function: str = "main") -> list[str]:
     program = f"import asyncio, sys; from tests.saving import agents; asyncio.run(agents.{function}(*sys.argv[1:]))"
     return [sys.executable, "-c", program, str(file), *arguments]
 
 
-def run(file: Path, *arguments: str, **environment: str) -> list[str]:
+def run(file: Path | str, *arguments: str, **environment: str) -> list[str]:
     """Runs the agent in a process of its own; returns what it says."""
     done = subprocess.run(
         command(file, *arguments), cwd=ROOT, env={**os.environ, **environment}, capture_output=True, text=True,
@@ -97,8 +97,8 @@ async def test_the_states_that_a_process_has_kept_are_read_in_another(tmp_path: 
 
     graph = agent(durable, other_words, last=3)
     await durable.fork("k", 1, "forked")
-    assert await engine.run(graph("q"), key="forked") == "word0 other other"
-    assert await engine.run(graph("q"), key="k") == "word0 word1 other"
+    assert await engine.run(graph("q"), durable_key="forked") == "word0 other other"
+    assert await engine.run(graph("q"), durable_key="k") == "word0 word1 other"
 
 
 def test_a_forked_child_opens_the_file_anew_and_leaves_that_of_its_parent_alone(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock.saving.cuts import Cut, CutFolder
 from penstock.saving.encoding import Encoded, decode, encode
+from penstock.saving.snapshots import Snapshot, SnapshotFolder
 from tests.devices.processes import run_program
 
 jax: Any = pytest.importorskip("jax")
@@ -94,7 +94,7 @@ def test_more_digits_than_jax_has_here_are_an_error() -> None:
 SHARDED = """
 import jax, sys, numpy as np
 from jax.sharding import NamedSharding, PartitionSpec as P
-from penstock.saving.cuts import Cut, CutFolder
+from penstock.saving.snapshots import Snapshot, SnapshotFolder
 from penstock.saving.encoding import Encoded, decode, encode
 def mesh(*shape):
     return jax.make_mesh(shape, ("x", "y")[: len(shape)])
@@ -123,10 +123,10 @@ def test_arrays_come_back_onto_the_mesh_of_the_template() -> None:
     assert run_program(SHARDED, JAX_NUM_CPU_DEVICES="8") == "right\n"
 
 
-def test_a_cut_has_them_where_fresh_instances_have_them(tmp_path: Path) -> None:
+def test_a_snapshot_has_them_where_fresh_instances_have_them(tmp_path: Path) -> None:
     states = {"train": {"w": jnp.ones(3)}, "late": {"w": jnp.ones(2)}, "other": {"w": jnp.ones(1)}}
-    with CutFolder(tmp_path) as folder:
-        folder.save(Cut(1, states, {}, ended=False))
+    with SnapshotFolder(tmp_path) as folder:
+        folder.save(Snapshot(1, states, {}, ended=False))
         found = folder.newest({"train": {"w": jnp.zeros(3)}, "late": None})
     assert found is not None
     kinds = {name: type(state["w"]) for name, state in found.states.items()}

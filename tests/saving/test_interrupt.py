@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.saving import durable as durable_module
+from penstock.saving import loops as loops_module
 from penstock.testing import cancel_at_every_step
 from tests.saving.test_durable import MemoryStore
 from tests.tracing import Tracing
@@ -38,7 +38,7 @@ def looped(store: ps.LoopStore | Path, body: Any, last: int = 1) -> "ps.Graph[[]
 
 async def asked(graph: "ps.Graph[[], list[Any]]", key: str = "k", **answer: Any) -> Any:
     with pytest.raises(ps.Interrupted) as caught:
-        await engine.run(graph, key=key, **answer)
+        await engine.run(graph, durable_key=key, **answer)
     assert caught.value.key == key
     return caught.value.question
 
@@ -50,19 +50,19 @@ async def test_a_question_ends_the_call_and_its_answer_goes_on(store: MemoryStor
 
     graph = looped(store, body)
     with pytest.raises(ps.Interrupted, match=r"'k' waits for the answer to {'pay': 120}: run it again") as caught:
-        await engine.run(graph, key="k")
+        await engine.run(graph, durable_key="k")
     assert (caught.value.key, caught.value.question) == ("k", {"pay": 120})
     assert await asked(graph) == {"pay": 120}
-    assert await engine.run(graph, key="k", answer=("yes", None)) == [("yes", None)]
+    assert await engine.run(graph, durable_key="k", answer=("yes", None)) == [("yes", None)]
     with pytest.raises(ps.OptionsError, match="waits for none"):
-        await engine.run(graph, key="k", answer="yes")
+        await engine.run(graph, durable_key="k", answer="yes")
     assert await asked(graph) == {"pay": 120}  # a new loop
 
 
 async def test_none_is_an_answer(store: MemoryStore) -> None:
     graph = looped(store, ps.node(ask_one))
     assert await asked(graph) == "one?"
-    assert await engine.run(graph, key="k", answer=None) == [None]
+    assert await engine.run(graph, durable_key="k", answer=None) == [None]
 
 
 async def ask_one(state: list[Any]) -> list[Any]:
@@ -81,7 +81,7 @@ async def test_a_body_asks_without_a_node(store: MemoryStore) -> None:
     assert "interrupt" in str(graph)
     assert await asked(graph) == "what is 0?"
     assert await asked(graph, answer="a") == "what is 1?"
-    assert await engine.run(graph, key="k", answer="b") == ["a", "b"]
+    assert await engine.run(graph, durable_key="k", answer="b") == ["a", "b"]
 
 
 @pytest.mark.parametrize("how", ["retry", "fallback", "failover", "hedge", "except", "swallowed", "group", "timeout"])
@@ -121,7 +121,7 @@ async def test_nothing_in_a_handler_takes_a_question_for_a_failure(store: Memory
     }
     graph = looped(store, ps.node(**options.get(how, {}))(ask))
     assert await asked(graph) == "?"
-    assert await engine.run(graph, key="k", answer="yes") == ["yes"]
+    assert await engine.run(graph, durable_key="k", answer="yes") == ["yes"]
     assert attempts == [1, 1]
 
 
@@ -146,7 +146,7 @@ async def test_a_failover_and_a_second_attempt_may_ask(store: MemoryStore) -> No
     for node in (fails, hedged):
         graph = looped(store, node)
         assert await asked(graph) == "?"
-        assert await engine.run(graph, key="k", answer="yes") == ["yes"]
+        assert await engine.run(graph, durable_key="k", answer="yes") == ["yes"]
 
 
 async def test_a_node_that_keeps_its_results_asks_nobody(store: MemoryStore) -> None:
@@ -155,7 +155,7 @@ async def test_a_node_that_keeps_its_results_asks_nobody(store: MemoryStore) -> 
         return [await ps.interrupt("?")]
 
     with pytest.raises(ps.PlanError, match=r"ps.interrupt\('\?'\) was called in a node that keeps its results"):
-        await engine.run(looped(store, keeps), key="k")
+        await engine.run(looped(store, keeps), durable_key="k")
 
 
 async def test_a_handler_that_fails_of_a_question_fails(store: MemoryStore) -> None:
@@ -168,9 +168,9 @@ async def test_a_handler_that_fails_of_a_question_fails(store: MemoryStore) -> N
 
     graph = looped(store, body)
     with pytest.raises(ValueError, match="no"):
-        await engine.run(graph, key="k")
+        await engine.run(graph, durable_key="k")
     with pytest.raises(ps.OptionsError, match="waits for none"):
-        await engine.run(graph, key="k", answer="yes")
+        await engine.run(graph, durable_key="k", answer="yes")
 
 
 async def test_answers_are_found_by_question_and_order(store: MemoryStore) -> None:
@@ -191,7 +191,7 @@ async def test_answers_are_found_by_question_and_order(store: MemoryStore) -> No
     assert ran == [0, 0, 0, 0, 1]
     assert await asked(graph, answer=4) == "other?"
     assert await asked(graph, answer=5) == "same?"
-    assert await engine.run(graph, key="k", answer=6) == [(1, 2, 3), (4, 5, 6)]
+    assert await engine.run(graph, durable_key="k", answer=6) == [(1, 2, 3), (4, 5, 6)]
 
 
 async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are_cancelled(store: MemoryStore) -> None:
@@ -237,7 +237,7 @@ async def test_of_two_questions_at_once_the_first_ends_the_call_and_siblings_are
     assert {first, second} == {"left", "right"}
     is_over = True
     answers = {first: "A", second: "B"}
-    result = await engine.run(graph, key="k", answer="B")
+    result = await engine.run(graph, durable_key="k", answer="B")
     assert result == [f"left={answers['left']}", f"right={answers['right']}", "sibling"]
     assert cancelled == 2 * ["sibling"]
 
@@ -257,7 +257,7 @@ async def test_a_question_in_cond_and_in_a_loop_inside_is_of_the_iteration(store
     assert await asked(graph) == "0?"
     assert await asked(graph, answer="a") == "1?"
     assert await asked(graph, answer="b") == "2?"
-    assert await engine.run(graph, key="k", answer="c") == ["a", "b", "c"]
+    assert await engine.run(graph, durable_key="k", answer="c") == ["a", "b", "c"]
 
 
 ONLY = "was called outside of the body of a durable loop"
@@ -292,9 +292,9 @@ async def test_questions_are_refused_where_answers_could_not_find_them(store: Me
 
     for body in (each, each_of_stream):
         with pytest.raises(ps.PlanError, match="inside of a map_each, whose items could not tell their answers apart"):
-            await engine.run(looped(store, body), key=f"{body}")
+            await engine.run(looped(store, body), durable_key=f"{body}")
     with pytest.raises(ps.PlanError, match="inside of a call that a node makes, which could not tell"):
-        await engine.run(looped(store, ask_in_a_call), key="call")
+        await engine.run(looped(store, ask_in_a_call), durable_key="call")
     with pytest.raises(ps.PlanError, match=ONLY):
         await engine.run(asks_outside(1))
     with pytest.raises(ps.PlanError, match=ONLY):
@@ -321,7 +321,7 @@ async def test_questions_are_refused_where_answers_could_not_find_them(store: Me
 
     for number, graph in enumerate((beside, in_predicate)):
         with pytest.raises(ps.PlanError, match=ONLY):
-            await engine.run(graph, key=f"p{number}")
+            await engine.run(graph, durable_key=f"p{number}")
 
 
 @ps.node(runs_on="thread")
@@ -347,7 +347,7 @@ async def in_a_thread_of_its_own(state: list[Any]) -> list[Any]:
 @pytest.mark.parametrize("body", [in_a_thread, in_a_plain_def, in_a_process, in_a_thread_of_its_own])
 async def test_a_question_is_refused_where_nobody_can_wait(store: MemoryStore, body: Any) -> None:
     with pytest.raises(ps.PlanError, match=r"a thread, a process or a plain `def`.*ask in an `async def`"):
-        await engine.run(looped(store, body), key="k")
+        await engine.run(looped(store, body), durable_key="k")
 
 
 async def test_an_answer_with_a_token_is_to_its_question_alone(store: MemoryStore) -> None:
@@ -361,26 +361,26 @@ async def test_an_answer_with_a_token_is_to_its_question_alone(store: MemoryStor
 
     async def token(answer: Any = ...) -> str:
         with pytest.raises(ps.Interrupted) as asked:
-            await engine.run(asking, key="k", answer=answer)
+            await engine.run(asking, durable_key="k", answer=answer)
         return asked.value.token
 
     for _ in range(2):  # of two loops of one key
         first = await token()
         assert await token() == first
         with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is to another"):
-            await engine.run(asking, key="k", answer=ps.Answer("no", "other"))
+            await engine.run(asking, durable_key="k", answer=ps.Answer("no", "other"))
         with pytest.raises(ps.NotStorable, match=r"answer is a builtins\.ellipsis"):
-            await engine.run(asking, key="k", answer=ps.Answer(..., first))
+            await engine.run(asking, durable_key="k", answer=ps.Answer(..., first))
         second = await token(ps.Answer("one", first))
         with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is to another"):
-            await engine.run(asking, key="k", answer=ps.Answer("one", first))
+            await engine.run(asking, durable_key="k", answer=ps.Answer("one", first))
         assert await token() == second
-        assert await engine.run(asking, key="k", answer=ps.Answer("two", second)) == ["one", "two"]
+        assert await engine.run(asking, durable_key="k", answer=ps.Answer("two", second)) == ["one", "two"]
         with pytest.raises(ps.OptionsError, match="waits for none"):
-            await engine.run(asking, key="k", answer=ps.Answer("two", second))
+            await engine.run(asking, durable_key="k", answer=ps.Answer("two", second))
         assert second != first != await token()
         assert await token("any") == await token()
-        assert await engine.run(asking, key="k", answer="any") == ["any", "any"]
+        assert await engine.run(asking, durable_key="k", answer="any") == ["any", "any"]
 
 
 async def test_an_answer_that_nobody_waits_for_is_refused_with_the_reason(store: MemoryStore) -> None:
@@ -393,14 +393,14 @@ async def test_an_answer_that_nobody_waits_for_is_refused_with_the_reason(store:
         return [1]
 
     graph = looped(store, body)
-    for reason in ("nothing is kept under it", "or has failed, without a question", "has given its result"):
+    for reason in ("nothing is kept under it", "has failed, without a question", "has given its result"):
         with pytest.raises(ps.OptionsError, match=f"'k' waits for none: .*{reason}.*; run it without answer="):
-            await engine.run(graph, key="k", answer="yes")
+            await engine.run(graph, durable_key="k", answer="yes")
         with suppress(ValueError):
-            await engine.run(graph, key="k")
+            await engine.run(graph, durable_key="k")
         fails = False
         if reason.startswith("or"):
-            assert await engine.run(graph, key="k") == [1]
+            assert await engine.run(graph, durable_key="k") == [1]
 
 
 async def test_what_cannot_be_stored_is_no_question_and_no_answer(store: MemoryStore) -> None:
@@ -409,12 +409,12 @@ async def test_what_cannot_be_stored_is_no_question_and_no_answer(store: MemoryS
         return [await ps.interrupt({"who": object()})]
 
     with pytest.raises(ps.NotStorable, match=r'question\["who"\] is a builtins.object'):
-        await engine.run(looped(store, body), key="k")
+        await engine.run(looped(store, body), durable_key="k")
     graph = looped(store, ps.node(ask_one))
     assert await asked(graph, "k2") == "one?"
     with pytest.raises(ps.NotStorable, match=r"answer\[0\] is a "):
-        await engine.run(graph, key="k2", answer=[object()])
-    assert await engine.run(graph, key="k2", answer=["yes"]) == [["yes"]]
+        await engine.run(graph, durable_key="k2", answer=[object()])
+    assert await engine.run(graph, durable_key="k2", answer=["yes"]) == [["yes"]]
 
 
 async def test_an_answer_that_is_not_asked_for_is_logged(
@@ -429,7 +429,7 @@ async def test_an_answer_that_is_not_asked_for_is_logged(
     graph = looped(store, body)
     await asked(graph)
     asks.clear()
-    assert await engine.run(graph, key="k", answer="yes") == ["without"]
+    assert await engine.run(graph, durable_key="k", answer="yes") == ["without"]
     assert "durable.answer_not_asked_for" in capsys.readouterr().out
 
 
@@ -445,26 +445,26 @@ async def test_an_interrupted_call_is_counted_as_that_and_leaves_its_place(store
 
     async with engine.deploy(graph, tokens, max_in_flight=1) as service:
         with pytest.raises(ps.Interrupted):
-            await service.run(graph(), key="k")
+            await service.run(graph(), durable_key="k")
         statistics = service.statistics()
         assert (statistics.interrupted, statistics.failed, statistics.completed) == (1, 0, 0)
         assert "0 expired, 1 interrupted" in str(statistics)
         assert statistics.admission.in_flight == 0
         assert sum(actor.failed for actor in statistics.actors) == 0
         assert service.state == "ready"
-        assert await service.run(graph(), key="k", answer="yes") == ["yes"]
-        stream = service.stream(tokens(), key="s")
+        assert await service.run(graph(), durable_key="k", answer="yes") == ["yes"]
+        stream = service.stream(tokens(), durable_key="s")
         async with stream:
             with pytest.raises(ps.Interrupted, match="'s' waits for the answer to 'one\\?'"):
                 await anext(stream)
         assert (stream.statistics().interrupted, stream.statistics().failed) == (1, 0)
         assert "1 interrupted" in " ".join(str(stream.statistics()).split())
-        async with service.stream(tokens(), key="s", answer="yes") as values:
+        async with service.stream(tokens(), durable_key="s", answer="yes") as values:
             assert [value async for value in values] == ["yes"]
         statistics = service.statistics()
         assert (statistics.interrupted, statistics.failed, statistics.completed) == (2, 0, 2)
         assert statistics.since(statistics).interrupted == 0
-    async with engine.stream(tokens(), key="e") as values:
+    async with engine.stream(tokens(), durable_key="e") as values:
         with pytest.raises(ps.Interrupted, match="'e'"):
             await anext(values)
 
@@ -490,14 +490,14 @@ async def test_a_call_that_a_handler_makes_raises_the_question_of_its_own_loop(s
     @ps.node
     async def run_inner(state: list[Any]) -> list[Any]:
         try:
-            return await engine.run(inner, key="inner")
+            return await engine.run(inner, durable_key="inner")
         except ps.Interrupted as interrupted:
             answer = await ps.interrupt(interrupted.question)
-            return await engine.run(inner, key="inner", answer=answer)
+            return await engine.run(inner, durable_key="inner", answer=answer)
 
     outer = looped(store, run_inner)
     assert await asked(outer, "outer") == "one?"
-    assert await engine.run(outer, key="outer", answer="yes") == ["yes"]
+    assert await engine.run(outer, durable_key="outer", answer="yes") == ["yes"]
 
 
 # Storms.
@@ -509,7 +509,7 @@ def test_a_call_that_is_cancelled_at_any_step_still_asks_and_takes_its_answer() 
 
     async def main() -> str:
         try:
-            await engine.run(graph, key="k")
+            await engine.run(graph, durable_key="k")
         except ps.Interrupted as interrupted:
             return str(interrupted.question)
         raise AssertionError
@@ -517,7 +517,7 @@ def test_a_call_that_is_cancelled_at_any_step_still_asks_and_takes_its_answer() 
     async def to_its_end() -> list[Any]:
         while True:
             try:
-                return await engine.run(graph, key="k", **answers)
+                return await engine.run(graph, durable_key="k", **answers)
             except ps.Interrupted as interrupted:
                 answers["answer"] = f"yes to {interrupted.question}"
 
@@ -525,7 +525,7 @@ def test_a_call_that_is_cancelled_at_any_step_still_asks_and_takes_its_answer() 
         answers: dict[str, Any] = {}
         assert not outcome.tasks_left
         assert not outcome.loop_errors
-        kept = [durable_module._Loop.read(record) for record in store.records.get("k", ())]
+        kept = [loops_module.Loop.read(record) for record in store.records.get("k", ())]
         if outcome.error is None:
             assert outcome.result == "one?"
             assert kept[-1] == replace(kept[-1], status="interrupted", owner=None)

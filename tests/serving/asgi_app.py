@@ -19,7 +19,7 @@ class Progress:
     done: int
 
 
-@ps.node(effectful=True)
+@ps.node(effectful="unordered")
 async def work(count: int) -> int:
     """Say what was done, without end for -1."""
     generators["opened"] += 1
@@ -34,7 +34,7 @@ async def work(count: int) -> int:
         generators["closed"] += 1
 
 
-@ps.node(effectful=True, runs_on="thread")
+@ps.node(effectful="unordered", runs_on="thread")
 def work_in_a_thread(count: int) -> int:
     """The same in a thread, which nothing but `emit` can end."""
     done = 0

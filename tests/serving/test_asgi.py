@@ -1,11 +1,14 @@
 """`penstock.asgi`: what it sends, and that a client who goes or stalls ends its call, over real sockets as well."""
 
 import asyncio
+import enum
+import functools
 import json
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, MutableMapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -38,14 +41,14 @@ class Progress:
     done: int
 
 
-@ps.node(effectful=True)
+@ps.node(effectful="unordered")
 async def work(count: int) -> dict[str, int]:
     for done in range(count):
         await ps.emit(Progress(done))
     return {"done": count}
 
 
-@ps.node(effectful=True)
+@ps.node(effectful="unordered")
 async def say(text: str) -> AsyncIterator[str]:
     for word in text.split(" "):
         await ps.emit(Progress(len(word)))
@@ -170,6 +173,95 @@ async def test_what_neither_json_nor_utf_8_can_say() -> None:
     )
 
 
+class Color(str, enum.Enum):  # noqa: UP042 - a StrEnum writes its value in a format as well
+    RED = "red"
+
+
+@ps.node(effectful="unordered")
+async def colors(count: int) -> AsyncIterator[Any]:
+    await ps.emit(Color.RED)
+    for _ in range(count):
+        yield Color.RED
+
+
+@ps.graph
+async def colored(count: int) -> AsyncIterator[Any]:
+    return colors(count)
+
+
+async def test_text_is_sent_as_it_is_though_it_has_another_format() -> None:
+    assert await Client().asks_for(asgi.event_stream(engine.stream(colored(1), events=Color))) == (
+        "event: Color\ndata: red\n\ndata: red\n\nevent: end\ndata: \n\n"
+    )
+    encoded = asgi.event_stream(engine.stream(said("a")), encode=lambda _: Color.RED)
+    assert await Client().asks_for(encoded) == "data: red\n\nevent: end\ndata: \n\n"
+    assert await Client().asks_for(asgi.ndjson(engine.stream(colored(1)))) == '"red"\n'
+    assert await Client().asks_for(asgi.ndjson(engine.stream(said("a")), encode=lambda _: Color.RED)) == "red\n"
+
+
+@ps.node
+def is_open(state: str) -> bool:
+    return not state
+
+
+@pytest.mark.parametrize("make", [asgi.event_stream, asgi.ndjson])
+@pytest.mark.parametrize("words", [0, 1], ids=["before the status", "after an event"])
+async def test_a_question_ends_a_response_that_is_complete(
+    make: Callable[[engine.Stream[Any]], Response], words: int, tmp_path: Path
+) -> None:
+    durable = ps.Durable(tmp_path / "loops.db")
+
+    @ps.node(effectful="unordered")
+    async def asks(state: str) -> str:
+        for _ in range(words):
+            await ps.emit("I want to pay")
+        answer: str = await ps.interrupt({"pay": 120})
+        return answer
+
+    @ps.graph
+    async def agent() -> str:
+        return await ps.while_loop(is_open, asks, "", durable=durable)
+
+    client = Client()
+    body = await client.asks_for(make(engine.stream(agent(), durable_key="a", events=str)))
+    assert body.count("I want to pay") == words
+    last = body.splitlines()[-1 if make is asgi.ndjson else -2]
+    asked = json.loads(last.removeprefix("data: "))
+    token = asked.pop("token")
+    kind = {"kind": "question"} if make is asgi.ndjson else {}
+    assert asked == {**kind, "key": "a", "question": {"pay": 120}}
+    assert ("event: question" in body) == (make is asgi.event_stream)
+    assert [message.get("more_body") for message in client.sent] == [None, *[True] * words, False]
+    assert client.sent[0]["status"] == 200
+    assert await engine.run(agent(), durable_key="a", answer=ps.Answer("yes", token)) == "yes"
+
+
+@pytest.mark.parametrize("make", [asgi.event_stream, asgi.ndjson])
+async def test_a_question_that_json_does_not_have_is_encoded_or_a_failure(
+    make: Callable[..., Response], tmp_path: Path
+) -> None:
+    durable = ps.Durable(tmp_path / "loops.db")
+
+    @ps.node(effectful=True)
+    async def asks(state: str) -> str:
+        await ps.emit("looks")
+        answer: str = await ps.interrupt({"may": b"\x01"})
+        return answer
+
+    @ps.graph
+    async def agent() -> str:
+        return await ps.while_loop(is_open, asks, "", durable=durable)
+
+    client = Client()
+    with pytest.raises(TypeError, match="JSON has nothing for 'bytes'"):
+        await client.asks_for(make(engine.stream(agent(), durable_key="a", events=str)))
+    assert "failed" in client.body
+    encoded = make(
+        engine.stream(agent(), durable_key="a", events=str), encode=lambda one: "x" if type(one) is bytes else "e"
+    )
+    assert '"question": {"may": "x"}' in await Client().asks_for(encoded)
+
+
 async def test_an_error_before_the_first_item_comes_before_the_status() -> None:
     client = Client()
     with pytest.raises(LookupError):
@@ -259,6 +351,93 @@ async def test_a_server_that_raises_for_a_client_that_has_gone() -> None:
 
     client.send = send  # type: ignore[method-assign]
     assert await client.asks_for(asgi.event_stream(engine.stream(held.graph(1)))) == ""
+    assert held.closed
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_client_may_leave_while_the_response_ends(turns: int) -> None:
+    client = Client()
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        client.sent.append(message)
+        if message.get("more_body") is False:
+            client.gone.set()
+            for _ in range(turns):
+                await asyncio.sleep(0)
+
+    client.send = send  # type: ignore[method-assign]
+    assert await client.asks_for(asgi.event_stream(engine.stream(said("a")))) == "data: a\n\nevent: end\ndata: \n\n"
+
+
+async def test_an_error_of_the_server_while_it_watches_the_client_is_raised() -> None:
+    held, client = Held(), Client()
+
+    async def receive() -> MutableMapping[str, Any]:
+        await client.gone.wait()
+        raise LookupError("middleware")
+
+    client.receive = receive  # type: ignore[method-assign]
+    answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(1)))))
+    await testing.wait_quiescent()
+    client.gone.set()
+    with pytest.raises(LookupError, match="middleware"):
+        await answering
+    assert held.closed
+
+
+class Transport:
+    """A connection that its server does not tell about."""
+
+    is_lost = False
+
+    def is_closing(self) -> bool:
+        return self.is_lost
+
+
+@pytest.mark.parametrize("count", [0, 1], ids=["before the status", "between two values"])
+@pytest.mark.parametrize("is_wrapped", [False, True], ids=["plain", "in middleware"])
+async def test_a_lost_connection_that_only_its_transport_knows_ends_the_call(count: int, is_wrapped: bool) -> None:
+    held, client, transport = Held(), Client(), Transport()
+    client.transport = transport  # type: ignore[attr-defined]
+    if is_wrapped:
+        inner = client.receive
+
+        @functools.wraps(inner)
+        async def receive() -> MutableMapping[str, Any]:
+            return await inner()
+
+        client.receive = receive  # type: ignore[method-assign]
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        assert not transport.is_lost or not message.get("body")
+        client.sent.append(message)
+
+    client.send = send  # type: ignore[method-assign]
+    answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(count)))))
+    await testing.wait_quiescent()
+    transport.is_lost = True
+    held.goes_on.set()
+    await answering
+    assert held.closed
+    assert client.sent[0]["status"] == (200 if count else 499)
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+async def test_an_error_of_a_write_is_raised_unless_the_connection_is_lost(is_lost: bool) -> None:
+    held, client, transport = Held(), Client(), Transport()
+    client.transport = transport  # type: ignore[attr-defined]
+
+    async def send(message: MutableMapping[str, Any]) -> None:
+        transport.is_lost = is_lost
+        raise RuntimeError("the handler is closed")
+
+    client.send = send  # type: ignore[method-assign]
+    answering = asyncio.ensure_future(client.asks_for(asgi.event_stream(engine.stream(held.graph(1)))))
+    if is_lost:
+        assert await answering == ""
+    else:
+        with pytest.raises(RuntimeError, match="the handler is closed"):
+            await answering
     assert held.closed
 
 
@@ -451,6 +630,32 @@ async def test_a_client_who_goes_in_whatever_way_frees_its_place(name: str, loop
                         writer.close()
             state = await settled(http, idle_tasks=0)
     assert kept == {}
+    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
+@pytest.mark.parametrize(
+    ("loop", "protocol"),
+    [
+        ("asyncio", "httptools"),
+        ("uvloop", "httptools"),
+        pytest.param("asyncio", "h11", marks=pytest.mark.long),
+    ],
+)
+async def test_a_client_who_goes_with_a_request_behind_its_stream_frees_its_place(loop: str, protocol: str) -> None:
+    kept: list[tuple[str, str, int]] = []
+    options, expected = ["--loop", loop, "--http", protocol], "INFO|without completing response"
+    with server(*options, application=APPLICATION, expected=expected) as (url, _):
+        async with client(url) as http:
+            for path in ("stream/values", "lines/events"):
+                for how in ("close", "reset"):
+                    writers = [await connect(url, f"/{path}", requests=2) for _ in range(3)]
+                    for writer in writers:
+                        leave(writer, how)
+                    if still := await in_flight_after_a_while(http):
+                        kept.append((path, how, still))
+            state = await settled(http, idle_tasks=0)
+    assert kept == []
     assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
+from tests.packages import needs_package
 from tests.serving.servers import IDLE_TASKS, ROOT, client, connect, server, settled
 
 CLIENTS = 300  # the deployment has 64 places, and 200 may wait
@@ -55,11 +56,15 @@ async def tasks(url: str) -> AsyncIterator[None]:
 
 
 LOADS = {"wrk": wrk, "asyncio": tasks}
-HAS_WRK = shutil.which("wrk") is not None
-without_wrk = pytest.mark.skipif(not HAS_WRK, reason="wrk is not installed")
+WRK = shutil.which("wrk")
+needs_wrk = needs_package("wrk", WRK)
 # The slower load stands in for wrk where that is missing.
 by_load = pytest.mark.parametrize(
-    "load", [pytest.param("wrk", marks=without_wrk), pytest.param("asyncio", marks=[pytest.mark.long] * HAS_WRK)]
+    "load",
+    [
+        pytest.param("wrk", marks=needs_wrk),
+        pytest.param("asyncio", marks=[pytest.mark.long] * (WRK is not None)),
+    ],
 )
 # Clients on a loop of Python are too slow to have so many requests open that some are refused, if the machine is busy.
 ENDS = {"wrk": ("completed", "expired", "refused"), "asyncio": ("completed", "expired")}
@@ -111,7 +116,7 @@ async def leave_a_stream(url: str) -> bool:
     return True
 
 
-@without_wrk
+@needs_wrk
 async def test_clients_who_leave_under_load_free_their_places() -> None:
     with server("--loop", "uvloop") as (url, _):
         async with client(url) as http:
@@ -128,7 +133,7 @@ async def test_clients_who_leave_under_load_free_their_places() -> None:
     assert (after["in_flight"], after["queued"], after["open_generators"]) == (0, 0, 0)
 
 
-@without_wrk
+@needs_wrk
 async def test_a_drain_under_load_ends_what_was_accepted_and_refuses_the_rest() -> None:
     with server("--loop", "uvloop") as (url, _):
         async with client(url) as http, wrk(url):

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from penstock.actors import invocation
+from penstock.actors import chains
 from tests.telemetry.virtual_time import VirtualTime
 
 CLOCKED = (
-    "actors.channel", "actors.invocation", "actors.threads", "actors.worker", "engine.decorator", "engine.pipeline",
+    "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
+    "actors.executions", "actors.threads", "actors.worker", "engine.executions", "engine.pipeline",
     "engine.statistics", "telemetry.profiling.durations", "telemetry.profiling.watching",
     "telemetry.profiling.recording",
 )  # fmt: skip
@@ -22,6 +23,6 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
     # Who holds the GIL in real time says nothing here.
     monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda self: (0.0, {}))
-    invocation._compiled.cache_clear()
+    chains._compiled.cache_clear()
     yield now
-    invocation._compiled.cache_clear()
+    chains._compiled.cache_clear()

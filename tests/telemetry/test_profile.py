@@ -14,16 +14,18 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, telemetry, testing
-from penstock.actors import invocation
+from penstock.actors import chains
+from penstock.telemetry import Capacity, ScopeSnapshot, StepSnapshot
 from penstock.telemetry.profiling import collectors
 from penstock.telemetry.profiling.durations import Durations, OutsideSeconds
-from penstock.telemetry.profiling.records import Capacity, NodeReading, TimedReading
+from penstock.telemetry.profiling.records import TimedReading
 from penstock.telemetry.profiling.sums import EVENT_LOOP, Evidence, GilUse, ReaderSum, Sums
-from penstock.telemetry.profiling.timeline import Timeline
+from penstock.telemetry.profiling.timeline import TimelineRecorder
 from penstock.telemetry.profiling.verdict import find_verdict
 
 CLOCKED = (
-    "actors.channel", "actors.invocation", "actors.worker", "engine.pipeline", "engine.statistics",
+    "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
+    "actors.executions", "actors.worker", "engine.pipeline", "engine.statistics",
     "telemetry.profiling.durations", "telemetry.profiling.watching", "telemetry.profiling.recording",
 )  # fmt: skip
 
@@ -55,9 +57,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Iterator[Clock]:
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
     # Who holds the GIL in real time says nothing here.
     monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda self: (0.0, {}))
-    invocation._compiled.cache_clear()
+    chains._compiled.cache_clear()
     yield now
-    invocation._compiled.cache_clear()
+    chains._compiled.cache_clear()
 
 
 @ps.node
@@ -156,8 +158,8 @@ def test_a_reader_that_never_waits_limits_whatever_nodes_show(waited_seconds: fl
     sums = Sums()
     inbox = engine.ChannelStatistics(0, 16, 0, 0, 0, 0, 0, 0.0, 0.0)
     counters = engine.ActorStatistics("graph", "busy", 10, 0, 0, 0, 1, 1, 10.0, inbox)
-    busy = NodeReading(counters, "key", "loop", False, False, (Capacity("key", 1, "state"),))
-    sums.add({}, [busy], 0.0, 10.0)
+    busy = StepSnapshot(counters, "key", "loop", False, False, (Capacity("key", 1, "state"),))
+    sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, (busy,)))
     evidence = Evidence(sums, 10.0, None, (ReaderSum("graph", 10.0, waited_seconds),))
     assert find_verdict(evidence).node == node
 
@@ -168,11 +170,11 @@ def evidence_of_a_device_node(gil: GilUse, loop_delay_seconds: float = 0.0, *, g
     counters = engine.ActorStatistics("graph", "train", 1_000, 0, 0, 0, 1, 1, 10.0, inbox)
     outside = OutsideSeconds(0.0, 0.0, 1.5, thread_seconds=2.0, cpu_seconds=1.0, hop_seconds=6.0, hops=2_000)
     place = (Capacity("key", 1, "state"),)
-    train = NodeReading(counters, "key", "loop", False, gathers, place, timed=TimedReading(outside=outside))
+    train = StepSnapshot(counters, "key", "loop", False, gathers, place, timed=TimedReading(outside=outside))
     others = engine.ActorStatistics("graph", "augment", 10, 0, 0, 0, 1, 1, 4.0, inbox)
-    augment = NodeReading(others, "other", "thread", False, False, ())
+    augment = StepSnapshot(others, "other", "thread", False, False, (), pool="threads")
     sums = Sums()
-    sums.add({}, [train, augment], 0.0, 10.0)
+    sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, (train, augment)))
     return Evidence(sums, 10.0, None, loop_delay_seconds=loop_delay_seconds, gil=gil)
 
 
@@ -207,7 +209,8 @@ def test_a_node_that_nobody_times_limits_if_items_wait_for_it_as_in_statistics()
     inbox = engine.ChannelStatistics(16, 16, 16, 0, 40, 0, 0, 30.0, 0.0)
     reads_a_stream = engine.ActorStatistics("graph", "reads", 10, 0, 0, 0, 8, 8, None, inbox)
     sums = Sums()
-    sums.add({}, [NodeReading(reads_a_stream, "key", "loop", False, False, ())], 0.0, 10.0)
+    reads = StepSnapshot(reads_a_stream, "key", "loop", False, False, ())
+    sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, (reads,)))
     verdict = find_verdict(Evidence(sums, 10.0))
     assert (verdict.graph, verdict.node) == ("graph", "reads")
     assert verdict.reason == "on average 3.00 items waited for room in its inbox"
@@ -539,7 +542,7 @@ async def test_a_deployment_that_was_open_before_and_goes_on_counts_from_begin_t
         await service(3)
         assert [node.count for node in profile.nodes] == [1, 1]
     assert [node.count for node in profile.nodes] == [1, 1]
-    assert [(each.node, each.item) for each in profile._recording.timeline.slices] == [("fetch", 1), ("half", 1)]
+    assert [(each.node, each.item) for each in profile.timeline.slices] == [("fetch", 1), ("half", 1)]
 
 
 async def test_scopes_of_one_graph_are_added_up_also_of_other_tasks() -> None:
@@ -569,16 +572,15 @@ async def test_a_profile_that_is_taken_in_another_thread() -> None:
     block = telemetry.profile()
     async with engine.deploy(quick) as service:
         actor = service._deployment.scope.wiring.actors()[0]  # type: ignore[union-attr]
-        usual = actor.mode, actor.invoke
         await service(1)
         profile = await asyncio.to_thread(block.__enter__)
         await service(2)
-        assert (actor.mode, actor.invoke) != usual
+        assert actor.sampler is not None
         await engine.run(quick(3))
         await asyncio.to_thread(block.__exit__, None, None, None)
         await service(4)
         await asyncio.sleep(0)
-        assert (actor.mode, actor.invoke) == usual
+        assert actor.sampler is None
     assert [(node.node, node.count) for node in profile.nodes] == [("fetch", 2), ("half", 2)]
     assert all(node.p50_seconds is not None for node in profile.nodes)
 
@@ -658,7 +660,7 @@ async def test_an_item_in_flight_between_two_profiles_does_not_end_the_second(mo
             go_on.set()
             await call
             await service(1)
-    assert [each.item for each in profile._recording.timeline.slices] == [1]
+    assert [each.item for each in profile.timeline.slices] == [1]
 
 
 def test_a_profile_around_the_loop_itself() -> None:
@@ -801,13 +803,12 @@ async def test_without_a_profile_nothing_is_registered_and_nothing_more_is_timed
 async def test_handlers_are_timed_for_the_profile_only() -> None:
     async with engine.deploy(quick) as service:
         actor = service._deployment.scope.wiring.actors()[0]  # type: ignore[union-attr]
-        usual = actor.mode, actor.invoke
         with telemetry.profile():
             with telemetry.profile():
                 await service(1)
-            assert (actor.mode, actor.invoke) != usual
+            assert actor.sampler is not None
             assert service.statistics().actors[0].busy_seconds is None
-        assert (actor.mode, actor.invoke) == usual
+        assert actor.sampler is None
         assert await service(2) == 1
 
 
@@ -871,7 +872,7 @@ async def test_of_a_node_that_runs_often_a_sample_is_timed_and_stands_for_all(cl
     assert found.p50_seconds == pytest.approx(0.001, rel=0.05)
     assert found.p90_seconds == pytest.approx(0.002, rel=0.05)
     assert node_of(profile, "line").p50_seconds == pytest.approx(0.0005, rel=0.05)
-    timed = [one for one in profile._recording.timeline.slices if one.node == "computing"]
+    timed = [one for one in profile.timeline.slices if one.node == "computing"]
     assert 500 < len(timed) < items
 
 
@@ -910,7 +911,7 @@ def test_an_actor_that_owns_its_loop_tells_how_long_its_work_waits() -> None:
 
 async def test_the_timeline_tells_when_each_node_ran_for_which_item() -> None:
     profile = await profile_of(engine.stream(quick(number) for number in range(5)))
-    slices = profile._recording.timeline.slices
+    slices = profile.timeline.slices
     assert sorted((one.node, one.item) for one in slices) == [
         (node, item) for node in ("fetch", "half") for item in range(5)
     ]
@@ -921,16 +922,17 @@ async def test_the_timeline_tells_when_each_node_ran_for_which_item() -> None:
         assert 0 <= fetch.began_seconds <= fetch.ended_seconds <= half.began_seconds <= half.ended_seconds
         assert half.ended_seconds <= profile.elapsed_seconds
     assert len({one.frame for one in slices}) == 5
-    assert profile._recording.timeline.dropped == 0
+    assert profile.timeline.dropped == 0
 
 
 def test_the_timeline_keeps_the_newest_and_says_how_much_it_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.telemetry.profiling.timeline.MAX_SLICES", 100)
-    timeline = Timeline(10.0)
-    timeline.add_executions("graph", "node", [(9.0, 9.5, 1, 0), (9.5, 10.5, 2, 1)])
-    assert [one.item for one in timeline.slices] == [1]
+    recorder = TimelineRecorder(10.0)
+    recorder.add_executions("graph", "node", [(9.0, 9.5, 1, 0), (9.5, 10.5, 2, 1)])
+    assert [one.item for one in recorder.timeline().slices] == [1]
     for begin in range(5):
-        timeline.add_executions("graph", "node", [(20.0 + begin, 21.0, begin, begin)] * 30)
+        recorder.add_executions("graph", "node", [(20.0 + begin, 21.0, begin, begin)] * 30)
+    timeline = recorder.timeline()
     assert len(timeline.slices) == 90
     assert timeline.slices[-1].item == 4
     assert timeline.dropped == 61
@@ -938,7 +940,7 @@ def test_the_timeline_keeps_the_newest_and_says_how_much_it_dropped(monkeypatch:
 
 def test_the_timeline_tells_how_many_items_waited() -> None:
     profile = testing.run_virtual(lambda: profile_of(engine.stream(middle(number) for number in range(40))))
-    depths = [point.depth for point in profile._recording.timeline.depths if point.node == "slow"]
+    depths = [point.depth for point in profile.timeline.depths if point.node == "slow"]
     assert max(depths) == 16
 
 

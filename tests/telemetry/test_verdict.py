@@ -483,6 +483,149 @@ def test_where_nothing_ran_there_is_no_path() -> None:
     assert profile.critical_path is None
 
 
+# --- Deployments of streams, whose nodes nobody times ---
+
+
+@ps.node
+class Slots(ps.StreamActor[int, int]):
+    """Works on four items at a time, in ten steps each."""
+
+    async def loop(self, inbox: ps.Inbox[ps.StreamWork[int, int]], /) -> None:
+        active: dict[ps.StreamWork[int, int], int] = {}
+        while True:
+            fresh = [] if active else [await inbox.get()]
+            active |= dict.fromkeys([*fresh, *inbox.take_nowait(4 - len(active) - len(fresh))], 10)
+            await asyncio.sleep(0.002)
+            for work, left in list(active.items()):
+                work.put_nowait(left)
+                active[work] = left - 1
+                if left == 1:
+                    work.finish()
+                    del active[work]
+
+
+@ps.node
+async def spelled(number: int) -> AsyncIterator[int]:
+    for part in range(10):
+        await asyncio.sleep(0.002)
+        yield part
+
+
+@ps.node
+async def plus(total: int, number: int) -> int:
+    return total + number
+
+
+def profile_of_callers(virtual: VirtualTime, node: Any, max_in_flight: int, callers: int, *, folds: bool) -> Any:
+    @ps.graph
+    async def stream(number: int) -> AsyncIterator[int]:
+        result: AsyncIterator[int] = node(number)
+        return result
+
+    @ps.graph
+    async def total(number: int) -> int:
+        return await ps.fold(plus, node(number), 0)
+
+    async def call(service: engine.Service[[int], Any]) -> None:
+        for number in range(60 // callers):
+            if folds:
+                await service(number)
+            else:
+                async with service.stream(stream(number)) as parts:
+                    async for _ in parts:
+                        pass
+
+    async def calls() -> telemetry.Profile:
+        graph: Any = total if folds else stream
+        async with engine.deploy(graph, max_in_flight=max_in_flight) as service:
+            with telemetry.profile() as profile:
+                await asyncio.gather(*(call(service) for _ in range(callers)))
+        return profile
+
+    return virtual.run(calls)
+
+
+@pytest.mark.parametrize("folds", [False, True])
+def test_an_actor_limits_if_items_wait_in_its_inbox(virtual: VirtualTime, folds: bool) -> None:
+    verdict = profile_of_callers(virtual, Slots(), 8, 60, folds=folds).verdict
+    assert (verdict.node, verdict.limit, verdict.headroom) == ("Slots", "places", None)
+    assert verdict.reason.startswith("its loop takes no more: items wait in its inbox for ")
+    assert verdict.remedy == "have its loop work on more items at a time, or make it faster"
+    seldom = profile_of_callers(virtual, Slots(), 8, 2, folds=folds).verdict
+    assert (seldom.node, seldom.limit) == (None, "callers")
+
+
+@pytest.mark.parametrize("folds", [False, True])
+@pytest.mark.parametrize(("places", "are"), [(8, "its 8 places are"), (1, "its place is")])
+def test_a_deployment_limits_if_its_places_are_taken(virtual: VirtualTime, folds: bool, places: int, are: str) -> None:
+    verdict = profile_of_callers(virtual, spelled, places, 60, folds=folds).verdict
+    assert (verdict.node, verdict.limit) == (None, "in_flight")
+    assert verdict.reason.startswith(f"max_in_flight= limits: {are} taken for ")
+    assert verdict.remedy.startswith("raise max_in_flight=")
+    seldom = profile_of_callers(virtual, spelled, places * 10, 4, folds=folds).verdict
+    assert seldom.limit == "callers"  # and no source, which a deployment has not
+
+
+# --- Batches, and the places for their items ---
+
+
+@pytest.mark.parametrize(
+    ("size", "batches", "places", "follow", "remedy"),
+    [
+        (32, 1, 32, (32, 2, 128), "raise map_each(concurrency=) together with its concurrency= (batches at a time)"),
+        (32, 2, 64, (64, 2, 128), "raise map_each(concurrency=) together with its concurrency= (batches at a time)"),
+        (64, 1, 8, (64, 1, 16), "raise map_each(concurrency=)"),
+        (8, 1, 64, (8, 2, 64), "raise its concurrency= (batches at a time) or its batch="),
+        (8, 1, 64, (16, 1, 64), "raise its concurrency= (batches at a time) or its batch="),
+    ],
+)
+@pytest.mark.parametrize("limits", ["stream", "list", "calls"])
+def test_who_follows_the_remedy_for_a_batched_node_gains(
+    virtual: VirtualTime, limits: str, size: int, batches: int, places: int, follow: tuple[int, int, int], remedy: str
+) -> None:
+    def profile(size: int, batches: int, places: int) -> telemetry.Profile:
+        @ps.node(batch=ps.Batch(size), concurrency=batches)
+        async def embed(numbers: list[int]) -> list[int]:
+            await asyncio.sleep(0.02)
+            return numbers
+
+        @ps.graph
+        async def of_stream(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+            return ps.map_each(embed, numbers, concurrency=places)
+
+        @ps.graph
+        async def of_list(numbers: list[int]) -> list[int]:
+            return await ps.map_each(embed, numbers, concurrency=places)
+
+        async def source() -> AsyncIterator[int]:
+            for number in range(640):
+                yield number
+
+        async def mapped() -> telemetry.Profile:
+            with telemetry.profile() as profile:
+                await engine.run(of_list(list(range(640))))
+            return profile
+
+        if limits == "list":
+            return virtual.run(mapped)
+        graph = ps.graph(embed)
+        calls = (graph(number) for number in range(640))
+        return virtual.run(
+            lambda: profile_of(
+                engine.stream(of_stream(source()))
+                if limits == "stream"
+                else engine.stream(calls, max_in_flight=places, max_workers=places)
+            )
+        )
+
+    before, after = profile(size, batches, places), profile(*follow)
+    named = remedy.replace("map_each(concurrency=)", "max_in_flight=") if limits == "calls" else remedy
+    assert before.verdict.node == "embed"
+    assert before.verdict.remedy.startswith(named)
+    assert ("batch" in before.verdict.remedy) == ("batch" in remedy)
+    assert after.elapsed_seconds < 0.7 * before.elapsed_seconds
+
+
 # --- What if ---
 
 Make = Callable[[float], ps.Graph[[int], Any]]
@@ -603,6 +746,59 @@ def test_it_predicts_more_places(virtual: VirtualTime) -> None:
     assert predicted.verdict.node == "decode"
     assert str(predicted).startswith('"decode" with 3 places: 29')
     assert "(3.00 times as many); then" in str(predicted)
+
+
+@pytest.mark.parametrize("change", ["concurrency", "speedup"])
+@pytest.mark.parametrize(
+    ("runs", "before_seconds", "limited"),
+    [
+        ("one after the other", 0.0, False),
+        ("one after the other", 0.04, True),
+        ("three at a time", 0.0, True),
+        ("three at a time", 0.04, False),
+        ("deployed", 0.04, False),
+        ("in a stream", 0.0, True),
+    ],
+)
+def test_it_predicts_a_map_over_a_list(
+    virtual: VirtualTime, runs: str, before_seconds: float, limited: bool, change: str
+) -> None:
+    def profile(places: int, seconds: float) -> telemetry.Profile:
+        fetch = waits("fetch", before_seconds)
+        parse = waits("parse", seconds, **({"concurrency": 64} if limited else {}))
+
+        @ps.graph
+        async def mapped(number: int) -> list[int]:
+            count = await fetch(number)
+            return await ps.map_each(parse, ps.apply(lambda count: [count] * 64, count), concurrency=places)
+
+        async def call(own: engine.Engine, service: engine.Service[[int], list[int]], share: int) -> None:
+            if runs == "in a stream":
+                async with own.stream((mapped(number) for number in range(share * 3)), max_in_flight=3) as results:
+                    async for _ in results:
+                        pass
+            for number in range(0 if runs == "in a stream" else share):
+                await (service(number) if runs == "deployed" else own.run(mapped(number)))
+
+        async def calls() -> telemetry.Profile:
+            async with engine.Engine() as own, own.deploy(mapped) as service:
+                with telemetry.profile() as profile:
+                    width = 3 if runs == "three at a time" else 1
+                    await asyncio.gather(*(call(own, service, 6 // width) for _ in range(width)))
+            return profile
+
+        return virtual.run(calls)
+
+    before = profile(2, 0.01)
+    if not before_seconds:
+        assert (before.verdict.node, before.verdict.limit) == ("parse", "places")
+        assert before.verdict.reason.startswith("the 2 places of its map_each are busy for 100% of the time")
+        assert before.verdict.remedy.startswith("raise map_each(concurrency=)")
+    if change == "concurrency":
+        predicted, after = before.what_if("parse", concurrency=8), profile(8, 0.01)
+    else:
+        predicted, after = before.what_if("parse", speedup=2), profile(2, 0.005)
+    assert predicted.factor == pytest.approx(before.elapsed_seconds / after.elapsed_seconds, rel=0.1)
 
 
 def test_what_cannot_be_predicted_says_why(virtual: VirtualTime) -> None:

@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import TypedDict, assert_type
+from typing import Any, TypedDict, assert_type
 
 import penstock as ps
 from penstock import data, engine, testing
@@ -153,6 +153,65 @@ def feeds(blobs: list[bytes]) -> None:
     batches = data.order(blobs, batch=4)
     assert_type(batches, AsyncIterator[data.Records[None]])
     assert_type(data.order(iter(blobs)), AsyncIterator[data.Record[bytes]])
+
+
+def is_long(blob: bytes) -> bool:
+    return len(blob) > 3
+
+
+async def has_text(record: data.Record[bytes]) -> bool:
+    return record.value != b""
+
+
+def total(blobs: list[bytes]) -> int:
+    return sum(map(len, blobs))
+
+
+@ps.node
+class Unique:
+    def __call__(self, blob: bytes) -> bytes:
+        return blob
+
+
+@ps.node
+class Size(ps.Actor[bytes, int]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[bytes, int]], /) -> None:
+        while True:
+            work = await inbox.get()
+            work.finish(len(work.value))
+
+
+unique = Unique()
+measured = Size()
+limited = ps.RateLimit(per_second=10_000)
+
+
+def stages_with_functions(blobs: AsyncIterator[bytes], records: AsyncIterator[data.Record[bytes]]) -> None:
+    """Stages that call a function keep the types of values, whether it is a lambda, a function or a class."""
+    assert_type(blobs >> data.filtered(lambda blob: len(blob) > 3), AsyncIterator[Any])
+    assert_type(blobs >> data.filtered(is_long), AsyncIterator[bytes])
+    assert_type(data.filtered(is_long)(blobs), AsyncIterator[bytes])
+    assert_type(records >> data.filtered(lambda record: record.index > 1), AsyncIterator[Any])
+    assert_type(records >> data.filtered(has_text), AsyncIterator[data.Record[bytes]])
+    assert_type(blobs >> data.batched(2), AsyncIterator[Any])
+    assert_type(blobs >> data.batched(2, collate=total), AsyncIterator[int])
+    assert_type(records >> data.batched(2, collate=total), AsyncIterator[int])
+    assert_type(blobs >> data.batched(2, collate=list[bytes]), AsyncIterator[list[bytes]])
+    assert_type(records >> data.batched(2, drop_remainder=True, collate=list[bytes]), AsyncIterator[list[bytes]])
+    assert_type(data.batched(2, collate=set[bytes])(blobs), AsyncIterator[set[bytes]])
+    assert_type(blobs >> data.batched(2, collate=lambda values: values[0]), AsyncIterator[Any])
+
+
+@ps.graph
+async def sizes(blobs: AsyncIterator[bytes]) -> AsyncIterator[list[int]]:
+    """What type-checks here runs, too."""
+    chosen = ps.map_each(unique, blobs) >> data.filtered(lambda blob: len(blob) > 1)
+    return chosen >> limited >> measured >> data.batched(2, collate=list[int])
+
+
+@ps.graph
+async def chained(blobs: AsyncIterator[bytes]) -> AsyncIterator[int]:
+    return blobs >> limited >> measured
 
 
 if __name__ == "__main__":

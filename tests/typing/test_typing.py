@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,17 @@ async def test_an_answer_is_streamed() -> None:
     expected = ["wiki\n", "docs\n", "mail\n", "code\n", "web\n"]
     assert await streams.answers("q") == expected
     assert await streams.without_an_engine("q") == expected
+
+
+async def test_stages_with_functions_and_actors_run() -> None:
+    async def blobs() -> AsyncIterator[bytes]:
+        for blob in (b"a", b"bc", b"def", b"ghij"):
+            yield blob
+
+    async with engine.stream(streams.sizes(blobs())) as values:
+        assert [value async for value in values] == [[2, 3], [4]]
+    async with engine.stream(streams.chained(blobs())) as lengths:
+        assert [length async for length in lengths] == [1, 2, 3, 4]
 
 
 async def test_batches_are_made_in_a_graph() -> None:

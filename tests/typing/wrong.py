@@ -4,11 +4,11 @@ Each wrong line carries an ignore comment of each checker, by rule, and both are
 is not needed: so a line that a checker lets pass is an error, as is any line without a comment that it refuses.
 """
 
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from typing import Any
 
 import penstock as ps
-from penstock import asgi, engine, testing
+from penstock import asgi, data, engine, testing
 from penstock.testing import faults
 from tests.typing import resources
 from tests.typing.correct import (
@@ -183,6 +183,31 @@ def chains() -> None:
     _ = fetch >> best  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
     _ = search >> first  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
     _ = index >> best  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
+
+
+def of_text(text: str) -> bool:
+    return bool(text)
+
+
+def of_texts(texts: list[str]) -> int:
+    return len(texts)
+
+
+def stages(numbers: AsyncIterator[int], records: AsyncIterator[data.Record[int]]) -> None:
+    _ = numbers >> data.filtered(of_text)  # type: ignore[arg-type]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
+    _ = records >> data.filtered(of_text)  # type: ignore[arg-type]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
+    _ = numbers >> data.batched(2, collate=of_texts)  # type: ignore[arg-type]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
+    _ = records >> data.batched(2, collate=of_texts)  # type: ignore[arg-type]  # pyright: ignore[reportOperatorIssue, reportUnknownVariableType]
+    data.filtered(3)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    data.filtered(lambda: True)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    data.batched(2, collate=3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    texts: AsyncIterator[str] = numbers >> data.batched(2, collate=list[int])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(texts)
+
+
+def functions_beside_options() -> None:
+    ps.node(number_of, stateless=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    ps.device_node(of_text, pure=False)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
 
 
 def replacing() -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn, cast
 from ..._errors import GraphTraceError
 from ...telemetry.text import printable
 from .annotations import Hint, hint_inside, members_of
+from .statements import way_of_value
 from .template import Access, Read
 
 if TYPE_CHECKING:
@@ -37,6 +38,23 @@ def call_location() -> str:
             break
         frame = frame.f_back
     return "<unknown>:0" if found is None else f"{found.f_code.co_filename}:{found.f_lineno}"
+
+
+def is_statement(traced: Callable[..., Any]) -> bool:
+    """Whether the value of the expression of user code that led here is dropped: it is a statement of its own.
+
+    A value that a function returns at once is the value of the call of that function; so is one that a comprehension
+    puts into its list. What the traced function itself returns is its result, which is not dropped.
+    """
+    code = getattr(traced, "__code__", None)
+    frame: types.FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_users(frame.f_code.co_filename) and not is_generated(frame):
+            way = way_of_value(frame.f_code, frame.f_lasti)
+            if way != "returned" or frame.f_code is code:
+                return way == "dropped"
+        frame = frame.f_back
+    return False
 
 
 def _source_of(location: str) -> str:
@@ -132,7 +150,12 @@ class Ref:
         return iter([self[index] for index in range(count)])
 
     def __await__(self) -> Generator[Any, Any, "Ref"]:
-        refuse(self, "awaiting it", "it is the result of a plain `def`, or was awaited already: remove the await")
+        tracer, remedy = self._penstock_tracer, "it is the result of a plain `def`, or was awaited already"
+        if tracer.is_stream(self):
+            remedy = "it is a stream, which is returned, or passed to a node, ps.map_each or ps.fold"
+        elif self._penstock_source in tracer.parameter_sources:
+            remedy = "it is an argument of the graph"
+        refuse(self, "awaiting it", f"{remedy}: remove the await")
 
     def __rshift__(self, following: Any) -> Any:
         if not self._penstock_tracer.is_stream(self):
@@ -192,7 +215,9 @@ class PendingRef(Unawaited):
         if self._penstock_pending.pop(self._penstock_key, None) is None:
             refuse(self._penstock_ref, "awaiting it twice", "await it once and keep the result in a variable")
         yield from ()  # a generator, as __await__ must be; it never suspends
-        return self._penstock_ref
+        tracer = self._penstock_ref._penstock_tracer
+        tracer.begins(self._penstock_ref._penstock_source)
+        return cast("Ref", tracer.made(self._penstock_ref))
 
     def __getattr__(self, name: str) -> NoReturn:
         if name.startswith("__") and name.endswith("__"):

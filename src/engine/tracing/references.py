@@ -17,6 +17,7 @@ from types import CellType, CodeType, FunctionType, MethodType
 from typing import Final, NamedTuple, cast
 
 from ...telemetry.text import MAX_NAME_COLUMNS, printable, shorten
+from .statements import opcodes
 from .template import SCALARS, exact
 
 _MISSING: Final = object()
@@ -24,17 +25,13 @@ _MISSING: Final = object()
 _EXTENDED_ARG = opmap["EXTENDED_ARG"]
 _CACHE = opmap["CACHE"]
 _GLOBALS = {opmap["LOAD_GLOBAL"]: 1, opmap["LOAD_NAME"]: 0}  # opcode -> bits of its argument beside the name's index
-_CLOSURES = {opmap[name] for name in ("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF") if name in opmap}
+_CLOSURES = opcodes("LOAD_DEREF", "LOAD_CLASSDEREF", "LOAD_FROM_DICT_OR_DEREF")
 _ATTRIBUTES = (
     {opmap["LOAD_ATTR"]: 1} if sys.version_info >= (3, 12) else {opmap["LOAD_ATTR"]: 0, opmap["LOAD_METHOD"]: 0}
 )
-_LOCALS = {opmap[name] for name in ("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW") if name in opmap}
+_LOCALS = opcodes("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
 # Two locals at once, since 3.13; an attribute that follows is one of the second, whose index is the low four bits.
-_LOCAL_PAIRS = {
-    opmap[name]
-    for name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")  # the last: 3.14
-    if name in opmap
-}
+_LOCAL_PAIRS = opcodes("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
 
 
 class _Path(NamedTuple):
@@ -96,12 +93,9 @@ class References:
     def __or__(self, other: "References") -> "References":
         """Return the references of both, e.g. of a graph and of another one that it inlines."""
         return References(
-            (*self.tracked, *other.tracked),
-            (*self._lookups, *other._lookups),
-            (*self._cells, *other._cells),
-            (*self._chains, *other._chains),
-            {**self._names, **other._names},
-        )
+            (*self.tracked, *other.tracked), (*self._lookups, *other._lookups), (*self._cells, *other._cells),
+            (*self._chains, *other._chains), {**self._names, **other._names},
+        )  # fmt: skip
 
     def changed(self) -> bool:
         """Whether a name now refers to another object than when it was resolved, or to none."""

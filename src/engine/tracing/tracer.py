@@ -3,7 +3,7 @@
 import asyncio
 import types
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -21,6 +21,7 @@ from .ref import (
     definition_location,
     hidden_ref,
     is_generated,
+    is_statement,
     is_users,
     read_of,
 )
@@ -355,6 +356,11 @@ class Callee(Protocol):
         ...
 
     @property
+    def _is_effect(self) -> bool:
+        """Whether its calls keep their place in the order of the source."""
+        ...
+
+    @property
     def _drawn_detail(self) -> str:
         """A line for drawings of the graph."""
         ...
@@ -385,6 +391,8 @@ class Step:
         bodies: traces of the bodies of a control-flow construct, or of what may run in the place of a node.
         location: "file:line" of the call.
         captured: for a node: the values that its bodies capture. Those of control flow are among its arguments.
+        is_statement: whether the call is a statement of its own, whose result has no name and is not passed on.
+        is_effect: whether it is an ordered effect: its callee is one, or a step of one of its bodies is.
     """
 
     callee: Callee
@@ -394,6 +402,8 @@ class Step:
     bodies: "tuple[Trace, ...]"
     location: str
     captured: tuple[Template, ...] = ()
+    is_statement: bool = False
+    is_effect: bool = False
 
     def reads(self) -> Iterator[Read]:
         """Yield every read in the arguments, in order."""
@@ -415,7 +425,8 @@ class Trace:
         name: the name of the graph.
         parameters: the names of its parameters; in a body, followed by the names of the values that it captures.
         parameter_sources: the numbers of the values of these.
-        steps: the calls in the order in which they were made, which is a topological order.
+        steps: the calls in the order in which they were made, which is a topological order; where an effect is among
+            them, an awaited call stands where it is awaited.
         result: the template of the result.
         captures: for a body: templates, in the enclosing graph, of the values that it captures.
         functions: all functions whose bodies were traced; if a name in one is rebound, the trace is outdated.
@@ -442,6 +453,43 @@ class Trace:
         """For a body: the number of each value that it captures, with its template in the enclosing graph."""
         first = len(self.parameter_sources) - len(self.captures)
         return zip(self.parameter_sources[first:], self.captures, strict=True)
+
+
+# The order of effects.
+#
+# An ordered effect begins after all steps before it have ended, and all steps after it begin after it has ended. A step
+# that gives a stream has ended when the stream is open; a step that reads one, when it has read it.
+
+
+def order_edges(chains: Sequence[Sequence[Step]]) -> dict[int, set[int]]:
+    """Return for each step the steps that it waits for without reading them, reduced to the last ones.
+
+    Args:
+        chains: the steps in the order of the source; steps that share an actor are one chain. No effect is in a chain
+            with others.
+
+    Returns:
+        The numbers of the values of the steps. A step that waits through another one is left out, and so are all where
+        no effect is ordered.
+    """
+    edges: dict[int, set[int]] = {}
+    if not any(chain[0].is_effect for chain in chains):
+        return edges
+    effect: int | None = None
+    since: set[int] = set()  # the last effect, and the steps after it, which all wait for it
+    ends: set[int] = set()  # those of them for which no later one waits
+    for chain in chains:
+        number, read = chain[-1].source, {read.source for read in chain[0].reads()}
+        if chain[0].is_effect:
+            waits = ends - read
+            effect, since, ends = number, {number}, {number}
+        else:
+            waits = set[int]() if effect is None or read & since else {effect}
+            since.add(number)
+            ends = ends - read - waits | {number}
+        if waits:
+            edges[number] = waits
+    return edges
 
 
 _active: ContextVar["Tracer | None"] = ContextVar("penstock_tracer", default=None)
@@ -481,7 +529,7 @@ class Tracer:
         self.resources: dict[Opening, int] = {}
         self._steps: list[Step] = []
         self._parameters: list[str] = []
-        self._parameter_sources: list[int] = []
+        self.parameter_sources: list[int] = []
         self._captures: dict[Read, int] = {}
         self._sources = 0
         self._body_names: Counter[str] = Counter()
@@ -489,6 +537,8 @@ class Tracer:
         self._outside: Outside = Outside() if parent is None else parent._outside
         self._shown: set[str] = set() if parent is None else parent._shown
         self._checked_callees: set[int] = set()
+        self._statements: set[int] = set()
+        self._places: dict[int, int] = {}  # of each step, its place in the order of the source
         self._instead_of: Hashable = None
 
     def parameter(self, name: str, annotation: Hint | None = None, *, is_stream: bool = False) -> Ref:
@@ -528,9 +578,37 @@ class Tracer:
         if callee.gives_stream:
             self.streams.add(source, callee.name)
         beside = captured if is_node else ()
-        self._steps.append(Step(callee, source, tuple(templates), named, bodies, location, beside))
+        is_effect = callee._is_effect
+        for body in bodies:
+            is_effect = is_effect or any(step.is_effect for step in body.steps)
+        self._steps.append(Step(callee, source, tuple(templates), named, bodies, location, beside, is_effect=is_effect))
         ref = Ref(self, source, callee.name, annotation=callee._result_annotation)
-        return PendingRef(ref, location, self.pending) if callee.is_async else ref
+        if callee.is_async:
+            return PendingRef(ref, location, self.pending)
+        self._places[source] = len(self._places)
+        made: Ref = self.made(ref)
+        return made
+
+    def begins(self, source: int) -> None:
+        """Note that a step has its place here, where it is awaited.
+
+        Raises:
+            GraphTraceError: an effect is awaited in a body, and was called outside of the body.
+        """
+        self._places[source] = len(self._places)
+        if is_tracing() is not self:
+            for step in self._steps:
+                if step.source == source and step.is_effect:
+                    raise GraphTraceError(
+                        f"{call_location()}: {step.callee.name!r} is called outside of this body and awaited inside, "
+                        "so its effect would come about whether or not the body runs; call it where it is awaited"
+                    )
+
+    def made(self, value: Any) -> Any:
+        """Return what a call, or the wait for it, has made; if that is a statement of its own, its steps stay."""
+        if self.functions and is_statement(self.functions[0]):
+            capture(value, _as_statement, self._outside)
+        return value
 
     def open(self, opening: "Opening") -> PendingRef:
         """Note that the outermost graph uses a resource; return the symbolic value that stands for it.
@@ -538,9 +616,7 @@ class Tracer:
         A resource is not a step: a frame has it from the beginning. So all of its call sites, those in bodies included,
         see the same value.
         """
-        outermost = self
-        while outermost.parent is not None:
-            outermost = outermost.parent
+        *_, outermost = self._lineage()
         source = outermost.resources.get(opening)
         if source is None:
             source = outermost.resources[opening] = outermost._new_source()
@@ -575,10 +651,7 @@ class Tracer:
         owner = ref._penstock_tracer
         if owner is self:
             return read_of(ref)
-        around = self.parent
-        while around is not None and around is not owner:
-            around = around.parent
-        if around is None or self.parent is None:
+        if self.parent is None or owner not in self._lineage():
             raise GraphTraceError(
                 f"{call_location()}: {ref!r} belongs to another trace, of {owner.name!r}, than the one that is made "
                 f"here, of {self.name!r}: it leaked out through a global, an attribute or a cache; pass it as a "
@@ -622,23 +695,17 @@ class Tracer:
             template = self.template(result, location, f"the result of {self.name}")
         gives_stream = self.streams.result(template, location)
         for where in self.pending.values():
-            raise GraphTraceError(
-                f"{where}: the result of this call in {self.name!r} is never awaited; write `await` before it"
-            )
+            never = f"the result of this call in {self.name!r} is never awaited"
+            raise GraphTraceError(f"{where}: {never}; write `await` before it")
         self.closed = True
+        if any(step.is_effect for step in self._steps):
+            self._steps.sort(key=lambda step: self._places[step.source])
         return Trace(
-            self.name,
-            tuple(self._parameters),
-            tuple(self._parameter_sources),
-            tuple(self._steps),
-            template,
-            tuple(self._captures),
-            tuple(self.functions),
-            annotations,
-            frozenset(self.streams.sources),
-            gives_stream,
-            self.resources,
-        )
+            self.name, tuple(self._parameters), tuple(self.parameter_sources),
+            tuple([replace(one, is_statement=True) if one.source in self._statements else one for one in self._steps]),
+            template, tuple(self._captures), tuple(self.functions), annotations, frozenset(self.streams.sources),
+            gives_stream, self.resources,
+        )  # fmt: skip
 
     def body(self, name: str, fn: Callable[..., Any], count: int = 1) -> "Trace":
         """Trace the body of a control-flow construct, which takes one value, or `count`.
@@ -669,9 +736,8 @@ class Tracer:
             call: calls it with these arguments.
             of: identifies the node; `stands_in_for` tells what is called inside.
         """
-        inner = self._inner(name)
+        inner, fn = self._inner(name), getattr(callee, "fn", callee)
         inner._instead_of = of
-        fn = getattr(callee, "fn", callee)
         try:
             with _activated(inner):
                 result = drive(call(), fn)
@@ -682,10 +748,13 @@ class Tracer:
 
     def stands_in_for(self, node: Hashable) -> bool:
         """Whether what is traced here may run in the place of a node, directly or further outside."""
+        return any(one._instead_of == node for one in self._lineage())
+
+    def _lineage(self) -> "Iterator[Tracer]":
         tracer: Tracer | None = self
-        while tracer is not None and tracer._instead_of != node:
+        while tracer is not None:
+            yield tracer
             tracer = tracer.parent
-        return tracer is not None
 
     def _inner(self, name: str) -> "Tracer":
         self._body_names[name] += 1
@@ -694,10 +763,8 @@ class Tracer:
 
     def awaited(self, call: Unawaited) -> None:
         """Note that a call is awaited; it may have been made in a graph around this body."""
-        tracer: Tracer | None = self
-        while tracer is not None:
-            tracer.pending.pop(call, None)
-            tracer = tracer.parent
+        for one in self._lineage():
+            one.pending.pop(call, None)
 
     def shown(self, text: str) -> str:
         """Note the `repr()` of a symbolic value, so that text made from it is refused later; return it."""
@@ -710,9 +777,8 @@ class Tracer:
         if isinstance(value, str):
             self._refuse_shown(value, location, reader)
         elif isinstance(value, Unawaited | types.CoroutineType):
-            raise GraphTraceError(
-                f"{location}: {value!r} is passed to {reader!r} before it is awaited; write `await` before its call"
-            )
+            passed = f"{value!r} is passed to {reader!r} before it is awaited"
+            raise GraphTraceError(f"{location}: {passed}; write `await` before its call")
         elif isinstance(value, Iterator | AsyncIterator) and value not in self._outside:
             kind = type(cast("object", value)).__name__
             remedy = "make a list of it" if isinstance(value, Iterator) else "make its function a node, and call that"
@@ -734,7 +800,7 @@ class Tracer:
         step = next((step for step in self._steps if step.source == ref._penstock_source), None)
         remedy = "return the call of an `async def` with `yield`, which gives a stream, or correct the annotation"
         if step is not None and step.callee.name == "map_each":
-            items, parameters = step.args[0], dict(zip(self._parameter_sources, self._parameters, strict=True))
+            items, parameters = step.args[0], dict(zip(self.parameter_sources, self._parameters, strict=True))
             remedy = "ps.map_each gives a stream only for a stream, such as a parameter annotated as AsyncIterator"
             if isinstance(items, Read) and items.source in parameters and not items.path:
                 name = parameters[items.source]
@@ -755,12 +821,18 @@ class Tracer:
 
     def _new_parameter(self, name: str) -> int:
         self._parameters.append(name)
-        self._parameter_sources.append(self._new_source())
-        return self._parameter_sources[-1]
+        self.parameter_sources.append(self._new_source())
+        return self.parameter_sources[-1]
 
     def _new_source(self) -> int:
         self._sources += 1
         return self._sources - 1
+
+
+def _as_statement(value: Any) -> Constant:
+    if isinstance(value, Ref):
+        value._penstock_tracer._statements.add(value._penstock_source)
+    return Constant(value)
 
 
 def endless_recursion(location: str, name: str) -> GraphTraceError:

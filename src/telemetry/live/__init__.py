@@ -1,1 +1,1 @@
-"""Live looks at a running process: the Unix socket that it opens, and the client that asks there."""
+"""The place at which the protocol of live looks is documented."""

@@ -1,55 +1,46 @@
 """The profiles that are being taken now, and the Engines that report to them."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 from weakref import WeakSet
 
 if TYPE_CHECKING:
-    from ..counters import SavedCuts
+    from ..counters import SavedSnapshots
     from .records import DeviceWork, Execution, Host, ProfiledScope, ProfiledStream
 
 
 # While no profile is taken, the opening and closing of a scope reads one empty list, and registers nothing.
 
 
-class Collector(Protocol):
-    """A profile that is being taken."""
+class Collector:
+    """A profile that is being taken; it leaves alone what it does not need."""
 
     def scope_opened(self, scope: "ProfiledScope") -> None:
         """Count the work of a new scope, from zero."""
-        ...
 
     def scope_closed(self, scope: "ProfiledScope") -> None:
         """Take the last numbers of a scope."""
-        ...
 
     def scope_vanished(self, scope: "ProfiledScope") -> None:
         """Take the last numbers of a scope that is being collected as garbage; in any thread, without waiting."""
-        ...
 
     def reader_opened(self, reader: "ProfiledStream") -> None:
         """Count how long the reader of a new stream waits, from zero."""
-        ...
 
     def reader_closed(self, reader: "ProfiledStream") -> None:
         """Take the last number of a stream."""
-        ...
 
     def executed(self, graph: str, node: str, executions: "Sequence[Execution]") -> None:
         """Take timed executions of a node."""
-        ...
 
     def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
         """Take how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
-        ...
 
     def device_worked(self, work: "DeviceWork") -> None:
         """Take a piece of work of a device; on any thread."""
-        ...
 
-    def cuts_saved(self, graph: str, cuts: "SavedCuts") -> None:
-        """Take what cuts of a call have cost since the last report."""
-        ...
+    def snapshots_saved(self, graph: str, snapshots: "SavedSnapshots") -> None:
+        """Take what a part of a snapshot of a call has cost."""
 
 
 hosts: "WeakSet[Host]" = WeakSet()
@@ -120,7 +111,7 @@ def device_worked(work: "DeviceWork") -> None:
         collector.device_worked(work)
 
 
-def cuts_saved(graph: str, cuts: "SavedCuts") -> None:
-    """Report what cuts of a call have cost since the last report."""
+def snapshots_saved(graph: str, snapshots: "SavedSnapshots") -> None:
+    """Report what a part of a snapshot of a call has cost."""
     for collector in tuple(running):
-        collector.cuts_saved(graph, cuts)
+        collector.snapshots_saved(graph, snapshots)

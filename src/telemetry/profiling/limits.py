@@ -1,15 +1,15 @@
 """Limits: each bounded thing that can limit the throughput, how much of it was used, and the verdict that names it."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..counters import ActorStatistics, name_of
-from ..rendered import Rendered
-from ..tables import Table, significant
+from ..tables import Rendered, Table, significant
 from ..text import printable
 from .records import Bound
-from .sums import Evidence, Group, Holder, Name, NodeSum, ReaderSum, Spent, Sums, WindowSum, critical_paths
+from .sums import Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum, critical_paths
 
 # In this order: places of a node; a pool of threads or processes; `max_in_flight`; finished items that wait for an
 # earlier one in the order of a stream; the inbox after a node; the event loop; the GIL; a device, as it computes,
@@ -48,15 +48,18 @@ class Verdict(Rendered):
     spent: str = ""
 
     def __str__(self) -> str:
-        subject = "" if self.node is None else f'"{name_of(self.graph or "", self.node)}" limits the pipeline: '
+        subject = "" if self.node is None else f'"{self.name}" limits the pipeline: '
         return printable("; ".join(filter(None, (f"{subject}{self.reason}", self.spent, self.remedy, self.gain))))
 
     def _table(self) -> Table:
-        name = "" if self.node is None else name_of(self.graph or "", self.node)
-        facts = (
-            ("limits", name), ("because", self.reason), ("spent", self.spent), ("try", self.remedy), ("gain", self.gain)
-        )  # fmt: skip
+        values = self.name, self.reason, self.spent, self.remedy, self.gain
+        facts = zip(("limits", "because", "spent", "try", "gain"), values, strict=True)
         return Table(tuple((label, value) for label, value in facts if value))
+
+    @property
+    def name(self) -> str:
+        """The node that limits, behind the body of control flow that it stands in; empty if no node limits."""
+        return "" if self.node is None else name_of(self.graph or "", self.node)
 
     @property
     def gain(self) -> str:
@@ -89,15 +92,14 @@ class Limit(NamedTuple):
 
 
 _REASONS: Final[dict[Kind, str]] = {
-    "compilation": "it is compiled again and again, because its arguments change: {share:.0%} of what its items take "
-    "there",
+    "compilation": "it waits for its first compilation: {share:.0%} of what its items take there",
     "transfer": "it copies rather than computes: arrays on their way to its device and back are {share:.0%} of what "
     "its items take there",
     "device": "its device has an item for {used:.0%} of the time",
 }
 _REMEDIES: Final[dict[Kind, str]] = {
-    "compilation": "give it arguments of few shapes (pad them, or DeviceBatch(pad_axes=)), as its compile_statistics() "
-    "explains, and have deploy(warmup=True) compile them before the first call",
+    "compilation": "have it compiled before the first call, with deploy(warmup=True) or node.warmup(...), and begin "
+    "the profile after that",
     "transfer": "have the nodes before and after it run on its device as well, send less (smaller dtypes), or keep "
     "there what does not change (a resource)",
     "device": "have it take more items at once (batch=), or use more devices",
@@ -110,17 +112,19 @@ def devices(evidence: Evidence) -> Iterator[Limit]:
         node = evidence.sums.nodes[name]
         kind, share = _most(node)
         used = min(seconds / evidence.elapsed_seconds, 1.0)
-        reason = _REASONS[kind].format(share=share, used=used)
-        yield Limit(used, 4, Verdict(name[1], reason, _REMEDIES[kind], name[0], kind))
+        reason, remedy = _REASONS[kind].format(share=share, used=used), _REMEDIES[kind]
+        again = [causes for program, causes in evidence.compiled_again if program == name[1]]
+        if kind == "compilation" and again:
+            [((what, remedy), _)] = Counter(cause for causes in again for cause in causes).most_common(1)
+            often = f"again and again, {len(again):,} times" if len(again) > 1 else "again"
+            reason = f"it is compiled {often}, because of the {what}: {share:.0%} of what its items take there"
+        yield Limit(used, 4, Verdict(name[1], reason, remedy, name[0], kind))
 
 
 def _most(node: NodeSum) -> tuple[Kind, float]:
     """Return what the items of a node wait for most on their device, and its share of their time there."""
-    seconds: dict[Kind, float] = {
-        "device": node.device_seconds,
-        "compilation": node.compile_seconds,
-        "transfer": node.transfer_seconds,
-    }
+    computes, compiles, transfers = node.device_seconds, node.compile_seconds, node.transfer_seconds
+    seconds: dict[Kind, float] = {"device": computes, "compilation": compiles, "transfer": transfers}
     kind = max(seconds, key=seconds.__getitem__)
     return kind, seconds[kind] / (sum(seconds.values()) or 1.0)
 
@@ -165,13 +169,24 @@ def full_inboxes(nodes: Iterable[tuple[ActorStatistics, float]]) -> list[FullInb
     return list(found.values())
 
 
+_MORE_IN_LOOP: Final = "have its loop work on more items at a time, or make it faster"
+
+
 def untimed(evidence: Evidence) -> Iterator[Limit]:
-    """Yield the nodes with full inboxes whose busy time is not measured, such as readers of streams."""
+    """Yield the nodes with full inboxes whose busy time is not measured, such as readers of streams.
+
+    A node that owns its loop takes what it has room for out of its inbox: if items wait there, it has none.
+    """
     nodes = evidence.sums.nodes.values()
     for node, waiting, share in full_inboxes((node.counters, node.open_seconds) for node in nodes):
         if share is None and node.busy_seconds is None:
             reason = f"on average {significant(waiting)} items waited for room in its inbox"
             yield Limit(min(waiting, 1.0), 0, Verdict(node.node, reason, "make it faster", node.graph, "places"))
+    for total in nodes:
+        if total.busy_seconds is None and total.step.owns_loop and total.occupancy >= LEAST_USED:
+            reason = f"its loop takes no more: items wait in its inbox for {total.occupancy:.0%} of the time"
+            verdict = Verdict(total.name[1], reason, _MORE_IN_LOOP, total.name[0], "places")
+            yield Limit(total.occupancy, 0, verdict)
 
 
 def without_workers(evidence: Evidence) -> Iterator[Limit]:
@@ -182,11 +197,10 @@ def without_workers(evidence: Evidence) -> Iterator[Limit]:
     groups = evidence.sums.groups
     for (graph, name), node in evidence.sums.nodes.items():
         is_idle = all(groups[key].utilisation < LEAST_USED for key in node.places)
-        if node.reading.runs_on == "process" and is_idle and node.inbox_full_share >= LEAST_USED:
-            reason = (
-                f"its inbox is full for {node.inbox_full_share:.0%} of the time, while it waits for worker processes"
-            )
-            yield Limit(node.inbox_full_share, 2, Verdict(name, reason, _KEPT_WORKERS, graph, "pool"))
+        if node.step.pool == "processes" and is_idle and node.inbox_full_share >= LEAST_USED:
+            used = node.inbox_full_share
+            reason = f"its inbox is full for {used:.0%} of the time, while it waits for worker processes"
+            yield Limit(used, 2, Verdict(name, reason, _KEPT_WORKERS, graph, "pool"))
 
 
 _KEPT_WORKERS: Final = "keep one Engine or deployment, so that workers start once, and let less import at their start"
@@ -205,12 +219,9 @@ def inboxes(evidence: Evidence) -> Iterator[Limit]:
         busy, blocked = _shares(sums, name)
         if blocked < _LEAST_BLOCKED:
             continue
-        following = [(name[0], reader) for reader in sums.nodes[name].reading.consumers]
-        behind = max(
-            (each for each in following if each in sums.nodes),
-            key=lambda each: sums.nodes[each].put_wait_seconds,
-            default=None,
-        )
+        following = [(name[0], reader) for reader in sums.nodes[name].step.consumers]
+        waits = {each: sums.nodes[each].put_wait_seconds for each in following if each in sums.nodes}
+        behind = max(waits, key=waits.__getitem__, default=None)
         if behind is not None and sum(_shares(sums, behind)) <= 1 - _LEAST_FREE:
             yield Limit(min(busy + blocked, 1.0), 0, _verdict_of_inbox(sums, name, behind, blocked))
 
@@ -231,7 +242,7 @@ def _shares(sums: Sums, name: Name) -> tuple[float, float]:
 
 def _verdict_of_inbox(sums: Sums, before: Name, name: Name, blocked: float) -> Verdict:
     node = sums.nodes[name]
-    capacity = node.reading.counters.inbox.capacity or 0
+    capacity = node.step.counters.inbox.capacity or 0
     reason = (
         f'its inbox holds {capacity:,} item{"s" * (capacity != 1)}, so that "{before[1]}" stands still for '
         f"{blocked:.0%} of the time, although it is busy for only {_shares(sums, name)[0]:.0%} itself"
@@ -278,15 +289,10 @@ def holding(evidence: Evidence) -> Name | None:
     elapsed, seconds = evidence.elapsed_seconds, _taken_seconds(evidence)
     if not is_held(evidence) or sum(_held_seconds(evidence).values()) >= seconds / 2:
         return None
-    found = {
-        name: node.busy_seconds
-        for name, node in evidence.sums.nodes.items()
-        if node.reading.runs_on == "loop"
-        and not node.reading.holds_loop
-        and name not in evidence.disturbed
-        and node.busy_seconds
-        and node.busy_seconds <= elapsed * 1.01  # clocks are read one after the other
-    }
+    nodes = [node for name, node in evidence.sums.nodes.items() if name not in evidence.disturbed]
+    waits = [node for node in nodes if node.step.is_on_loop and not node.step.holds_loop]
+    most = elapsed * 1.01  # clocks are read one after the other
+    found = {node.name: node.busy_seconds for node in waits if node.busy_seconds and node.busy_seconds <= most}
     name = max(found, key=found.__getitem__, default=None)
     return None if name is None or found[name] < seconds / 2 else name
 
@@ -306,7 +312,7 @@ def _taken_seconds(evidence: Evidence) -> float:
 def _held_seconds(evidence: Evidence) -> dict[Name, float]:
     """Return how long each plain function held the event loop."""
     nodes = evidence.sums.nodes
-    return {name: node.busy_seconds or 0.0 for name, node in nodes.items() if node.reading.holds_loop}
+    return {name: node.busy_seconds or 0.0 for name, node in nodes.items() if node.step.holds_loop}
 
 
 # A node that waits for the GIL for a smaller share of its time is slow for another reason.
@@ -331,7 +337,7 @@ def _holder(evidence: Evidence) -> Name | None:
     held = evidence.gil.held
     holder = max(held, key=held.__getitem__, default=None)
     node = evidence.sums.nodes.get(holder) if isinstance(holder, tuple) else None
-    return None if node is None or node.reading.runs_on != "thread" else node.name
+    return None if node is None or node.step.pool != "threads" else node.name
 
 
 def _holds(evidence: Evidence, holder: Name) -> str:
@@ -344,7 +350,7 @@ def explained(verdict: Verdict, evidence: Evidence) -> Verdict:
     node = evidence.sums.nodes.get(name)
     if node is None or verdict.limit not in ("places", "pool", "in_flight", "inbox", "order", "path", "device"):
         return verdict
-    spent, holder = Spent.by(node, evidence), _holder(evidence)
+    spent, holder = TimeBreakdown.by(node, evidence), _holder(evidence)
     share = node.share_of_busy(spent.gil_seconds) or 0.0
     computed = node.share_of_busy(spent.cpu_seconds) or 0.0
     if holder is None:
@@ -358,7 +364,7 @@ def explained(verdict: Verdict, evidence: Evidence) -> Verdict:
     return replace(verdict, spent=_in_words(node, spent, evidence))
 
 
-def _in_words(node: NodeSum, spent: Spent, evidence: Evidence) -> str:
+def _in_words(node: NodeSum, spent: TimeBreakdown, evidence: Evidence) -> str:
     """Return what a node spends its time on, in words; empty if nothing is worth mentioning."""
     owner = max(evidence.gil.held, key=evidence.gil.held.__getitem__, default=None)
     seconds = {
@@ -375,7 +381,7 @@ def _in_words(node: NodeSum, spent: Spent, evidence: Evidence) -> str:
     ended = now.completed + now.failed
     told = [f"{count / ended:.0%} of its items {what}" for what, count in beside.items() if count]
     # A node that gathers items is busy with all that wait for their turn, and its device for a part of that.
-    whose = "of the time in it, an item" if node.reading.gathers else "of that it"
+    whose = "of the time in it, an item" if node.step.gathers else "of that it"
     return "; ".join([*([f"{whose} spends {', '.join(parts)}"] if parts else []), *told])
 
 
@@ -387,14 +393,14 @@ def _held_by(holder: Holder | None) -> str:
 
 
 _WHAT: Final[dict[Bound, str]] = {
-    "concurrency": "its {n} places (concurrency=)",
-    "state": "its {n} places, a stateful node's own,",
+    "concurrency": "its {n} place{s} (concurrency=)",
+    "state": "its {n} place{s}, a stateful node's own,",
     "loop": "its only place on the event loop",
-    "threads": "the {n} threads",
-    "processes": "the {n} worker processes",
-    "max_workers": "its {n} places (max_workers=)",
-    "max_in_flight": "the {n} items in flight (max_in_flight=)",
-    "map_each": "the {n} places of its map_each",
+    "threads": "the {n} thread{s}",
+    "processes": "the {n} worker process{es}",
+    "max_workers": "its {n} place{s} (max_workers=)",
+    "max_in_flight": "the {n} item{s} in flight (max_in_flight=)",
+    "map_each": "the {n} place{s} of its map_each",
     "call": "the only call",
 }
 _MORE: Final[dict[Bound, str]] = {
@@ -420,27 +426,44 @@ def places(evidence: Evidence) -> Iterator[Limit]:
 def _verdict_of_places(sums: Sums, group: Group) -> Verdict:
     name = max(group.busy, key=group.busy.__getitem__)
     node = sums.nodes[name]
-    what = _WHAT[group.bound].format(n=f"{group.limit:,}")
+    several = group.limit != 1
+    what = _WHAT[group.bound].format(n=f"{group.limit:,}", s="s" * several, es="es" * several)
     others = f", of which it takes {group.busy[name] / sum(group.busy.values()):.0%}" if len(group.busy) > 1 else ""
     verb = "is" if group.limit == 1 or group.bound in ("loop", "call") else "are"
     if group.limit == 1 and group.bound in ("concurrency", "state"):
         what = "its only place"
-    if node.reading.gathers:
+    if node.step.gathers and group.bound not in ("map_each", "max_in_flight"):
         what, verb = "what it may have at a time", "is"
     reason = f"{what} {verb} busy for {group.utilisation:.0%} of the time{others}{waiting(node)}"
     return Verdict(name[1], reason, _remedy(node, group), name[0], "pool" if group.is_pool else "places")
 
 
 def _remedy(node: NodeSum, group: Group) -> str:
-    reading = node.reading
-    if reading.gathers:
-        return "have it take more items at once (batch=), or work on more at a time"
-    remedies = [_MORE[group.bound]]
-    if reading.runs_on == "thread" and group.bound != "threads":
+    step, more = node.step, _MORE[group.bound]
+    if step.gathers:
+        return _more_at_a_time(node, more, group.limit)
+    remedies = [more]
+    if step.pool == "threads" and group.bound != "threads":
         remedies.append('or move it to runs_on="process" if it computes')
-    elif reading.runs_on == "loop" and group.bound in ("concurrency", "state"):
+    elif step.is_on_loop and group.bound in ("concurrency", "state"):
         remedies.append("or have it take many items at once (batch=)")
     return ", ".join(remedies)
+
+
+def _more_at_a_time(node: NodeSum, more: str, places: int) -> str:
+    """Return a remedy for a node that holds items until their turn, where raising so many places is not all.
+
+    Larger batches, or more of them, need places for their items; and more places need batches to go into.
+    """
+    holds = node.step.holds
+    if holds is None and node.step.owns_loop:
+        return _MORE_IN_LOOP if node.occupancy >= LEAST_USED else more
+    if holds is None:
+        return f"{more}, or have it take many items at once (batch=)" if node.step.gathers else more
+    batches = "its concurrency= (batches at a time) or its batch="
+    if places > holds:
+        return f"raise {batches}"
+    return more if places < holds else f"{more} together with {batches}, which hold all items that there are now"
 
 
 def waiting(node: NodeSum) -> str:
@@ -494,8 +517,10 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
     nodes = evidence.sums.nodes
     if behind <= running or not window.ordered:
         name = max(names, key=lambda each: nodes[each].mean_seconds)
-        reason = f"the {window.size:,} items in flight (max_in_flight=) are busy for {used:.0%} of the time"
-        yield Limit(used, 2, Verdict(name[1], reason, "raise max_in_flight=", name[0], "in_flight"))
+        are = "item in flight (max_in_flight=) is" if window.size == 1 else "items in flight (max_in_flight=) are"
+        reason = f"the {window.size:,} {are} busy for {used:.0%} of the time"
+        remedy = _more_at_a_time(nodes[name], "raise max_in_flight=", window.size)
+        yield Limit(used, 2, Verdict(name[1], reason, remedy, name[0], "in_flight"))
         return
     of_graph = [name for name in nodes if name[0] == reader.name]
     graph, node = max(of_graph, key=lambda each: nodes[each].spread_seconds)

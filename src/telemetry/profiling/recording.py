@@ -3,57 +3,38 @@
 import asyncio
 import os
 import threading
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import perf_counter, thread_time
-from typing import NamedTuple
 
-from ..counters import SavedCuts
-from ..rendered import Rendered
-from ..tables import UNKNOWN, Column, Table, by_graph, count, duration, milliseconds, seconds
+from ..counters import SavedSnapshots
+from ..tables import UNKNOWN, Column, Rendered, Table, by_graph, count, duration, milliseconds, seconds
 from ..text import printable
 from . import collectors
 from .limits import Verdict, is_held
-from .perfetto import trace
-from .records import DeviceWork, Execution, ProfiledScope, ProfiledStream
+from .records import DeviceWork, Execution, ProfiledScope, ProfiledStream, StepSnapshot
 from .sums import CriticalPath, Evidence, NodeProfile, ReaderSum, critical_paths, node_profile_of
-from .timeline import Timeline, write_whole
+from .timeline import Timeline, TimelineRecorder, write_whole
 from .verdict import Prediction, find_verdict, predict
 from .watching import GilWatch, LoopWatch, OpenScopes, running_loop, settled, thread_seconds
 
 _COLUMNS = (
-    Column("node", is_number=False),
-    Column("done"),
-    Column("failed"),
-    Column("busy"),
-    Column("mean"),
-    Column("p50"),
-    Column("p99"),
-    Column("queue wait"),
-    Column("occupancy"),
-    Column("blocked"),
-    Column("p90"),
-)
+    Column("node", is_number=False), Column("done"), Column("failed"), Column("busy"), Column("mean"), Column("p50"),
+    Column("p99"), Column("queue wait"), Column("occupancy"), Column("blocked"), Column("p90"),
+)  # fmt: skip
 
 
-class _ReaderLook(NamedTuple):
-    seconds: float
-    waited_seconds: float
-
-
-class _Recording:
+class _Recording(OpenScopes):
     """The collector that the engine reports to while a profile is taken.
 
     Attributes:
         timeline: which node worked on which item, and when.
-        cuts: what cuts have cost, by graph.
+        snapshots: what snapshots have cost, by graph.
     """
 
     def __init__(self) -> None:
-        self._scopes = OpenScopes()
-        self._readers: dict[ProfiledStream, _ReaderLook] = {}
-        self._read: dict[str, tuple[float, float]] = {}
+        super().__init__()
         self._began = perf_counter()
         # The processor time of threads at the beginning, and which of them run event loops.
         self._threads: dict[int, float] = {threading.get_native_id(): thread_time()}
@@ -61,39 +42,38 @@ class _Recording:
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._gil_watch = GilWatch(self._loop_threads)
         self._final: Evidence | None = None
-        self.timeline = Timeline(self._began)
-        self.cuts: dict[str, SavedCuts] = {}
+        self.timeline = TimelineRecorder(self._began)
+        self.snapshots: dict[str, SavedSnapshots] = {}
 
     def scope_opened(self, scope: ProfiledScope) -> None:
-        """Count what a new scope does, from zero."""
-        if self._scopes.opened(scope):
-            self._watch_loop_of(scope)
+        """Count what a new scope does, from zero, and look at the running loop from now on."""
+        super().scope_opened(scope)
+        thread = threading.get_native_id()
+        with self.lock:
+            if not self.has_ended:
+                self._loop_threads.add(thread)
+                self._threads.setdefault(thread, thread_time())
+                self._watch(asyncio.get_running_loop()).scopes.add(scope)
 
     def scope_closed(self, scope: ProfiledScope) -> None:
         """Take the last numbers of a scope."""
-        if self._scopes.closed(scope):
-            with self._scopes.lock:
-                for watch in self._watches.values():
-                    watch.scopes.discard(scope)
-
-    def scope_vanished(self, scope: ProfiledScope) -> None:
-        """Take the last numbers of a scope that is being collected as garbage; in any thread, at any moment."""
-        self._scopes.vanished(scope)
+        super().scope_closed(scope)
+        with self.lock:
+            for watch in self._watches.values():
+                watch.scopes.discard(scope)
 
     def reader_opened(self, reader: ProfiledStream) -> None:
-        """Count how long the reader of a new stream waits, from zero."""
-        with self._scopes.lock:
-            self._readers[reader] = _ReaderLook(perf_counter(), reader.reader_wait_seconds)
+        """Count how long the reader of a new stream waits, from zero, and look at its window."""
+        with self.lock:
+            super().reader_opened(reader)
             self._watch(reader.loop).readers.add(reader)
 
     def reader_closed(self, reader: ProfiledStream) -> None:
         """Take the last number of a stream."""
-        with self._scopes.lock:
-            look = self._readers.pop(reader, None)
+        with self.lock:
+            super().reader_closed(reader)
             for watch in self._watches.values():
                 watch.readers.discard(reader)
-            if look is not None:
-                _add_reader(self._read, reader, look)
 
     def executed(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
         """Keep executions for the timeline."""
@@ -107,9 +87,9 @@ class _Recording:
         """Keep a piece of work of a device for the timeline; on any thread."""
         self.timeline.add_device_work(work)
 
-    def cuts_saved(self, graph: str, cuts: SavedCuts) -> None:
-        """Add what cuts have cost."""
-        self.cuts[graph] = self.cuts.get(graph, SavedCuts()).plus(cuts)
+    def snapshots_saved(self, graph: str, snapshots: SavedSnapshots) -> None:
+        """Add what snapshots have cost."""
+        self.snapshots[graph] = self.snapshots.get(graph, SavedSnapshots()).plus(snapshots)
 
     def begin(self) -> None:
         """Begin to record: the engine reports to this object from now on."""
@@ -119,57 +99,55 @@ class _Recording:
             if host.loop is None or host.loop_thread is None:
                 continue  # nothing has run there yet
             ran = thread_seconds(host.loop_thread)
-            with self._scopes.lock:
+            with self.lock:
                 self._loop_threads.add(host.loop_thread)
                 if ran is not None:
                     self._threads.setdefault(host.loop_thread, ran)
-                for scope, _ in self._scopes.look(host):
+                for scope, _ in self.look(host):
                     self._watch(host.loop).scopes.add(scope)
                 for reader in settled(host.open_readers):
-                    self._readers[reader] = _ReaderLook(perf_counter(), reader.reader_wait_seconds)
                     self._watch(reader.loop).readers.add(reader)
 
     def end(self) -> None:
         """Take the last numbers."""
         self._gil_watch.stop()
-        with self._scopes.lock:
+        with self.lock:
             for watch in self._watches.values():
                 watch.stop()
             try:
                 self._final = self.evidence()  # it still brings executions for the timeline
             finally:
                 collectors.end(self)
-                self._scopes.end()
+                super().end()
             # A profile that is kept must not keep alive the scopes that it has seen.
-            self._scopes.taken()
-            self._readers.clear()
+            self.taken()
             self._watches.clear()
 
     def evidence(self) -> Evidence:
         """Return the evidence so far, of scopes that have ended and of those that are open."""
         if self._final is not None:
             return self._final
-        with self._scopes.lock:
+        with self.lock:
             now = perf_counter()
-            sums = self._scopes.sums()
-            read = dict(self._read)
-            for reader, reader_look in self._readers.items():
-                _add_reader(read, reader, reader_look)
+            sums, read = self.sums()
             cpu_seconds = self._loop_seconds()
             watches = list(self._watches.values())
         windows = {name: window for watch in watches for name, window in watch.windows.items()}
         readers = tuple(ReaderSum(name, *times, windows.get(name)) for name, times in read.items())
+        taken = [(used / time, places) for each in watches for (_, places), (time, used) in each.admitted.items()]
+        admitted = max(taken, default=(0.0, 0))
         looked = max(watches, key=lambda watch: watch.seconds, default=None)
         gil = self._gil_watch.use()
         late, delay_seconds = (0.0, 0.0) if looked is None else (looked.late_share, looked.delay_seconds)
         late = max(0.0, late - gil.beside_loop)  # a loop that waits for the GIL is late as well
         on_devices = {
-            name for name, node in sums.nodes.items() if node.timed.outside.device_seconds and node.reading.gathers
+            name for name, node in sums.nodes.items() if node.timed.outside.device_seconds and node.step.gathers
         }
         covered = self.timeline.covered_seconds(on_devices)
         evidence = Evidence(
-            sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered, gil=gil
-        )
+            sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered,
+            compiled_again=self.timeline.compiled_again(), admitted=admitted, gil=gil,
+        )  # fmt: skip
         # Only if needed: it takes a while to look through the timeline, which only shows which nodes do not hold the
         # loop.
         return replace(evidence, disturbed=self.timeline.disturbed()) if is_held(evidence) else evidence
@@ -178,22 +156,9 @@ class _Recording:
         """Return how long the busiest of the event loops' threads has run; None if unknown, as it has ended."""
         here = threading.get_native_id()
         ran = {thread: thread_time() if thread == here else thread_seconds(thread) for thread in self._loop_threads}
-        return max(
-            (
-                seconds - self._threads[thread]
-                for thread, seconds in ran.items()
-                if seconds is not None and thread in self._threads
-            ),
-            default=None,
-        )
-
-    def _watch_loop_of(self, scope: ProfiledScope) -> None:
-        """Look at the running loop from now on, and at the time of its thread."""
-        thread = threading.get_native_id()
-        with self._scopes.lock:
-            self._loop_threads.add(thread)
-            self._threads.setdefault(thread, thread_time())
-            self._watch(asyncio.get_running_loop()).scopes.add(scope)
+        before = self._threads
+        times = [now - before[thread] for thread, now in ran.items() if now is not None and thread in before]
+        return max(times, default=None)
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
         """Return the watch of a loop, and start it."""
@@ -215,24 +180,38 @@ class Profile(Rendered):
     now; after it, the time of the block.
     """
 
-    def __init__(self) -> None:
-        self._recording = _Recording()
+    def __init__(
+        self, evidence: Callable[[], Evidence], recorder: TimelineRecorder, snapshots: Mapping[str, SavedSnapshots]
+    ) -> None:
+        self._evidence = evidence
+        self._recorder = recorder
+        self._snapshots = snapshots
 
     @property
     def elapsed_seconds(self) -> float:
         """How long the profile has been taken so far, or was taken, in seconds."""
-        return self._recording.evidence().elapsed_seconds
+        return self._evidence().elapsed_seconds
 
     @property
     def nodes(self) -> tuple[NodeProfile, ...]:
         """The nodes of all scopes that were open during the profile; nodes of one graph in topological order."""
-        evidence = self._recording.evidence()
+        evidence = self._evidence()
         return tuple(node_profile_of(evidence, node) for node in evidence.sums.nodes.values())
+
+    @property
+    def steps(self) -> tuple[StepSnapshot, ...]:
+        """The last snapshot of each of the `nodes`, in the same order: where it runs, and which nodes wait for it."""
+        return tuple(node.step for node in self._evidence().sums.nodes.values())
 
     @property
     def verdict(self) -> Verdict:
         """The verdict: which node limits, why, and what helps."""
-        return find_verdict(self._recording.evidence())
+        return find_verdict(self._evidence())
+
+    @property
+    def timeline(self) -> Timeline:
+        """When each node and device worked on which item, and how full inboxes were: the newest of it."""
+        return self._recorder.timeline()
 
     @property
     def critical_path(self) -> CriticalPath | None:
@@ -240,7 +219,7 @@ class Profile(Rendered):
 
         If several graphs ran, it is that of the graph in which most time was spent.
         """
-        sums = self._recording.evidence().sums
+        sums = self._evidence().sums
         paths = critical_paths(sums.nodes).values()
         return max(paths, key=lambda path: path.seconds * sums.items(path.graph), default=None)
 
@@ -257,7 +236,7 @@ class Profile(Rendered):
             node: the name of the node, as drawn.
             graph: the name of its graph; needed if several graphs have a node of that name.
             speedup: how many times as fast the handler of the node becomes.
-            concurrency: how many items the node may handle at a time.
+            concurrency: how many items the node may handle at a time; in a `map_each` over a list, in each run of it.
 
         Returns:
             The prediction, whose `str()` is a sentence.
@@ -265,7 +244,7 @@ class Profile(Rendered):
         Raises:
             ValueError: no such node ran, or it cannot be changed in that way.
         """
-        return predict(self._recording.evidence(), node, graph=graph, speedup=speedup, concurrency=concurrency)
+        return predict(self._evidence(), node, graph=graph, speedup=speedup, concurrency=concurrency)
 
     def to_perfetto(self, path: "str | os.PathLike[str]") -> None:
         """Write the timeline as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open.
@@ -280,14 +259,14 @@ class Profile(Rendered):
         Raises:
             OSError: the file cannot be written.
         """
-        timeline = self._recording.timeline
+        from ...studio.perfetto import trace
+
+        timeline = self.timeline
         facts = {
-            "profile": f"penstock, {duration(self.elapsed_seconds)}",
-            "verdict": str(self.verdict),
-            "dropped_slices": timeline.dropped,
-            "dropped_device_slices": timeline.dropped_device_slices,
+            "profile": f"penstock, {duration(self.elapsed_seconds)}", "verdict": str(self.verdict),
+            "dropped_slices": timeline.dropped, "dropped_device_slices": timeline.dropped_device_slices,
             "dropped_depths": timeline.dropped_depths,
-        }
+        }  # fmt: skip
         write_whole(path, trace(timeline, facts))
 
     def to_html(self, path: "str | os.PathLike[str]") -> None:
@@ -301,23 +280,15 @@ class Profile(Rendered):
         Raises:
             OSError: the file cannot be written.
         """
-        from .page.graph_picture import ProfiledNode  # what most programs never need
-        from .page.page import Shown, page
+        from ...studio.page.page import page_of
 
-        evidence, verdict = self._recording.evidence(), self.verdict
-        sums = evidence.sums
-        nodes = [
-            ProfiledNode(
-                node_profile_of(evidence, node), node.reading, f"node-{number}", (verdict.graph, verdict.node) == name
-            )
-            for number, (name, node) in enumerate(sums.nodes.items(), start=1)
-        ]  # fmt: skip
-        write_whole(path, page(Shown(nodes, verdict, self._recording.timeline, evidence.elapsed_seconds)))
+        evidence = self._evidence()  # once, so that all parts of the page tell of the same time
+        write_whole(path, page_of(Profile(lambda: evidence, self._recorder, self._snapshots)))
 
     def _table(self) -> Table:
         nodes = self.nodes
         facts = [("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict))]
-        facts += [("cuts", _cost(graph, cuts)) for graph, cuts in self._recording.cuts.items()]
+        facts += [("snapshots", _cost(graph, snapshots)) for graph, snapshots in self._snapshots.items()]
         ordered = [nodes[at] for at in by_graph([node.graph for node in nodes])]
         return Table(tuple(facts), _COLUMNS, tuple(map(_row, ordered)), headings=tuple(node.graph for node in ordered))
 
@@ -335,44 +306,31 @@ def profile() -> Generator[Profile, None, None]:
     Returns:
         A context manager, whose value is the `Profile`; it can be read inside of the block and after it.
     """
-    taken = Profile()
-    taken._recording.begin()
+    recording = _Recording()
+    recording.begin()
     try:
-        yield taken
+        yield Profile(recording.evidence, recording.timeline, recording.snapshots)
     finally:
-        taken._recording.end()
+        recording.end()
 
 
-def _add_reader(read: dict[str, tuple[float, float]], reader: ProfiledStream, look: _ReaderLook) -> None:
-    open_seconds, waited_seconds = read.get(reader.name, (0.0, 0.0))
-    read[reader.name] = (
-        open_seconds + perf_counter() - look.seconds,
-        waited_seconds + reader.reader_wait_seconds - look.waited_seconds,
-    )
-
-
-def _cost(graph: str, cuts: SavedCuts) -> str:
-    """Return a sentence about the cuts of a graph."""
-    told = f"{count(cuts.saved)} of {printable(graph)}"
-    if cuts.saved:
-        mean = cuts.bytes / cuts.saved / 1e6
-        told += f", {mean:.3g} MB and {milliseconds(cuts.write_seconds / cuts.saved)} beside the pipeline each"
-    told += f"; steps waited {duration(cuts.copy_seconds)} for copies"
-    told += f"; {count(cuts.skipped)} left out" if cuts.skipped else ""
-    return told + (f"; {count(cuts.failed)} failed" if cuts.failed else "")
+def _cost(graph: str, snapshots: SavedSnapshots) -> str:
+    """Return a sentence about the snapshots of a graph."""
+    told = f"{count(snapshots.saved)} of {printable(graph)}"
+    if snapshots.saved:
+        mean = snapshots.bytes / snapshots.saved / 1e6
+        told += (
+            f", {mean:.3g} MB and {milliseconds(snapshots.write_seconds / snapshots.saved)} beside the pipeline each"
+        )
+    told += f"; steps waited {duration(snapshots.copy_seconds)} for copies"
+    told += f"; {count(snapshots.skipped)} left out" if snapshots.skipped else ""
+    return told + (f"; {count(snapshots.failed)} failed" if snapshots.failed else "")
 
 
 def _row(node: NodeProfile) -> tuple[str, ...]:
     return (
-        node.node,
-        count(node.count),
-        count(node.errors),
-        UNKNOWN if node.busy_share is None else f"{node.busy_share:.0%}",
-        milliseconds(node.mean_seconds),
-        milliseconds(node.p50_seconds),
-        milliseconds(node.p99_seconds),
-        milliseconds(node.mean_queue_wait_seconds),
-        f"{node.occupancy:.0%}",
-        seconds(node.blocked_seconds),
-        milliseconds(node.p90_seconds),
-    )
+        node.node, count(node.count), count(node.errors),
+        UNKNOWN if node.busy_share is None else f"{node.busy_share:.0%}", milliseconds(node.mean_seconds),
+        milliseconds(node.p50_seconds), milliseconds(node.p99_seconds), milliseconds(node.mean_queue_wait_seconds),
+        f"{node.occupancy:.0%}", seconds(node.blocked_seconds), milliseconds(node.p90_seconds),
+    )  # fmt: skip

@@ -1,7 +1,7 @@
 """The records that a profile reads: counters of nodes, executions, and work of devices."""
 
 import asyncio
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
@@ -29,16 +29,21 @@ class Capacity:
     """Room for a number of items at a time, which several nodes may share.
 
     Attributes:
-        key: a key that is equal for nodes that share the places; within one reading or, if `is_shared`, everywhere.
+        key: a key that is equal for nodes that share the places; within one snapshot or, if `is_shared`, everywhere.
         limit: how many items there is room for.
         bound: the option or rule that sets the limit.
         is_shared: whether the places outlive the scope that was read.
+        runs: of a `map_each` over lists, each run of which has places of its own: how many of its runs there are now;
+            None for other places.
+        run_seconds: how long the runs that have ended took, all together.
     """
 
     key: Hashable
     limit: int
     bound: Bound
     is_shared: bool = False
+    runs: int | None = None
+    run_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,23 +67,20 @@ class TimedReading:
     begin: int = 0
 
     def plus(self, now: "TimedReading", before: "TimedReading | None") -> "TimedReading":
-        """Return this, plus the difference of two readings of a node; plus the later reading if there is no earlier."""
+        """Return this, plus the difference of two snapshots of a node; plus the later one if there is no earlier."""
         before = before or _NOTHING_TIMED
         durations = self.durations.since(None)
         durations.merge(now.durations.since(before.durations))
-        return TimedReading(
-            durations,
-            self.queue + (now.queue - before.queue),
-            self.blocked_seconds + now.blocked_seconds - before.blocked_seconds,
-            self.outside.plus(now.outside.minus(before.outside)),
-        )
+        blocked = self.blocked_seconds + now.blocked_seconds - before.blocked_seconds
+        outside = self.outside.plus(now.outside.minus(before.outside))
+        return TimedReading(durations, self.queue + (now.queue - before.queue), blocked, outside)
 
 
 _NOTHING_TIMED: Final = TimedReading()
 
 
 @dataclass(frozen=True, slots=True)
-class Around:
+class BodyPlace:
     """The place of a body of control flow in the graph around it.
 
     Attributes:
@@ -93,14 +95,14 @@ class Around:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeReading:
-    """The counters of one node in one scope, with the properties of the node that a profile needs to judge them.
+class StepSnapshot:
+    """One node in one scope at one moment: its counters, where it runs, and which nodes wait for it.
 
     Attributes:
         counters: the counters. While a profile is taken, their `busy_seconds` cover all handlers since its beginning,
             also of nodes that only profiles time.
         key: a key that is unique in the scope.
-        runs_on: "loop", "thread", "process", or the name of another executor.
+        runs_on: "loop", "thread", "process", or the name of another executor, as tables show it.
         holds_loop: whether the event loop can do nothing else while its handler runs.
         gathers: whether it holds items that wait for their turn: then it is busy with all of them.
         places: the places that an item in it takes; the first are its own, further ones are those of a pool.
@@ -108,6 +110,10 @@ class NodeReading:
         behind: the consumers that only wait for it behind control flow.
         around: the place of its graph, if that is a body of control flow.
         timed: the counters that are only kept while a profile is taken; None otherwise.
+        holds: of a function that takes batches: how many items those hold that are worked on at a time; else None.
+        is_on_loop: whether its handler runs on the event loop.
+        owns_loop: whether it is an actor with a loop of its own.
+        pool: the pool of the Engine in which its handler runs; None for others.
     """
 
     counters: ActorStatistics
@@ -118,8 +124,12 @@ class NodeReading:
     places: tuple[Capacity, ...]
     consumers: tuple[str, ...] = ()
     behind: tuple[str, ...] = ()
-    around: Around | None = None
+    around: BodyPlace | None = None
     timed: TimedReading | None = None
+    holds: int | None = None
+    is_on_loop: bool = False
+    owns_loop: bool = False
+    pool: Literal["threads", "processes"] | None = None
 
     @property
     def name(self) -> tuple[str, str]:
@@ -148,11 +158,34 @@ class WindowLook:
     is_asking: bool
 
 
-class ProfiledScope(Protocol):
-    """Nodes whose counters begin and end together: a run, a stream, a deployment, or all calls of `run`."""
+@dataclass(frozen=True, slots=True)
+class ScopeSnapshot:
+    """The nodes of a run, a stream, a deployment, or of all calls of `run` of a graph, at one moment.
 
-    def node_readings(self) -> Iterable[NodeReading]:
-        """Return the present readings of its nodes."""
+    Attributes:
+        key: a number that stands for the scope while it is open.
+        seconds: when it was read, in seconds of `time.perf_counter`.
+        steps: its nodes, also those in bodies of control flow; nodes of one graph in topological order.
+        admitted: how many calls of a deployment are in flight, and how many may be; None for other scopes.
+    """
+
+    key: int
+    seconds: float
+    steps: tuple[StepSnapshot, ...] = ()
+    admitted: tuple[int, int] | None = None
+
+
+class ProfiledScope(Protocol):
+    """Nodes whose counters begin and end together: a run, a stream, a deployment, or all calls of `run`.
+
+    Attributes:
+        admitted: returns how many calls of a deployment are in flight, and how many may be; None for other scopes.
+    """
+
+    admitted: Callable[[], tuple[int, int]] | None
+
+    def step_snapshots(self) -> Iterable[StepSnapshot]:
+        """Return what its nodes do now."""
         ...
 
     def measure(self, *, on: bool) -> None:
@@ -222,6 +255,7 @@ class DeviceWork(NamedTuple):
         rows: how many rows the batch has, including padding; 0 if it was not a batch.
         padding_share: the share of padding, in rows and in lengths, in the elements of the batch's arrays: 0 to 1.
         frames: the numbers of the items, as in the executions of nodes; for a large batch, of the first items.
+        again: of a program that its node would not have needed: the causes, "shape of x", each with a remedy.
     """
 
     kind: DeviceWorkKind
@@ -233,3 +267,4 @@ class DeviceWork(NamedTuple):
     rows: int = 0
     padding_share: float = 0.0
     frames: tuple[int, ...] = ()
+    again: tuple[tuple[str, str], ...] = ()

@@ -1,13 +1,13 @@
 """The sums of a profile, by graph and node, and the evidence that a verdict is based on."""
 
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from ..counters import ActorStatistics, counted, total
+from ..counters import ActorStatistics, counted
 from ..tables import milliseconds
 from ..text import printable
-from .records import Bound, Capacity, NodeReading, TimedReading, WindowLook
+from .records import Bound, Capacity, ScopeSnapshot, StepSnapshot, TimedReading, WindowLook
 
 Name = tuple[str, str]  # graph and node
 
@@ -42,7 +42,7 @@ class NodeSum:
     """One node, over all scopes.
 
     Attributes:
-        reading: the last of its readings, which says where it runs, and which nodes wait for it.
+        step: the last of its snapshots, which says where it runs, and which nodes wait for it.
         counters: the counts of the time of the profile.
         timed: the counts that only profiles keep.
         queue_seconds: for how long its inboxes were watched, over all of them.
@@ -50,7 +50,7 @@ class NodeSum:
         places: the keys of the groups whose places its items take.
     """
 
-    reading: NodeReading
+    step: StepSnapshot
     counters: ActorStatistics
     timed: TimedReading = field(default_factory=TimedReading)
     queue_seconds: float = 0.0
@@ -60,7 +60,7 @@ class NodeSum:
     @property
     def name(self) -> Name:
         """The names of its graph and of the node."""
-        return self.reading.name
+        return self.step.name
 
     @property
     def ended(self) -> int:
@@ -136,6 +136,7 @@ class Group:
         is_pool: whether they are the places of a pool, and not of the nodes themselves.
         busy: for each of the nodes, how long its items were in its handler.
         place_seconds: the number of places, times the seconds for which they existed.
+        is_of_runs: whether each run of a `map_each` over lists has so many places.
     """
 
     bound: Bound
@@ -143,6 +144,7 @@ class Group:
     is_pool: bool
     busy: dict[Name, float] = field(default_factory=dict[Name, float])
     place_seconds: float = 0.0
+    is_of_runs: bool = False
     began: float | None = None  # of places that outlive scopes: scopes that overlap do not have more of them
 
     @property
@@ -158,49 +160,43 @@ class Sums:
         self.nodes: dict[Name, NodeSum] = {}
         self.groups: dict[Hashable, Group] = {}
 
-    def add(
-        self, before: dict[Hashable, NodeReading], after: Iterable[NodeReading], began: float, ended: float
-    ) -> None:
-        """Add the work of a scope between two looks at it; nothing, if no item has left any of its nodes.
-
-        Args:
-            before: the readings of the first look, by key; nodes that are new since have none.
-            after: the readings of the second look.
-            began: the time of the first look, in seconds.
-            ended: the time of the second look.
-        """
-        after = list(after)
-        if not any(_ended(reading) > _ended(before.get(reading.key)) for reading in after):
+    def add(self, before: ScopeSnapshot, after: ScopeSnapshot) -> None:
+        """Add the work of a scope between two snapshots; nothing, if no item has left any of its nodes."""
+        earlier_steps = {step.key: step for step in before.steps}
+        began, ended = before.seconds, after.seconds
+        if not any(_ended(step) > _ended(earlier_steps.get(step.key)) for step in after.steps):
             return
         sharing: dict[Hashable, set[Name]] = {}
-        for reading in after:
-            for places in reading.places:
-                sharing.setdefault(places.key, set()).add(reading.name)
+        for step in after.steps:
+            for places in step.places:
+                sharing.setdefault(places.key, set()).add(step.name)
         known: set[Hashable] = set()
         opened: set[Name] = set()
-        for reading in after:
-            name = reading.name
-            earlier = _comparable(before.get(reading.key), reading)
-            done = counted(reading.counters, None if earlier is None else earlier.counters)
+        for step in after.steps:
+            name = step.name
+            earlier = _comparable(earlier_steps.get(step.key), step)
+            done = counted(step.counters, None if earlier is None else earlier.counters)
             node = self.nodes.get(name)
             if node is None:
-                node = self.nodes[name] = NodeSum(reading, done)
+                node = self.nodes[name] = NodeSum(step, done)
             else:
-                node.reading, node.counters = reading, total((node.counters, done))
-            if reading.timed is not None:
+                node.step, node.counters = step, ActorStatistics.total((node.counters, done))
+            if step.timed is not None:
                 node.queue_seconds += ended - began
-                node.timed = node.timed.plus(reading.timed, None if earlier is None else earlier.timed)
+                node.timed = node.timed.plus(step.timed, None if earlier is None else earlier.timed)
             if name not in opened:
                 opened.add(name)
                 node.open_seconds += ended - began
-            for index, places in enumerate(reading.places):
+            for index, places in enumerate(step.places):
                 key = places.key if places.is_shared else (places.bound, frozenset(sharing[places.key]))
-                group = self.groups.setdefault(key, Group(places.bound, places.limit, is_pool=index > 0))
+                is_pool = index > 0 and places.bound in ("threads", "processes")
+                group = self.groups.setdefault(key, Group(places.bound, places.limit, is_pool))
                 node.places[key] = None
                 group.busy[name] = group.busy.get(name, 0.0) + (done.busy_seconds or 0.0)
                 if places.key not in known:
                     known.add(places.key)
-                    _add_time(group, places, began, ended)
+                    was = () if earlier is None else [one for one in earlier.places if one.key == places.key]
+                    _add_time(group, places, began, ended, next(iter(was), None))
 
     def copy(self) -> "Sums":
         """Return a copy, to which more can be added."""
@@ -223,25 +219,37 @@ class Sums:
         return [group for group in map(self.groups.__getitem__, node.places) if not group.is_pool]
 
 
-def _ended(reading: NodeReading | None) -> int:
-    return 0 if reading is None else reading.counters.completed + reading.counters.failed
+def _ended(step: StepSnapshot | None) -> int:
+    return 0 if step is None else step.counters.completed + step.counters.failed
 
 
-def _comparable(before: NodeReading | None, now: NodeReading) -> NodeReading | None:
-    """Return the earlier reading without the counters that were reset since, because the profiles before have ended."""
+def _comparable(before: StepSnapshot | None, now: StepSnapshot) -> StepSnapshot | None:
+    """Return the earlier one without the counters that were reset since, because the profiles before have ended."""
     if before is None or before.timed is None or now.timed is None or before.timed.begin == now.timed.begin:
         return before
     busy_seconds = None if now.timed.counts_busy else before.counters.busy_seconds
     return replace(before, timed=None, counters=replace(before.counters, busy_seconds=busy_seconds))
 
 
-def _add_time(group: Group, places: Capacity, began: float, ended: float) -> None:
+def _add_time(group: Group, places: Capacity, began: float, ended: float, was: Capacity | None) -> None:
     group.limit = max(group.limit, places.limit)
     if not places.is_shared:
-        group.place_seconds += places.limit * (ended - began)
+        group.is_of_runs = places.runs is not None
+        runs = _runs_at_a_time(places, was, ended - began) if group.is_of_runs else 1.0
+        group.place_seconds += places.limit * runs * (ended - began)
         return
     group.began = began if group.began is None else min(group.began, began)
     group.place_seconds = max(group.place_seconds, places.limit * (ended - group.began))
+
+
+def _runs_at_a_time(now: Capacity, was: Capacity | None, elapsed_seconds: float) -> float:
+    """Return how many runs of a `map_each` there were at a time, on average; at least one.
+
+    The time of a run is known when it ends. So it tells this only if none had begun before the first snapshot.
+    """
+    before, run_seconds = (was.runs or 0, was.run_seconds) if was is not None else (0, 0.0)
+    average = (now.run_seconds - run_seconds) / elapsed_seconds if elapsed_seconds and not before else 0.0
+    return max(1.0, before, now.runs or 0, average)
 
 
 # The critical path of a graph is the chain of nodes, each of which waits for the one before, that takes longest. Nodes
@@ -273,7 +281,7 @@ def critical_paths(nodes: dict[Name, NodeSum]) -> dict[str, CriticalPath]:
     longest: dict[str, CriticalPath] = {}
     for name in _consumers_first(nodes):
         graph, node = name
-        following = (found[graph, reader] for reader in nodes[name].reading.consumers if (graph, reader) in found)
+        following = (found[graph, reader] for reader in nodes[name].step.consumers if (graph, reader) in found)
         rest = max(following, key=_seconds, default=CriticalPath(graph, (), 0.0))
         found[name] = CriticalPath(graph, (node, *rest.nodes), rest.seconds + nodes[name].mean_seconds)
         longest[graph] = max(longest.get(graph, rest), found[name], key=_seconds)
@@ -294,7 +302,7 @@ def _consumers_first(nodes: dict[Name, NodeSum]) -> Iterable[Name]:
                 order[name] = None
             elif name in nodes and name not in order:
                 stack.append((name, True))
-                stack += [((name[0], reader), False) for reader in nodes[name].reading.consumers]
+                stack += [((name[0], reader), False) for reader in nodes[name].step.consumers]
     return order
 
 
@@ -363,6 +371,9 @@ class Evidence:
         loop_delay_seconds: how long a handler waited for its turn on the loop once its awaited result was ready.
         disturbed: the nodes during whose executions others began or ended, so that they do not hold the event loop.
         covered_seconds: for nodes on devices, for how long they had at least one item.
+        compiled_again: the node of each program that was compiled again, and why, with remedies.
+        admitted: for how much of the time the places of a deployment were taken, and how many there are; of the
+            deployment that had most of them taken.
         gil: the use of the GIL.
     """
 
@@ -374,15 +385,24 @@ class Evidence:
     loop_delay_seconds: float = 0.0
     disturbed: frozenset[Name] = frozenset()
     covered_seconds: Mapping[Name, float] = field(default_factory=dict[Name, float])
+    compiled_again: Sequence[tuple[str, tuple[tuple[str, str], ...]]] = ()
+    admitted: tuple[float, int] = (0.0, 0)
     gil: GilUse = field(default_factory=GilUse)
 
+    @property
+    def has_source(self) -> bool:
+        """Whether items come from the source of a stream; those that callers stream from a deployment do not."""
+        is_deployed = bool(self.admitted[1])
+        return any(reader.window is not None or not is_deployed for reader in self.readers)
 
-# The largest share of the time for which other threads are taken to have the GIL: with 1, `Spent.by` would divide by 0.
+
+# The largest share of the time for which other threads are taken to have the GIL: with 1, `TimeBreakdown.by` would
+# divide by 0.
 _MOST_HELD: Final = 0.99
 
 
 @dataclass(frozen=True)
-class Spent:
+class TimeBreakdown:
     """How the busy time of a node, over all of its items, divides into waits and computing, as far as that is known.
 
     Attributes:
@@ -400,7 +420,7 @@ class Spent:
     hop_seconds: float = 0.0
 
     @classmethod
-    def by(cls, node: NodeSum, evidence: Evidence) -> "Spent":
+    def by(cls, node: NodeSum, evidence: Evidence) -> "TimeBreakdown":
         """Divide the busy time of a node, from the measurements of a profile."""
         outside, gil = node.timed.outside, evidence.gil
         loop_delay = max(0.0, evidence.loop_delay_seconds - gil.loop_wait_seconds)
@@ -412,7 +432,7 @@ class Spent:
             inside = min(max(0.0, outside.thread_seconds - outside.cpu_seconds), wanted)
             for_loop = min(waits - at_hops, outside.hops / 2 * loop_delay)
             return cls(outside.cpu_seconds, at_hops + inside, for_loop, waits - at_hops - for_loop)
-        if node.reading.holds_loop or node.reading.gathers:
+        if node.step.holds_loop or node.step.gathers:
             return cls()
         # An item waits for its turn on the loop once. The quickest item hardly waited, so the wait of an item is no
         # longer than the difference between the mean time and that of the quickest.
@@ -501,31 +521,21 @@ class NodeProfile:
 
 def node_profile_of(evidence: Evidence, node: NodeSum) -> NodeProfile:
     """Return the profile of one node."""
-    sums, spent = evidence.sums, Spent.by(node, evidence)
+    sums, spent = evidence.sums, TimeBreakdown.by(node, evidence)
     uses_threads = node.timed.outside.hops > 0
-    waits_for_turns = uses_threads or not (node.reading.holds_loop or node.reading.gathers)
+    waits_for_turns = uses_threads or not (node.step.holds_loop or node.step.gathers)
     counters, queue, durations = node.counters, node.timed.queue, node.timed.durations
     return NodeProfile(
-        graph=counters.graph,
-        node=counters.node,
-        count=counters.completed,
-        errors=counters.failed,
-        busy_seconds=node.busy_seconds,
-        busy_share=sums.busy_share(node),
-        p50_seconds=durations.quantile(0.5),
-        p90_seconds=durations.quantile(0.9),
-        p99_seconds=durations.quantile(0.99),
-        put_wait_seconds=node.put_wait_seconds,
-        queue_wait_seconds=queue.waited_seconds,
-        blocked_seconds=node.blocked_seconds,
-        occupancy=node.occupancy,
-        inbox_full_share=node.inbox_full_share,
+        graph=counters.graph, node=counters.node, count=counters.completed, errors=counters.failed,
+        busy_seconds=node.busy_seconds, busy_share=sums.busy_share(node), p50_seconds=durations.quantile(0.5),
+        p90_seconds=durations.quantile(0.9), p99_seconds=durations.quantile(0.99),
+        put_wait_seconds=node.put_wait_seconds, queue_wait_seconds=queue.waited_seconds,
+        blocked_seconds=node.blocked_seconds, occupancy=node.occupancy, inbox_full_share=node.inbox_full_share,
         compile_share=node.share_of_busy(node.compile_seconds),
-        transfer_share=node.share_of_busy(node.transfer_seconds),
-        device_share=node.share_of_busy(node.device_seconds),
+        transfer_share=node.share_of_busy(node.transfer_seconds), device_share=node.share_of_busy(node.device_seconds),
         cpu_share=node.share_of_busy(spent.cpu_seconds) if uses_threads else None,
         gil_share=node.share_of_busy(spent.gil_seconds) if waits_for_turns else None,
         loop_share=node.share_of_busy(spent.loop_seconds) if waits_for_turns else None,
         hop_share=node.share_of_busy(spent.hop_seconds) if uses_threads else None,
         gil_held_share=evidence.gil.held.get(node.name),
-    )
+    )  # fmt: skip

@@ -7,49 +7,10 @@ from bisect import bisect_left, bisect_right
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from pathlib import Path
-from typing import Final, Protocol, TypeVar
+from typing import Final
 
 from .records import DeviceWork, DeviceWorkKind, Execution
-
-
-class Timed(Protocol):
-    """An event that has a beginning and an end, in whole nanoseconds."""
-
-    @property
-    def began(self) -> int:
-        """When it began."""
-        ...
-
-    @property
-    def ended(self) -> int:
-        """When it ended."""
-        ...
-
-
-T = TypeVar("T", bound=Timed)
-
-
-def tracks(bars: Iterable[T]) -> list[list[T]]:
-    """Put bars on as few tracks as they need, each on the first one that is free.
-
-    Returns:
-        The bars of each track, in the order in which they began.
-    """
-    found: list[list[T]] = []
-    free: list[int] = []
-    busy: list[tuple[int, int]] = []
-    for bar in sorted(bars, key=lambda bar: (bar.began, bar.ended)):
-        while busy and busy[0][0] <= bar.began:
-            heappush(free, heappop(busy)[1])
-        if not free:
-            heappush(free, len(found))
-            found.append([])
-        number = heappop(free)
-        found[number].append(bar)
-        heappush(busy, (bar.ended, number))
-    return found
 
 
 def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:
@@ -147,8 +108,29 @@ class DepthPoint:
     depth: int
 
 
+@dataclass(frozen=True, slots=True)
 class Timeline:
-    """What nodes and devices did during a profile, in the order in which they reported it.
+    """What nodes and devices did during a profile: the newest events, in the order in which they were reported.
+
+    Attributes:
+        slices: the executions of nodes that were timed.
+        depths: how many items were in inboxes; of changes within a millisecond one is kept.
+        device_slices: the pieces of work of devices.
+        dropped: how many older slices were dropped.
+        dropped_depths: how many older depths were dropped.
+        dropped_device_slices: how many older slices of devices were dropped.
+    """
+
+    slices: tuple[Slice, ...]
+    depths: tuple[DepthPoint, ...]
+    device_slices: tuple[DeviceSlice, ...]
+    dropped: int
+    dropped_depths: int
+    dropped_device_slices: int
+
+
+class TimelineRecorder:
+    """Keeps the newest of what nodes and devices report during a profile.
 
     Args:
         began: the begin of the profile, in seconds of `time.perf_counter`.
@@ -165,48 +147,25 @@ class Timeline:
         self._points_seen = 0
         self._lock = threading.Lock()  # devices have threads of their own
 
-    @property
-    def slices(self) -> tuple[Slice, ...]:
-        """The newest executions of nodes that were timed."""
-        return tuple(
+    def timeline(self) -> Timeline:
+        """Return what is kept now."""
+        slices = [
             Slice(graph, node, began - self._began, ended - self._began, frame, item)
             for graph, node, executions in list(self._batches)
             for began, ended, frame, item in executions
-        )
-
-    @property
-    def depths(self) -> tuple[DepthPoint, ...]:
-        """The newest depths of inboxes; of changes within a millisecond one is kept."""
-        return tuple(self._points)
-
-    @property
-    def device_slices(self) -> tuple[DeviceSlice, ...]:
-        """The newest pieces of work of devices."""
+        ]
+        points = tuple(self._points)
         with self._lock:
-            kept = list(self._device_work)
-        return tuple(
+            kept, seen = list(self._device_work), self._device_work_seen
+        works = [
             DeviceSlice(
                 work.kind, work.device, work.node, work.began - self._began, work.ended - self._began, work.items,
                 work.rows, work.padding_share, work.frames,
             )
             for work in kept
-        )  # fmt: skip
-
-    @property
-    def dropped(self) -> int:
-        """How many older slices were dropped."""
-        return self._dropped
-
-    @property
-    def dropped_depths(self) -> int:
-        """How many older depths were dropped."""
-        return self._points_seen - len(self._points)
-
-    @property
-    def dropped_device_slices(self) -> int:
-        """How many older slices of devices were dropped."""
-        with self._lock:
-            return self._device_work_seen - len(self._device_work)
+        ]  # fmt: skip
+        dropped_points = max(0, self._points_seen - len(points))
+        return Timeline(tuple(slices), points, tuple(works), self._dropped, dropped_points, seen - len(kept))
 
     def covered_seconds(self, names: Collection[tuple[str, str]]) -> dict[tuple[str, str], float]:
         """Return for how long each of these nodes had at least one item, as far as its executions were timed."""
@@ -215,6 +174,11 @@ class Timeline:
             if (graph, node) in found:
                 found[graph, node] += executions
         return {name: _union_seconds(executions, self._began) for name, executions in found.items()}
+
+    def compiled_again(self) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
+        """Return the node of each program that was compiled again, and why, with remedies."""
+        with self._lock:
+            return [(work.node, work.again) for work in self._device_work if work.again]
 
     def disturbed(self) -> frozenset[tuple[str, str]]:
         """Return the nodes that do not hold the event loop: during their executions, others began or ended."""
@@ -233,7 +197,7 @@ class Timeline:
         """Keep executions of a node; not those that ended before the profile began."""
         if executions[0][0] < self._began:
             executions = [execution for execution in executions if execution[1] > self._began]
-        # `slices` makes the records: to make them here would take longer than all the rest of a profile.
+        # `timeline` makes the records: to make them here would take longer than all the rest of a profile.
         self._batches.append((graph, node, executions))
         self._kept += len(executions)
         while self._kept > MAX_SLICES and self._batches:  # event loops in several threads may make the count inexact

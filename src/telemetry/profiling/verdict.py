@@ -6,12 +6,11 @@ from dataclasses import dataclass, replace
 from math import inf
 
 from ..counters import name_of
-from ..rendered import Rendered
-from ..tables import Table, milliseconds, rate, significant
+from ..tables import Rendered, Table, milliseconds, rate, significant
 from ..text import printable
 from .durations import NO_DEPTH
 from .limits import LEAST_USED, MOST_HEADROOM, SOONER, Limit, Verdict, explained, holding, limits, obstacles
-from .sums import CriticalPath, Evidence, Name, Spent, Sums, WindowSum, critical_paths
+from .sums import CriticalPath, Evidence, Name, Sums, TimeBreakdown, WindowSum, critical_paths
 
 # Model: a profile as a network of limits, and what becomes of it when a node changes.
 #
@@ -45,17 +44,17 @@ class Model:
 
     Attributes:
         evidence: the numbers, without the time that handlers waited for threads, processes, the GIL and the event loop.
-        callers: who calls, if there is no stream.
+        callers: who calls; None if items come from the source of a stream.
     """
 
     evidence: Evidence
     callers: "Callers | None"
 
     @classmethod
-    def of(cls, evidence: Evidence) -> "Model":
-        """Return the model of a profile."""
+    def of(cls, evidence: Evidence, graph: str | None = None) -> "Model":
+        """Return the model of a profile; of the callers of one graph, if its name is given."""
         plain = _without_turns(without_pool_waits(evidence))
-        return cls(plain, None if evidence.readers else _callers(plain))
+        return cls(plain, None if evidence.has_source else _callers(plain, graph))
 
     def bound(self) -> float:
         """Return the highest utilisation of any limit: the throughput that was measured, over the possible one."""
@@ -70,12 +69,16 @@ class Model:
         node = evidence.sums.nodes[name]
         saved = (node.busy_seconds or 0.0) * (1 - factor)
         sums = _scaled(evidence.sums, {name: factor})
+        callers = self.callers
         if change.concurrency is not None:
-            for group in sums.own_places(sums.nodes[name]):
+            own = sums.own_places(sums.nodes[name])
+            for group in [group for group in own if group.is_of_runs] or own:
+                if group.is_of_runs and callers is not None and callers.graph == name[0]:
+                    callers = replace(callers, growth=change.concurrency / group.limit)
                 group.place_seconds *= change.concurrency / group.limit
                 group.limit = change.concurrency
         # An async handler that only waits holds no loop: what is left of the loop's time is what all others need.
-        freed = saved if node.reading.holds_loop or holding(evidence) == name else 0.0
+        freed = saved if node.step.holds_loop or holding(evidence) == name else 0.0
         before, after = critical_paths(evidence.sums.nodes), critical_paths(sums.nodes)
         readers = tuple(
             reader
@@ -88,18 +91,12 @@ class Model:
             covered[name] *= factor
         if name in held:
             held[name] *= factor
-        return replace(
-            self,
-            evidence=replace(
-                evidence,
-                sums=sums,
-                loop_cpu_seconds=max(0.0, (evidence.loop_cpu_seconds or 0.0) - freed),
-                loop_late_share=max(0.0, evidence.loop_late_share - freed / evidence.elapsed_seconds),
-                readers=readers,
-                covered_seconds=covered,
-                gil=replace(evidence.gil, held=held),
-            ),
-        )
+        left = replace(
+            evidence, sums=sums, loop_cpu_seconds=max(0.0, (evidence.loop_cpu_seconds or 0.0) - freed),
+            loop_late_share=max(0.0, evidence.loop_late_share - freed / evidence.elapsed_seconds), readers=readers,
+            covered_seconds=covered, gil=replace(evidence.gil, held=held),
+        )  # fmt: skip
+        return replace(self, callers=callers, evidence=left)
 
     def sped_up(self, factor: float) -> "Model":
         """Return what would have been measured if the same items had come in a part of the time."""
@@ -111,59 +108,57 @@ class Model:
             node.timed, node.queue_seconds = replace(node.timed, queue=NO_DEPTH, blocked_seconds=0.0), 0.0
         readers = tuple(
             replace(
-                reader,
-                open_seconds=reader.open_seconds / factor,
+                reader, open_seconds=reader.open_seconds / factor,
                 waited_seconds=max(0.0, reader.waited_seconds - reader.open_seconds * (1 - 1 / factor)),
-                window=None
-                if reader.window is None
-                else replace(reader.window, seconds=reader.window.seconds / factor),
+                window=reader.window and replace(reader.window, seconds=reader.window.seconds / factor),
             )
             for reader in evidence.readers
-        )
+        )  # fmt: skip
         faster = replace(
-            evidence,
-            sums=sums,
-            elapsed_seconds=evidence.elapsed_seconds / factor,
-            readers=readers,
+            evidence, sums=sums, elapsed_seconds=evidence.elapsed_seconds / factor, readers=readers,
             loop_late_share=min(1.0, evidence.loop_late_share * factor),
             gil=replace(evidence.gil, held={name: share * factor for name, share in evidence.gil.held.items()}),
-        )
+        )  # fmt: skip
         return replace(self, evidence=faster)
 
 
 @dataclass(frozen=True)
 class Callers:
-    """Who calls a graph, each of them one call after the other.
+    """Who calls a graph, each of them one call after the other; the body of a `map_each` is called by its places.
 
     Attributes:
         graph: name of the graph.
         count: how many there are.
         pause_seconds: between the end of a call and the next one.
+        growth: how many times as many there are after a change, without more pause in total.
     """
 
     graph: str
     count: int
     pause_seconds: float
+    growth: float = 1.0
 
     def used(self, evidence: Evidence) -> float:
         """Return how much of their time they need at least, by Little's law."""
         path = critical_paths(evidence.sums.nodes)[self.graph]
         per_second = evidence.sums.items(self.graph) / evidence.elapsed_seconds
-        return min(per_second * (self.pause_seconds + path.seconds) / self.count, 1.0)
+        return min(per_second * (self.pause_seconds + path.seconds / self.growth) / self.count, 1.0)
 
 
-def _callers(evidence: Evidence) -> Callers | None:
-    """Return the callers of the graph with most calls at a time; None if no graph was called."""
+def _callers(evidence: Evidence, wanted: str | None) -> Callers | None:
+    """Return the callers of a graph, or else of that with most calls at a time; None if no graph was called."""
     found: list[tuple[float, Callers]] = []
     for graph, path in critical_paths(evidence.sums.nodes).items():
         items = evidence.sums.items(graph)
-        if not items:
+        if not items or wanted not in (None, graph):
             continue
         nodes = (evidence.sums.nodes[graph, node] for node in path.nodes)
         waited = sum((node.put_wait_seconds + node.timed.queue.waited_seconds) / items for node in nodes)
         stay = path.seconds + waited
         at_a_time = stay * items / evidence.elapsed_seconds
-        count = max(1, math.ceil(at_a_time - 0.05))  # what is measured is never exact
+        groups = (group for node in path.nodes for group in evidence.sums.own_places(evidence.sums.nodes[graph, node]))
+        places = max((group.limit for group in groups if group.is_of_runs), default=1)
+        count = max(places, math.ceil(at_a_time - 0.05))  # what is measured is never exact
         pause = max(0.0, count * evidence.elapsed_seconds / items - stay)
         found.append((at_a_time, Callers(graph, count, pause)))
     return max(found, key=lambda each: each[0], default=(0.0, None))[1]
@@ -184,8 +179,8 @@ def _without_turns(evidence: Evidence) -> Evidence:
     holder = holding(evidence)
     factors: dict[Name, float] = {}
     for name, node in evidence.sums.nodes.items():
-        if node.busy_seconds and name != holder and not node.reading.gathers:
-            spent = Spent.by(node, evidence)
+        if node.busy_seconds and name != holder and not node.step.gathers:
+            spent = TimeBreakdown.by(node, evidence)
             factors[name] = max(0.0, 1 - (spent.gil_seconds + spent.loop_seconds) / node.busy_seconds)
     return replace(evidence, sums=_scaled(evidence.sums, factors))
 
@@ -242,21 +237,28 @@ def _choose(found: list[Limit], model: Model, evidence: Evidence) -> Verdict:
         most = most._replace(verdict=explained(most.verdict, evidence))
         return replace(most.verdict, headroom=_headroom(model, most))
     idle = "no node is busy for more than half of the time that it could be"
-    if evidence.readers:
+    taken, places = evidence.admitted
+    if taken >= LEAST_USED:
+        are = "place is" if places == 1 else f"{places:,} places are"
+        reason = f"max_in_flight= limits: its {are} taken for {taken:.0%} of the time, and {idle}"
+        return Verdict(None, reason, "raise max_in_flight=, or have the calls take less time", limit="in_flight")
+    if evidence.has_source:
         return Verdict(None, f"the source limits: {idle}, and readers wait for items", SOONER, limit="source")
     path = _longest_path(model, evidence)
     return path or Verdict(None, f"the callers limit: {idle}", "have more calls at a time", limit="callers")
 
 
 def _headroom(model: Model, most: Limit) -> float | None:
-    """Return how many times faster all gets without the node, or else without what limits."""
+    """Return how many times faster all gets without the node, or else without what limits; None if unknown."""
     verdict = most.verdict
+    node = model.evidence.sums.nodes.get((verdict.graph or "", verdict.node or ""))
+    if node is not None and node.busy_seconds is None:
+        return None
     if verdict.node is not None and verdict.graph is not None:
         rest = model.changed(Change((verdict.graph, verdict.node), inf)).bound()
     else:
-        rest = max(
-            (limit.used for limit in limits(model.evidence) if limit.verdict.limit != verdict.limit), default=0.0
-        )
+        others = [limit.used for limit in limits(model.evidence) if limit.verdict.limit != verdict.limit]
+        rest = max(others, default=0.0)
     return min(most.used / rest, MOST_HEADROOM) if rest else MOST_HEADROOM
 
 
@@ -306,7 +308,7 @@ class Prediction(Rendered):
 
     def _change(self) -> str:
         changes = [f"{significant(self.speedup)} times as fast"] if self.speedup != 1 else []
-        changes += [f"with {self.concurrency:,} places"] if self.concurrency is not None else []
+        changes += [f"with {self.concurrency:,} place{'s' * (self.concurrency != 1)}"] if self.concurrency else []
         return f'"{name_of(self.graph, self.node)}" {" and ".join(changes) or "as it is"}'
 
     def _effect(self) -> str:
@@ -330,7 +332,7 @@ def predict(
         raise ValueError(f"speedup= is how many times as fast the node becomes, above 0, not {speedup!r}")
     if concurrency is not None:
         _check_places(evidence, name, concurrency)
-    model = Model.of(evidence)
+    model = Model.of(evidence, name[0])
     changed = model.changed(Change(name, speedup, concurrency))
     bound = changed.bound()
     factor = model.bound() / bound if bound else 1.0
@@ -355,5 +357,5 @@ def _check_places(evidence: Evidence, name: Name, concurrency: int) -> None:
     total = evidence.sums.nodes[name]
     if concurrency < 1:
         raise ValueError(f"concurrency= is a number of places, at least 1, not {concurrency!r}")
-    if total.reading.gathers or not evidence.sums.own_places(total):
+    if total.step.gathers or not evidence.sums.own_places(total):
         raise ValueError(f"node {name[1]!r} has no concurrency= of its own that could change")

@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
 from functools import partial
 from math import sqrt
@@ -13,8 +13,8 @@ from typing import Final, NamedTuple, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
 from . import collectors
-from .records import Host, NodeReading, ProfiledScope, ProfiledStream
-from .sums import EVENT_LOOP, GilUse, Holder, Sums, WindowSum
+from .records import Host, ProfiledScope, ProfiledStream, ScopeSnapshot
+from .sums import EVENT_LOOP, GilUse, Holder, ReaderSum, Sums, WindowSum
 
 T = TypeVar("T")
 
@@ -27,108 +27,137 @@ class _Since(NamedTuple):
 
     scope: ReferenceType[ProfiledScope]
     loop: asyncio.AbstractEventLoop | None
-    seconds: float
-    nodes: dict[Hashable, NodeReading]
+    snapshot: ScopeSnapshot
 
 
-class OpenScopes:
-    """Turns the measuring of open scopes on, and adds up their counts and times.
+class OpenScopes(collectors.Collector):
+    """Turns the measuring of open scopes on, and adds up what they and the readers of open streams do.
 
     Scopes are held weakly: the scope that the runs of a graph share is collected with the graph.
 
     Attributes:
         lock: held for a moment only: event loops wait for it when they open and close scopes. Reentrant, because a
             signal handler may look while it is held.
+        has_ended: whether nothing is measured any more.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
+        self.has_ended = False
         self._sums = Sums()  # of what has closed
         self._since: dict[int, _Since] = {}
         # Not added to the sums yet: they are collected as garbage, anywhere, where nothing may be waited for.
-        self._vanished: deque[tuple[int, list[NodeReading], float]] = deque()
-        self._ended = False
+        self._vanished: deque[ScopeSnapshot] = deque()
+        # When each open stream was last looked at, and how long its reader had waited; and the sums of these by name.
+        self._readers: dict[ProfiledStream, tuple[float, float]] = {}
+        self._read: dict[str, tuple[float, float]] = {}
 
-    def opened(self, scope: ProfiledScope) -> bool:
-        """Count what a new scope of the running loop does, from zero; returns False once the profile has ended."""
+    def scope_opened(self, scope: ProfiledScope) -> None:
+        """Count what a new scope of the running loop does, from zero."""
         with self.lock:
-            if self._ended:  # meanwhile, in another thread
-                return False
+            if self.has_ended:  # meanwhile, in another thread
+                return
             self._add_vanished()
-            self._since[id(scope)] = _Since(ref(scope), asyncio.get_running_loop(), perf_counter(), {})
+            opened = ScopeSnapshot(id(scope), perf_counter())
+            self._since[id(scope)] = _Since(ref(scope), asyncio.get_running_loop(), opened)
         scope.measure(on=True)
-        return True
 
-    def closed(self, scope: ProfiledScope) -> bool:
-        """Take the last numbers of a scope; returns False if the scope was not measured."""
+    def scope_closed(self, scope: ProfiledScope) -> None:
+        """Take the last numbers of a scope."""
         with self.lock:
             self._add_vanished()
-            since = self._since.pop(id(scope), None)
-            if since is None:
-                return False
-            self._sums.add(since.nodes, scope.node_readings(), since.seconds, perf_counter())
+            if (since := self._since.pop(id(scope), None)) is None:
+                return
+            self._sums.add(since.snapshot, snapshot_of(scope))
         scope.measure(on=False)
-        return True
 
-    def vanished(self, scope: ProfiledScope) -> None:
+    def scope_vanished(self, scope: ProfiledScope) -> None:
         """Take the last numbers of a scope that is being collected as garbage; in any thread, at any moment."""
-        self._vanished.append((id(scope), list(scope.node_readings()), perf_counter()))
+        self._vanished.append(snapshot_of(scope))
 
-    def look(self, host: Host) -> list[tuple[ProfiledScope, list[NodeReading]]]:
-        """Add what the open scopes of a host have done since the last look; returns the scopes and their numbers.
+    def reader_opened(self, reader: ProfiledStream) -> None:
+        """Count how long the reader of a new stream waits, from zero."""
+        with self.lock:
+            self._readers[reader] = perf_counter(), reader.reader_wait_seconds
+
+    def reader_closed(self, reader: ProfiledStream) -> None:
+        """Take the last number of a stream."""
+        with self.lock:
+            if (since := self._readers.pop(reader, None)) is not None:
+                _add_reader(self._read, reader, since)
+
+    def look(self, host: Host) -> list[tuple[ProfiledScope, ScopeSnapshot]]:
+        """Add what scopes and readers of a host have done since the last look; returns the scopes, and what they do.
 
         Scopes that were not measured yet are measured from now on.
         """
-        found: list[tuple[ProfiledScope, list[NodeReading]]] = []
+        found: list[tuple[ProfiledScope, ScopeSnapshot]] = []
         for scope in settled(host.open_scopes):
             with self.lock:
                 self._add_vanished()
                 since = self._since.get(id(scope))
                 if since is None:
                     _in_thread_of(host.loop, partial(scope.measure, on=True))
-                readings, now = settled(scope.node_readings), perf_counter()
+                snapshot = snapshot_of(scope)
                 if since is not None:
-                    self._sums.add(since.nodes, readings, since.seconds, now)
-                looked = {reading.key: reading for reading in readings}
-                self._since[id(scope)] = _Since(ref(scope), host.loop, now, looked)
-            found.append((scope, readings))
+                    self._sums.add(since.snapshot, snapshot)
+                self._since[id(scope)] = _Since(ref(scope), host.loop, snapshot)
+            found.append((scope, snapshot))
+        with self.lock:  # a stream that closes meanwhile is reported afterwards
+            for reader in settled(host.open_readers):
+                if (read := self._readers.get(reader)) is not None:
+                    _add_reader(self._read, reader, read)
+                self._readers[reader] = perf_counter(), reader.reader_wait_seconds
         return found
 
-    def taken(self) -> Sums:
-        """Return the sums, and begin new ones."""
+    def taken(self) -> tuple[Sums, tuple[ReaderSum, ...]]:
+        """Return the sums of nodes and readers, and begin new ones."""
         with self.lock:
             self._add_vanished()
             sums, self._sums = self._sums, Sums()
-        return sums
+            read, self._read = self._read, {}
+        return sums, tuple([ReaderSum(name, *times) for name, times in read.items()])
 
-    def sums(self) -> Sums:
-        """Return a copy of the sums, with what the open scopes have done since they were last looked at."""
+    def sums(self) -> tuple[Sums, dict[str, tuple[float, float]]]:
+        """Return copies of the sums of nodes and readers, with what was done since they were last looked at."""
         with self.lock:
             self._add_vanished()
-            sums, now = self._sums.copy(), perf_counter()
+            sums, read = self._sums.copy(), dict(self._read)
             for since in list(self._since.values()):
-                scope = since.scope()
-                if scope is not None:
-                    sums.add(since.nodes, settled(scope.node_readings), since.seconds, now)
-        return sums
+                if (scope := since.scope()) is not None:
+                    sums.add(since.snapshot, snapshot_of(scope))
+            for reader, seconds in self._readers.items():
+                _add_reader(read, reader, seconds)
+        return sums, read
 
     def end(self) -> None:
         """Measure nothing more."""
         with self.lock:
-            self._ended = True
+            self.has_ended = True
             left, self._since = self._since, {}
             self._vanished.clear()
+            self._readers.clear()
         for since in left.values():
-            scope = since.scope()
-            if scope is not None:
+            if (scope := since.scope()) is not None:
                 _in_thread_of(since.loop, partial(scope.measure, on=False))
 
     def _add_vanished(self) -> None:
         while self._vanished:
-            number, readings, ended = self._vanished.popleft()
-            since = self._since.pop(number, None)
-            if since is not None:
-                self._sums.add(since.nodes, readings, since.seconds, ended)
+            last = self._vanished.popleft()
+            if (since := self._since.pop(last.key, None)) is not None:
+                self._sums.add(since.snapshot, last)
+
+
+def snapshot_of(scope: ProfiledScope) -> ScopeSnapshot:
+    """Return what the nodes of a scope do now; on any thread."""
+    steps = tuple(settled(scope.step_snapshots))
+    return ScopeSnapshot(id(scope), perf_counter(), steps, None if scope.admitted is None else scope.admitted())
+
+
+def _add_reader(read: dict[str, tuple[float, float]], reader: ProfiledStream, since: tuple[float, float]) -> None:
+    [name] = settled(lambda: [reader.name])
+    open_seconds, waited_seconds = read.get(name, (0.0, 0.0))
+    read[name] = open_seconds + perf_counter() - since[0], waited_seconds + reader.reader_wait_seconds - since[1]
 
 
 def settled(read: Callable[[], Iterable[T]]) -> list[T]:
@@ -137,10 +166,8 @@ def settled(read: Callable[[], Iterable[T]]) -> list[T]:
     Other threads change the collections meanwhile, without a lock, so that items do not pay for profiles.
     """
     for _ in range(_ATTEMPTS):
-        try:
+        with suppress(RuntimeError):  # "changed size during iteration"
             return list(read())
-        except RuntimeError:  # "changed size during iteration"
-            pass
     return list(read())
 
 
@@ -204,6 +231,7 @@ class LoopWatch:
         scopes: the scopes that are open.
         readers: the streams that are open.
         windows: how full the windows of streams were, by the names of the streams.
+        admitted: of each deployment, for how long it was looked at, and its places were taken, over all places.
         seconds: the time that the looks stand for: each stands for the time since the look before.
         late_seconds: the part of `seconds` in which the loop was blocked, so that the timer of the look was late.
     """
@@ -217,6 +245,7 @@ class LoopWatch:
         self.scopes: WeakSet[ProfiledScope] = WeakSet()
         self.readers: set[ProfiledStream] = set()
         self.windows: dict[str, WindowSum] = {}
+        self.admitted: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
         self.seconds = 0.0
         self.late_seconds = 0.0
         self._delays = 0.0
@@ -275,6 +304,11 @@ class LoopWatch:
             if look is not None:
                 found = self.windows.setdefault(reader.name, WindowSum(look.size, look.ordered))
                 found.add(look, now - began)
+        for scope in tuple(self.scopes):
+            if scope.admitted is not None:
+                taken, places = scope.admitted()
+                held = self.admitted[id(scope), places]
+                held[:] = held[0] + now - began, held[1] + taken / places * (now - began)
         self._wait()
 
 

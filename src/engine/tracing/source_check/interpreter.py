@@ -165,9 +165,7 @@ class ExpressionInterpreter(ast.NodeVisitor):
                 self.truth(condition, "`if`")
         if isinstance(node, ast.DictComp):
             self.value(node.key)
-            result = mapping(self.value(node.value))
-        else:
-            result = sequence(self.value(node.elt))
+        result = mapping(self.value(node.value)) if isinstance(node, ast.DictComp) else sequence(self.value(node.elt))
         self.variables = before
         return result
 
@@ -200,12 +198,11 @@ class ExpressionInterpreter(ast.NodeVisitor):
             blind = next((i for i, value in enumerate(pair) if value.unseen), None)
             if blind is None:
                 continue
-            if isinstance(operator, ast.Is | ast.IsNot):
-                wrong = f"`is` would look at the symbolic value {named(operands[index + blind])}, not at an item"
-                self.report(node, wrong, self.or_applied(rule.COND, node))
-            elif isinstance(operator, ast.In | ast.NotIn):
-                wrong = f"`in` would look at the symbolic value {named(operands[index + blind])}, not at an item"
-                self.report(node, wrong, self.or_applied(f"compare inside a node and {rule.COND}", node))
+            is_in = isinstance(operator, ast.In | ast.NotIn)
+            if is_in or isinstance(operator, ast.Is | ast.IsNot):
+                word, remedy = ("`in`", f"compare inside a node and {rule.COND}") if is_in else ("`is`", rule.COND)
+                wrong = f"{word} would look at the symbolic value {named(operands[index + blind])}, not at an item"
+                self.report(node, wrong, self.or_applied(remedy, node))
             else:
                 result = REF
         return result
@@ -352,10 +349,9 @@ class ExpressionInterpreter(ast.NodeVisitor):
         if value.kind is Kind.REF:
             if remedy is rule.COND:
                 step = node if whole is None else whole
+                text = ast.unparse(step)
                 is_operation = isinstance(step, ast.Compare | ast.BoolOp | ast.UnaryOp | ast.BinOp)
-                remedy = self.or_applied(
-                    remedy, step, ast.unparse(step) if is_operation else f"bool({ast.unparse(step)})"
-                )
+                remedy = self.or_applied(remedy, step, text if is_operation else f"bool({text})")
             self.report(node, f"{construct} on the symbolic value {named(node)}", remedy)
         return value
 
@@ -565,13 +561,12 @@ class SourceInterpreter(ExpressionInterpreter):
         self.loop(None, PLAIN, node.body)
         self.block(node.orelse)
 
-    def visit_For(self, node: ast.For) -> None:
-        self.loop(node.target, self.iterated(node, node.iter, "`for`"), node.body)
+    def visit_For(self, node: ast.For | ast.AsyncFor) -> None:
+        construct = "`for`" if isinstance(node, ast.For) else "`async for`"
+        self.loop(node.target, self.iterated(node, node.iter, construct), node.body)
         self.block(node.orelse)
 
-    def visit_AsyncFor(self, node: ast.AsyncFor) -> None:
-        self.loop(node.target, self.iterated(node, node.iter, "`async for`"), node.body)
-        self.block(node.orelse)
+    visit_AsyncFor = visit_For
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
         known, before = len(self.rules.problems), self.touches

@@ -1,0 +1,667 @@
+"""Attempts: the policy of a node, as a stack of functions that is composed once when its graph is wired."""
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable, Generator, Sequence
+from contextlib import nullcontext
+from contextvars import copy_context
+from time import perf_counter
+from types import CoroutineType, GeneratorType, coroutine
+from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
+
+from .._errors import Interrupted, NodeCancelledError, NodeTimeoutError, add_note
+from ..telemetry import spans
+from .accepted import check
+from .accepted import number as number_of
+from .chains import WATCHED, watched
+from .current import Handling, Position, source
+from .execution import (
+    LOST,
+    Around,
+    Attempt,
+    Bound,
+    OutsideCall,
+    Requeued,
+    Run,
+    ThreadCall,
+    TracedExecution,
+    count_execution,
+    leave_outside_call,
+    outside_call_ended,
+)
+from .frame import Frame
+from .policy import Policy, Retry
+from .tasks import start_task
+
+if TYPE_CHECKING:
+    from .loop_host import RestartGate
+    from .node_actor import Invoke, NodeActor
+    from .stream_buffer import Reader
+    from .worker import Member, Worker, WorkerGroup
+
+# Runs the failover of a node for an item.
+Failover = Callable[[Attempt], Awaitable[Any]]
+
+
+def compose(
+    policy: Policy, around: Sequence[Around] = (), failover: Failover | None = None, bound: Bound | None = None
+) -> Run:
+    """Return a function that runs a step with its policy.
+
+    The layers, from the inside: timeout, those of `around` (the gate of an instance, a hedge), retry, failover,
+    fallback. A layer that the policy does not ask for is left out.
+
+    Args:
+        policy: the policy of the node.
+        around: layers around each attempt, the innermost first.
+        failover: runs the failover of the node, if it has one.
+        bound: runs one attempt; None for what its actor is bound to.
+    """
+    if policy.is_once and not around and bound is None:
+        return run_once
+    run = _one_attempt(policy.timeout_seconds, bound)
+    for layer in around:
+        run = layer(run)
+    if policy.retry is not None:
+        run = _retried(run, policy.retry)
+    if failover is not None:
+        run = _failing_over(run, failover)
+    if policy.fallback is not None:
+        run = _falling_back(run, policy.fallback)
+    return _counted(run)
+
+
+def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
+    """Return a function that runs one attempt; a timeout ends it with `NodeTimeoutError`."""
+
+    async def run(attempt: Attempt) -> Any:
+        bound = attempt._actor.bound if other is None else other
+        try:
+            if seconds is None:
+                return await _work(bound, attempt)
+            position = attempt._member.position
+            if attempt._rest is None:  # otherwise its first step was made, and its deadline is known
+                position.attempt_deadline = attempt._member.group.loop.time() + seconds
+            if bound.begins_later:
+                position.attempt_deadline, attempt._given = None, perf_counter()
+            timer = attempt._timer = asyncio.timeout_at(position.attempt_deadline)
+            try:
+                async with timer:
+                    return await _work(bound, attempt)
+            except TimeoutError as error:
+                if not timer.expired():
+                    raise
+                raise NodeTimeoutError(f"node {attempt._actor.name!r} took longer than {seconds:g} s") from error
+            finally:
+                attempt._timer = None
+        except asyncio.CancelledError as error:
+            task = attempt._member.task
+            assert task is not None
+            if task.cancelling() > attempt._undisturbed:
+                raise
+            _note_failure(attempt)
+            raise NodeCancelledError(
+                f"something that node {attempt._actor.name!r} awaited was cancelled, but not the node itself"
+            ) from error
+        except Interrupted:  # a question is not a failure
+            raise
+        except Exception:
+            _note_failure(attempt)
+            raise
+
+    return run
+
+
+def _work(bound: Bound, attempt: Attempt) -> Awaitable[Any]:
+    rest, attempt._rest = attempt._rest, None
+    return bound.run(attempt) if rest is None else rest
+
+
+def _note_failure(attempt: Attempt) -> None:
+    """Let a thread or a task of the attempt know that it has failed; they may go on nevertheless."""
+    call, here = attempt._member.outside_call, source.get()
+    if isinstance(call, ThreadCall) and call.handling is not None:
+        call.handling.has_failed = True
+    if isinstance(here, Handling) and here.is_present:
+        here.has_failed = True
+
+
+def through_gate(gate: "RestartGate") -> Around:
+    """Return a layer that lets attempts in to the instance of a stateful node.
+
+    A wait for a restart does not count in the timeout of an attempt.
+    """
+
+    def around(run: Run) -> Run:
+        async def admitted(attempt: Attempt) -> Any:
+            async with gate.admit(attempt._member):
+                return await run(attempt)
+
+        return admitted
+
+    return around
+
+
+def _retried(run: Run, retry: Retry) -> Run:
+    async def attempts(attempt: Attempt) -> Any:
+        actor, member = attempt._actor, attempt._member
+        position = member.position
+        while True:
+            try:
+                return await run(attempt)
+            except Interrupted:
+                raise
+            except Exception as error:
+                pause = _pause_seconds(retry, attempt, error)
+                if pause is None:
+                    raise
+                if attempt._frame.span is not None:
+                    spans.retried(actor.name, error, position.attempt + 1)
+            # Also without a pause: attempts that fail at once would keep the loop from other tasks and timers.
+            await asyncio.sleep(pause)
+            await outside_call_ended(member)  # a thread whose attempt timed out holds the place until it returns
+            position.attempt += 1
+            actor.counted().retried += 1
+
+    return attempts
+
+
+def _pause_seconds(retry: Retry, attempt: Attempt, error: Exception) -> float | None:
+    """Return the pause before another attempt, in seconds; None if there is no further attempt."""
+    if attempt._frame.state != "running":
+        return None  # it was cancelled, and has made another error of that
+    number = attempt._member.position.attempt
+    if number >= retry.attempts or not isinstance(error, retry.retry_on) or attempt._actor.bound._is_stopped:
+        return None
+    if any(reader.buffer.position for reader in attempt._readers):
+        return None  # the values that it has read from a stream are gone: another attempt would miss them
+    pause = pause_after(retry, error, number)
+    if pause is None:
+        return None
+    deadline = attempt._frame.deadline
+    if deadline is not None and attempt._member.group.loop.time() + pause >= deadline:
+        return None  # the deadline would pass before: this error says more than a timeout later
+    return pause
+
+
+_WAIT: Final = number_of("a number of seconds that is not negative, or None", lambda value: value >= 0)
+
+
+def pause_after(retry: Retry, error: Exception, failed_attempt: int) -> float | None:
+    """Return how long to wait after attempt number `failed_attempt`, counted from 1; None if that is too long."""
+    try:
+        asked = None if retry.wait is None else retry.wait(error, failed_attempt)
+    except Exception as of_wait:  # noqa: BLE001 - user code: what follows a failure must still run
+        add_note(error, f"no further attempt: wait= of Retry raised {of_wait!r}")
+        return None
+    if asked is not None:
+        check("wait(error, attempt)", asked, _WAIT, "the result of Retry.")
+        return None if asked > retry.max_backoff_seconds else float(asked)
+    import random  # here, because the import takes a while and most programs have no retries
+
+    # The exponent is bounded because a float overflows at 2**1024, long after any sensible pause.
+    pause = min(retry.max_backoff_seconds, retry.backoff_seconds * 2.0 ** min(failed_attempt - 1, 60))
+    return pause * (1 - retry.jitter * random.random())
+
+
+def _failing_over(run: Run, failover: Failover) -> Run:
+    async def run_or_fail_over(attempt: Attempt) -> Any:
+        try:
+            return await run(attempt)
+        except Interrupted:
+            raise
+        except Exception as error:
+            actor, frame, position = attempt._actor, attempt._frame, attempt._member.position
+            if frame.state != "running":
+                raise
+            frame.is_substitute = True
+            actor.counted().failed_over += 1
+            if frame.span is not None:
+                spans.failed_over(actor.name, error)
+            position.attempt_deadline = None
+            leave_outside_call(attempt._member, actor)
+            began = perf_counter()
+            try:
+                return await failover(attempt)
+            finally:
+                position.waited_seconds += perf_counter() - began
+
+    return run_or_fail_over
+
+
+def _falling_back(run: Run, fallback: Callable[[Exception], Any]) -> Run:
+    async def run_or_fall_back(attempt: Attempt) -> Any:
+        try:
+            return await run(attempt)
+        except Interrupted:
+            raise
+        except Exception as error:  # the fallback gets every error of the node
+            if attempt._frame.state != "running":
+                raise
+            attempt._frame.is_substitute = True
+            if attempt._frame.span is not None:
+                spans.fell_back(attempt._actor.name, error)
+            value: Any = fallback(error)
+            return await value if inspect.isawaitable(value) else value
+
+    return run_or_fall_back
+
+
+def _counted(run: Run) -> Run:
+    async def execution(attempt: Attempt) -> Any:
+        try:
+            return await run(attempt)
+        finally:
+            attempt._member.position.attempt_deadline = None
+            leave_outside_call(attempt._member, attempt._actor)
+            count_execution(attempt._actor, attempt._began, attempt._frame, attempt._member.position)
+
+    return execution
+
+
+# The stack of a node without a policy: one for all, since most nodes of a graph have none.
+run_once: Run = _counted(_one_attempt(None, None))
+
+
+async def traced(run: Run, attempt: Attempt) -> Any:
+    """Run a step of an item that is sampled, inside a span."""
+    assert attempt._frame.span is not None
+    with TracedExecution(attempt._frame.span, attempt._frame, attempt._actor) as execution:
+        value = await run(attempt)
+        execution.returned(value)
+        return value
+
+
+def invoking(run: Run, streams: Sequence[int] = ()) -> "Invoke":
+    """Return a function that a worker calls to run a step for a frame.
+
+    Args:
+        run: the stack of the step.
+        streams: the slots of the streams that it reads; it leaves them at its end. After an attempt that has read a
+            value from a stream, there is no further attempt: that value is gone.
+    """
+    if not streams and run is run_once:
+        return invoke_general
+
+    async def invoke(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+        attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values))
+        value = await (run(attempt) if frame.span is None else traced(run, attempt))
+        worker.attempt = 1  # reset here, because a node without a policy does not set it
+        return value
+
+    async def invoke_reading(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+        readers: list[Reader[Any]] = [frame.values[slot] for slot in streams]
+        for reader in readers:
+            reader.buffer.read_by = worker, readers
+        try:
+            attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values), readers)
+            value = await (run(attempt) if frame.span is None else traced(run, attempt))
+            worker.attempt = 1
+            return value
+        finally:
+            for reader in readers:
+                reader.buffer.read_by = None
+                reader.leave()
+
+    return invoke_reading if streams else invoke
+
+
+async def invoke_general(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+    """Run a step without a policy for a frame."""
+    attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values))
+    return await (run_once(attempt) if frame.span is None else traced(run_once, attempt))
+
+
+async def invoke_outside(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+    """Run a step without a policy, outside of the loop."""
+    attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values))
+    if frame.span is not None:
+        return await traced(run_once, attempt)
+    try:
+        return await actor.bound.run(attempt)
+    finally:
+        leave_outside_call(worker, actor)
+        count_execution(actor, attempt._began, frame, worker)
+
+
+def within_handlers(invoke: "Invoke") -> "Invoke":
+    """Return `invoke` for calls that bound how many of their handlers run at a time, with `max_workers` of a run."""
+
+    async def within(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+        handlers, limiter = worker.group.handlers, actor.limiter
+        if handlers is None:  # a failover, which runs in the place of its node, or a computation of a cache
+            return await invoke(worker, actor, frame)
+        if handlers.locked():
+            # Who waits here has no place of the node: a handler of the call may need that, for a call of its own.
+            limiter.release()
+            try:
+                await handlers.acquire()
+            except BaseException:
+                limiter.take_over_limit()  # the worker gives it back
+                raise
+            if limiter.free <= 0:
+                handlers.release()
+                actor.offer(frame)  # the inbox has room: it is not bounded, or all that comes here is this frame
+                raise Requeued
+            limiter.free -= 1
+        else:
+            await handlers.acquire()
+        try:
+            return await invoke(worker, actor, frame)
+        finally:
+            handlers.release()
+
+    return within
+
+
+def invoking_at_once(run: Run, hedge_budget: "HedgeBudget | None", *, remembers: bool) -> "Invoke":
+    """Return a function that runs an `async def` node with a policy; what only a wait needs is made at the first wait.
+
+    A timer and the layers of the stack cost ten times what a hop costs, and a handler that ends at once needs neither.
+    So its first step is made here, and what is left of the attempt is handed over to the stack.
+
+    Args:
+        run: the stack of the step.
+        hedge_budget: counts the calls of a node that is hedged.
+        remembers: whether the handler starts tasks, which have to know its item.
+    """
+
+    async def invoke_at_once(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+        args, kwargs = actor.arguments(frame.values)
+        if frame.span is not None:
+            value = await traced(run, Attempt(worker, actor, frame, args, kwargs))
+            worker.attempt = 1
+            return value
+        task, seconds = worker.task, actor.policy.timeout_seconds
+        assert task is not None
+        undisturbed, began = task.cancelling(), perf_counter()
+        if seconds is not None:
+            worker.attempt_deadline = worker.group.loop.time() + seconds
+        if hedge_budget is not None:
+            hedge_budget.called()
+        if remembers:
+            worker.remember()
+        rest: Awaitable[Any]
+        try:
+            work: Any = actor.fn(*args, **kwargs)
+            if actor.completed < WATCHED and work.__class__ is CoroutineType:
+                work = watched(actor.watch, work)
+            # A result that is not a coroutine comes from a function that is only marked as an `async def`.
+            is_coroutine = work.__class__ is CoroutineType or work.__class__ is GeneratorType
+            rest = _resume(work, work.send(None)) if is_coroutine else work
+        except StopIteration as stop:
+            worker.attempt_deadline = None
+            count_execution(actor, began, frame)
+            return stop.value
+        except BaseException as error:  # noqa: BLE001 - the stack decides what becomes of it, as if it had made the step
+            rest = _failed(error)
+        attempt = Attempt(worker, actor, frame, args, kwargs)
+        attempt._undisturbed, attempt._began, attempt._rest = undisturbed, began, rest
+        value = await run(attempt)
+        worker.attempt = 1
+        return value
+
+    return invoke_at_once
+
+
+@coroutine
+def _resume(work: "CoroutineType[Any, Any, Any]", waits_for: Any) -> Generator[Any, Any, Any]:
+    """Await a coroutine whose first step was made, and which waits for an object since."""
+    while True:
+        try:
+            yield waits_for
+            break
+        except GeneratorExit:
+            work.close()
+            raise
+        except BaseException as error:  # noqa: BLE001 - handed on
+            try:
+                waits_for = work.throw(error)
+            except StopIteration as stop:
+                return stop.value
+    return (yield from cast("Generator[Any, Any, Any]", work))
+
+
+async def _failed(error: BaseException) -> NoReturn:
+    try:
+        raise error
+    finally:
+        del error  # breaks a cycle: the traceback of the error refers to this frame
+
+
+# Hedging: a second attempt begins beside one that takes long, and the first result of the two counts.
+
+
+class HedgeBudget:
+    """How many second attempts a node may still make, over all of its call sites in an Engine."""
+
+    __slots__ = ("_share", "_tokens")
+
+    def __init__(self, share: float) -> None:
+        self._share = share
+        self._tokens = 1.0
+
+    def called(self) -> None:
+        """Count a call, which adds its share."""
+        self._tokens = min(10.0, self._tokens + self._share)
+
+    def take(self) -> bool:
+        """Take what one second attempt needs; return whether there was enough."""
+        if self._tokens < 1:
+            return False
+        self._tokens -= 1
+        return True
+
+
+def hedged(after_seconds: float, budget: HedgeBudget) -> Around:
+    """Return a layer that runs an attempt, and perhaps another one beside it; the first result counts.
+
+    Args:
+        after_seconds: when the second attempt begins.
+        budget: bounds how many begin.
+    """
+
+    def around(run: Run) -> Run:
+        async def attempts(attempt: Attempt) -> Any:
+            elapsed_seconds = 0.0
+            if attempt._rest is not None:  # the first step was made, and the call counted, before the layers
+                elapsed_seconds = perf_counter() - attempt._began
+            elif attempt._member.position.attempt == 1:
+                budget.called()
+            return await _race(run, attempt, max(0.0, after_seconds - elapsed_seconds), budget)
+
+        return attempts
+
+    return around
+
+
+async def _race(run: Run, first: Attempt, after_seconds: float, budget: HedgeBudget) -> Any:
+    race = HedgedAttempt(run, first, budget)
+    timer = race.group.loop.call_later(after_seconds, race.begin_second)
+    try:
+        value = await run(first)
+    except asyncio.CancelledError:
+        if race.was_cancelled():
+            race.stop()
+            raise
+    except Exception as error:
+        timer.cancel()
+        if not race.has_lost:
+            if race.second is None:
+                raise
+            if isinstance(error, Interrupted):  # a question is not a failure
+                race.stop()
+                raise
+            await race.second.over()
+            if not race.second.has_result:
+                raise
+            race.won()
+        elif race.was_cancelled():
+            raise asyncio.CancelledError from None
+    except BaseException:  # a question, or what ends more than the item
+        race.stop()
+        raise
+    else:
+        if not race.has_lost:
+            race.stop()
+            return value
+        if race.was_cancelled():
+            raise asyncio.CancelledError
+    finally:
+        timer.cancel()
+        race.is_over = True
+    assert race.second is not None
+    return race.second.value
+
+
+class HedgedAttempt:
+    """Two attempts of one item.
+
+    Attributes:
+        second: the second attempt; None before it has begun.
+        has_lost: whether the second had its result while the first was running, which was cancelled then.
+        is_over: whether it is decided which result counts.
+    """
+
+    __slots__ = ("_budget", "_first", "_run", "group", "has_lost", "is_over", "second")
+
+    def __init__(self, run: Run, first: Attempt, budget: HedgeBudget) -> None:
+        self._run = run
+        self._first = first
+        self._budget = budget
+        self.group: WorkerGroup = first._member.group
+        self.second: SecondAttempt | None = None
+        self.has_lost = False
+        self.is_over = False
+
+    def begin_second(self) -> None:
+        """Begin the second attempt, if there is a place for it, and the budget allows it."""
+        first = self._first
+        actor, frame = first._actor, first._frame
+        if frame.state != "running" or actor.bound._is_stopped or actor.limiter.free <= 0:
+            return
+        if (self.group.handlers is not None and self.group.handlers.locked()) or not self._budget.take():
+            return
+        actor.counted().hedged += 1
+        if frame.span is not None:
+            spans.hedged(actor.name)
+        self.second = SecondAttempt(self, self._run, first)
+
+    def second_ended(self) -> None:
+        """Cancel the first attempt, if the second has a result and the first is still running."""
+        second, first = self.second, self._first
+        assert second is not None
+        if second.waiter is not None:
+            if not second.waiter.done():
+                second.waiter.set_result(None)
+        elif second.has_result and not self.is_over and first._frame.state == "running":
+            task = first._member.task
+            assert task is not None
+            self.has_lost = True
+            self.won()
+            task.cancel(LOST)
+
+    def was_cancelled(self) -> bool:
+        """Take back the cancellation of the first attempt; return whether its task was cancelled for another reason."""
+        task = self._first._member.task
+        assert task is not None
+        return not self.has_lost or task.uncancel() > self._first._undisturbed
+
+    def won(self) -> None:
+        """Count a result of the second attempt."""
+        first = self._first
+        first._actor.counted().hedges_won += 1
+        if first._frame.span is not None:
+            spans.hedge_won(first._actor.name)
+
+    def stop(self) -> None:
+        """Cancel the second attempt, whose result is not needed."""
+        if self.second is not None:
+            self.second.leave()
+
+
+class SecondAttempt:
+    """The second attempt, in a task of its own that is a member of the group of workers of its frame.
+
+    Attributes:
+        value: its result, once `has_result`.
+        has_result: whether it has ended with a result.
+        waiter: set once it has ended, after the first has failed; None before.
+    """
+
+    def __init__(self, race: HedgedAttempt, run: Run, first: Attempt) -> None:
+        actor, frame = first._actor, first._frame
+        self.group = race.group
+        self.position = Position()
+        self.position.frame, self.position.actor = frame, actor
+        self.cancels = 0
+        self.outside_call: OutsideCall | None = None
+        self.value: Any = None
+        self.has_result = False
+        self.waiter: asyncio.Future[None] | None = None
+        self._race: HedgedAttempt | None = race
+        self._actor = actor
+        self._frame = frame
+        self._attempt = first._member.position.attempt
+        actor.limiter.free -= 1
+        self.group.joined(self)
+        context = copy_context()  # that of the first attempt: the timer has it
+        context.run(source.set, self.position)
+        name = f"penstock-hedge {actor.name}"
+        self.task: asyncio.Task[None] | None = start_task(self.group.loop, self._work(run), name=name, context=context)
+        # A callback, because a task that is cancelled before its first step does not run a `finally` of its own.
+        self.task.add_done_callback(self._ended)
+
+    def is_in(self, frame: Frame, actor: "NodeActor") -> bool:
+        """Whether it runs the handler of `actor` for `frame`."""
+        return self.position.frame is frame and self.position.actor is actor
+
+    def cancel_if_in(self, frame: Frame) -> None:
+        """Cancel the attempt of a frame that has ended."""
+        if self.position.frame is frame and not self.cancels and self.task is not None:
+            self.cancels += 1
+            self.task.cancel(LOST)
+
+    def leave(self) -> None:
+        """Cancel the attempt, because the first has ended; a process goes on, and keeps its place."""
+        self.cancel_if_in(self._frame)
+
+    async def over(self) -> None:
+        """Wait until it has ended, because the first attempt has failed."""
+        if self.task is None or self.task.done():
+            return
+        self.waiter = self.group.loop.create_future()
+        try:
+            await self.waiter
+        except asyncio.CancelledError:
+            self.leave()
+            raise
+
+    async def _work(self, run: Run) -> None:
+        self.position.task = self.task
+        member: Member = self
+        try:
+            second = Attempt(member, self._actor, self._frame, *self._actor.arguments(self._frame.values))
+            self.position.attempt = self._attempt
+            async with self.group.handlers or nullcontext():
+                self.value = await run(second)
+            self.has_result = True
+        except asyncio.CancelledError:
+            pass  # by the engine, or with the loop: the first attempt decides what becomes of the item
+        except Exception:  # noqa: BLE001 - the first attempt decides
+            pass
+        except BaseException as error:  # noqa: BLE001 - as in a worker: it ends more than the item
+            self._frame.fail(error, self._actor, self._attempt)
+        finally:
+            self.position.attempt_deadline = None
+            leave_outside_call(member, self._actor)
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        frame, race = self._frame, self._race
+        self.position.frame = self.task = self._race = None
+        assert race is not None
+        race.second_ended()
+        self._actor.limiter.release()
+        if frame.state in ("failed", "cancelled"):
+            frame.leave()
+        self.group.left(self)

@@ -1,0 +1,565 @@
+"""Execution of steps: attempts of an item, what one call site has of its execution, and steps without a worker."""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from time import perf_counter
+from types import CoroutineType, TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
+
+from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, Overloaded
+from ..telemetry.counters import Figure
+from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution, outgoing
+from .chains import WATCHED, Link, watched
+from .current import Handling, ItemInfo
+from .frame import LEFT_OUT, NOTHING, Frame, Interruption, foreign_cancel
+from .own_loops import Mailbox, Request
+from .supervision import Child
+
+if TYPE_CHECKING:
+    from ..telemetry.counters import CacheStatistics
+    from .current import Position
+    from .node_actor import NodeActor
+    from .stream_buffer import Reader
+    from .worker import Member, Worker
+
+
+Outcome = Literal["done", "failed", "cancelled", "expired", "interrupted", "refused"]
+"""How a call, a stream or a node execution has ended; the value of an attribute of its span."""
+
+
+def outcome_of(state: str, error: BaseException | None) -> Outcome:
+    """Return the outcome of a call, from the state of its frame, or from the error that it ended with before."""
+    if isinstance(error, DeadlineExceeded):
+        return "expired"
+    if isinstance(error, Overloaded):
+        return "refused"
+    if isinstance(error, Interrupted | Interruption):
+        return "interrupted"
+    if state == "done" and error is None:
+        return "done"
+    return "cancelled" if state == "cancelled" or isinstance(error, asyncio.CancelledError) else "failed"
+
+
+class TracedExecution(NodeSpan):
+    """The span of a node execution of a sampled frame, which ends with its outcome.
+
+    Args:
+        parent: the span of the frame.
+        frame: the frame.
+        actor: the actor.
+
+    Attributes:
+        was_cancelled: whether the execution was cancelled although it raised no error.
+    """
+
+    __slots__ = ("_actor", "_frame", "_parent", "was_cancelled")
+
+    def __init__(self, parent: FrameSpan, frame: Frame, actor: "NodeActor") -> None:
+        self._parent = parent
+        self._frame = frame
+        self._actor = actor
+        self.was_cancelled = False
+        alike = actor.counts.span_attributes
+        if alike is None:
+            function = actor.bound._links[0].fn if actor.bound._links else actor.fn
+            alike = actor.counted().span_attributes = of_every_execution(actor.name, function, actor.policy.model)
+        NodeSpan.__init__(self, parent, actor.name, alike, frame.item, actor.index)
+
+    def __enter__(self) -> "TracedExecution":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None and not self.was_cancelled:
+            tell_consumers(self._parent, self._actor)
+            self.end("done")
+        elif isinstance(error, Interrupted | Interruption):
+            self.end("interrupted")
+        elif isinstance(error, Exception):
+            self.end("failed", error)
+        elif self._frame.expired:
+            self.end("expired", DeadlineExceeded("its call did not finish in time"))
+        elif error is None or isinstance(error, asyncio.CancelledError):
+            self.end("cancelled")
+        else:  # KeyboardInterrupt and the like
+            self.end("failed", error)
+
+
+def tell_consumers(parent: FrameSpan, actor: "NodeActor") -> None:
+    """Note the time at which the readers of a value get it; their spans say how long they waited since."""
+    parent.completed([consumer.index for consumer in actor.consumers])
+
+
+class Requeued(BaseException):
+    """Ends an execution before its handler has begun: the frame is in the inbox of the actor again."""
+
+
+# How a worker runs the handler. The first two are the hot path, of plain functions and of `async def` without a policy:
+# `invoke` runs so many executions, and looks at each; then the worker calls the handler itself. All other actors are
+# GENERAL: `invoke` runs every execution.
+INLINE: Final = 1
+ASYNC: Final = WATCHED
+GENERAL: Final = 1 << 62
+
+
+async def invoke_plain(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+    """Run an `async def` node without a policy, as the worker itself would, in a span or timed for a profile."""
+    args, kwargs = actor.arguments(frame.values)
+    parent, task, sampler = frame.span, worker.task, actor.sampler
+    assert task is not None
+    undisturbed = task.cancelling()
+    began = 0.0 if sampler is None else perf_counter()
+    try:
+        work = actor.fn(*args, **kwargs)
+        if actor.completed < WATCHED:
+            work = watched(actor.watch, work) if work.__class__ is CoroutineType else work
+        if parent is None:
+            return await work
+        with TracedExecution(parent, frame, actor) as execution:
+            try:
+                value = await work
+            except asyncio.CancelledError as error:
+                if task.cancelling() > undisturbed:
+                    raise
+                raise foreign_cancel(error) from error
+            if execution.calls_model:
+                execution.returned(value)
+            return value
+    finally:
+        if sampler is not None:
+            sampler.add(began, perf_counter(), frame, worker.group.loop)
+
+
+LEFT_OUT.add(invoke_plain.__code__)
+
+
+# Why the task of an attempt is cancelled whose result is not needed: work that cannot be interrupted may go on.
+LOST: Final = "penstock: the other attempt has a result"
+
+
+class Attempt:
+    """An item in one step: what runs the step is given it for each attempt.
+
+    Attributes:
+        args: the positional arguments of the node.
+        kwargs: the keyword arguments of the node.
+    """
+
+    __slots__ = (
+        "_actor", "_began", "_frame", "_given", "_member", "_readers", "_rest", "_timer", "_undisturbed", "args",
+        "kwargs",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        member: "Member",
+        actor: "NodeActor",
+        frame: Frame,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        readers: "Iterable[Reader[Any]]" = (),
+    ) -> None:
+        task = member.task
+        assert task is not None
+        self.args = args
+        self.kwargs = kwargs
+        self._member = member  # the worker, or the task of a generator or of a second attempt
+        self._actor = actor  # the call site
+        self._frame = frame
+        self._undisturbed = task.cancelling()  # before the first attempt
+        self._began = self._given = perf_counter()  # the first attempt; and when this one was given to its execution
+        self._rest: Awaitable[Any] | None = None  # of a first attempt that has made its first step already
+        self._readers = readers  # of the streams that the step reads
+        self._timer: asyncio.Timeout | None = None  # of an attempt that counts from `begun`
+        member.position.attempt = 1
+
+    @property
+    def info(self) -> ItemInfo:
+        """The item, the node and the attempt, as `penstock.current()` returns them; it pickles."""
+        return Handling(self._member.position, self._frame, self._actor).info()
+
+    @property
+    def deadline(self) -> float | None:
+        """When the call or the attempt has to have ended, in the time of the event loop; None without a deadline."""
+        found = [at for at in (self._frame.deadline, self._member.position.attempt_deadline) if at is not None]
+        return min(found, default=None)
+
+    @property
+    def is_cancelled(self) -> bool:
+        """Whether the item has ended, so that nobody waits for its result; the task of the attempt is cancelled."""
+        return self._frame.cancelled
+
+    def trace_context(self) -> dict[str, str]:
+        """Return the headers by which spans somewhere else become a part of the trace; none if it is not sampled."""
+        return {} if self._frame.span is None else outgoing()
+
+    def begun(self, waited_seconds: float | None = None) -> None:
+        """Note that the work has begun now: its timeout and its busy seconds count from here.
+
+        Args:
+            waited_seconds: how long the item has waited for that, earlier attempts included; None for the time since
+                `Bound.run` was given the attempt.
+        """
+        if waited_seconds is None:
+            waited_seconds = self._member.position.waited_seconds + perf_counter() - self._given
+        position, timer, seconds = self._member.position, self._timer, self._actor.policy.timeout_seconds
+        position.waited_seconds = waited_seconds
+        if timer is not None and seconds is not None:
+            position.attempt_deadline = self._member.group.loop.time() + seconds
+            timer.reschedule(position.attempt_deadline)
+
+    def keeps_place_until(self, done: "OutsideCall | asyncio.Future[Any]") -> None:
+        """Have the node keep the place of this item until work outside of the loop has ended.
+
+        Args:
+            done: a future that is done then, also if the attempt has ended before.
+        """
+        self._member.outside_call = OutsideFuture(done) if isinstance(done, asyncio.Future) else done
+
+
+# Runs one layer of the policy of a step, and those inside of it.
+Run = Callable[[Attempt], Awaitable[Any]]
+# Puts a further layer around one attempt.
+Around = Callable[[Run], Run]
+
+
+class Bound:
+    """What one call site of a node has of its execution, in one scope; a class for each way in which steps run."""
+
+    __slots__ = ("_emits", "_instance", "_links", "_spans_others")
+
+    begins_later: bool = False
+    """Whether `run` tells by `Attempt.begun` when the work begins: a timeout counts from then."""
+
+    _can_emit: ClassVar = False  # whether a handler can wait until an event that it emits is read
+
+    def __init__(self, instance: Child | None = None) -> None:
+        self._instance = instance  # of a stateful node: the child of the supervisor of the scope
+        self._links: tuple[Link, ...] = ()  # the plain functions of a chain
+        self._emits = False  # whether its handler may call `penstock.emit`
+        self._spans_others = False  # whether it gives or reads a stream: its time includes that of other nodes
+
+    def run(self, attempt: Attempt) -> Awaitable[Any]:
+        """Run one attempt, and return its result. The task is cancelled when the attempt has to end."""
+        raise NotImplementedError
+
+    def open(self, attempt: Attempt) -> AsyncIterator[Any]:
+        """Open the stream of a node that gives one: return its values; its iterator is closed by `aclose`."""
+        raise NotImplementedError
+
+    def _begin(
+        self, actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "DetachedStep | None":
+        """Begin one execution without a worker; it settles the step in a later turn of the loop, when it has ended.
+
+        Returns:
+            The step; None if it needs a worker, because something has to be awaited first.
+        """
+        return None
+
+    def figures(self) -> Sequence[Figure]:
+        """Return figures of its own, which statistics, metrics and `top` show; several call sites are added up."""
+        return ()
+
+    def held_bytes(self) -> int:
+        """Return how many bytes of items and results it holds, which `engine.memory` adds up."""
+        return 0
+
+    @property
+    def _inbox(self) -> Mailbox[Any] | None:
+        """The inbox of the loop that the node owns; None if it owns none."""
+        return None
+
+    @property
+    def _is_stopped(self) -> bool:
+        """Whether its instance, or its loop, has ended and is not restarted, so that further attempts would fail."""
+        return self._instance is not None and self._instance.is_stopped
+
+    def _cache_statistics(self) -> "CacheStatistics | None":
+        """Return a snapshot of the counters of its cache; None if it keeps no results."""
+        return None
+
+
+class OutsideCall(Protocol):
+    """Work outside of the event loop, which may go on after its attempt has ended, since it cannot be cancelled."""
+
+    def abandon(self) -> bool:
+        """Note that its attempt has ended; return whether the work still runs."""
+        ...
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the work has ended."""
+        ...
+
+
+class OutsideFuture:
+    """Work outside of the loop that a future stands for."""
+
+    __slots__ = ("_done",)
+
+    def __init__(self, done: "asyncio.Future[Any]") -> None:
+        self._done = done
+
+    def abandon(self) -> bool:
+        """Return whether the work still goes on."""
+        return not self._done.done()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the work has ended."""
+        self._done.add_done_callback(lambda _: callback())
+
+
+class ThreadCall:
+    """A job in a thread, which goes on if its attempt ends before it.
+
+    Attributes:
+        handling: what the job finds in its context; None before it was submitted.
+        began: when the job has begun, by `perf_counter`; 0 before.
+    """
+
+    __slots__ = ("_then", "abandoned", "began", "handling", "returned", "submitted")
+
+    def __init__(self) -> None:
+        self.handling: Handling | None = None
+        self.submitted = False
+        self.abandoned = False
+        self.began = 0.0
+        self.returned = False
+        self._then: list[Callable[[], None]] = []
+
+    def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run the job, in the thread; skip it if it was abandoned before."""
+        self.began = perf_counter()
+        return None if self.abandoned else fn(*args, **kwargs)
+
+    def abandon(self) -> bool:
+        """Note that the attempt has ended; return whether the job still holds a thread."""
+        # This writes `abandoned` and then reads `began`; `run` writes `began` and then reads `abandoned`. So at
+        # least one of the two threads sees what the other has written.
+        self.abandoned = True
+        if not self.submitted and not self.returned:
+            self.on_returned()
+        return self.began > 0 and not self.returned
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the job was given to the threads, and none has begun it."""
+        return self.submitted and not self.began
+
+    def on_returned(self) -> None:
+        """Note that the thread is free again, and call the callbacks."""
+        self.returned = True
+        for callback in self._then:
+            callback()
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the thread is free again."""
+        self._then.append(callback)
+
+
+async def take_thread(worker: "Member") -> None:
+    """Wait until the run, stream or deployment of a worker may keep one more thread busy, for `call_in_thread`."""
+    call = ThreadCall()
+    share = worker.group.threads
+    if share is not None:
+        await share.take()
+        call.then(share.give_back)
+    worker.outside_call = call
+
+
+def count_execution(actor: "NodeActor", began: float, frame: Frame, position: "Position | None" = None) -> None:
+    """Count an execution that ends now, also in a profile if one is taken; without what it has waited."""
+    ended = perf_counter()
+    if position is not None and position.waited_seconds:
+        began += position.waited_seconds
+        position.waited_seconds = 0.0
+    actor.busy_seconds += ended - began
+    if actor.sampler is not None:
+        actor.sampler.add(began, ended, frame, frame.group.loop)
+
+
+async def outside_call_ended(worker: "Member") -> None:
+    """Wait until the last call of a worker in a thread has ended, which goes on after its attempt."""
+    call = worker.outside_call
+    if call is not None and call.abandon():
+        waiter = worker.group.loop.create_future()
+        call.then(lambda: None if waiter.done() else waiter.set_result(None))
+        await waiter
+
+
+def leave_outside_call(worker: "Member", actor: "NodeActor") -> None:
+    """Abandon a thread, or a process, that still runs; see `abandon`."""
+    call, worker.outside_call = worker.outside_call, None
+    if call is not None:
+        abandon(call, actor)
+
+
+def abandon(call: OutsideCall, actor: "NodeActor") -> None:
+    """Stop waiting for a call; if it still runs, it keeps a place of the node until it has ended."""
+    if call.abandon():
+        actor.limiter.take_over_limit()
+        actor.counted().abandoned += 1
+        call.then(actor.thread_returned)
+
+
+# DetachedStep: the first step of a call, if it runs outside of the loop, such as on a device; it needs no worker.
+#
+# A worker would only hand the step over and wait for the result, and making its task costs more than all other work of
+# such a call on the loop. Instead, when the result arrives, it carries the frame on: to its end, or to a worker for the
+# steps that follow.
+
+
+def begin_detached(actor: "NodeActor", frame: Frame) -> "DetachedStep | None":
+    """Begin the first step of a frame, for which a place was taken; return None if it needs a worker."""
+    values, begin = frame.values, actor.begin
+    assert begin is not None
+    try:
+        # `NodeActor.arguments` written out
+        args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
+        return begin(actor, frame, args, {} if actor.kwargs_of is None else actor.kwargs_of(values))
+    except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
+        step = DetachedRequest(actor, frame)
+        step.fail_soon(error)
+        return step
+
+
+STEP_SLOTS: Final = ("_actor", "_began", "_frame", "_is_left", "_is_over")
+_NO_SLOTS: Final[tuple[str, ...]] = ()  # of a class that may be the second base of another one
+
+
+class DetachedStep:
+    """The first step of a frame that has a group to itself, while it runs outside of the loop.
+
+    It has the methods by which the result of a future is set. What runs the step is a subclass, with `STEP_SLOTS`: so
+    step and call are one object.
+
+    Attributes:
+        returned: whether the execution has ended.
+    """
+
+    __slots__ = _NO_SLOTS
+
+    returned: bool
+    _actor: "NodeActor"
+    _began: float
+    _frame: Frame | None
+    _is_left: bool
+    _is_over: bool
+
+    def step_begins(self, actor: "NodeActor", frame: Frame) -> None:
+        """Set the attributes of a step; to be called once, before anything else."""
+        self._actor = actor
+        self._frame = frame
+        self._began = perf_counter()
+        self._is_over = self._is_left = False
+
+    def withdraw(self) -> None:
+        """Skip the execution if it has not begun, because its caller has left."""
+        raise NotImplementedError
+
+    def abandon(self) -> bool:
+        """Note that its caller has left; return whether the execution still runs. As of an `OutsideCall`."""
+        raise NotImplementedError
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the execution has ended. As of an `OutsideCall`."""
+        raise NotImplementedError
+
+    def leave(self) -> None:
+        """Give the step up, because its frame has ended."""
+        self._is_over = self._is_left = True
+        self.withdraw()
+        self._over()
+        self._actor.limiter.release()
+
+    def cancel(self) -> bool:
+        """Fail the frame, because the step will not run; return False if the step has ended already."""
+        if self._is_over:
+            return False
+        self.set_exception(NodeCancelledError(f"the device of node {self._actor.name!r} has given up its call"))
+        return True
+
+    def set_result(self, value: Any) -> None:
+        """Carry the frame on, unless it has ended: to its end, or to a worker for the steps that follow."""
+        if self._is_over:
+            return
+        actor = self._actor
+        frame = self._over()
+        actor.completed += 1
+        if actor.ends_line:
+            # `Limiter.release` and `Frame.end_with` written out, as all calls of a batch end in one turn of the loop.
+            limiter = actor.limiter
+            if limiter.waiting:
+                limiter.release()
+            else:
+                limiter.free += 1
+            frame.result = value
+            frame.state = "done"
+            frame.values = NOTHING
+            if frame.timer is not None:
+                frame.timer.cancel()
+            frame.listener.frame_done(frame)
+            return
+        frame.values[actor.out] = value
+        for slot in actor.reads:
+            frame.release(slot)
+        # The worker gives the place back when it has found room for the frame: until then, the node stands still.
+        if actor.successor is not None:
+            frame.group.start_worker(frame, (actor.successor,), actor)
+        elif actor.consumers:
+            # The frame began with this step alone, so at least one of the next steps has all of its inputs now.
+            complete = tuple([consumer for consumer in actor.consumers if frame.input_came(consumer)])
+            frame.group.start_worker(frame, complete, actor)
+        else:
+            actor.limiter.release()
+            frame.remove_pending()
+
+    def fail_soon(self, error: BaseException) -> None:
+        """Fail the frame in a later turn of the loop, unless it has ended by then."""
+        assert self._frame is not None
+        # Later: if calls failed at once, a caller that makes many would keep the loop from other tasks.
+        self._frame.group.loop.call_soon(self.set_exception, error)
+
+    def set_exception(self, error: BaseException) -> None:
+        """Fail the frame, unless it has ended."""
+        if not self._is_over:
+            actor, frame = self._actor, self._over()
+            actor.failed += 1
+            frame.fail(foreign_cancel(error) if isinstance(error, asyncio.CancelledError) else error, actor)
+            actor.limiter.release()
+
+    def _over(self) -> Frame:
+        actor, frame = self._actor, self._frame
+        assert frame is not None
+        self._is_over = True
+        self._frame = None  # what runs the step may still hold it, and must not keep the frame alive
+        frame.group.detached = None
+        if not self.returned:
+            abandon(self, actor)
+        ended = perf_counter()
+        actor.busy_seconds += ended - self._began  # as in `count_execution`
+        if actor.sampler is not None:
+            actor.sampler.add(self._began, ended, frame, frame.group.loop)
+        return frame
+
+
+class DetachedRequest(DetachedStep):
+    """A step in an actor that owns its loop; or one that could not begin."""
+
+    __slots__ = (*STEP_SLOTS, "request")
+
+    returned = True  # the actor runs on the loop
+
+    def __init__(self, actor: "NodeActor", frame: Frame) -> None:
+        self.step_begins(actor, frame)
+        self.request: Request[Any, Any] | None = None
+
+    def withdraw(self) -> None:
+        """Cancel the request."""
+        if self.request is not None:
+            self.request.cancel()
+
+    def _over(self) -> Frame:
+        self.request = None  # it refers to this step
+        return super()._over()

@@ -1,0 +1,242 @@
+"""Executions: where the handler of a node runs: on the loop, in a thread, a worker process, or a loop of its own."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextvars import copy_context
+from time import perf_counter
+from types import CoroutineType
+from typing import TYPE_CHECKING, Any
+
+from .chains import WATCHED, run_linkwise, watched
+from .execution import LOST, Attempt, Bound, DetachedRequest, DetachedStep, ThreadCall, take_thread
+from .frame import Frame
+from .loop_host import LoopHost
+from .own_loops import Mailbox, Request
+from .supervision import Child
+from .tasks import start_task, until
+from .threads import ThreadPool, ThreadSlots
+
+if TYPE_CHECKING:
+    from .node_actor import NodeActor
+    from .process_messages import WorkerInstance
+    from .processes import ProcessPool
+    from .worker import Member
+
+
+class Inline(Bound):
+    """Calls a plain `def` on the event loop, or a chain of them, whose further links get spans of their own."""
+
+    __slots__ = ()
+
+    async def run(self, attempt: Attempt) -> Any:
+        """Call the functions."""
+        actor = attempt._actor
+        began = perf_counter()
+        value = run_linkwise(self._links, actor, attempt._frame, attempt.args, attempt.kwargs)
+        actor.watch(perf_counter() - began)
+        return value
+
+
+class OnLoop(Bound):
+    """Awaits an `async def` in the task of the worker."""
+
+    __slots__ = ()
+
+    _can_emit = True
+
+    def run(self, attempt: Attempt) -> Awaitable[Any]:
+        """Return the coroutine."""
+        actor = attempt._actor
+        work: Any = actor.fn(*attempt.args, **attempt.kwargs)
+        if actor.completed < WATCHED and work.__class__ is CoroutineType:
+            work = watched(actor.watch, work)
+        result: Awaitable[Any] = work
+        return result
+
+
+class StartsTasks(OnLoop):
+    """Awaits an `async def` that starts tasks, which have to know its item."""
+
+    __slots__ = ()
+
+    def run(self, attempt: Attempt) -> Awaitable[Any]:
+        """Return the coroutine."""
+        attempt._member.position.remember()
+        return super().run(attempt)
+
+
+class InThread(Bound):
+    """Calls a plain `def` in a thread, in a copy of the caller's context.
+
+    Args:
+        pool_of: returns the threads.
+        ahead: how many items may be given to the threads besides those that run, if the function is short.
+        instance: as for `Bound`.
+    """
+
+    __slots__ = ("_ahead", "_pool_of")
+
+    begins_later = True  # the scope may have to wait for a thread
+    _can_emit = True
+
+    def __init__(self, pool_of: Callable[[], ThreadPool], ahead: int, instance: Child | None) -> None:
+        super().__init__(instance)
+        self._pool_of = pool_of
+        self._ahead = ahead
+
+    async def run(self, attempt: Attempt) -> Any:
+        """Wait until the scope may keep one more thread busy, and call the function in a thread."""
+        actor, member = attempt._actor, attempt._member
+        if member.group.threads is None:
+            member.outside_call = ThreadCall()
+            if attempt._timer is not None:
+                attempt.begun(member.position.waited_seconds)
+        else:
+            asked = perf_counter()
+            await take_thread(member)
+            attempt.begun(member.position.waited_seconds + perf_counter() - asked)
+        pool, sampler, limiter = self._pool_of(), actor.sampler, actor.limiter
+        slots, given = limiter.slots, perf_counter()
+        is_ahead = slots is not None and not slots.free
+        if is_ahead:
+            actor.begins_to_wait(attempt._frame)
+        try:
+            if sampler is None:
+                value = await call_in_thread(pool, member, actor.fn, attempt.args, attempt.kwargs, slots)
+            else:
+                call = sampler.in_thread(actor.fn, is_free=pool.has_free_thread and not is_ahead)
+                try:
+                    value = await call_in_thread(pool, member, call, attempt.args, attempt.kwargs, slots)
+                finally:
+                    call.came_back()
+        finally:
+            if slots is not None:
+                limiter.look_ahead(self._ahead if slots.is_short else 0)
+            if isinstance(member.outside_call, ThreadCall):  # a wait for a thread is no work of the node
+                member.position.waited_seconds += max(0.0, member.outside_call.began - given)
+        actor.refuse_coroutine(value, actor.name)
+        return value
+
+
+def call_in_thread(
+    pool: ThreadPool,
+    worker: "Member",
+    fn: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    slots: ThreadSlots | None = None,
+) -> "asyncio.Future[Any]":
+    """Run a blocking function in a thread, in a copy of the caller's context; `take_thread` must have been awaited."""
+    context = copy_context()
+    call = worker.outside_call
+    assert isinstance(call, ThreadCall)
+    # The thread knows this item also when the worker has gone on to the next.
+    call.handling = context.run(worker.position.remember)
+    result = pool.submit_to(slots, context, call.on_returned, call.run, (fn, args, kwargs), {})
+    call.submitted = True
+    return result
+
+
+class InProcess(Bound):
+    """Calls a plain `def`, or an instance of a class, in a worker process.
+
+    Args:
+        pool_of: returns the worker processes.
+        target: the function or class, as "module:qualname".
+        in_workers: the instance that each worker process makes of a class; None for a function.
+        is_hedged: whether a second attempt may begin beside one that is slow, also to begin.
+    """
+
+    __slots__ = ("_in_workers", "_is_hedged", "_pool_of", "_target")
+
+    def __init__(
+        self,
+        pool_of: "Callable[[], ProcessPool]",
+        target: str,
+        in_workers: "WorkerInstance | None",
+        *,
+        is_hedged: bool,
+    ) -> None:
+        super().__init__()
+        self._is_hedged = is_hedged
+        self._pool_of = pool_of
+        self._target = target
+        self._in_workers = in_workers
+
+    @property
+    def begins_later(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
+        """Whether it waits for a process first, without another attempt beside it."""
+        return not self._is_hedged
+
+    async def run(self, attempt: Attempt) -> Any:
+        """Have a worker process make the call."""
+        actor, frame, member = attempt._actor, attempt._frame, attempt._member
+        position, given = member.position, perf_counter()
+        before = position.waited_seconds  # that of earlier attempts
+
+        def begun() -> None:
+            attempt.begun(before + perf_counter() - given)
+
+        def took(seconds: float) -> None:
+            position.waited_seconds = before + max(0.0, perf_counter() - given - seconds)
+
+        item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": position.attempt}
+        work = self._pool_of().run(
+            self._target, attempt.args, attempt.kwargs, item, self._in_workers,
+            priority=frame.priority, begun=None if self._is_hedged or attempt._timer is None else begun, took=took,
+        )  # fmt: skip
+        if not self._is_hedged:
+            return await work
+        call = start_task(member.group.loop, work)
+        attempt.keeps_place_until(call)
+        try:
+            return await asyncio.shield(call)
+        except asyncio.CancelledError as error:
+            if error.args != (LOST,) and not call.done():  # otherwise the job goes on, as a cancel ends its process
+                call.cancel()
+                await until(call.done, lambda: asyncio.wait([call]))
+            raise
+
+
+class InOwnLoop(Bound):
+    """Puts items into the inbox of an actor that owns its loop.
+
+    Args:
+        host: runs the loop.
+        instance: as for `Bound`.
+    """
+
+    __slots__ = ("_host",)
+
+    def __init__(self, host: LoopHost, instance: Child) -> None:
+        super().__init__(instance)
+        self._host = host
+
+    @property
+    def _inbox(self) -> Mailbox[Any]:
+        """The inbox of the loop."""
+        return self._host.inbox
+
+    async def run(self, attempt: Attempt) -> Any:
+        """Give the actor an item, and return its result."""
+        frame = attempt._frame
+        return await self._host.run(attempt.args[0], frame.priority, attempt.deadline, frame.key)
+
+    def _begin(
+        self, actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> DetachedStep | None:
+        """Give the actor an item without a worker; return None if the inbox is full, for which a worker has to wait.
+
+        If its loop has ended, the step fails with `ActorStopped`.
+        """
+        step = DetachedRequest(actor, frame)
+        outcome: Any = step  # it has the methods that settle a future
+        request: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
+        try:
+            if not self._host.submit_nowait(request):
+                return None
+        except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
+            step.fail_soon(error)
+        else:
+            step.request = request
+        return step

@@ -1,0 +1,300 @@
+"""One worker process: started, spoken with over its sockets, and ended."""
+
+import asyncio
+import multiprocessing
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from multiprocessing import process, resource_tracker
+from queue import SimpleQueue
+from typing import Any, cast
+
+from ..telemetry import spans
+from . import process_messages
+from ._process_worker import FOR_ENGINE, READY, serve
+from .process_messages import IN_CONNECTION, KILLS_WORKER, PACKET_HEAD, TELLS_BEGIN
+from .threads import (
+    WORKER_NAME,
+)
+
+# How often a thread that waits for a reply looks whether the process still exists. A closed socket tells it at once,
+# but a child that the process has forked may hold the socket open.
+ALIVE_CHECK_SECONDS = 1.0
+# Sockets that keep packets whole, and tell the reader when the other end was closed. The systems of Apple have none for
+# Unix sockets; there, a read from datagrams fails once the other end was closed.
+_PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
+NO_ITEM: Mapping[str, object] = {}
+NO_REQUEST = process_messages.CallRequest("", (), {})
+
+_spawn = multiprocessing.get_context("spawn")
+# Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads. It
+# is held while this process is forked, too: in the midst of a start, the child would inherit a lock of multiprocessing
+# that none of its threads gives back. Reentrant, because a signal handler may fork.
+_children_lock = threading.RLock()
+_sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
+
+
+@dataclass(slots=True, eq=False)
+class WorkerCall:
+    """A call that a worker process is to make, and what hears of its outcome."""
+
+    request: process_messages.CallRequest
+    priority: int
+    future: "asyncio.Future[Any]"
+    begun: Callable[[], None] | None = None
+    took: Callable[[float], None] | None = None
+    kills_worker: bool = False  # an injected fault
+    number: int = 0  # its own in the pool, and its place among the calls of its priority
+    is_errand: bool = False  # for its worker alone, from the pool itself
+    message: "process_messages.Message | None" = None  # once it is pickled
+    worker: "WorkerProcess | None" = None  # that it was sent to
+    expected_seconds: float = 0.0
+    is_large: bool = False  # too large for a packet
+    is_cancelled: bool = False
+
+    def __lt__(self, other: "WorkerCall") -> bool:
+        return (-self.priority, self.number) < (-other.priority, other.number)
+
+
+class WorkerProcess:
+    """A spawned process, its queue, and the parent's end of its connection.
+
+    Calls go into the queue, a pair of connected sockets for packets of which this process keeps both ends: what the
+    worker has not taken out, this process can. The kernel gives each packet to one of the two, so a call that was
+    taken back has not begun, and will not. One thread, that of the worker, waits for what comes through the connection.
+
+    Attributes:
+        pid: the number of the process.
+        connection: the socket for its answers, and for calls that are too large for a packet.
+        killed: whether this process has killed it.
+        instances: the numbers of the instances that it may have made.
+        calls: the calls that were sent and have no answer yet, in order; the worker runs one after the other.
+        errands: calls that only this worker can run, and that were not sent yet.
+        expected_seconds: how long its calls will take, from the first one on.
+        since: when the first of these was sent, or the one before it was answered.
+        is_ready: whether it has started.
+        is_resting: whether its thread waits for the doorbell, because the worker has no calls.
+        is_woken: whether its thread was woken otherwise, and has not noticed yet.
+        doorbell: has an entry once the thread shall not rest any longer. A queue, because ringing it does not give up
+            the GIL, which the event loop needs until it waits itself.
+        replies: reads the answers.
+    """
+
+    def __init__(self) -> None:
+        self.killed = False
+        self.instances: set[int] = set()
+        self.calls: deque[WorkerCall] = deque()
+        self.errands: deque[WorkerCall] = deque()
+        self.expected_seconds = self.since = 0.0
+        self.is_ready = self.is_resting = self.is_woken = False
+        self.doorbell: SimpleQueue[None] = SimpleQueue()
+        self.connection, child_end = socket.socketpair()
+        self._queue, self._worker_queue = socket.socketpair(socket.AF_UNIX, _PACKETS)
+        _sockets.update((self.connection, child_end, self._queue, self._worker_queue))
+        try:
+            with child_end, _children_lock:
+                self._start(child_end)
+        except BaseException:
+            self.hang_up()
+            raise
+        assert self._process.pid is not None
+        self.pid = self._process.pid
+        self.replies = process_messages.MessageReader(self.connection)
+        self._events = select.poll()
+        self._events.register(self.connection, select.POLLIN)
+        self._events.register(self._queue, select.POLLIN)
+
+    def _start(self, child_end: socket.socket) -> None:
+        # Now, because the first start of a process would start the tracker, and so unblock them again.
+        resource_tracker.ensure_running()
+        # They are blocked until the worker ignores them, so that a Ctrl-C while it starts does not print a traceback.
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ENGINE)
+        try:
+            with _as_no_daemon():
+                arguments = child_end, self._worker_queue, spans.set_up_of_workers()
+                self._process = _spawn.Process(target=serve, args=arguments, name=WORKER_NAME)
+                self._process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
+
+    def wait_ready(self) -> bool:
+        """Block until the worker can take calls; return False if it has died."""
+        with suppress(EOFError, OSError):
+            while not self.has_reply(ALIVE_CHECK_SECONDS):
+                pass
+            self.is_ready = self.connection.recv(len(READY)) == READY
+        return self.is_ready
+
+    def has_reply(self, seconds: float) -> bool:
+        """Block until there is a reply, this thread is woken or the time is over; raises EOFError if it has died."""
+        events = self._events.poll(seconds * 1000)
+        if not events and seconds == ALIVE_CHECK_SECONDS and not self.alive():
+            raise EOFError("the process is gone")
+        connection = self.connection.fileno()
+        for descriptor, _ in events:
+            if descriptor == connection:
+                return True
+            self._queue.recv(1, socket.MSG_DONTWAIT)
+            self.is_woken = False
+        return False
+
+    def wake(self) -> None:
+        """Have the thread of the worker look after it; with the lock of the pool held."""
+        if self.is_resting:
+            self.is_resting = False
+            self.doorbell.put(None)
+        elif not self.is_woken:
+            self.is_woken = True
+            try:
+                self._worker_queue.send(b"w", socket.MSG_DONTWAIT)
+            except OSError:  # it has ended: its thread is awake
+                pass
+
+    def put(self, call: WorkerCall) -> bool:
+        """Put a call into the queue; return False if there is no room. With the lock of the pool held."""
+        message = call.message
+        assert message is not None
+        head = self._head(call)
+        try:
+            self._queue.sendmsg([head] if call.is_large else [head, *message], (), socket.MSG_DONTWAIT)
+        except OSError:  # it is full, or the process has ended, which its thread will notice
+            return False
+        if not self.calls:
+            self.since = time.monotonic()
+            self.expected_seconds = 0.0
+        self.calls.append(call)
+        self.expected_seconds += call.expected_seconds
+        call.worker = self
+        if call.request.instance is not None:
+            self.instances.add(call.request.instance.key)
+        return True
+
+    def take_back(self) -> list[WorkerCall]:
+        """Take the calls back that the worker has not begun, in their order; with the lock of the pool held."""
+        numbers: set[int] = set()
+        with suppress(OSError):  # until it is empty
+            while packet := self._worker_queue.recv(PACKET_HEAD.size, socket.MSG_DONTWAIT):
+                numbers.add(PACKET_HEAD.unpack(packet)[1])
+        taken = [call for call in self.calls if call.number in numbers]
+        if taken and taken[0].is_large:  # its bytes are on their way through the connection: it counts as begun
+            self._queue.sendmsg([self._head(taken.pop(0))], (), socket.MSG_DONTWAIT)
+        for call in taken:
+            self.calls.remove(call)
+            call.worker = None
+            self.expected_seconds -= call.expected_seconds
+        self.errands.extendleft(call for call in reversed(taken) if call.is_errand)
+        return [call for call in taken if not call.is_errand]
+
+    @staticmethod
+    def _head(call: WorkerCall) -> bytes:
+        tells_begin = call.begun is not None
+        flags = call.is_large * IN_CONNECTION + tells_begin * TELLS_BEGIN + call.kills_worker * KILLS_WORKER
+        return PACKET_HEAD.pack(flags, call.number)
+
+    def answered(self) -> WorkerCall:
+        """Remove the call that was answered; with the lock of the pool held."""
+        call = self.calls.popleft()
+        self.expected_seconds -= call.expected_seconds
+        self.since = time.monotonic()
+        return call
+
+    def alive(self) -> bool:
+        """Whether the process has not ended."""
+        return self._process.exitcode is None
+
+    def kill(self) -> None:
+        """Kill the process, and wake its thread; with the lock of the pool held."""
+        self.killed = True
+        self.wake()
+        self._process.kill()
+        with suppress(OSError):  # the process may have ended already, which closes its end of the socket
+            self.connection.shutdown(socket.SHUT_RDWR)
+
+    def hang_up(self) -> None:
+        """Close the sockets; with the lock of the pool held, since others read from the queue."""
+        for one in (self.connection, self._queue, self._worker_queue):
+            one.close()
+
+    def reap(self, grace_seconds: float) -> str:
+        """Wait for the end of the process, and kill it after `grace_seconds`; return a text that says how it ended."""
+        self._process.join(grace_seconds)
+        if self.alive():
+            self._process.kill()
+        exit_code = None
+        # In a loop: if another thread polls this process at the same moment, only one of the two gets the exit code.
+        for _ in range(100):
+            if (exit_code := self._process.exitcode) is not None:
+                with _children_lock:
+                    self._process.close()
+                break
+            self._process.join(0.01)
+        return describe_exit(exit_code)
+
+
+@contextmanager
+def _as_no_daemon() -> Generator[None]:
+    """Allow a process that is a daemon of multiprocessing, as the workers of some servers are, to start processes.
+
+    multiprocessing forbids that, because a daemon could leave its children behind. Our workers end with their parent.
+    """
+    configuration = cast("dict[str, Any]", getattr(process.current_process(), "_config"))  # noqa: B009 - not in its types
+    is_daemon = configuration.pop("daemon", False)
+    try:
+        yield
+    finally:
+        configuration["daemon"] = is_daemon
+
+
+def _leave_to_parent() -> None:
+    """Close the sockets of workers in a forked process, and forget the workers: they are children of the parent."""
+    global _children_lock  # noqa: PLW0603 - a new one: a signal handler that raised may have kept this from holding it
+    _children_lock = threading.RLock()
+    for each in list(_sockets):
+        each.close()
+    # At exit, multiprocessing waits for its children, and fails if they are children of another process. After a fork
+    # of its own, it clears this set in the same way.
+    process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
+
+
+def _hold_children() -> None:
+    _children_lock.acquire()
+
+
+def _let_children_go() -> None:
+    with suppress(RuntimeError):  # a signal handler has raised while this thread waited for the lock, and fork goes on
+        _children_lock.release()
+
+
+os.register_at_fork(before=_hold_children, after_in_parent=_let_children_go, after_in_child=_leave_to_parent)
+
+
+def where_script_runs() -> str:
+    """Return the file of the main script, with the line of its top level that runs now."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    while frame is not None:
+        if frame.f_globals.get("__name__") == "__main__" and frame.f_code.co_name == "<module>":
+            return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        frame = frame.f_back
+    return str(getattr(sys.modules["__main__"], "__file__", "the main script"))
+
+
+def describe_exit(exit_code: int | None) -> str:
+    """Return how a process has ended, as the end of a sentence."""
+    if exit_code is None:
+        return "ended"
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}"
+    try:
+        name = signal.Signals(-exit_code).name
+    except ValueError:  # a real-time signal has no name of its own
+        name = f"signal {-exit_code}"
+    return f"was killed by {name}"

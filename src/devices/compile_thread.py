@@ -1,0 +1,129 @@
+"""The thread that compiles."""
+
+import asyncio
+import threading
+from collections.abc import Callable
+from queue import Empty, SimpleQueue
+from typing import TypeAlias
+
+from .._errors import EngineClosedError
+from ..actors.tasks import until
+from ..actors.threads import ThreadOwner
+
+# The compile thread calls it with None to compile, or with the error that prevents that. It must not raise.
+Compilation: TypeAlias = Callable[[BaseException | None], None]
+
+
+class CompileThread(ThreadOwner):
+    """Runs compilations one after the other. It starts with the first of them, and ends with the last lease."""
+
+    # Ownership: `_lock` guards `_leases` and `_run`, which any thread may change. A run that was taken out of `_run`
+    # belongs to who took it out: that one ends it, and waits for it. `_ended` belongs to the thread that exits.
+
+    def __init__(self) -> None:
+        self._ended: threading.Thread | None = None
+        self.begin_without_threads()
+        super().__init__()
+
+    def begin_without_threads(self) -> None:
+        """Begin without a thread and leases: at first, and in a process that was forked."""
+        self._lock = threading.Lock()
+        self._leases = 0
+        self._run: _Run | None = None
+
+    def acquire(self) -> None:
+        """Take a lease: until `release`, compilations may be submitted. Any thread may call this."""
+        with self._lock:
+            self._leases += 1
+
+    def submit(self, job: Compilation) -> None:
+        """Run a compilation on the thread.
+
+        Raises:
+            EngineClosedError: there is no lease.
+        """
+        with self._lock:
+            if self._leases == 0:
+                raise EngineClosedError("nothing can be compiled: the last Engine that uses devices was closed")
+            if self._run is None:
+                self._run = _Run()
+            self._run.compilations.put(job)
+
+    def release(self) -> None:
+        """Give a lease back. The last one fails the compilations that wait, and blocks until the running one has ended.
+
+        An event loop calls `arelease` instead.
+        """
+        thread = self._give_back(on_ended=None)
+        if thread is not None:
+            thread.join()
+
+    async def arelease(self) -> None:
+        """Do what `release` does, without blocking the loop; a cancellation is raised once the thread has ended."""
+        loop, ended = asyncio.get_running_loop(), asyncio.Event()
+        thread = self._give_back(on_ended=lambda: loop.call_soon_threadsafe(ended.set))
+        if thread is None:
+            return
+        try:
+            await until(ended.is_set, ended.wait)
+        finally:
+            thread.join()  # it has nothing left to do but return
+
+    def abandon(self) -> None:
+        """End all leases: the thread ends after the running compilation."""
+        with self._lock:
+            self._leases = 1
+        self._ended = self._give_back(on_ended=None)
+
+    def join(self) -> None:
+        """Block until the running compilation has ended; after `abandon`."""
+        if self._ended is not None:
+            self._ended.join()
+
+    def _give_back(self, on_ended: Callable[[], object] | None) -> threading.Thread | None:
+        with self._lock:
+            self._leases -= 1
+            if self._leases > 0 or self._run is None:
+                return None
+            run, self._run = self._run, None
+        run.end(on_ended)
+        return run.thread
+
+
+class _Run:
+    """A thread and its queue. The next thread may start before this one has ended."""
+
+    def __init__(self) -> None:
+        self.compilations: SimpleQueue[Compilation | _LastWord] = SimpleQueue()
+        self.thread = threading.Thread(target=_work, args=(self.compilations,), name="penstock-compile", daemon=False)
+        self.thread.start()
+
+    def end(self, on_ended: Callable[[], object] | None) -> None:
+        """Fail the compilations that wait; the running one still ends, and no other begins."""
+        waiting: list[Compilation] = []
+        try:
+            while not isinstance(job := self.compilations.get_nowait(), _LastWord):
+                waiting.append(job)
+        except Empty:
+            pass
+        self.compilations.put(_LastWord(on_ended))
+        for job in waiting:
+            job(EngineClosedError("closed before this was compiled"))
+
+
+class _LastWord:
+    """The last entry of the queue, which ends the thread."""
+
+    def __init__(self, on_ended: Callable[[], object] | None) -> None:
+        self.on_ended = on_ended
+
+
+def _work(compilations: "SimpleQueue[Compilation | _LastWord]") -> None:
+    while not isinstance(job := compilations.get(), _LastWord):
+        job(None)
+        del job  # so that an idle thread holds no program
+    if job.on_ended is not None:
+        try:
+            job.on_ended()
+        except RuntimeError:  # the loop is closed, so no task waits
+            pass

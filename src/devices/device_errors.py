@@ -1,0 +1,178 @@
+"""Errors of devices: which computation one comes from, and what it means."""
+
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from .._errors import DeviceError, copy_of
+from ..actors.frame import blame
+from .programs import Names, is_device_array, is_ready
+from .untyped_jax import jax
+
+# Origins: which computation an asynchronous error comes from.
+#
+# A result that is handed on before it is ready may turn out to be an error later, and then each computation that reads
+# it fails with that error, too: on any device, and perhaps before the first one is known to have failed. The error
+# belongs to the first.
+
+
+class Origin:
+    """A computation whose result is handed on before it is ready.
+
+    Args:
+        label: label of the node in its graph; None if the computation does not come from a node.
+        inputs: the arrays that it reads.
+    """
+
+    __slots__ = ("_error", "_inputs", "_label")
+
+    def __init__(self, label: str | None, inputs: Iterable[Any]) -> None:
+        self._label = label
+        self._inputs = tuple(inputs)
+        self._error: BaseException | None = None
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the computation has ended with an error."""
+        return self._error is not None
+
+    def over(self, error: BaseException | None) -> None:
+        """Note that the computation has ended, with an error or without one, and forget its inputs."""
+        if error is not None:
+            self._error = self._blamed(copy_of(error).with_traceback(None))  # a traceback would hold the arrays
+        self._inputs = ()
+
+    def cause_of(self, error: BaseException) -> BaseException:
+        """Return the error of the computation that failed first, where this one has failed with `error`."""
+        inputs = self._inputs  # before the error: `over` sets that first
+        if self._error is not None:
+            return copy_of(self._error)
+        return self._blamed(ORIGINS.cause_of(error, inputs))
+
+    def taken_over(self, error: BaseException) -> None:
+        """Add a note to an error: the result was donated, so it cannot be asked whether it is the cause."""
+        error.add_note(f"it computed in the memory of the result of node {self._label!r}, which may be what has failed")
+
+    def _blamed(self, error: BaseException) -> BaseException:
+        if self._label is not None:
+            blame(error, self._label)
+        return error
+
+
+class Origins:
+    """Maps arrays that were handed on before they were ready to their computations, until these have succeeded."""
+
+    # Ownership: the entry of a computation is written by the threads of its device alone, and it ends in one of them.
+    # The last reference to an array may go on any thread, and takes the entry out. All threads read all entries, from
+    # copies; each single write of the dictionary is whole, as the interpreter sees to it.
+
+    def __init__(self) -> None:
+        self._results: dict[Origin, list[weakref.ref[Any]]] = {}  # arrays are not hashable
+
+    def add(self, arrays: Iterable[Any], origin: Origin) -> None:
+        """Note that arrays are the results of a computation."""
+        self._results[origin] = [*map(weakref.ref, arrays)]
+
+    def over(self, origin: Origin, error: BaseException | None) -> None:
+        """Note that a computation has ended, with an error or without one."""
+        origin.over(error)
+        # One write: another device, whose computation fails meanwhile, looks for the entry.
+        arrays = [array for reference in self._results.get(origin, ()) if (array := reference()) is not None]
+        if error is None:
+            # If all were donated, none can be asked how it ended, and one of them stands for all.
+            arrays = arrays[:1] if all(array.is_deleted() for array in arrays) else []
+        if arrays:
+            self._results[origin] = [weakref.ref(array, self._forget(origin)) for array in arrays]
+        else:
+            self._results.pop(origin, None)
+
+    def cause_of(self, error: BaseException, inputs: Iterable[Any]) -> BaseException:
+        """Return the error of the computation that failed first; `error` itself if no input has failed.
+
+        Args:
+            error: the error of a computation.
+            inputs: the arrays that the computation read.
+        """
+        for array in inputs if self._results else ():
+            origin = self._origin_of(array)
+            if origin is None:
+                continue
+            if array.is_deleted():
+                origin.taken_over(error)
+            elif (failure := _failure_of(array)) is not None:
+                return origin.cause_of(failure)
+        return error
+
+    def _origin_of(self, array: Any) -> Origin | None:
+        found = (
+            origin for origin, results in list(self._results.items()) if any(one() is array for one in results)
+        )  # fmt: skip
+        return next(found, None)
+
+    def _forget(self, origin: Origin) -> "Callable[[weakref.ref[Any]], None]":
+        def forget(gone: "weakref.ref[Any]") -> None:
+            results = [one for one in self._results.get(origin, ()) if one is not gone]
+            if results:
+                self._results[origin] = results
+            else:
+                self._results.pop(origin, None)
+
+        return forget
+
+
+def _failure_of(array: Any) -> BaseException | None:
+    if not is_ready(array):
+        return None
+    try:
+        array.block_until_ready()
+    except Exception as error:  # noqa: BLE001 - whatever the computation of it has raised
+        return error.with_traceback(None)
+    return None
+
+
+# One for the process: results go from device to device.
+ORIGINS = Origins()
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether a device had too little memory; JAX has no error type for that."""
+    return str(error).startswith("RESOURCE_EXHAUSTED")
+
+
+def raise_explained(error: Exception, jitted: Names, args: Sequence[Any]) -> None:
+    """Raise an error that says more than JAX's, about NaNs and about arguments that were donated, if there is one.
+
+    Args:
+        error: that of the call of the program.
+        jitted: what was called.
+        args: with what.
+    """
+    # JAX's own `jit` turns this private type into the public one.
+    if type(error).__name__ == "InternalFloatingPointError":
+        kind = "infinity" if "inf" in error.args[1:] else "NaN"
+        raise FloatingPointError(
+            f"{jitted.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
+        ) from error
+    if "donated in the same call" in str(error):
+        _explain_shared(error, jitted, args)
+    if "has been deleted" not in str(error):  # a call that fails after it has begun has lost what it donates, too
+        return
+    for position, arg in enumerate(args):
+        if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
+            raise DeviceError(
+                f"{jitted.name!r}: the memory of argument {jitted.parameter(position)!r} was donated "
+                "to an earlier call, and it cannot be read again: pass what that call returned, or do not donate it"
+            ) from error
+
+
+def _explain_shared(error: Exception, jitted: Names, args: Sequence[Any]) -> None:
+    """Raise an error that names the two arguments that hold the donated array."""
+    leaves = [(position, leaf) for position, arg in enumerate(args) for leaf in jax.tree.leaves(arg)]
+    for number, (one, array) in enumerate(leaves):
+        for other, same in leaves[number + 1 :]:
+            if array is same and is_device_array(array):
+                raise DeviceError(
+                    f"{jitted.name!r}: arguments {jitted.parameter(one)!r} and "
+                    f"{jitted.parameter(other)!r} hold the same array, and its memory is donated: pass a "
+                    "copy as one of them, or do not donate it"
+                ) from error

@@ -1,0 +1,207 @@
+"""How long the phases of a job took, while a profile is taken."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, suppress
+from time import perf_counter, thread_time
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+import numpy as np
+
+from ..telemetry.profiling import collectors
+from ..telemetry.profiling.durations import OutsideSeconds
+from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
+from .programs import Executable, are_ready, is_device_array, is_random_key, wait_until_ready
+from .untyped_jax import jax
+
+if TYPE_CHECKING:
+    from ..actors.frame import Frame
+    from ..actors.sampler import ExecutionSampler
+
+_ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
+# The most items of a batch that are named in a profile of JAX: a longer list would not be read.
+_NAMED: Final = 64
+jax_profiles: Final[Callable[[], bool]] = _ANNOTATION.is_enabled  # whether JAX takes a profile
+
+
+def named_in_jax_profile(node: str, frames: "Sequence[Frame | None]") -> AbstractContextManager[None]:
+    """Return an annotation for a profile of JAX: the node, and its items by index and by number in the timeline."""
+    named = [frame for frame in frames[:_NAMED] if frame is not None]
+    items = " ".join([str(frame.item) for frame in named])
+    annotation: AbstractContextManager[None] = _ANNOTATION(
+        node, count=len(frames), items=items, frames=" ".join([str(frame.identity) for frame in named])
+    )
+    return annotation
+
+
+# The most items of a batch that a timeline follows: more lines could not be told apart.
+_FOLLOWED: Final = 64
+
+
+class _Part(NamedTuple):
+    kind: DeviceWorkKind
+    began: float
+    ended: float
+
+
+class JobTimes:
+    """Measures the phases of one job: how long it waited, compiled, was transferred, computed, and was fetched.
+
+    Its methods are called one after the other: on the threads of the device and of the compiler, and the last ones on
+    the event loop.
+
+    Args:
+        submitted: when it was handed to the thread of the device, in seconds.
+    """
+
+    __slots__ = (
+        "_back_seconds", "_began", "_compile_began", "_compile_seconds", "_computed", "_host_seconds", "_left_at",
+        "_parts", "_placed_at", "_placing_began", "_put", "_submitted", "_taken_at",
+    )  # fmt: skip
+
+    def __init__(self, submitted: float = 0.0) -> None:
+        self._submitted = submitted
+        self._began = self._computed = 0.0
+        self._taken_at: float | None = None
+        self._host_seconds = (0.0, 0.0)
+        self._left_at: float | None = None
+        self._back_seconds: float | None = None
+        self._parts: list[_Part] = []
+        self._compile_began: float | None = None
+        self._compile_seconds = 0.0
+        self._placing_began = self._placed_at = 0.0
+        self._put: list[Any] = []
+
+    def dispatch_begins(self) -> None:
+        """Note that the device's thread begins with the job, or goes on with it once its program is compiled."""
+        self._began, self._computed = perf_counter(), thread_time()
+        if self._taken_at is None:
+            self._taken_at = self._began
+
+    def dispatched(self) -> None:
+        """Note that the job is enqueued on the device."""
+        self._host_seconds = perf_counter() - self._began, thread_time() - self._computed
+
+    def leaves(self) -> None:
+        """Note that the job's result is on its way to the event loop; only the first call counts."""
+        if self._left_at is None:
+            self._left_at = perf_counter()
+
+    def came_back(self) -> None:
+        """Note that the event loop has the job's result; only the first call counts."""
+        if self._back_seconds is None and self._left_at is not None:
+            self._back_seconds = perf_counter() - self._left_at
+
+    def compile_begins(self) -> None:
+        """Note that the job begins to wait for the compilation of its program."""
+        self._compile_began = perf_counter()
+
+    def compile_ended(self) -> None:
+        """Note that the compilation of the job's program has ended, also with an error."""
+        if self._compile_began is not None:
+            self._compile_seconds += perf_counter() - self._compile_began
+            self._compile_began = None
+
+    def place(
+        self, executable: Executable, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
+    ) -> tuple[Any, ...]:
+        """Return what `executable.transferred` returns, and note which arrays are on their way."""
+        self._placing_began = perf_counter()
+        placed = executable.transferred(args, around)
+        self._placed_at = perf_counter()
+        if placed is not args:
+            before: list[Any] = jax.tree.leaves(args)
+            self._put = [
+                leaf for leaf, old in zip(jax.tree.leaves(placed), before, strict=True) if leaf is not old
+            ]  # fmt: skip
+        return placed
+
+    def wait(self, inputs: Iterable[Any], given: Sequence[Any], busy_until: float) -> None:
+        """Block until the job's result is ready.
+
+        Args:
+            inputs: the arrays that the job reads.
+            given: the arrays of its result.
+            busy_until: when the computation that was enqueued before it was ready, in seconds of `time.perf_counter`.
+
+        Raises:
+            JaxRuntimeError: the computation failed.
+        """
+        # Work of the host is hidden while the device is busy with an earlier computation: it delays nothing.
+        hidden = max(0.0, busy_until - self._began)
+        seconds, computed = self._host_seconds
+        left = max(0.0, seconds - hidden)
+        self._host_seconds = left, computed * left / seconds if seconds else 0.0
+        self._submitted = max(self._submitted, busy_until)
+        arrived = self._placed_at
+        put = [array for array in self._put if not array.is_deleted()]
+        self._put = []
+        if put:
+            began = self._placing_began
+            # Arrays that have arrived by now came while the device was busy with another computation. The moment is not
+            # known.
+            if not are_ready(put):
+                with suppress(Exception):  # the program that reads the array fails with the same error
+                    wait_until_ready(filter(is_device_array, inputs))
+                    began = max(began, perf_counter() if not are_ready(put) else began)
+                    wait_until_ready(put)
+                arrived = perf_counter()
+            self._parts.append(_Part("to device", began, arrived))
+        try:
+            wait_until_ready(given)
+        finally:
+            ended = perf_counter()
+            # A device runs one computation at a time, in the order in which they were enqueued.
+            self._parts.append(_Part("compute", min(max(arrived, busy_until), ended), ended))
+
+    def fetch(self, given: Any) -> Any:
+        """Return a pytree of arrays as a pytree of NumPy arrays, and note how long the copy took."""
+        began = perf_counter()
+        fetched = jax.tree.map(_on_host, given)
+        self.fetched(began)
+        return fetched
+
+    def fetched(self, began: float) -> None:
+        """Note that arrays were copied from a device, from `began` until now."""
+        self._parts.append(_Part("from device", began, perf_counter()))
+
+    def tell(
+        self,
+        node: str,
+        device: str,
+        frames: "Sequence[Frame | None]",
+        samplers: "Sequence[ExecutionSampler | None]",
+        rows: int,
+        padding_share: float,
+    ) -> None:
+        """Give the measured times to the profiles, once the job is over; on the event loop.
+
+        Args:
+            node: name of the node whose program the job ran.
+            device: name of the device that it ran on.
+            frames: the frame of each call that it ran for; None for a call that does not come from a node.
+            samplers: what times the node of each of them.
+            rows: rows of the batch, padding included; 0 for no batch.
+            padding_share: share of the elements that was padding, 0 to 1.
+        """
+        self.compile_ended()
+        self.came_back()
+        followed = tuple([frame.identity for frame in frames[:_FOLLOWED] if frame is not None])
+        for kind, began, ended in self._parts:
+            collectors.device_worked(
+                DeviceWork(kind, device, node, began, ended, len(frames), rows, padding_share, followed)
+            )  # fmt: skip
+        compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
+        transfer = sum([part.ended - part.began for part in self._parts if part.kind != "compute"])
+        way_seconds, ways = max(0.0, (self._taken_at or 0.0) - self._submitted), 1
+        if self._back_seconds is not None:
+            way_seconds, ways = way_seconds + self._back_seconds, 2
+        seconds = OutsideSeconds(self._compile_seconds, transfer, compute, *self._host_seconds, way_seconds, ways)
+        for sampler, count in Counter(samplers).items():
+            if sampler is not None:
+                sampler.outside = sampler.outside.plus(seconds.for_items(count))
+
+
+def _on_host(leaf: Any) -> Any:
+    """Return an array as a NumPy array; typed random keys stay as they are, and are fetched in `split`."""
+    return leaf if is_random_key(leaf) else np.asarray(leaf)

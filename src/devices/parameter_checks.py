@@ -1,0 +1,135 @@
+"""What the parameters of a device node have to be, so that its options can be what they are."""
+
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from ..engine.tracing.annotations import signature_of
+from .device_batch import DeviceBatch, PackedBatch
+
+_PASSED_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_TAKEN_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+_UNSUPPORTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
+    """Return the names of the parameters of a function; an empty tuple if they are not known."""
+    try:
+        return tuple(signature_of(fn).parameters)
+    except (TypeError, ValueError):  # some builtins have no signature
+        return ()
+
+
+def check_names(name: str, found: Mapping[str, inspect.Parameter], **options: Iterable[str]) -> None:
+    """Check that a program can have all of the parameters, and that options name some of them.
+
+    Args:
+        name: name of the node, for errors.
+        found: the parameters of its function.
+        options: the names that each option has.
+
+    Raises:
+        TypeError: there is `*args` or `**kwargs`, or an option names no parameter.
+    """
+    for parameter in found.values():
+        if parameter.kind in _UNSUPPORTED:
+            raise TypeError(
+                f"device node {name!r}: the parameter {parameter} has no place in a program; give each one a name"
+            )
+    for option, names in options.items():
+        for one in names:
+            if one not in found:
+                raise TypeError(
+                    f"device node {name!r}: {option}={one!r} is no parameter of it; it has {', '.join(found)}"
+                )
+
+
+def check_shared(
+    name: str, shared: frozenset[str], static: tuple[str, ...], batch: DeviceBatch | PackedBatch | None
+) -> None:
+    """Check that no parameter is named in `shared=` and in another option that it does not go with.
+
+    Raises:
+        TypeError: one is.
+    """
+    padded = batch.pad_axes if isinstance(batch, DeviceBatch) else ()
+    for option, others in (("static", static), ("batch=DeviceBatch(pad_axes=...)", padded)):
+        for one in shared & {*others}:
+            raise TypeError(
+                f"device node {name!r}: {one!r} is in shared= and in {option}: an argument that all calls of a batch "
+                "share is neither compiled in nor padded, so name it in one of them"
+            )
+
+
+def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: str) -> dict[str, str]:
+    """Find the parameters that take the masks.
+
+    The mask of `tokens` is `tokens_mask`, or `mask` if no other parameter is padded.
+
+    Args:
+        signature: the signature of the function.
+        padded: names of the padded parameters, the keys of `DeviceBatch(pad_axes=...)`.
+        node: its name, for errors.
+
+    Returns:
+        For each padded parameter the name of the one that takes its mask, in the order of the padded ones.
+
+    Raises:
+        TypeError: a padded name is not a parameter, or the function has no parameter for its mask.
+    """
+    names = list(padded)
+    parameters = signature.parameters
+    found: dict[str, str] = {}
+    for name in names:
+        if name not in parameters or parameters[name].kind not in _PASSED_BY_POSITION:
+            raise TypeError(
+                f"node {node!r} has pad_axes={{{name!r}: ...}}, but no such parameter; it has {', '.join(parameters)}"
+            )
+        wanted = [f"{name}_mask", *(["mask"] if len(names) == 1 else [])]
+        mask = next((one for one in wanted if one in parameters and one not in names), None)
+        if mask is None:
+            raise TypeError(
+                f"node {node!r} pads {name!r}, so it has to tell padding from elements: add the parameter "
+                f"{' or '.join(f'{one}=None' for one in wanted)}, an array of bool, True where an element is real"
+            )
+        found[name] = mask
+    for mask in found.values():
+        _check_mask(parameters[mask], node)
+    _check_order(signature, set(found.values()), node)
+    return found
+
+
+def row_parameters(signature: inspect.Signature, node: str) -> tuple[str, ...]:
+    """Return the parameters that say which elements of a row belong together: `segments`, and `positions` if it is one.
+
+    Raises:
+        TypeError: the function does not take `segments`, or takes one of the two in another way.
+    """
+    parameters = signature.parameters
+    found = tuple(name for name in ("segments", "positions") if name in parameters)
+    if "segments" not in found:
+        raise TypeError(
+            f"node {node!r} has batch=PackedBatch(...), so it has to tell the items of a row apart: add the parameter "
+            "segments=None, an array of int32 [rows, length], 0 where a row is padding"
+        )
+    for name in found:
+        _check_mask(parameters[name], node)
+    _check_order(signature, {*found}, node)
+    return found
+
+
+def _check_mask(mask: inspect.Parameter, node: str) -> None:
+    if mask.default is not None or mask.kind not in _TAKEN_BY_KEYWORD:
+        raise TypeError(
+            f"node {node!r}: the parameter {mask.name!r} is passed by keyword in a batch and left out otherwise: make "
+            f"it {mask.name}=None"
+        )
+
+
+def _check_order(signature: inspect.Signature, masks: set[str], node: str) -> None:
+    first: str | None = None
+    for name, parameter in signature.parameters.items():
+        if name in masks:
+            first = first or name
+        elif first is not None and parameter.kind in (*_PASSED_BY_POSITION, inspect.Parameter.VAR_POSITIONAL):
+            raise TypeError(f"node {node!r}: move the parameter {first!r} behind {name!r}, which callers pass")

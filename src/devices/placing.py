@@ -1,0 +1,98 @@
+"""Placer: values go to a device or a mesh in a thread, while others are computed with."""
+
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from ..actors.policy import Policy
+from ..engine.control import mapped_ahead
+from ..engine.node import Node
+from ..engine.stages import StageRole
+from .jax_import import require_jax
+
+
+@dataclass(frozen=True, eq=False)
+class Placer:
+    """A function that places values, called in a thread; a snapshot has its state: do they go elsewhere now?
+
+    Args:
+        device: the device or mesh, as `devices.select` takes it.
+        specs: for a mesh, how the arrays are split, as `data.to_device` takes it.
+
+    Attributes:
+        role: what it does to the values of a stream.
+
+    Raises:
+        MissingExtraError: JAX is not installed.
+    """
+
+    device: Any
+    specs: Any = None
+    role: ClassVar[StageRole] = StageRole("placed")
+
+    def __post_init__(self) -> None:
+        require_jax()
+
+    @cached_property
+    def _node(self) -> Callable[[Any], Any]:  # all streams share its one place
+        return Node(self, Policy(concurrency=1), name="to_device", runs_on="thread")
+
+    def stream(self, values: AsyncIterator[Any], ahead: int = 2) -> AsyncIterator[Any]:
+        """Place the values of a stream in advance.
+
+        Args:
+            values: the stream.
+            ahead: how many values are placed, or on their way there, before the reader asks for them.
+        """
+        return mapped_ahead(self._node, values, "to_device", max(1, ahead - 1))
+
+    def __call__(self, value: Any) -> Any:
+        """Return a value on the device, when it is there; its arrays and numbers are arrays of JAX then."""
+        from .device_pool import placements_of
+        from .untyped_jax import jax
+
+        [placement] = placements_of(self.device, 1)
+        leaves, tree = jax.tree.flatten(value)
+        several = jax.process_count() > 1
+        whole = jax.tree.unflatten(tree, [_Global(leaf, jax.process_count()) for leaf in leaves]) if several else value
+        shardings = jax.tree.leaves(placement.shardings(self.specs, whole, "the batch"))
+        for index, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
+            if isinstance(leaf, str | bytes):
+                continue
+            if several:
+                leaves[index] = jax.make_array_from_process_local_data(sharding, leaf)
+            else:
+                leaves[index] = jax.device_put(leaf, sharding)
+        jax.block_until_ready(leaves)
+        return jax.tree.unflatten(tree, leaves)
+
+    def again(self, value: Any) -> Any:
+        """Return a value of a snapshot as if it had been placed now; what was made of placed ones stays as it is."""
+        from .untyped_jax import jax
+
+        if not all(isinstance(leaf, jax.Array | str | bytes) for leaf in jax.tree.leaves(value)):
+            return value
+        try:
+            return self(value)
+        except ValueError:  # the specs are not those of such a value
+            return value
+
+    def state(self) -> str:
+        """Return a text of where values go."""
+        devices = getattr(self.device, "devices", None)  # of a mesh of JAX
+        numbers = "" if devices is None else f" of {[device.id for device in devices.flat]}"
+        return f"{self.device!r}{numbers}, {self.specs!r}"
+
+    def restore(self, state: str) -> None:
+        """Do nothing."""
+
+
+class _Global:
+    """The shape of an array of which each process has as many rows."""
+
+    def __init__(self, leaf: Any, processes: int) -> None:
+        local = np.shape(leaf)
+        self.shape = (local[0] * processes, *local[1:]) if local else local

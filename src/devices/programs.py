@@ -1,0 +1,805 @@
+"""Programs: what each is compiled for, how one is called and waited for, and those that are kept for the next calls.
+
+All of this is in one file because each call on a device passes all of it.
+"""
+
+import contextlib
+import importlib
+import itertools
+import threading
+from collections import Counter
+from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from operator import attrgetter, is_
+from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+
+import numpy as np
+
+from .._errors import DeviceError
+from .enqueue_order import ENQUEUE_ORDER, Locks, holding, reshard
+from .untyped_jax import jax
+
+# The configuration of JAX that a program was compiled under: part of its key, and carried to the compile thread.
+#
+# Much of it is local to a thread: `with jax.enable_x64(True)` on a device's thread has no effect on the thread that
+# compiles. So the thread of a call captures the configuration, and the compile thread enters it.
+
+# Most processes use one configuration, tests of numerics a handful. If one that was forgotten comes back, its programs
+# are compiled again.
+_MAX_KNOWN: Final = 256
+
+
+class Configuration:
+    """The options of JAX on which a compiled program depends. Equal configurations are the same object.
+
+    Attributes:
+        state: a hashable value; two configurations with equal states are the same.
+        unkeyed_jax_options: the values of the options that JAX's C++ code does not compare when it looks a call up.
+        values: the value of every option by its name, for explanations.
+        dtypes: the dtype that JAX gives to an argument of each dtype of NumPy: float64 becomes float32 unless x64 is
+            on.
+    """
+
+    __slots__ = ("_carried", "dtypes", "state", "unkeyed_jax_options", "values")
+
+    def __init__(self, state: Hashable) -> None:
+        self.state = state
+        self.unkeyed_jax_options = None if unkeyed_jax_options is None else unkeyed_jax_options()
+        self.values: dict[str, Any] = dict(jax.config.values)
+        self.dtypes: dict[Any, Any] = {}
+        self._carried = [(setting, setting.value) for setting in _SETTINGS]
+
+    @contextlib.contextmanager
+    def entered(self) -> Generator[None]:
+        """Use this configuration on the calling thread, whatever other code sets for the thread or the process."""
+        restore: list[tuple[Any, Any]] = []
+        try:
+            for setting, value in self._carried:
+                if value is None and setting.value is None:
+                    continue  # such as the mesh in use: JAX tells a None that was set from no value
+                # Set it even if it is equal now: the present value may be the global one, which another thread can
+                # change.
+                restore.append((setting, setting.swap_local(value)))
+                _tell(setting, value)
+            yield
+        finally:
+            for setting, before in reversed(restore):
+                setting.set_local(before)
+                _tell(setting, None if before is UNSET else before)
+
+    def type_of(self, value: Any) -> Any:
+        """Return JAX's type of a value under this configuration, even if the thread has another one now."""
+        with self.entered():
+            return jax.typeof(value)
+
+    def changes_since(self, earlier: "Configuration") -> dict[str, tuple[Any, Any]]:
+        """Return the options that differ, with their values before and after.
+
+        If no option with a name differs, there is one entry for the mesh or axis environment.
+        """
+        changed = {
+            name: (earlier.values.get(name), value)
+            for name, value in self.values.items()
+            if name in earlier.values and earlier.values[name] != value  # parts of JAX add options when first used
+        }
+        return changed or {"mesh or axis environment": ("one", "another")}
+
+
+def refuse_own_x64(node: str) -> None:
+    """Refuse a call from a thread that has a setting of 64 bits of its own, which the thread of a device would not see.
+
+    Raises:
+        DeviceError: the thread is inside of `with jax.enable_x64(...)`, and the process has another setting.
+    """
+    own = own_x64()
+    if own is not UNSET and own != _X64.get_global():
+        raise DeviceError(
+            f"{node!r} was called inside of `with jax.enable_x64({own})`, which holds for the thread of the caller, "
+            "and is compiled and run on others: set it for the process, before the first call, by "
+            f'jax.config.update("jax_enable_x64", {own})'
+        )
+
+
+def current() -> Configuration:
+    """Return the configuration of the calling thread; this takes a microsecond."""
+    global _last  # noqa: PLW0603 - one assignment, so that threads do not disturb each other
+    while True:
+        state = _state()
+        last = _last
+        if last is not None and state == last.state:  # costs less than the hash of 40 options
+            return last
+        known = _known.get(state)
+        if known is not None:
+            _last = known
+            return known
+        made = Configuration(state)
+        if _state() != state:  # another thread changed an option, perhaps while the options were read
+            continue
+        if len(_known) >= _MAX_KNOWN:
+            _known.pop(next(iter(_known)), None)
+        return _known.setdefault(state, made)
+
+
+def _tell(setting: Any, value: Any) -> None:
+    """Call the hook that JAX's own context managers call after they have set a value."""
+    hook = getattr(setting, "_update_thread_local_hook", None)
+    if hook is not None:
+        hook(value)
+
+
+def _public_state() -> Hashable:
+    return tuple((name, str(value)) for name, value in jax.config.values.items())
+
+
+class _PrivateParts(NamedTuple):
+    """What JAX has no public name for.
+
+    Attributes:
+        state: returns the state of the calling thread.
+        unkeyed_jax_options: returns the part of it that JAX's C++ code does not compare.
+        settings: all settings that a thread can have for itself.
+        unset: JAX's value for "not set".
+        x64: the setting of 64 bits.
+    """
+
+    state: Callable[[], Hashable]
+    unkeyed_jax_options: Callable[[], Hashable] | None
+    settings: list[Any]
+    unset: Any
+    x64: Any
+
+
+def _private_parts() -> _PrivateParts:
+    """Return what JAX has no public name for; without it, the public options are read, which takes 16 us for 0.1.
+
+    The private key of `jit` lacks the options that JAX checks at each call (NaNs and infinities) and those that only
+    its compiler reads: `state` adds them.
+    """
+    try:
+        config: Any = importlib.import_module("jax._src.config")
+        trace_context: Callable[[], Hashable] = config.trace_context
+        trace_context()
+        setting_type: Any = config.config_ext.Config
+        settings = [value for value in cast("dict[str, Any]", vars(config)).values() if isinstance(value, setting_type)]
+        nans, infs = config.debug_nans, config.debug_infs
+        optimization, memory = config.optimization_level, config.memory_fitting_level
+        x64, unset = config.enable_x64, config.config_ext.unset
+        _ = x64.get_local(), x64.get_global()  # there they are
+    except (ImportError, AttributeError):
+        return _PrivateParts(_public_state, None, [], None, None)
+
+    def unkeyed_jax_options() -> Hashable:
+        return nans.value, infs.value, optimization.value, memory.value
+
+    def state() -> Hashable:
+        return trace_context(), unkeyed_jax_options()
+
+    return _PrivateParts(state, unkeyed_jax_options, settings, unset, x64)
+
+
+_state, unkeyed_jax_options, _SETTINGS, UNSET, _X64 = _private_parts()
+# Returns the setting of 64 bits that the calling thread has for itself, or `UNSET`; in a thirtieth of a microsecond.
+own_x64: Final[Callable[[], Any]] = (lambda: None) if _X64 is None else _X64.get_local
+_known: dict[Hashable, Configuration] = {}
+_last: Configuration | None = None  # which `current` returned last
+
+
+# Signatures: a program is compiled for the structure, shapes and dtypes of each argument, or for its static value.
+#
+# Every call on a device makes one, so they are plain tuples, and an array that is an argument itself takes a shorter
+# way than one inside of a pytree.
+
+# Per argument: (shape, dtype, weak_type) of an array, (tree, leaves) of a pytree, (type, value) of a static one.
+Signature: TypeAlias = tuple[tuple[Any, ...], ...]
+Leaf: TypeAlias = tuple[tuple[int, ...], Any, bool]
+
+
+class WeakRows(np.ndarray):
+    """Rows of a batch that are Python numbers: their dtype gives way to that of an array, as a number's does."""
+
+
+_HOST: Final = 1
+_DEVICE: Final = 2
+_SCALAR: Final = 3
+_KEY: Final = 4
+_WEAK: Final = 5
+_OTHER: Final = 0
+_PYTHON_SCALARS: Final = (bool, int, float, complex)
+_PLAIN: Final = {np.ndarray, *_PYTHON_SCALARS}
+
+
+class Names(Protocol):
+    """Names a node and its arguments in errors: a `JittedFunction`, or `Arguments`."""
+
+    @property
+    def name(self) -> str:
+        """Name of the node."""
+        ...
+
+    def parameter(self, position: int) -> str:
+        """Return the name of an argument."""
+        ...
+
+
+def signature_of(
+    args: tuple[Any, ...], static_argnums: tuple[int, ...], configuration: Configuration, names: Names
+) -> Signature:
+    """Return the signature that a call is compiled for: arguments that `jax.jit` would tell apart have different ones.
+
+    The device of an array is not part of it: a program knows where its arguments belong, and a call moves them there.
+
+    Args:
+        args: arrays of JAX or NumPy, Python scalars, pytrees of those, `jax.ShapeDtypeStruct`s in their place.
+        static_argnums: positions of the hashable arguments that a program is compiled for.
+        configuration: the current one: dtypes depend on it.
+        names: how to name an argument in an error.
+
+    Raises:
+        TypeError: an argument is neither an array nor static, or is static and not hashable.
+    """
+    dtypes = configuration.dtypes
+    parts: list[tuple[Any, ...]] = []
+    for position, arg in enumerate(args):
+        if position in static_argnums:
+            parts.append(static_part(arg, names, position))
+            continue
+        kind = _kinds.get(arg.__class__)
+        if kind is _DEVICE:
+            parts.append((arg.shape, arg.dtype, arg.weak_type))
+        elif (kind is _HOST or kind is _WEAK) and (dtype := dtypes.get(arg.dtype)) is not None:
+            parts.append((arg.shape, dtype, kind is _WEAK))
+        else:
+            leaves, tree = jax.tree.flatten(arg)
+            described = tuple([_leaf(leaf, configuration, position, names) for leaf in leaves])
+            # A leaf that is the argument itself has no structure to speak of.
+            parts.append(described[0] if len(leaves) == 1 and leaves[0] is arg else (tree, described))
+    return tuple(parts)
+
+
+def types_of(leaves: list[Any]) -> list[Any] | None:
+    """Return types of leaves that are equal for two calls only if the signatures are equal; None if that is not known.
+
+    They are cheap to make, and cheap to compare if arrays have identical type objects, as the results of one program
+    do.
+
+    Args:
+        leaves: the leaves of the arguments of a function that has no static ones.
+    """
+    try:
+        return [_type_readers[leaf.__class__](leaf) for leaf in leaves]
+    except KeyError:
+        return None
+
+
+def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
+    """Return the signature of a static value. It has the type, because 1, 1.0 and True are equal, but not the same.
+
+    Raises:
+        TypeError: the value is not hashable.
+    """
+    try:
+        hash(value)
+    except TypeError as error:
+        raise TypeError(
+            f"{_place(names, position)} is static, and a {type(value).__name__} is not hashable: pass a hashable "
+            "value, such as a tuple instead of a list, or take it out of static=(...) and pass an array"
+        ) from error
+    return type(value), value
+
+
+def is_device_array(leaf: object) -> bool:
+    """Return whether a leaf is a `jax.Array`; `isinstance` would take a microsecond."""
+    kind = _kinds.get(leaf.__class__)
+    if kind is None:
+        kind = _kind(leaf.__class__)
+    return kind is _DEVICE or kind is _KEY
+
+
+def are_arrays(values: Iterable[Any]) -> bool:
+    """Return whether values are arrays of JAX or NumPy, or numbers, and so their own leaves."""
+    return {*map(type, values)} <= _kinds.keys()
+
+
+def not_on_device(leaves: Iterable[Any]) -> list[Any]:
+    """Return the leaves that are not `jax.Array`s."""
+    return [leaf for leaf in leaves if _kinds.get(leaf.__class__) is not _DEVICE and not is_device_array(leaf)]
+
+
+def is_random_key(leaf: object) -> bool:
+    """Return whether a leaf is an array of typed random keys, as `jax.random.key` makes them."""
+    return is_device_array(leaf) and _kinds[type(leaf)] is _KEY
+
+
+def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) -> Leaf:
+    dtypes = configuration.dtypes
+    leaf_type: type[Any] = leaf.__class__
+    kind = _kinds.get(leaf_type)
+    if kind is None:
+        kind = _kind(leaf_type)
+    if kind is _DEVICE:
+        return leaf.shape, leaf.dtype, leaf.weak_type
+    try:
+        if kind is _HOST or kind is _WEAK:
+            dtype = dtypes.get(leaf.dtype)
+            if dtype is None:
+                dtype = dtypes[leaf.dtype] = configuration.type_of(np.zeros((), leaf.dtype)).dtype
+            return leaf.shape, dtype, kind is _WEAK
+        if kind is _KEY:
+            return leaf.shape, leaf.dtype, False
+        if kind is _SCALAR:
+            known = dtypes.get(leaf_type)
+            if known is None:
+                aval = configuration.type_of(leaf_type())
+                known = dtypes[leaf_type] = ((), aval.dtype, aval.weak_type)
+            return known
+        if isinstance(leaf, jax.ShapeDtypeStruct):
+            return leaf.shape, jax.dtypes.canonicalize_dtype(leaf.dtype, allow_extended_dtype=True), leaf.weak_type
+        aval = jax.typeof(leaf)
+    except TypeError as error:
+        what = f"an array of {leaf.dtype}" if kind is _HOST else f"a {leaf_type.__name__}"
+        raise TypeError(
+            f"{_place(names, position)} is {what}, which JAX cannot compute with. If it is a choice that the function "
+            f"is compiled for, write static=({names.parameter(position)!r},); otherwise pass arrays of numbers."
+        ) from error
+    return aval.shape, aval.dtype, aval.weak_type
+
+
+def on_host_of(leaves: Iterable[Any]) -> tuple[int, bool]:
+    """Return how many bytes of some arrays have to be transferred to a device, and whether all are plain.
+
+    Plain are those that JAX's C++ code tells apart as `signature_of` does: it takes an array of a class that is derived
+    from NumPy's for one of NumPy's.
+    """
+    on_host = not_on_device(leaves)
+    if not on_host:
+        return 0, True
+    return sum([getattr(leaf, "nbytes", 0) for leaf in on_host]), _PLAIN.issuperset(map(type, on_host))
+
+
+def holds_array(value: object) -> bool:
+    """Return whether a pytree holds an array, and not numbers only."""
+    return any(isinstance(leaf, np.ndarray) or is_device_array(leaf) for leaf in jax.tree.leaves(value))
+
+
+def _place(names: Names, position: int) -> str:
+    return f"node {names.name!r}: {names.parameter(position)}"
+
+
+def _kind(leaf_type: type) -> int:
+    if issubclass(leaf_type, jax.Array):
+        kind = _DEVICE if hasattr(leaf_type, "weak_type") else _KEY  # of typed random keys
+    elif leaf_type is np.ndarray or issubclass(leaf_type, np.generic):
+        kind = _HOST
+    elif leaf_type is WeakRows:
+        kind = _WEAK
+    elif leaf_type in _PYTHON_SCALARS:
+        kind = _SCALAR
+    else:
+        return _OTHER  # not remembered: their number has no bound
+    _kinds[leaf_type] = kind
+    if kind in _READERS:
+        _type_readers[leaf_type] = _READERS[kind]
+    return kind
+
+
+_kinds: dict[type, int] = {}
+# For `types_of`: what reads the type of a leaf of each class.
+_type_readers: dict[type, Callable[[Any], Any]] = {}
+_READERS: Final[dict[int, Callable[[Any], Any]]] = {
+    _DEVICE: attrgetter("aval"), _KEY: attrgetter("aval"), _HOST: attrgetter("shape", "dtype"), _SCALAR: type,
+}  # fmt: skip
+
+
+# Results: arrays that may not be computed yet.
+
+
+def is_ready(array: Any) -> bool:
+    """Return whether the computation of an array has ended, also with an error."""
+    if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
+        array = jax.random.key_data(array)
+    return bool(array.is_ready())
+
+
+def are_ready(arrays: Iterable[Any]) -> bool:
+    """Return whether the computations of arrays have ended, also with an error; what was donated counts as ended."""
+    for array in arrays:
+        try:
+            if not (array.is_deleted() or is_ready(array)):
+                return False
+        except (RuntimeError, ValueError):
+            if not array.is_deleted():  # else it was donated after the check above
+                raise
+    return True
+
+
+def wait_until_ready(arrays: Iterable[Any]) -> None:
+    """Block until the computations of arrays have ended; arrays that were donated are skipped.
+
+    Raises:
+        JaxRuntimeError: one failed.
+    """
+    # One that was donated would cost an exception below; a training step donates nearly all that the last one gave.
+    arrays = [array for array in arrays if not array.is_deleted()]
+    try:
+        if len(arrays) == 1:
+            arrays[0].block_until_ready()
+        else:
+            jax.block_until_ready(arrays)  # in one call, which gives the interpreter up once
+    except (RuntimeError, ValueError):
+        if not any(array.is_deleted() for array in arrays):
+            raise
+    else:
+        return
+    for array in arrays:
+        try:
+            array.block_until_ready()
+        except (RuntimeError, ValueError):
+            if not array.is_deleted():
+                raise
+
+
+class UnlikeBeforeError(Exception):
+    """The arguments of a call are unlike those of all calls that were looked at; nothing has run."""
+
+
+class _SignatureProbe:
+    """Stands before a program where JAX's C++ code calls Python: for arguments that are unlike all that it has seen.
+
+    That code keeps structure, shapes, dtypes and shardings of the arguments of each call, and the configuration that it
+    was made under, and compares them in a microsecond. So a call that does not come here is like one that was looked at
+    (`CompileCache.find`, `Executable.enqueue`), which takes ten times as long, and needs not be looked at again.
+
+    Attributes:
+        is_open: whether this call was looked at.
+        was_passed: whether a call has come here since it was set to False.
+    """
+
+    __slots__ = ("_program", "is_open", "was_passed")
+
+    def __init__(self, program: Any) -> None:
+        self._program = program
+        self.is_open = False
+        self.was_passed = False
+
+    def call(self, *args: Any) -> Any:
+        """Run the program; JAX calls this."""
+        if not self.is_open:
+            raise UnlikeBeforeError
+        self.was_passed = True
+        return self._program.call(*args)
+
+
+def _in_python(compiled: Any, params: Any) -> Callable[..., Any]:
+    """Return what calls a program without JAX's C++ code."""
+
+    def call(*args: Any) -> Any:
+        result, *_ = compiled.call(params, *args)
+        return result
+
+    return call
+
+
+def _gated(compiled: Any) -> tuple[Any, _SignatureProbe | None]:
+    """Return what calls a program by way of a gate, and the gate; None for the gate where JAX cannot do that."""
+    try:
+        params = compiled._params
+        if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # C++ would look at the first result only
+            return _in_python(compiled, params), None
+        gate = _SignatureProbe(params.executable)
+        call = compiled._executable.create_cpp_call(params._replace(executable=gate))
+    except (AttributeError, TypeError, ValueError):  # these names of JAX are private
+        call = gate = None
+    return (compiled, None) if call is None else (call, gate)
+
+
+# Calls in a row that go to one program before the next one is tried without a look; and the most, after calls that had
+# to be looked at after all, which takes half as long again.
+_FIRST_PATIENCE: Final = 2
+_LAST_PATIENCE: Final = 1024
+
+
+class Executable:
+    """A compiled program for one signature; made by `CompileCache`, called on one device's thread.
+
+    Attributes:
+        is_like_last: whether the next call is likely to be like those that were looked at.
+        hits: how often it was found in the cache.
+        is_held: whether the cache holds it.
+        transfers: how often an argument was moved for a call, by its name and its shardings before and after.
+        used: when it was found last, as a number that grows with each use of the cache.
+    """
+
+    __slots__ = (
+        "__weakref__", "_alike", "_call", "_compiled", "_gate", "_is_alone", "_is_flat", "_locks", "_names",
+        "_patience", "_shardings", "_static_argnums", "_where", "hits", "is_held", "is_like_last", "transfers", "used",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        compiled: Any,
+        names: tuple[str, ...],
+        shardings: tuple[Any, ...],
+        static_argnums: tuple[int, ...],
+        is_flat: bool,
+        locks: Locks,
+        *,
+        is_alone: bool,
+    ) -> None:
+        """Wrap a program that XLA has compiled.
+
+        Args:
+            compiled: JAX's compiled object; its configuration is entered.
+            names: the name of each leaf of the arguments.
+            shardings: the sharding that each of them needs.
+            static_argnums: positions of the arguments whose values are compiled in.
+            is_flat: whether each of the others is an array, and none a pytree.
+            locks: the locks to hold while it is enqueued.
+            is_alone: whether it has to run alone: it begins when no other such program is in flight.
+        """
+        self._compiled = compiled
+        self._call, self._gate = _gated(compiled)
+        self._alike = -1  # calls in a row that JAX's C++ code knew already; -1 before the first call
+        self._patience = _FIRST_PATIENCE
+        self.is_like_last = False
+        self._is_flat = is_flat
+        self._is_alone = is_alone
+        self._locks = locks
+        self._names = names
+        self._shardings = shardings
+        self._static_argnums = static_argnums
+        self._where: list[Any] = list(shardings)  # as the arrays of the last call spelled them; None for one of NumPy
+        self.is_held = False
+        self.hits = 0
+        self.transfers: Counter[tuple[str, Any, Any]] = Counter()
+        self.used = 0
+
+    def __call__(self, *args: Any) -> Any:
+        """Enqueue a call with these arguments; see `enqueue`."""
+        return self.enqueue(args)
+
+    def enqueue(self, args: tuple[Any, ...], leaves: Sequence[Any] | None = None) -> Any:
+        """Enqueue a call, and return before it is computed.
+
+        Arguments of NumPy and Python go to the device with the call. A `jax.Array` on another device is moved.
+
+        Args:
+            args: all arguments, static ones included, with the signature that this was found for.
+            leaves: the leaves of these arguments, if the caller knows them.
+
+        Returns:
+            The function's result, of arrays that may not be ready yet.
+        """
+        if self._static_argnums:
+            args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
+            leaves = None
+        known: Sequence[Any] = args if self._is_flat else jax.tree.leaves(args) if leaves is None else leaves
+        where = [getattr(leaf, "sharding", None) for leaf in known]
+        if not all(map(is_, where, self._where)):  # comparing takes microseconds, and they are nearly always the same
+            moved = self._moved(args)
+            if moved is args:
+                self._where = where
+            args = moved
+        gate = self._gate
+        if gate is None:
+            return self.call(args)
+        gate.is_open, gate.was_passed = True, False
+        try:
+            given = self.call(args)
+        finally:
+            gate.is_open = False
+        if not gate.was_passed:
+            if self._alike < 0:  # a first call is new to JAX: the gate is not where it should be
+                self._call, self._gate = self._compiled, None
+                return given
+            self._alike += 1
+            self.is_like_last = self._alike >= self._patience
+        elif self._alike < 0:
+            self._alike = 0
+        return given
+
+    def enqueue_like_last(self, args: tuple[Any, ...]) -> Any:
+        """Enqueue a call whose arguments nothing has looked at, if it is like one that was.
+
+        Raises:
+            UnlikeBeforeError: it is not; `enqueue` it, or call another program.
+        """
+        try:
+            return self.call(args)
+        except (UnlikeBeforeError, TypeError) as error:  # of another structure, which JAX refuses before
+            self._patience = min(2 * self._patience, _LAST_PATIENCE)
+            self.forget_last()
+            raise UnlikeBeforeError from error
+
+    def forget_last(self) -> None:
+        """Note that a call has gone to another program."""
+        self._alike, self.is_like_last = min(self._alike, 0), False
+
+    def call(self, args: tuple[Any, ...]) -> Any:
+        """Enqueue a call whose arguments are where they belong."""
+        if not self._locks:
+            return self._call(*args)
+        with holding(self._locks):
+            if not self._is_alone:
+                return self._call(*args)
+            ENQUEUE_ORDER.wait_for_last()
+            given = self._call(*args)
+            ENQUEUE_ORDER.begun_alone(given)
+            return given
+
+    def transferred(
+        self, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
+    ) -> tuple[Any, ...]:
+        """Transfer the arrays that a call would have to transfer, and return the arguments of the call.
+
+        Args:
+            args: the arguments of a call.
+            around: makes the context of the transfer from the number of bytes; not called if there is nothing to
+                transfer.
+        """
+        dynamic = [position for position in range(len(args)) if position not in self._static_argnums]
+        leaves, tree = jax.tree.flatten([args[position] for position in dynamic])
+        away = [
+            index
+            for index, leaf in enumerate(leaves)
+            if isinstance(leaf, np.ndarray) or (is_device_array(leaf) and not self._lies(index, leaf))
+        ]
+        if not away:
+            return args
+        with around(sum(leaves[index].nbytes for index in away)):
+            for index in away:
+                leaves[index] = self._transferred(index, leaves[index])
+        placed = dict(zip(dynamic, jax.tree.unflatten(tree, leaves), strict=True))
+        return tuple([placed.get(position, arg) for position, arg in enumerate(args)])
+
+    def _transferred(self, index: int, leaf: Any) -> Any:
+        sharding = self._shardings[index]
+        if isinstance(leaf, np.ndarray):
+            # On a CPU it may be used in place: a caller that does not wait for the result has given a copy (`owned`).
+            return jax.device_put(leaf, sharding)
+        self.transfers[self._names[index], leaf.sharding, sharding] += 1
+        return reshard(leaf, sharding)
+
+    def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """Move the arrays that are elsewhere to where they belong, and return the arguments."""
+        leaves, tree = jax.tree.flatten(args)
+        away = [index for index, leaf in enumerate(leaves) if is_device_array(leaf) and not self._lies(index, leaf)]
+        if not away:
+            return args
+        for index in away:
+            leaves[index] = self._transferred(index, leaves[index])
+        moved: tuple[Any, ...] = jax.tree.unflatten(tree, leaves)
+        return moved
+
+    def _lies(self, index: int, leaf: Any) -> bool:
+        """Return whether an array has the sharding that the program needs; it may be spelled differently."""
+        where, sharding = leaf.sharding, self._shardings[index]
+        return where is self._where[index] or where == sharding or where.is_equivalent_to(sharding, leaf.ndim)
+
+    @property
+    def memory(self) -> Any:
+        """The memory that a call takes on each device, in `argument_size_in_bytes` and so on; None if not known."""
+        return self._compiled.memory_analysis()
+
+    @property
+    def cost(self) -> dict[str, float]:
+        """The cost of a call: "flops", "bytes accessed"; empty if XLA does not say it for the backend."""
+        analysis: dict[str, float] | None = self._compiled.cost_analysis()
+        return analysis or {}
+
+
+# A node with buckets has ten programs (300 random lengths made 9). Two hundred and fifty-six are 25 such nodes. A
+# small program takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.
+DEFAULT_CAPACITY: Final = 256
+_Key: TypeAlias = tuple[Any, ...]
+# Leaves and structure of arguments.
+_Flat: TypeAlias = tuple[list[Any], Any]
+# Configuration, structure and types of the leaves of the last call of a function, and its program.
+_LastProgram: TypeAlias = tuple[Configuration, Any, list[Any], Executable]
+
+
+class Function(Names, Protocol):
+    """What programs are compiled from, as far as it takes to find them: a `JittedFunction`."""
+
+    @property
+    def static_argnums(self) -> tuple[int, ...]:
+        """Positions of the hashable arguments that a program is compiled for."""
+        ...
+
+
+F = TypeVar("F", bound=Function)
+
+
+class Programs(Generic[F]):
+    """Holds at most `capacity` compiled programs, and drops those that were not used for the longest time."""
+
+    # Ownership: the threads of devices call `find` and `last_program`, each for functions that no other one of them
+    # runs; `hits` and `used` of a program are theirs. Any thread may add and drop programs, under `_lock`. `find`
+    # writes `_last_programs` under it, too, so that no program stays there that was dropped; it reads without it.
+
+    def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
+        """Begin empty.
+
+        Args:
+            capacity: the most programs to keep.
+
+        Raises:
+            ValueError: `capacity` is below 1.
+        """
+        if capacity < 1:
+            raise ValueError(f"capacity must be at least 1, got {capacity}")
+        self._capacity = capacity
+        self._lock = threading.Lock()
+        self._held: dict[_Key, Executable] = {}
+        self._last_programs: dict[F, _LastProgram] = {}  # a program that is held, for each function
+        self._uses = itertools.count(1)
+
+    def find(self, jitted: F, args: tuple[Any, ...], flat: _Flat | None = None) -> Executable | None:
+        """Return the program for a call; None if it was not compiled, or was evicted.
+
+        Args:
+            jitted: the function to call.
+            args: all of its arguments, static ones included.
+            flat: leaves and structure of `args`, if the caller knows them.
+
+        Raises:
+            TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
+        """
+        configuration = current()
+        # A call is nearly always like the last one, and comparing the two is faster than making a signature.
+        leaves, structure = flat or jax.tree.flatten(args)
+        types = None if jitted.static_argnums else types_of(leaves)
+        executable: Executable | None
+        last = self._last_programs.get(jitted)
+        if last is not None and last[0] is configuration and last[1] == structure and last[2] == types:
+            executable = last[-1]
+        else:
+            signature = signature_of(args, jitted.static_argnums, configuration, jitted)
+            executable = self._held.get((jitted, configuration, signature))
+            if executable is None:
+                return None
+            if last is not None and last[-1] is not executable:
+                last[-1].forget_last()
+        if types is not None:
+            with self._lock:
+                if executable.is_held:  # the last call's, as a program's results have the same type objects again
+                    self._last_programs[jitted] = configuration, structure, types, executable
+        executable.hits += 1
+        executable.used = next(self._uses)
+        return executable
+
+    def last_program(self, jitted: F) -> Executable | None:
+        """Return the program of the last calls of a function, if the next one may begin by `enqueue_like_last`."""
+        last = self._last_programs.get(jitted)
+        if (
+            last is None
+            or not last[-1].is_like_last
+            or unkeyed_jax_options is None
+            or unkeyed_jax_options() != last[0].unkeyed_jax_options
+        ):
+            return None
+        executable = last[-1]
+        executable.hits += 1
+        executable.used = next(self._uses)
+        return executable
+
+    def __len__(self) -> int:
+        return len(self._held)
+
+    def _keep(self, key: _Key, executable: Executable) -> list[tuple[F, Executable]]:
+        """Hold a program, and return those that are dropped for it; to be called with the lock."""
+        executable.used = next(self._uses)
+        self._held[key] = executable
+        executable.is_held = True
+        return self._evict()
+
+    def _evict(self) -> list[tuple[F, Executable]]:
+        evicted: list[tuple[F, Executable]] = []
+        while len(self._held) > self._capacity:
+            # One scan for each compilation, so that `find` has only a number to write.
+            key = min(self._held, key=lambda key: self._held[key].used)
+            executable = self._held.pop(key)
+            executable.is_held = False
+            if self._last_programs.get(key[0], (None,))[-1] is executable:
+                del self._last_programs[key[0]]
+            evicted.append((key[0], executable))
+        return evicted

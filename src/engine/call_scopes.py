@@ -1,0 +1,177 @@
+"""Where the one call of a stream runs: in a scope of its own, or in that of a deployment."""
+
+import asyncio
+from abc import abstractmethod
+from typing import TYPE_CHECKING, Any
+
+from .._errors import DeadlineExceeded
+from ..actors.frame import AnyDeployment, Frame
+from .checkpoint import Checkpointer
+from .graph import Call, check_key
+from .options import ChosenScheduler, ExecutionOptions
+from .program import Wired
+from .scope import Runtime, Scope
+
+if TYPE_CHECKING:
+    from .admission import Share
+    from .deployment import Deployment
+
+
+class CallScope:
+    """The scope of one call, from its admission to its end.
+
+    Attributes:
+        runtime: the inside of the Engine.
+        saving: the snapshots of the call; None if it is not saved.
+        service: the deployment that is called; None for a call with a scope of its own.
+    """
+
+    runtime: Runtime
+    saving: Checkpointer | None = None
+    service: AnyDeployment | None = None
+
+    def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
+        """Return what `admit` returns if the call may begin at once; else None."""
+
+    @abstractmethod
+    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+        """Wait until the call may begin; return the scope, the actors of the graph, and the number of the call.
+
+        Raises:
+            DeadlineExceeded: the call could not begin before its deadline.
+        """
+
+    def withdrawn(self) -> None:
+        """Note that the call was closed before `admit`."""
+
+    @abstractmethod
+    def begun(self, frame: Frame, /) -> None:
+        """Note that the call is in flight."""
+
+    @abstractmethod
+    def settled(self, frame: Frame, /) -> None:
+        """Note that the call has ended, and its last handler has unwound."""
+
+    def abort_soon(self) -> object:
+        """End everything in the scope, because a handler raised KeyboardInterrupt or SystemExit."""
+
+    async def call_ended(self) -> None:
+        """Release the scope: the call has ended, or was not admitted."""
+
+
+class OwnScope(CallScope):
+    """A scope for a single call, of `engine.stream`."""
+
+    def __init__(
+        self,
+        runtime: Runtime,
+        options: ExecutionOptions,
+        key: str | None = None,
+        answer: object = ...,
+        saving: Checkpointer | None = None,
+    ) -> None:
+        self.runtime = runtime
+        self.saving = saving
+        self._options = options
+        self._key = key
+        self._answer = answer
+        self._scope: Scope | None = None
+
+    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+        """Open the resources and start the stateful nodes of the graph."""
+        scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
+        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True, saving=self.saving)
+        timer = asyncio.timeout_at(deadline)
+        try:
+            async with timer:
+                plan = call.graph._planned(is_cached=self._options.reuse_plans)
+                check_key(plan, "engine.stream", self._key, self._answer)
+                return self._scope, await self._scope.prepare(plan), 0
+        except TimeoutError as error:
+            if not timer.expired():
+                raise
+            raise DeadlineExceeded(
+                f"the resources and stateful nodes of graph {call.graph.name!r} did not start within "
+                f"{self._options.timeout_seconds:g} s"
+            ) from error
+
+    def begun(self, frame: Frame) -> None:
+        """Have the call fail if its stateful nodes crash too often."""
+        assert self._scope is not None
+        self._scope.on_failed = lambda make_error: frame.fail(make_error("the stream"))
+        if self.saving is not None:
+            self.saving.on_failure = frame.fail
+
+    def settled(self, frame: Frame) -> None:
+        """Forget the call."""
+        assert self._scope is not None
+        self._scope.on_failed = None
+        if self.saving is not None:
+            self.saving.is_done = frame.state == "done"
+
+    async def call_ended(self) -> None:
+        """Close the scope."""
+        if self._scope is not None:
+            await self._scope.close()
+
+
+class DeploymentScope(CallScope):
+    """The scope of a deployment, for a call of `service.stream`.
+
+    Attributes:
+        service: the deployment.
+        runtime: the inside of its Engine.
+    """
+
+    def __init__(self, deployment: "Deployment", key: str | None, answer: object) -> None:
+        self._deployment = self.service = deployment
+        self._key = key
+        self._answer = answer
+        self.runtime = deployment.runtime
+        self._share: Share | None = None  # the account of its key (not a durable one) for its share of the places
+        self._scope, self._in_flight = deployment.check_callable()
+
+    def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
+        """Take a place, if there is one and the resources of the graph are open."""
+        graphs, in_flight = self._deployment.graphs, self._in_flight
+        wired = graphs.find(call.graph)
+        if (
+            in_flight.by_key  # `admit` asks for the key, which is code of the user's and may fail
+            or wired is None
+            or wired.program.plan._durable is not None
+            or self._answer is not ...
+            or not graphs.is_complete(call.graph)
+            or not in_flight.admission.reserve_nowait()
+        ):
+            return None
+        in_flight.items += 1
+        return self._scope, wired, in_flight.items - 1
+
+    async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
+        """Wait until the resources are open, and for a place."""
+        scope, in_flight = self._deployment.check_callable()
+        wired = self._deployment.graphs.deployed(call.graph)
+        check_key(wired.program.plan, "service.stream", self._key, self._answer)
+        await self._deployment.restored(wired, call.graph, deadline)
+        share = self._share = in_flight.share_of(call.graph, call.arguments)
+        await in_flight.reserve(call.graph.name, priority, deadline, share)
+        self._deployment.check_admitted(in_flight, share)
+        in_flight.items += 1
+        return scope, wired, in_flight.items - 1
+
+    def withdrawn(self) -> None:
+        """Count the call as cancelled."""
+        self._in_flight.counts["cancelled"] += 1
+
+    def begun(self, frame: Frame) -> None:
+        """Add the call to those in flight, so that the end of the deployment ends it."""
+        frame.key = None if self._share is None else self._share.key
+        self._in_flight.live[frame] = self._share
+
+    def settled(self, frame: Frame) -> None:
+        """Count the call, and give back its place."""
+        self._in_flight.settled(frame)
+
+    def abort_soon(self) -> None:
+        """End the deployment."""
+        self._deployment.abort_soon()

@@ -1,0 +1,385 @@
+"""Executions: how the steps of nodes run: on the event loop, in threads, worker processes, or loops of their own."""
+
+import functools
+import itertools
+import types
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
+
+from ..actors import attempts
+from ..actors.attempts import HedgeBudget, hedged
+from ..actors.batching import Batch, Batcher, ThreadBatcher, results_of
+from ..actors.chains import watched
+from ..actors.current import starts_tasks
+from ..actors.execution import ASYNC, GENERAL, INLINE, Around, Bound, Run, invoke_plain
+from ..actors.executions import Inline, InOwnLoop, InProcess, InThread, OnLoop, StartsTasks
+from ..actors.generators import Opening, OpeningElsewhere, fail_over, staying_inside, values_of
+from ..actors.loop_host import OwnsLoop
+from ..actors.node_actor import AHEAD_ITEMS, NO_LIMIT, NodeActor, Places, report_blocking
+from ..actors.policy import Policy
+from ..actors.stream_buffer import DEFAULT_CAPACITY
+from ..actors.threads import ThreadSlots
+from .bodies import failing_over, opening, opening_in_loop, stream_failing_over
+from .node import Execution, Node, Scope, Site, is_async
+from .source import in_input_order
+from .stateful import recipe_of
+
+if TYPE_CHECKING:
+    from ..actors.threads import ThreadShare
+    from ..telemetry.profiling.records import Bound as LimitedBy
+    from .pools import Pools
+
+
+class OnTheLoop(Execution):
+    """Calls handlers on the event loop: `runs_on="loop"`."""
+
+    _is_here = _is_inline = _takes_batches = True
+
+    def check(self, node: Node[..., Any]) -> None:
+        """Refuse what nothing could end: a plain `def` holds the loop."""
+        policy = node.policy
+        if node._reads_streams or (policy.timeout_seconds is None and policy.hedge is None):
+            return
+        why = "nothing can time it out" if policy.hedge is None else "no second attempt begins beside it"
+        raise TypeError(
+            f"node {node.name!r} is a plain `def` that runs on the event loop, where {why}; "
+            'use runs_on="thread" or runs_on="process", or an `async def`'
+        )
+
+    def places(self, node: Node[..., Any], scope: Scope) -> Places:
+        """Return one place for a plain `def`, and the places of the scope for an `async def`; in a pipeline."""
+        if node.gives_stream or scope._max_workers is None:
+            return NO_LIMIT  # a stream holds its place until it has ended, and streams may wait for each other
+        return _places(scope._max_workers if node.is_async else 1)
+
+    def bind(self, site: Site) -> Bound:
+        """Return what calls the handler."""
+        node = site.node
+        if node.gives_stream:
+            return Opening(site._instance)
+        if not node.is_async:
+            return Inline(site._instance)
+        return (StartsTasks if starts_tasks(node._target) else OnLoop)(site._instance)
+
+    def _bound_by(self, node: Node[..., Any]) -> "LimitedBy":
+        return "max_workers" if node.is_async else "loop"
+
+    def _batcher(
+        self,
+        fn: Callable[..., Any],
+        batch: Batch,
+        most: int,
+        name: str,
+        pools: "Pools",
+        threads: "ThreadShare | None",
+    ) -> OwnsLoop:
+        return Batcher(_on_the_loop(fn, name), batch, most, name)
+
+    def _directly(self, actor: NodeActor, run: Run, hedge_budget: HedgeBudget | None) -> None:
+        """Have workers call a plain `def`, or await an `async def`, themselves if it has no policy."""
+        is_plain, starts_others = bool(actor.bound._links), isinstance(actor.bound, StartsTasks)
+        if actor.policy.is_once and not starts_others:
+            actor.mode = INLINE if is_plain else ASYNC
+            actor.invoke = attempts.invoke_general if is_plain else invoke_plain
+        elif is_plain:
+            actor.invoke = attempts.invoking(run)
+        else:
+            actor.invoke = attempts.invoking_at_once(run, hedge_budget, remembers=starts_others)
+
+
+class InThreads(Execution):
+    """Calls plain functions in the threads of the Engine: `runs_on="thread"`."""
+
+    _is_here = _takes_batches = True
+    _pool = "threads"
+
+    def check(self, node: Node[..., Any]) -> None:
+        """Refuse what is no plain `def`."""
+        _check_plain(node, self.name)
+
+    def places(self, node: Node[..., Any], scope: Scope) -> Places:
+        """Return as many places as there are threads for the scope."""
+        if not scope._has_places_in_threads:
+            return Places()
+        return Places(scope._pools.max_threads if scope._threads is None else scope._threads.limit)
+
+    def bind(self, site: Site) -> Bound:
+        """Return what calls the function."""
+        policy, scope, limiter = site.node.policy, site.scope, site._limiter
+        ahead = 0
+        if policy.concurrency is not None and site._instance is None:
+            if limiter.slots is None:
+                limiter.slots = ThreadSlots(limiter.limit)
+            has_all_threads = scope._threads is None and scope._has_places_in_threads
+            ahead = _items_ahead(policy, policy.concurrency) * (policy.is_once and has_all_threads)
+        return InThread(scope._pools.threads, ahead, site._instance)
+
+    def _batcher(
+        self,
+        fn: Callable[..., Any],
+        batch: Batch,
+        most: int,
+        name: str,
+        pools: "Pools",
+        threads: "ThreadShare | None",
+    ) -> OwnsLoop:
+        return ThreadBatcher(fn, batch, most, name, pools.threads, threads)
+
+
+class InProcesses(Execution):
+    """Calls plain functions, and instances of classes, in worker processes: `runs_on="process"`."""
+
+    _has_one_instance = False
+    _takes_batches = True
+    _pool = "processes"
+
+    def check(self, node: Node[..., Any]) -> None:
+        """Refuse what is no plain `def`, and what supposes one instance, which sees all items."""
+        _check_plain(node, self.name)
+        policy, template = node.policy, cast("Any", node.template)
+        if template is None:
+            return
+        given = {
+            "restart=": policy.restart != "permanent",
+            "restart_on=": bool(policy.restart_on),
+            "ordered=True": policy.ordered,
+        }
+        for option, is_given in given.items():
+            if is_given:
+                raise TypeError(
+                    f'stateful node {node.name!r} with runs_on="process" has an instance in each worker process, for '
+                    f"what is slow to make, such as a model, and not for state: {option} does not apply"
+                )
+        if hasattr(template, "__aenter__"):
+            _refuse_in_workers(template if isinstance(template, type) else type(template))
+
+    def places(self, node: Node[..., Any], scope: Scope) -> Places:
+        """Return a place for each worker process, and room for items that are sent ahead."""
+        processes = scope._pools.max_processes
+        return Places(processes, _items_ahead(node.policy, AHEAD_ITEMS * processes))
+
+    def bind(self, site: Site) -> Bound:
+        """Return what has a worker process make the call."""
+        from ..actors.process_messages import process_target
+
+        node, scope = site.node, site.scope
+        in_workers = None if node.template is None else scope.instance(node).instance
+        target = process_target(node.fn if node.template is None else type(node.template))
+        is_hedged = node.policy.hedge is not None
+        return InProcess(scope._pools.processes, target, in_workers, is_hedged=is_hedged)
+
+    def make_instance(
+        self, scope: Scope, cls: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return a stand-in: each worker process makes its own instance, when it is first called there."""
+        return _InWorkers(scope._pools, args, kwargs)
+
+    def _batcher(
+        self,
+        fn: Callable[..., Any],
+        batch: Batch,
+        most: int,
+        name: str,
+        pools: "Pools",
+        threads: "ThreadShare | None",
+    ) -> OwnsLoop:
+        return Batcher(_in_process(fn, pools, name), batch, most, name)
+
+
+# Numbers of instances in worker processes, which serve all Engines of this process one after the other.
+_in_workers = itertools.count(1)
+
+
+class _InWorkers:
+    """Stands for the instances that worker processes make of a class for one scope."""
+
+    def __init__(self, pools: "Pools", args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        from ..actors.process_messages import WorkerInstance  # few programs need it
+
+        self._pools = pools
+        self.instance = WorkerInstance(next(_in_workers), args, kwargs)
+
+    async def __aenter__(self) -> None:
+        """Do nothing: the first call in a worker process makes its instance."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """Leave the instances that were made."""
+        if self._pools.has_processes:
+            await self._pools.processes().close_instances([self.instance.key])
+
+
+class InLoopsOfTheirOwn(Execution):
+    """Gives items to actors that own their loop, one for each scope."""
+
+    _runs_loop = _gathers = True
+
+    def bind(self, site: Site) -> Bound:
+        """Return what puts items into the inbox of the loop."""
+        loop: Any = site._instance
+        return InOwnLoop(loop.host, loop)
+
+    def _make_loop(self, node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
+        template = cast("Any", node.template)
+        if template._penstock_is_shared:
+            return cast("OwnsLoop", template)
+        cls, args, kwargs = recipe_of(template)
+        return cast("OwnsLoop", cls(*args, **kwargs))
+
+
+class InBatches(InLoopsOfTheirOwn):
+    """Gathers items of many calls, for one node whose function takes a list of them.
+
+    Args:
+        inner: how the function runs.
+        fn: the function.
+        batch: how items are gathered.
+        at_once: how many calls of the function there are at a time.
+    """
+
+    def __init__(self, inner: Execution, fn: Callable[..., Any], batch: Batch, at_once: int | None) -> None:
+        self.name = "own loop"  # and no name of its own by which it pickles
+        self._inner, self._fn = inner, fn
+        size: Any = batch.max_size
+        self._batch, self._at_once, self._holds = batch, at_once, size * (at_once or 1)
+
+    @property
+    def _drawn(self) -> str:
+        at_once = f"{self._at_once} at once" if self._at_once else ""
+        return ", ".join(word for word in (self._inner._drawn, f"batches of {self._batch.max_size}", at_once) if word)
+
+    def check(self, node: Node[..., Any]) -> None:
+        """Refuse second attempts."""
+        if node.policy.hedge is not None:
+            raise TypeError(
+                f"batched node {node.name!r} has hedge=: a second attempt would wait for a batch as well; leave it out"
+            )
+
+    def _make_loop(self, node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
+        fn = self._fn if node.bound_to is None else types.MethodType(self._fn, node.bound_to)
+        return self._inner._batcher(fn, self._batch, self._at_once or 1, node.origin.name, pools, threads)
+
+
+_places: Final = functools.cache(Places)  # scopes are wired again and again
+BUILT_IN: Final = OnTheLoop("loop"), InThreads("thread"), InProcesses("process"), InLoopsOfTheirOwn("own loop")
+
+
+def _check_plain(node: Node[..., Any], name: str) -> None:
+    if node.gives_stream:
+        raise TypeError(
+            f'node {node.name!r} is an async generator, to which runs_on="{name}" does not apply: its body runs on the '
+            "event loop, step by step"
+        )
+    if node.is_async:
+        raise TypeError(
+            f'node {node.name!r} is an `async def`, which runs on the event loop; runs_on="{name}" needs a plain `def`'
+        )
+
+
+def _refuse_in_workers(cls: type[Any]) -> NoReturn:
+    """Raise the TypeError for a class that needs an event loop, which a worker process does not have."""
+    raise TypeError(
+        f'@node(runs_on="process") on class {cls.__name__!r}: a worker process has no event loop; write a plain '
+        "`def __call__`, and `__enter__` and `__exit__` in place of `__aenter__` and `__aexit__`"
+    )
+
+
+# How a batch is handled.
+
+
+_Call: TypeAlias = Callable[[list[Any]], Awaitable[Sequence[Any]]]
+
+
+def _on_the_loop(fn: Callable[..., Any], name: str) -> _Call:
+    report = functools.partial(report_blocking, fn, name, None)
+
+    def in_steps(items: list[Any]) -> Awaitable[Any]:
+        work: Any = fn(items)
+        return watched(report, work) if work.__class__ is types.CoroutineType else work
+
+    async def inline(items: list[Any]) -> Any:
+        began = perf_counter()
+        results = fn(items)
+        report(perf_counter() - began)
+        return results
+
+    return in_steps if is_async(fn) else inline
+
+
+def _in_process(fn: Callable[..., Any], pools: "Pools", name: str) -> _Call:
+    async def in_process(items: list[Any]) -> Any:
+        from ..actors.process_messages import NotSentError, process_target
+
+        target, receiver = process_target(function), () if bound_to is None else (bound_to,)
+        try:
+            return await pools.processes().run(target, (*receiver, items), {}, {"node": name, "batch_size": len(items)})
+        except NotSentError as error:  # and so nothing has run: the others of the batch do not fail with this item
+            if len(items) == 1:
+                return [error]
+            middle = len(items) // 2
+            halves = items[:middle], items[middle:]
+            return [result for half in halves for result in results_of(await in_process(half), len(half), name)]
+
+    function, bound_to = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
+    return in_process
+
+
+def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
+    """Have an actor run the steps of a node with its policy, which is composed here."""
+    policy, streams, gate = site.node.policy, site._unit.streams, site._gate
+    if site.node.gives_stream:
+        _open(execution, site, actor)
+        return
+    budget = None
+    around: tuple[Around, ...] = () if gate is None else (attempts.through_gate(gate),)
+    if policy.hedge is not None:
+        budget = site.scope._pools.hedge_budget(site.node.origin, policy.hedge.max_share)
+        around = (hedged(policy.hedge.after_seconds, budget),)
+    failover = None if site._failover is None else failing_over(*site._failover)
+    run = attempts.compose(policy, around, failover)
+    if gate is None and not streams and not policy.ordered:
+        execution._directly(actor, run, budget)
+    else:
+        actor.invoke = attempts.invoking(run, streams)
+    if site.scope._counts_handlers and not streams:  # one that reads a stream waits for others, which need places
+        count_handlers(actor)
+    if policy.ordered and not site.node._is_replaced:
+        actor.invoke = in_input_order(actor.invoke)
+
+
+def count_handlers(actor: NodeActor) -> None:
+    """Have the handlers of a step count in those that its call runs at a time."""
+    if actor.mode != GENERAL:
+        actor.mode, actor.invoke = GENERAL, attempts.invoke_general
+    actor.begin = None
+    actor.invoke = attempts.within_handlers(actor.invoke)
+
+
+def _open(execution: Execution, site: Site, actor: NodeActor) -> None:
+    """Have an actor open the streams of a node that gives some."""
+    policy, failover, gate = site.node.policy, site._failover, site._gate
+    if policy.fallback is not None:
+        policy = replace(policy, fallback=values_of(policy.fallback, site.node.name))
+    is_opened = not (execution._is_here or execution._runs_loop)
+    bound = OpeningElsewhere(actor.bound) if is_opened else Opening(site._instance)
+    if is_opened:  # the iterator is made somewhere else, of the arguments
+        actor.fn = functools.wraps(actor.fn, updated=())(lambda *args, **kwargs: (args, kwargs))
+    around = () if gate is None else (staying_inside(gate),)
+    first = attempts.compose(policy, around, None if failover is None else fail_over, bound)
+    instead = None if failover is None else stream_failing_over(*failover)
+    capacity, streams = site.node.policy.capacity or DEFAULT_CAPACITY, site._unit.streams
+    if execution._runs_loop:
+        host: Any = site._instance.host
+        actor.invoke = opening_in_loop(host, capacity, streams, first, instead)
+    else:
+        actor.invoke = opening(capacity, streams, first, instead, site._place)
+
+
+def _items_ahead(policy: Policy, most: int) -> int:
+    """Return how many items of a node may be sent to processes or threads besides those that run."""
+    # A hedged node has none: second attempts would begin because the first wait behind others. And the bytes of an item
+    # count while it is in the inbox.
+    if policy.hedge is not None or policy.max_bytes is not None:
+        return 0
+    return most if policy.capacity is None else min(most, policy.capacity)

@@ -1,0 +1,774 @@
+"""Streams of one call: `StreamingCall`, and what its reader holds: `ValuesStream`, or `EventStream` with events."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+
+from .._errors import (
+    EngineClosedError,
+    Interrupted,
+    NodeCancelledError,
+    OptionsError,
+    PlanError,
+)
+from ..actors.accepted import OptionRule, check, whole
+from ..actors.frame import AnyDeployment, Frame
+from ..actors.node_actor import NodeActor
+from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, StreamBuffer
+from ..actors.tasks import start_task, uninterrupted, until
+from .call import RunningCall
+from .call_scopes import CallScope
+from .call_stream import Stream
+from .control import Outcome
+from .events import Event, EventBuffer, Value
+from .graph import Call
+from .nesting import refuse_to_close_from_inside
+from .options import ExecutionOptions
+from .pipeline import Progress, ReaderWait, progress_of
+from .program import Wired
+from .scope import Scope
+from .statistics import StreamStatistics, Uptime
+
+if TYPE_CHECKING:
+    from ..saving.durable import DurableCall
+
+
+class StreamingCall:
+    """A call that gives a stream: of values, of events, or of both. It listens to the frame of the call.
+
+    It does not refer to the `Stream` object. So that object is collected when the reader drops it, and ends the call.
+
+    Attributes:
+        loop: its event loop.
+        events: the events of the call; None if they are not read.
+        reader: the reader of the stream; None until the stream is opened.
+        saving: the snapshots of the call; None if it is not saved.
+        uptime: how long the stream has been open.
+        reader_wait: how long the reader has waited for values.
+        progress: the progress bar; None without one.
+        has_expired: whether the call has ended with `DeadlineExceeded`.
+        interruption: the error of a call that has ended because a node has asked a question.
+    """
+
+    # States. Waiting: `_scope` is None, and the task of `_run` waits for the admission. `abort` cancels that task; one
+    # that has not had its first step finds `_error` there instead. Running: `_scope` is set, and the frame has the
+    # outcome; `abort` ends the frame. Settled: the last handler has unwound, and a task leaves the scope and ends the
+    # progress bar, if any. Over: `_over` is set, and nothing of the call is left. `_opened` is set with the
+    # reader, or once there can be none: at the outcome of the frame, or at the end of a call that never ran.
+    #
+    # Ownership: all of it is of the event loop. A dropped stream may be collected in any thread; it schedules `abort`.
+
+    def __init__(
+        self,
+        where: CallScope,
+        call: Call[Any],
+        options: ExecutionOptions,
+        kept: "DurableCall | None" = None,
+        events: EventBuffer | None = None,
+    ) -> None:
+        self.loop = asyncio.get_running_loop()
+        self._kept = kept
+        self.events = events
+        self.reader: Reader[Any] | None = None
+        self.saving = where.saving
+        self._where = where
+        self._call = call
+        self._options = options
+        seconds = options.timeout_seconds
+        self._frame = frame = RunningCall(
+            self.loop, call.graph.name, options, call._trace_headers, timeout_seconds=seconds
+        )
+        frame.listener = self
+        frame.on_result_stream = self._open
+        if events is not None:
+            frame.events = events
+            if self.saving is not None:
+                self.saving.events = events
+        if options.collect_metrics:  # admission counts the calls in flight of a deployment
+            frame.count(where.runtime.counted_runs if where.service is None else None)
+        self.uptime = Uptime()
+        self.reader_wait = ReaderWait()
+        self.progress: Progress | None = None
+        # Noted when the call ends: its frame forgets the error once the reader has it.
+        self.has_expired = False
+        self.interruption: Interrupted | None = None
+        self._scope: Scope | None = None  # set when the call is launched
+        self._error: BaseException | None = None
+        self._was_read = False
+        self._was_left = False
+        self._begun = False
+        self._opened = asyncio.Event()  # there is a reader, or there will never be one
+        self._settled: asyncio.Event | None = None  # of a call with a task from the beginning, which waits for it
+        self._over = asyncio.Event()
+        # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
+        where.runtime.stream_opened(self)
+        self._task: asyncio.Task[None] | None = None  # of a call that has to wait before it begins, or when it ends
+        begins = None if kept is not None else where.admit_nowait(call)
+        if begins is None:
+            self._start_task(self._run())
+        else:
+            self._launch(*begins)
+
+    @property
+    def reader_wait_seconds(self) -> float:
+        """How long the reader has waited for values since this was first read, in seconds."""
+        return self.reader_wait.seconds
+
+    @property
+    def name(self) -> str:
+        """The name of the graph."""
+        return self._call.graph.name
+
+    def look(self) -> None:
+        """Return None, for a profile: the values of a stream have no window of their own."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the call has ended and nothing of it is left."""
+        return self._over.is_set()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the call has ended with an error, and not with a question."""
+        return self._frame.state == "failed" and self.interruption is None
+
+    @property
+    def actors_uptime(self) -> Uptime | None:
+        """The time that the counters of the actors cover; None before there are any actors."""
+        return None if self._scope is None else self._scope.uptime
+
+    def actors(self) -> list[NodeActor]:
+        """Return the actors that the call goes through."""
+        return [] if self._scope is None else self._scope.wiring.actors()
+
+    def frames(self) -> Iterator[Frame]:
+        """Yield the call, once it has begun."""
+        if self._scope is not None:
+            yield self._frame
+
+    async def opened(self) -> Reader[Any]:
+        """Wait until the stream is opened, and, of a call that is saved, no source was refused; return its reader.
+
+        Raises:
+            BaseException: the error that ended the call before, such as a refusal, the deadline, or that of a node.
+        """
+        await self._opened.wait()
+        if self.saving is not None and self.reader is not None:
+            await self.saving.all_begun.wait()
+        if self.reader is None or (self.saving is not None and self._frame.state == "failed"):
+            await self.ended()
+            raise EngineClosedError("this stream was closed")
+        return self.reader
+
+    def was_read(self, error: BaseException | None) -> None:
+        """Note that the reader has come to the end, or to an error: that becomes the outcome of the call."""
+        frame = self._frame
+        if self._was_read or self._scope is None:
+            return
+        self._was_read = True
+        if error is None:
+            frame.remove_pending()
+        elif frame.state == "running":  # if not, the call has ended with this error already
+            frame.fail(error)
+
+    def result(self) -> Any:
+        """Return the result of the call, which has ended.
+
+        Raises:
+            EngineClosedError: it has ended without one; its error was raised before.
+        """
+        if self._kept is not None and self._kept.is_finished:
+            return self._kept.result
+        if self._frame.state != "done":
+            raise EngineClosedError("this call has ended without a result; its error was raised at the reader before")
+        return self._frame.result
+
+    async def ended(self) -> None:
+        """Wait until the call has ended and none of its tasks is left.
+
+        Raises:
+            BaseException: the error of the call, if it failed.
+        """
+        await self._over.wait()
+        if self._frame.state == "failed" and self._frame.error is not None:
+            self._frame.outcome()
+        error, self._error = self._error, None
+        try:
+            if error is not None:
+                raise error
+        finally:
+            del error  # breaks a cycle: its traceback refers to this stack frame
+
+    def abort(self, error: BaseException | None = None) -> None:
+        """Begin to end the call; `aclose` waits for that."""
+        if self._over.is_set():
+            return
+        self._was_left = self._was_left or error is None
+        if self._error is None:
+            self._error = error if error is not None else EngineClosedError("this stream was closed")
+        if self._scope is None:
+            if self._begun and self._task is not None:  # before its first step, a task would just be thrown away
+                self._task.cancel()
+        elif error is None:
+            self._frame.cancel()
+        else:
+            self._frame.fail(error)
+
+    async def aclose(self) -> None:
+        """End the call: cancel its handlers, and wait until none of its tasks is left."""
+        self.refuse_from_inside()
+        self.abort()
+        await until(self._over.is_set, self._over.wait)
+
+    async def end(self) -> None:
+        """End the stream because its Engine is closed; the next read raises an error that says so."""
+        self.abort(EngineClosedError("the Engine was closed while this stream was open"))
+        await self.aclose()
+
+    def refuse_from_inside(self) -> None:
+        """Refuse to wait for this call inside of one of its own nodes.
+
+        Raises:
+            ReentrantCallError: a handler of this call is the caller.
+        """
+        refuse_to_close_from_inside(self)
+
+    @property
+    def service(self) -> AnyDeployment | None:
+        """The deployment that is called; None if there is none."""
+        return self._where.service
+
+    def frame_done(self, frame: Frame) -> None:
+        """Take the outcome of the call; an error is raised at the reader at once, before values that are left."""
+        self.has_expired = frame.has_expired
+        self.interruption = frame.error if isinstance(frame.error, Interrupted) else None
+        self._frame.close()
+        if frame.state != "done" and self.reader is not None and not self.reader.buffer.abandoned:
+            error = frame.error or self._error or NodeCancelledError("the call was cancelled")
+            self.reader.buffer.fail(error)
+        self._opened.set()
+        if self.events is not None:
+            self.events.end()
+        if frame.ends_program:
+            self._where.abort_soon()
+        if frame.settled:
+            self.frame_settled(frame)
+
+    def frame_settled(self, frame: Frame) -> None:
+        """Report the outcome, and give back the place: the last handler of the call has ended."""
+        self._frame.report()
+        self._where.settled(frame)
+        if self._settled is not None:
+            self._settled.set()
+        elif self.progress is None:
+            self._finish()
+        else:
+            self._start_task(self._end())
+
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
+        self._task = start_task(self.loop, work, context=self._frame.context.copy(), name="penstock-stream")
+        # A task that is cancelled before its first step, as when the loop is shut down, does not come to `_finish`.
+        self._task.add_done_callback(lambda _: self._over.set())
+
+    async def _run(self) -> None:
+        """Wait for the admission of the call and for its end, and leave the scope."""
+        self._begun = True
+        try:
+            if self._error is None:
+                self._settled = asyncio.Event()
+                if self._kept is not None:
+                    await self._kept.begin()
+                    self._kept.belong(self._frame.context)
+                if self._kept is None or not self._kept.is_finished:
+                    self._launch(*await self._where.admit(self._call, self._options.priority, self._frame.ends_at))
+                    await until(self._settled.is_set, self._settled.wait)
+            else:
+                self._where.withdrawn()
+        except asyncio.CancelledError as error:
+            self._cancelled(error)
+        except BaseException as error:  # noqa: BLE001 - the reader raises it
+            self._error = error
+        await self._end()
+
+    async def _end(self) -> None:
+        try:
+            await uninterrupted(self._ended())
+        except asyncio.CancelledError as error:
+            self._cancelled(error)
+        except BaseException as error:  # noqa: BLE001 - the reader raises it: a stateful node could not be left
+            self._error = self._error or error
+        finally:
+            self._finish()
+
+    def _finish(self) -> None:
+        self.uptime.stop()
+        if self._scope is None:
+            was_kept = self._kept is not None and self._kept.is_finished
+            self._frame.report("cancelled" if self._was_left else "done" if was_kept else "running", self._error)
+        self._opened.set()
+        if self.events is not None:
+            self.events.end()
+        self._where.runtime.stream_closed(self)
+        self._over.set()
+
+    async def _ended(self) -> None:
+        """Leave the scope, and show the last numbers of the progress bar."""
+        progress, self.progress = self.progress, None
+        try:
+            await self._where.call_ended()
+        finally:
+            if self._kept is not None:
+                if self._frame.state == "done" and self.reader is None:
+                    self._kept.result = self._frame.result
+                await self._kept.end(self._outcome_error())
+            if progress is not None:
+                await progress.aclose()
+
+    def _outcome_error(self) -> BaseException | None:
+        """Return why the call has no result; None if its stream was read to the end."""
+        if self._frame.state == "done":
+            return None
+        return self.interruption or self._error or self._frame.error or asyncio.CancelledError()
+
+    def _cancelled(self, cause: BaseException) -> None:
+        """Note that the task was cancelled: by `abort`, or from outside, such as when the loop is shut down."""
+        if self._error is None:
+            self._error = NodeCancelledError("the task of this stream was cancelled")
+            self._error.__cause__ = cause
+
+    def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
+        self._scope = scope
+        frame = self._frame
+        frame.join(scope)
+        self._where.begun(frame)
+        frame.launch(wired, self._call.arguments, item)
+
+    def _open(self, reader: Reader[Any]) -> None:
+        if self.saving is not None:
+            self.saving.opened(reader.buffer)
+        self.reader = reader
+        self._opened.set()
+        if self.events is not None:
+            self.events.values_opened(reader.buffer)
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class ValuesStream(Stream[T_co]):
+    """The values of one call, as an async iterator.
+
+    Args:
+        start: starts the call.
+        shows_progress: whether a bar shows how many values there were.
+    """
+
+    def __init__(self, start: Callable[[], StreamingCall], *, shows_progress: bool = False) -> None:
+        self._shows_progress = shows_progress
+        # Not a bound method of this object: the cycle would keep a dropped stream alive until the garbage collector
+        # runs.
+        self._start_call = start
+        self._call: StreamingCall | None = None
+        self._buffer: StreamBuffer[Any] | None = None
+        self._closed = False
+
+    async def __anext__(self) -> T_co:
+        """Return the next value.
+
+        Raises:
+            Exception: the error of the call; the stream is closed then.
+        """
+        buffer = self._buffer or await self._open()
+        if (
+            not buffer.held
+            and not buffer.ended
+            and buffer.waiter is None
+            and not self._closed
+            and self._call is not None
+        ):
+            # `StreamBuffer.wait`, in a block of `ReaderWait`, written out: each value of a slow stream comes by, and a
+            # coroutine or a context manager more takes as long as a tenth of what a value takes in all.
+            wait = self._call.reader_wait
+            wait.begin()
+            waiter = buffer.waiter = self._call.loop.create_future()
+            try:
+                await waiter
+            except asyncio.CancelledError as error:
+                raise wait.cancelled(error)  # noqa: B904 - the error that arrived is its context
+            finally:
+                buffer.waiter = None
+                wait.end()
+        if buffer.held:
+            value: T_co = buffer.take()
+            return value
+        return await self._next(buffer)
+
+    async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
+        """Iterate over one `Outcome` for each value; an error of the call is in the last outcome and not raised."""
+        while True:
+            try:
+                value = await self.__anext__()
+            except StopAsyncIteration:
+                return
+            except Exception as error:  # noqa: BLE001 - any error is the last outcome
+                yield Outcome(self._taken, None, error)
+                return
+            yield Outcome(self._taken - 1, value, None)
+
+    async def wait_started(self) -> None:
+        """Wait for the first value without taking it; for a server, before it sends its headers.
+
+        Raises:
+            Exception: the error of the call before its first value, such as `Overloaded`.
+        """
+        buffer = self._buffer or await self._open()
+        with self._start().reader_wait:
+            while not buffer.held and not buffer.ended:
+                await buffer.wait()
+        if not buffer.held and buffer.error is not None:
+            await self._next(buffer)  # raises it
+
+    async def aclose(self) -> None:
+        """End the stream: cancel the call, and wait until none of its tasks is left. Idempotent."""
+        if self._call is not None:
+            self._call.refuse_from_inside()
+        self._closed = True
+        if self._call is not None:
+            await self._call.aclose()
+
+    @property
+    def position(self) -> int:
+        """How many values the reader has taken."""
+        return 0 if self._buffer is None else self._buffer.position
+
+    @property
+    def _taken(self) -> int:
+        """How many items of any kind the reader has taken."""
+        return self.position
+
+    def statistics(self) -> StreamStatistics:
+        """Return a snapshot of the counters."""
+        return StreamStatistics(0, 0, 0, 0, 0, 0, ()) if self._call is None else _statistics_of(self._call)
+
+    def _start(self) -> StreamingCall:
+        if self._call is None:
+            if self._closed:
+                raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
+            call = self._call = self._start_call()
+            if self._shows_progress and not call.is_over:
+                call.progress = progress_of(call.loop, lambda: call.name, None, partial(_statistics_of, call))
+        return self._call
+
+    async def _open(self) -> StreamBuffer[Any]:
+        if self._closed and self._call is not None:
+            raise StopAsyncIteration
+        call = self._start()
+        try:
+            with call.reader_wait:
+                self._buffer = (await call.opened()).buffer
+        except asyncio.CancelledError:
+            raise  # the reader was cancelled, which does not end the stream
+        except BaseException:
+            await self.aclose()
+            raise
+        return self._buffer
+
+    async def _next(self, buffer: StreamBuffer[Any]) -> T_co:
+        if self._closed:
+            raise StopAsyncIteration
+        error: BaseException | None = None
+        try:
+            with self._start().reader_wait:
+                value: T_co = await buffer.get()
+            return value
+        except StopAsyncIteration:
+            pass
+        except BaseException as failure:
+            if not buffer.abandoned:
+                raise  # the reader was cancelled, which does not end the stream
+            error = failure
+        call = self._start()
+        call.was_read(error)
+        error = None  # breaks a cycle: its traceback refers to this stack frame
+        with call.reader_wait:
+            await call.ended()
+        raise StopAsyncIteration
+
+    def __del__(self) -> None:
+        call = getattr(self, "_call", None)
+        if call is not None and not self._closed and not call.is_over and not call.loop.is_closed():
+            # The garbage collector may run in any thread, so the loop has to be told in a thread-safe way.
+            call.loop.call_soon_threadsafe(call.abort)
+
+
+class SavedStream(ValuesStream[T_co]):
+    """The values of one call that is saved."""
+
+    _reader: "asyncio.Task[Any] | None" = None
+
+    async def __aenter__(self) -> Self:
+        """Start the call, and wait until it goes on from its newest snapshot, so that `position` says where.
+
+        Raises:
+            CheckpointError: the folder cannot be used, or its snapshots are those of another run.
+            Exception: the error of the call before its stream was open.
+        """
+        await super().__aenter__()
+        try:
+            self._buffer = self._buffer or await self._open()
+        finally:
+            if self._buffer is None:  # such as after a cancel: where `__aenter__` fails, `__aexit__` is not called
+                await self.aclose()
+        return self
+
+    async def __anext__(self) -> T_co:
+        """Return the next value. To ask for the one behind a barrier completes the snapshot.
+
+        Raises:
+            Exception: the error of the call; the stream is closed then.
+        """
+        self._reader = asyncio.current_task()
+        buffer = self._buffer or await self._open()
+        if isinstance(buffer, BarrierBuffer) and buffer.barrier is not None and not buffer.held and not self._closed:
+            await buffer.pass_barrier()
+        return await super().__anext__()
+
+    async def checkpoint(self) -> None:
+        """Make a snapshot now, and wait until it is written.
+
+        Raises:
+            CheckpointError: it could not be written.
+        """
+        await self._checkpoint(is_reader=self._reader in (None, asyncio.current_task()))
+
+    async def _checkpoint(self, *, is_reader: bool, unread: Sequence[Any] = ()) -> None:
+        call = self._start()
+        saving = call.saving
+        assert saving is not None
+        if self._closed or call.is_over:
+            saved = "its end is saved" if saving.is_done else "its last snapshot is the one before that"
+            raise EngineClosedError(f"this stream has ended, so checkpoint() has nothing to save; {saved}")
+        if self._buffer is None:
+            await self._open()
+        for value in unread:
+            saving.put_back(value)
+        await saving.checkpoint(is_reader=is_reader)
+
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+
+class EventStream(ValuesStream[Event[E]], Generic[E, R]):
+    """The events of one call, and its result; made by `engine.stream(call, events=...)`.
+
+    A `Stream` of events, and of the values of the call if its graph gives a stream: then what one node gives and emits
+    comes in its order. The stream ends with the call. An error of the call comes after the events before it.
+    """
+
+    # Made with more than the reader sees: the buffer of its events, and whether its graph gives a stream.
+    def __init__(
+        self,
+        start: Callable[[], StreamingCall],
+        events: EventBuffer,
+        gives_stream: str | None,
+        *,
+        shows_progress: bool = False,
+    ) -> None:
+        super().__init__(start, shows_progress=shows_progress)
+        self._events = events
+        self._gives_stream = gives_stream
+
+    @property
+    def gives_values(self) -> bool:
+        """Whether the graph gives a stream, whose values are read here as well."""
+        return self._gives_stream is not None
+
+    async def __anext__(self) -> Event[E]:
+        """Return the next event, or the next value.
+
+        Raises:
+            Exception: the error of the call; the stream is closed then.
+        """
+        events = self._events
+        if events.held and events.values is None and not self._closed:
+            return events.take()
+        call = self._call or self._start()
+        while not (self._closed or events.abandoned):
+            held, values = events.held, events.values
+            if held and (values is None or not values.held or held[0]._after <= values.position):
+                return events.take()
+            if values is not None and values.held:
+                return cast("Event[E]", Value(values.take()))
+            if not await self._more(call):
+                break
+        raise StopAsyncIteration
+
+    async def result(self) -> R:
+        """Wait for the result of the call; events that were not read, and those to come, are dropped.
+
+        Returns:
+            The result of the graph.
+
+        Raises:
+            Exception: the error of the call.
+            EngineClosedError: the stream was closed, or its error was raised before.
+            PlanError: the graph gives a stream, whose values are read here as well.
+        """
+        if self._gives_stream is not None:
+            raise PlanError(f"graph {self._gives_stream!r} gives a stream, which has no result but its values")
+        call = self._start()
+        self._events.abandon()
+        with call.reader_wait:
+            await call.ended()
+        return cast("R", call.result())
+
+    async def wait_started(self) -> None:
+        """Wait for the first event or value without taking it; for a server, before it sends its headers.
+
+        Raises:
+            Exception: the error of the call before that, such as `Overloaded`.
+        """
+        call, events = self._start(), self._events
+        while not (events.held or (events.values is not None and events.values.held)) and await self._more(call):
+            pass
+
+    async def _more(self, call: StreamingCall) -> bool:
+        """Wait for something to read, when nothing is held; return False at the end.
+
+        Raises:
+            BaseException: the error of the call.
+        """
+        events, values = self._events, self._events.values
+        if values is not None and values.ended and not values.abandoned:
+            error: BaseException | None = None
+            try:
+                await values.get()  # it raises, and does not wait
+            except StopAsyncIteration:
+                pass
+            except BaseException as failure:  # noqa: BLE001 - the outcome of the call, which is raised below
+                error = failure
+            call.was_read(error)
+            error = None  # breaks a cycle: its traceback refers to this stack frame
+            return True
+        if events.ended:
+            with call.reader_wait:
+                await call.ended()
+            return False
+        if isinstance(values, BarrierBuffer) and values.barrier is not None:
+            await values.pass_barrier()
+            return True
+        if events.waiter is not None:
+            raise RuntimeError("this stream is being read by another task; a stream has one reader")
+        with call.reader_wait:
+            events.waiter = call.loop.create_future()
+            if values is not None:
+                values.waiter = events.waiter
+            try:
+                await events.waiter
+            finally:
+                events.waiter = None
+                if values is not None:
+                    values.waiter = None
+        return True
+
+    @property
+    def position(self) -> int:
+        """How many values of the stream the reader has taken; of a graph that gives none, how many events."""
+        return self._events.position if not self.gives_values else self._taken - self._events.position
+
+    @property
+    def _taken(self) -> int:
+        values = self._events.values
+        return self._events.position + (0 if values is None else values.position)
+
+
+class SavedEvents(EventStream[E, R], SavedStream[Event[E]]):
+    """The events and values of one call that is saved."""
+
+    async def __anext__(self) -> Event[E]:
+        """Return the next event, or the next value. To ask for what is behind a barrier completes the snapshot.
+
+        Raises:
+            Exception: the error of the call; the stream is closed then.
+        """
+        self._reader = asyncio.current_task()
+        self._buffer = self._buffer or await self._open()
+        return await super().__anext__()
+
+    async def _open(self) -> StreamBuffer[Any]:
+        with self._events.unbounded():  # steps before the stream may emit, too, and nothing is read meanwhile
+            return await super()._open()
+
+    async def _checkpoint(self, *, is_reader: bool, unread: Sequence[Any] = ()) -> None:
+        with self._events.unbounded() if is_reader else nullcontext():
+            await super()._checkpoint(is_reader=is_reader, unread=unread)
+
+
+def stream_of(
+    call: Call[Any],
+    start: Callable[[EventBuffer | None], StreamingCall],
+    events: type[Any] | None,
+    capacity: int | None,
+    *,
+    shows_progress: bool,
+    is_saved: bool = False,
+) -> Stream[Any]:
+    """Return the stream of one call, with or without events.
+
+    Args:
+        call: the call.
+        start: starts it, with the buffer of its events.
+        events: the class of the events that are read; None for none.
+        capacity: the most events that wait for the reader; None for the default.
+        shows_progress: whether a bar shows the progress.
+        is_saved: whether the call is saved.
+    """
+    if events is None:
+        of_values = SavedStream[Any] if is_saved else ValuesStream[Any]
+        return of_values(partial(start, None), shows_progress=shows_progress)
+    buffer = EventBuffer(events, DEFAULT_CAPACITY if capacity is None else capacity)
+    name = call.graph.name if call.graph._present_trace().gives_stream else None
+    kind = SavedEvents[Any, Any] if is_saved else EventStream[Any, Any]
+    return kind(partial(start, buffer), buffer, name, shows_progress=shows_progress)
+
+
+def check_events(events: object, capacity: object, *, is_one_call: bool) -> None:
+    """Check the options `events=` and `capacity=` of `stream`.
+
+    Raises:
+        OptionsError: they do not accept their values, or do not apply.
+    """
+    if events is None:
+        if capacity is not None:
+            raise OptionsError("capacity= bounds the events of a call, which events= reads")
+        return
+    if not is_one_call:
+        raise OptionsError("events= reads the events of one call, stream(call, events=...), and not of many")
+    check("events", events, _CLASS)
+    if capacity is not None:
+        check("capacity", capacity, whole(1))
+
+
+_CLASS = OptionRule(
+    "the class of the events to read: one that isinstance takes, such as a dataclass; a class that they have in "
+    "common; or `object` for all",
+    lambda value: isinstance(value, type) and not hasattr(value, "__args__"),
+)
+
+
+def _statistics_of(call: StreamingCall) -> StreamStatistics:
+    buffers: list[StreamBuffer[Any]] = [] if call.reader is None else [call.reader.buffer]
+    buffers += [] if call.events is None else [call.events]
+    position, held = sum(one.position for one in buffers), sum(len(one.held) for one in buffers)
+    given = position + held
+    actors = tuple(actor.statistics() for actor in call.actors())
+    counting = call.actors_uptime
+    return StreamStatistics(
+        given, given, int(call.has_failed), 0, position, held, actors,
+        call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
+        int(call.interruption is not None),
+        *((0, 0, 0) if call.saving is None else call.saving.costs[:3]),
+    )  # fmt: skip

@@ -1,0 +1,165 @@
+"""Stages of streams: the iterators that read streams and give another one, and their role in a checkpoint."""
+
+import asyncio
+import functools
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Generator, Iterator
+from contextvars import copy_context
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, cast
+
+from ..actors.policy import Policy
+from ..actors.stream_buffer import Reader
+from ..actors.tasks import close_stream
+from ..actors.threads import ThreadPool
+from .node import Node
+from .tracing.tracer import active
+
+T = TypeVar("T")
+
+
+class StageRole(NamedTuple):
+    """What a stage does to the values of a stream; a call with `checkpoint=` decides by it how the stage goes on.
+
+    Attributes:
+        gives: what comes out. "any" stands for any number of values, "one_to_one" for one for each that comes in, and
+            "placed" for the same value on a device. Of several streams, "in_turns" has one value of each in turn,
+            "mix" counts in `taken` how many are those of each, and "arrival" has another order after a restart, so it
+            is refused. A source gives "records", or an "order", which may begin anywhere (`after`).
+        calls: the settings of the stage that are functions of the user, whose state is saved as well.
+    """
+
+    gives: Literal["any", "one_to_one", "placed", "in_turns", "mix", "arrival", "records", "order"] = "any"
+    calls: tuple[str, ...] = ()
+
+    @property
+    def is_source(self) -> bool:
+        """Whether its own state says where it goes on; another stage needs the state of what it reads as well."""
+        return self.gives in ("records", "order")
+
+
+class StageIterator(AsyncIterator[T]):
+    """A stage at work: an iterator with the state of the stage, made for each stream that is open.
+
+    A subclass has `__anext__`, which returns the next value. It is asked for its state between two values.
+
+    Args:
+        *streams: the streams that it reads.
+
+    Attributes:
+        role: what it does to the values; the same for all instances.
+        streams: the iterators of the streams that it reads.
+    """
+
+    role: ClassVar[StageRole] = StageRole()
+
+    def __init__(self, *streams: AsyncIterable[Any]) -> None:
+        self.streams: list[AsyncIterator[Any]] = [*map(aiter, streams)]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    def state(self) -> Any:
+        """Return what it keeps between two values, as values that can be stored: here nothing."""
+        return None
+
+    def restore(self, state: Any) -> None:
+        """Take a state that `state` has returned, before the first value."""
+
+    def place_again(self, place: Callable[[Any], Any]) -> None:
+        """Have a function place the values that were restored: they go to another device now."""
+
+    def held_bytes(self) -> tuple[int, int]:
+        """Return how many bytes it holds between two values, and how many of them are on devices."""
+        from .sizes import sizes_of  # few programs need it
+
+        return (0, 0) if self.role.is_source else sizes_of([self.state()], with_streams=False)
+
+    async def aclose(self) -> None:
+        """Stop reading."""
+        for stream in self.streams:
+            await close_stream(stream)
+
+
+def stage_node(
+    name: str, kind: type[AsyncIterator[Any]], /, *, capacity: int | None = None, **settings: Any
+) -> Node[..., Any]:
+    """Return the node of a stage, which a graph calls with the streams that the stage reads.
+
+    Args:
+        name: how it is drawn and named.
+        kind: the class of its iterators, a `StageIterator`.
+        capacity: the values that its stream holds; 16 by default.
+        **settings: the arguments of the iterator, beside the streams. Numbers and texts among them must be the same
+            when a call goes on.
+    """
+    return Node(functools.partial(kind, **settings), Policy(capacity=capacity), name=name)
+
+
+def role_of(made_by: Any) -> StageRole:
+    """Return the role of what a node calls: the class of a stage, or a function that places values."""
+    while isinstance(made_by, functools.partial):
+        made_by = cast("Any", made_by).func
+    role: object = getattr(made_by, "role", None)
+    return role if isinstance(role, StageRole) else StageIterator.role
+
+
+def has_state(value: object) -> bool:
+    """Whether an object, or the instances of a class, can tell and take its state, without waiting."""
+    methods = [getattr(value, name, None) for name in ("state", "restore")]
+    return all(callable(one) and not inspect.iscoroutinefunction(one) for one in methods)
+
+
+def is_stream(value: object) -> bool:
+    """Whether a value is a stream of a graph: one that a step reads or, while the graph is traced, stands for one."""
+    tracer = active()
+    return isinstance(value, Reader) or (tracer is not None and tracer.is_stream(value))
+
+
+def has_value(stream: object) -> bool:
+    """Whether the next value of a stream that a step reads is there, so that `anext` need not wait."""
+    return isinstance(stream, Reader) and bool(cast("Reader[Any]", stream).buffer.held)  # type: ignore[redundant-cast]
+
+
+class ThreadIterator(AsyncIterator[T]):
+    """The values of a plain iterator, which runs in a thread: the event loop does not wait for its file or socket.
+
+    Args:
+        values: the iterator.
+        name: the prefix of the thread's name.
+    """
+
+    def __init__(self, values: Iterator[T], name: str) -> None:
+        self._values: Iterator[T] = values
+        self._thread = ThreadPool(1, name=name)
+        self._asked: asyncio.Future[Any] | None = None
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> T:
+        """Return the next value."""
+        if self._asked is None:
+            self._asked = self._thread.submit(copy_context(), None, next, self._values, _END)
+        asked = self._asked
+        await asyncio.wait([asked])  # a read that is cancelled leaves the value to the next one
+        if asked.exception() is None and asked.result() is _END:
+            await self._thread.aclose()
+            raise StopAsyncIteration
+        self._asked = None
+        value: T = asked.result()
+        return value
+
+    async def aclose(self) -> None:
+        """Wait until the thread has ended, and close a generator."""
+        await self._thread.aclose()
+        if self._asked is not None and not self._asked.cancelled():
+            self._asked.exception()  # retrieved, so that asyncio does not log it
+        values: object = self._values
+        if isinstance(values, Generator):
+            values.close()
+
+    def __del__(self) -> None:
+        self._thread.abandon()
+
+
+_END = object()

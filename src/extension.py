@@ -1,0 +1,31 @@
+"""The contract for packages that stand on Penstock: what runs nodes somewhere else, and stages of streams.
+
+An `Execution` is what `runs_on=` takes. Its `bind` is given each call site of a node, once for each run, stream or
+deployment, and returns a `Bound`, which runs one attempt of an item.
+
+A stage of a stream is a class derived from `StageIterator`; `stage_node` makes its node.
+
+The others are for tests: `penstock.testing` stands on them.
+"""
+
+from ._public import public
+from .actors.current import working_on
+from .actors.execution import Attempt, Bound
+from .actors.node_actor import Places
+from .actors.own_loops import filled_inbox, filled_stream_inbox
+from .actors.packing import Packer
+from .engine.control import split_stream
+from .engine.graph import replaced
+from .engine.interception import Interception, intercept
+from .engine.node import Execution, Scope, Site
+from .engine.stages import StageIterator, StageRole, ThreadIterator, has_state, has_value, is_stream, stage_node
+from .engine.stateful import as_node
+from .telemetry.counters import Figure
+
+__all__ = [
+    "Attempt", "Bound", "Execution", "Figure", "Interception", "Packer", "Places", "Scope", "Site",
+    "StageIterator", "StageRole", "ThreadIterator", "as_node", "filled_inbox", "filled_stream_inbox", "has_state",
+    "has_value", "intercept", "is_stream", "replaced", "split_stream", "stage_node", "working_on",
+]  # fmt: skip
+
+__getattr__, __dir__ = public(__name__)

@@ -1,0 +1,199 @@
+"""LiveSampler: what all nodes of this process do between two looks, as records and as a table."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from ...engine import ActorStatistics
+from ...extension import Figure
+from ...telemetry import NodeProfile, Snapshot, StepSnapshot, Verdict
+from ...telemetry.tables import (
+    UNKNOWN,
+    Column,
+    Table,
+    by_graph,
+    count,
+    duration,
+    figure_cells,
+    figure_columns,
+    of,
+    significant,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLook:
+    """One node, over all scopes of its graph.
+
+    Attributes:
+        graph: name of its graph, or of the body of control flow that it belongs to.
+        node: name of the node, as drawn.
+        runs_on: "loop", "thread", "process", or another place.
+        completed: items that it finished with a result since the look before.
+        failed: items that ended in an error here since then.
+        total_completed: items that it has finished with a result in the scopes that are open now.
+        total_failed: items that have ended in an error there.
+        busy_share: share of the time since the look before for which its places were busy with items that have left it
+            since; for a node without a limit, the number of items in it at a time. None if it is not known.
+        inbox_depth: items that wait in its inbox now.
+        inbox_capacity: how many may wait there; None if unbounded.
+        in_flight: items in it now.
+        limit: how many may be in it; None if unlimited.
+        figures: what its execution tells besides, now.
+    """
+
+    graph: str
+    node: str
+    runs_on: str
+    completed: int
+    failed: int
+    total_completed: int
+    total_failed: int
+    busy_share: float | None
+    inbox_depth: int
+    inbox_capacity: int | None
+    in_flight: int
+    limit: int | None
+    figures: tuple[Figure, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class LiveSnapshot:
+    """What a process does, at one look.
+
+    Attributes:
+        process: its process id.
+        seconds: how long ago the look before was; None if this is the first, which has no rates.
+        nodes: the nodes of scopes that are open or have ended since the look before.
+        verdict: what limits the throughput; None if no item has left a node since the look before.
+    """
+
+    process: int
+    seconds: float | None
+    nodes: tuple[NodeLook, ...]
+    verdict: Verdict | None
+
+
+def look_of(snapshot: Snapshot) -> LiveSnapshot:
+    """Return what a snapshot tells; nodes of one graph stand together."""
+    lately = snapshot.lately
+    now: dict[tuple[str, str], list[StepSnapshot]] = {}
+    for step in [step for scope in snapshot.scopes for step in scope.steps]:
+        now.setdefault(step.name, []).append(step)
+    then: dict[tuple[str, str], tuple[NodeProfile, str]] = {}
+    if lately is not None:
+        then = {step.name: (node, step.runs_on) for node, step in zip(lately.nodes, lately.steps, strict=True)}
+    names = dict.fromkeys((*now, *then))  # also nodes whose scopes have ended meanwhile
+    graphs = {graph: place for place, graph in enumerate(dict.fromkeys(graph for graph, _ in names))}
+    nodes = [
+        _look_of(name, now.get(name, []), then.get(name)) for name in sorted(names, key=lambda name: graphs[name[0]])
+    ]
+    seconds = None if lately is None else lately.elapsed_seconds
+    return LiveSnapshot(
+        snapshot.process, seconds, tuple(nodes), lately.verdict if lately is not None and then else None
+    )
+
+
+def _look_of(name: tuple[str, str], steps: Sequence[StepSnapshot], then: tuple[NodeProfile, str] | None) -> NodeLook:
+    now = ActorStatistics.total(map(_in_its_places, steps)) if steps else None
+    node, runs_on = then or (None, steps[0].runs_on)
+    limit = None if now is None else now.concurrency
+    share = 0.0 if node is None else node.busy_share
+    if share is not None and limit is not None:
+        share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
+    return NodeLook(
+        *name,
+        runs_on,
+        0 if node is None else node.count,
+        0 if node is None else node.errors,
+        0 if now is None else now.completed,
+        0 if now is None else now.failed,
+        share,
+        0 if now is None else now.inbox.depth,
+        0 if now is None else now.inbox.capacity,
+        0 if now is None else now.in_flight,
+        limit,
+        getattr(now, "figures", ()),
+    )
+
+
+def _in_its_places(step: StepSnapshot) -> ActorStatistics:
+    """Return the counters of a node with the limit that bounds it: its own, or that of the stream or call around it."""
+    if not step.places:
+        return replace(step.counters, places=hash(step.key), concurrency=None)
+    own = step.places[0]
+    return replace(step.counters, places=hash(own.key), concurrency=own.limit)
+
+
+_COLUMNS: Final = (
+    Column("node", is_number=False),
+    Column("", is_number=False),
+    Column("items/s"),
+    Column("in flight"),
+    Column("inbox"),
+    Column("busy"),
+    Column("done"),
+    Column("failed"),
+)
+
+
+def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
+    """Return the table that shows a look.
+
+    Args:
+        look: the look.
+        max_rows: how many nodes there is room for; None for all.
+    """
+    over = "" if look.seconds is None else f", over {duration(look.seconds)}"
+    facts = (("process", f"{look.process}{over}"), ("limits", _limits(look)))
+    shown = _most_telling(look, max_rows)
+    remark = "" if look.nodes else "no nodes yet"
+    if len(shown) < len(look.nodes):
+        remark = f"and {count(len(look.nodes) - len(shown))} nodes that do less; --json has all of them"
+    ordered = [shown[at] for at in by_graph([node.graph for node in shown])]
+    headings = tuple(node.graph for node in ordered)
+    figures = figure_columns(node.figures for node in ordered)
+    rows = tuple((*_row(look, node), *figure_cells(node.figures, figures)) for node in ordered)
+    return Table(facts, (*_COLUMNS, *map(Column, figures)), rows, remark, headings)
+
+
+def _limits(look: LiveSnapshot) -> str:
+    if look.seconds is None:
+        return UNKNOWN
+    return "nothing has left a node meanwhile" if look.verdict is None else str(look.verdict)
+
+
+def _row(look: LiveSnapshot, node: NodeLook) -> tuple[str, ...]:
+    ended = node.completed + node.failed
+    return (
+        node.node,
+        "◀ limits" if _is_limit(look, node) else "",
+        UNKNOWN if not look.seconds else significant(ended / look.seconds),
+        of(node.in_flight, node.limit),
+        of(node.inbox_depth, node.inbox_capacity),
+        UNKNOWN if not look.seconds or node.busy_share is None else _share(node),
+        count(node.total_completed),
+        count(node.total_failed) + (f" (+{node.failed:,})" if look.seconds and node.failed else ""),
+    )
+
+
+def _share(node: NodeLook) -> str:
+    assert node.busy_share is not None
+    return f"{node.busy_share:.0%}" if node.limit is not None else f"{significant(node.busy_share)} at once"
+
+
+def _is_limit(look: LiveSnapshot, node: NodeLook) -> bool:
+    return look.verdict is not None and (look.verdict.graph, look.verdict.node) == (node.graph, node.node)
+
+
+def _most_telling(look: LiveSnapshot, max_rows: int | None) -> Sequence[NodeLook]:
+    """Return the nodes to show, in their order: the one that limits, and those with most items."""
+
+    def weight(index: int) -> tuple[bool, int, int, int]:
+        node = look.nodes[index]
+        return _is_limit(look, node), node.inbox_depth, node.in_flight, node.completed + node.failed
+
+    if max_rows is None or len(look.nodes) <= max_rows:
+        return look.nodes
+    chosen = sorted(range(len(look.nodes)), key=weight, reverse=True)[: max(max_rows, 1)]
+    return [look.nodes[index] for index in sorted(chosen)]

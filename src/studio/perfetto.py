@@ -1,0 +1,185 @@
+"""A timeline as a trace that Perfetto and Chrome open: JSON of the "Trace Event Format".
+
+Every graph is a process, and every node a thread of it, or several where its executions overlap. All devices are one
+process. An item is a flow: an arrow from each of its slices to the next.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from heapq import heappop, heappush
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias, TypeVar
+
+from ..telemetry import DepthPoint, DeviceSlice, Slice, Timeline
+
+Event: TypeAlias = dict[str, Any]
+
+# What a track of devices is called.
+_OF_DEVICE: Final = {
+    "compute": "{}", "to device": "{}, transfers to it", "from device": "{}, transfers from it", "compile": "compiler",
+}  # fmt: skip
+
+
+class Timed(Protocol):
+    """An event that has a beginning and an end, in whole nanoseconds."""
+
+    @property
+    def began(self) -> int:
+        """When it began."""
+        ...
+
+    @property
+    def ended(self) -> int:
+        """When it ended."""
+        ...
+
+
+T = TypeVar("T", bound=Timed)
+
+
+def tracks(bars: Iterable[T]) -> list[list[T]]:
+    """Put bars on as few tracks as they need, each on the first one that is free.
+
+    Returns:
+        The bars of each track, in the order in which they began.
+    """
+    found: list[list[T]] = []
+    free: list[int] = []
+    busy: list[tuple[int, int]] = []
+    for bar in sorted(bars, key=lambda bar: (bar.began, bar.ended)):
+        while busy and busy[0][0] <= bar.began:
+            heappush(free, heappop(busy)[1])
+        if not free:
+            heappush(free, len(found))
+            found.append([])
+        number = heappop(free)
+        found[number].append(bar)
+        heappush(busy, (bar.ended, number))
+    return found
+
+
+class _Bar(NamedTuple):
+    """A slice of a track; times are whole nanoseconds, so that rounding has none overlap."""
+
+    name: str
+    category: str
+    began: int
+    ended: int
+    arguments: dict[str, Any]
+    frames: tuple[int, ...]
+
+
+class _Stop(NamedTuple):
+    """Where an item was, for the arrow to where it was next."""
+
+    began: int
+    pid: int
+    tid: int
+
+
+def trace(timeline: Timeline, facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the text of a trace.
+
+    Args:
+        timeline: the timeline.
+        facts: facts about the trace itself, for its "otherData".
+    """
+    yield '{"displayTimeUnit": "ms", "otherData": '
+    yield json.dumps(facts)
+    yield ', "traceEvents": [\n'
+    separator = ""
+    for event in _events(timeline):
+        yield separator + json.dumps(event, separators=(",", ":"))
+        separator = ",\n"
+    yield "\n]}\n"
+
+
+def _events(timeline: Timeline) -> Iterator[Event]:
+    stops: dict[int, list[_Stop]] = defaultdict(list)
+    nodes: dict[str, dict[str, list[_Bar]]] = defaultdict(lambda: defaultdict(list))
+    for one in timeline.slices:
+        nodes[one.graph][one.node].append(_bar_of(one))
+    points = timeline.depths
+    for point in points:
+        nodes[point.graph][point.node]  # a graph of which only depths are known is a process, too
+    pids = {graph: pid for pid, graph in enumerate(nodes, start=1)}
+    for graph, bars in nodes.items():
+        yield from _process(pids[graph], graph, bars, stops)
+    devices: dict[str, list[_Bar]] = defaultdict(list)
+    for work in timeline.device_slices:
+        devices[_OF_DEVICE[work.kind].format(work.device)].append(_bar_of_device(work))
+    if devices:
+        yield from _process(len(pids) + 1, "devices", {name: devices[name] for name in sorted(devices)}, stops)
+    yield from _flows(stops)
+    for point in points:
+        yield _counter(pids[point.graph], point)
+
+
+def _bar_of(one: Slice) -> _Bar:
+    arguments = {key: value for key, value in (("item", one.item), ("frame", one.frame)) if value is not None}
+    frames = () if one.frame is None else (one.frame,)
+    return _Bar(one.node, "node", *_interval(one), arguments, frames)
+
+
+def _bar_of_device(one: DeviceSlice) -> _Bar:
+    arguments: dict[str, Any] = {"kind": one.kind, "device": one.device, "nodes": one.node.split(" → ")}
+    if one.items:
+        arguments |= {"items": one.items}
+    if one.rows:
+        arguments |= {"rows": one.rows, "padding": f"{one.padding_share:.0%}"}
+    if one.kind != "compute":  # arrows lead to where an item is computed; those to transfers would cross them
+        return _Bar(one.node, one.kind, *_interval(one), arguments, ())
+    return _Bar(one.node, one.kind, *_interval(one), arguments | {"frames": list(one.frames)}, one.frames)
+
+
+def _interval(one: Slice | DeviceSlice) -> tuple[int, int]:
+    began, ended = round(one.began_seconds * 1e9), round(one.ended_seconds * 1e9)
+    return began, max(ended, began + 1)  # what takes no time cannot be seen, nor an arrow be attached to it
+
+
+def _process(pid: int, name: str, bars: Mapping[str, Iterable[_Bar]], stops: dict[int, list[_Stop]]) -> Iterator[Event]:
+    """Yield the threads of a process, and note where items were."""
+    yield {"ph": "M", "pid": pid, "name": "process_name", "args": {"name": name}}
+    yield {"ph": "M", "pid": pid, "name": "process_sort_index", "args": {"sort_index": pid}}
+    tid = 0
+    for track_name, found in bars.items():
+        for number, track in enumerate(tracks(found), start=1):
+            tid += 1
+            shown = track_name if number == 1 else f"{track_name} ({number})"
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_name", "args": {"name": shown}}
+            yield {"ph": "M", "pid": pid, "tid": tid, "name": "thread_sort_index", "args": {"sort_index": tid}}
+            for bar in track:
+                yield _slice(pid, tid, bar)
+                for frame in bar.frames:
+                    if bar.category == "node" or frame in stops:  # an item whose nodes were dropped leads nowhere
+                        stops[frame].append(_Stop(bar.began, pid, tid))
+
+
+def _slice(pid: int, tid: int, bar: _Bar) -> Event:
+    return {
+        "ph": "X", "pid": pid, "tid": tid, "name": bar.name, "cat": bar.category, "ts": _microseconds(bar.began),
+        "dur": _microseconds(bar.ended - bar.began), "args": bar.arguments,
+    }  # fmt: skip
+
+
+def _flows(stops: Mapping[int, list[_Stop]]) -> Iterator[Event]:
+    """Yield arrows from slice to slice of each item: an event at the beginning of each slice binds to that."""
+    for frame, found in stops.items():
+        if len(found) < 2:
+            continue
+        found.sort()
+        for number, stop in enumerate(found):
+            event: Event = {
+                "ph": "t", "id": frame, "name": "item", "cat": "item", "pid": stop.pid, "tid": stop.tid,
+                "ts": _microseconds(stop.began), "bp": "e",
+            }  # fmt: skip
+            yield event | {"ph": "s" if not number else "f" if number == len(found) - 1 else "t"}
+
+
+def _counter(pid: int, point: DepthPoint) -> Event:
+    at = _microseconds(round(point.at_seconds * 1e9))
+    return {"ph": "C", "pid": pid, "name": f"inbox of {point.node}", "ts": at, "args": {"items": point.depth}}
+
+
+def _microseconds(nanoseconds: int) -> float:
+    return nanoseconds / 1000

@@ -1,0 +1,87 @@
+"""Monitor: snapshots of all scopes of the process, and what their nodes did from one snapshot to the next."""
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import perf_counter
+
+from . import collectors
+from .recording import Profile
+from .records import Host, ScopeSnapshot
+from .sums import Evidence
+from .timeline import TimelineRecorder
+from .watching import OpenScopes, settled, snapshot_of, thread_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All scopes of the process at one moment: runs, streams and deployments.
+
+    Attributes:
+        process: its process id.
+        scopes: the scopes that are open.
+        lately: what all nodes did since the snapshot before, also in scopes that have ended meanwhile, without a
+            timeline; None if there is none before.
+    """
+
+    process: int
+    scopes: tuple[ScopeSnapshot, ...]
+    lately: Profile | None = None
+
+
+def snapshot() -> Snapshot:
+    """Take a snapshot of all scopes of this process, of all Engines in all threads; it waits for no event loop.
+
+    Returns:
+        The snapshot. What happens between two snapshots, a `Monitor` tells.
+    """
+    hosts = settled(lambda: collectors.hosts)
+    scopes = [snapshot_of(scope) for host in hosts for scope in settled(host.open_scopes)]
+    return Snapshot(os.getpid(), tuple(scopes))
+
+
+class Monitor:
+    """Takes snapshots of all scopes of this process, each with a profile of the time since the one before.
+
+    Until it is closed, it hears of each scope that opens or closes, and `async def` nodes are timed, as by `profile()`.
+    It does not need the event loops, so it also sees one that is blocked. One thread at a time may use it.
+    """
+
+    def __init__(self) -> None:
+        self._process = os.getpid()
+        self._scopes = OpenScopes()
+        self._threads: dict[int, float] = {}
+        self._looked: float | None = None
+        collectors.begin(self._scopes)
+
+    def snapshot(self) -> Snapshot:
+        """Take a snapshot.
+
+        Returns:
+            The snapshot; the first one has no `lately`.
+        """
+        now, before = perf_counter(), self._looked
+        hosts = settled(lambda: collectors.hosts)
+        scopes = tuple([one for host in hosts for _, one in self._scopes.look(host)])
+        sums, readers = self._scopes.taken()
+        loop_seconds = self._loop_seconds(hosts)
+        self._looked = now
+        if before is None:
+            return Snapshot(self._process, scopes)
+        evidence = Evidence(sums, now - before, loop_seconds, readers)
+        return Snapshot(self._process, scopes, Profile(lambda: evidence, TimelineRecorder(now), {}))
+
+    def close(self) -> None:
+        """End: handlers are timed no more than before."""
+        collectors.end(self._scopes)
+        if os.getpid() == self._process:  # in a process that was forked, a thread of the parent may hold the lock
+            self._scopes.end()
+
+    def _loop_seconds(self, hosts: Iterable[Host]) -> float | None:
+        """Return how long the busiest of the event loops' threads has run since the last look; None if unknown."""
+        before, self._threads = self._threads, {}
+        for thread in {host.loop_thread for host in hosts}:
+            ran = None if thread is None else thread_seconds(thread)
+            if thread is not None and ran is not None:
+                self._threads[thread] = ran
+        return max((ran - before[thread] for thread, ran in self._threads.items() if thread in before), default=None)

@@ -1,0 +1,73 @@
+"""The benchmark measures what it says; how fast a device is, is not tested."""
+
+import dataclasses
+
+import pytest
+
+import penstock as ps
+from penstock import devices
+from penstock.advice.device_benchmark import RunTimes, summarise
+from penstock.devices.self_check import SelfCheck
+
+pytest.importorskip("jax")
+
+
+def test_every_operation_is_measured() -> None:
+    found = devices.benchmark("cpu:2", seconds=0.05)
+    assert found.platform == "cpu"
+    assert {one.operation for one in found.measurements} == {
+        "matmul", "elementwise", "reduction", "host to device", "device to host",
+    }  # fmt: skip
+    for one in found.measurements:
+        assert one.runs >= 1
+        assert 0 < one.low_seconds <= one.median_seconds <= one.high_seconds
+        assert one.rate == pytest.approx(one.work / one.median_seconds)
+        assert 0 < one.peak_share <= 1
+    text = str(found)
+    assert "matmul" in text
+    assert "FLOP/s" in text
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.seconds = 0
+
+
+def test_work_is_counted_as_documented() -> None:
+    work = {
+        one.operation: (one.shape, one.work, one.unit)
+        for one in reversed(devices.benchmark("cpu", seconds=0.01).measurements)
+    }
+    assert work == {
+        "matmul": ((256, 256), 2 * 256**3, "FLOP"),
+        "elementwise": ((4096,), 2 * 4 * 4096, "B"),
+        "reduction": ((4096,), 4 * 4096, "B"),
+        "host to device": ((4096,), 4 * 4096, "B"),
+        "device to host": ((4096,), 4 * 4096, "B"),
+    }
+
+
+def test_shares_are_of_the_best_for_the_same_resource() -> None:
+    found = summarise(
+        [
+            RunTimes("matmul", (2, 2), 100, "FLOP", [1, 2, 3, 4, 5]),
+            RunTimes("elementwise", (8,), 100, "B", [5.0]),
+            RunTimes("elementwise", (16,), 100, "B", [2.0]),
+            RunTimes("reduction", (8,), 100, "B", [4.0, 4.0]),
+            RunTimes("host to device", (8,), 100, "B", [8.0]),
+            RunTimes("device to host", (8,), 100, "B", [10.0]),
+        ]
+    )
+    assert [one.peak_share for one in found] == [1, 0.4, 1, 0.5, 1, 1]
+    assert (found[0].low_seconds, found[0].median_seconds, found[0].high_seconds) == (2, 3, 4)
+    assert [one.rate for one in found] == [pytest.approx(100 / seconds) for seconds in (3, 5, 2, 4, 8, 10)]
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("inf"), float("nan")])
+def test_the_time_must_be_one(seconds: float) -> None:
+    with pytest.raises(ValueError, match=r"benchmark\(seconds="):
+        devices.benchmark("cpu", seconds=seconds)
+
+
+def test_a_device_that_computes_wrong_values_is_not_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    wrong = SelfCheck(lambda device, matrix: matrix[0])
+    monkeypatch.setattr("penstock.devices.self_check.self_check", lambda: wrong)
+    with pytest.raises(ps.DeviceError, match="computes wrong values"):
+        devices.benchmark("cpu")

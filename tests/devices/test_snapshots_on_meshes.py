@@ -1,0 +1,200 @@
+"""Batches on devices that a snapshot has: they come back where they were, or where `data.to_device` puts new ones."""
+
+import re
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import data, devices, engine
+from penstock.testing import wait_quiescent
+from tests.saving.exact import exact
+
+jax = pytest.importorskip("jax")
+
+ROWS = np.random.default_rng(1).standard_normal((480, 8)).astype(np.float32)
+Stage = Callable[[Any], Any]
+
+
+def mesh_of(count: int, first: int = 0) -> Any:
+    """Returns a mesh of JAX, whose axes are explicit."""
+    return jax.make_mesh((count,), ("data",), devices=jax.devices()[first : first + count])
+
+
+FOUR, TWO = (devices.DeviceMesh(shape=(count,), axis_names=("data",)) for count in (4, 2))
+
+
+def call(stage: Stage, *, batch: int | None = None) -> Any:
+    @ps.graph
+    async def feed() -> AsyncIterator[Any]:
+        if batch is not None:
+            records = data.order(ROWS, shuffle_seed=1, batch=batch)
+            return stage(records >> data.read(ROWS, runs_on="loop"))  # type: ignore[no-any-return]
+        return stage(data.order(ROWS, shuffle_seed=1) >> data.read(ROWS, runs_on="loop") >> data.batched(8))  # type: ignore[no-any-return]
+
+    return feed()
+
+
+def places(value: Any) -> list[Any]:
+    leaves = jax.tree.leaves(value.value if isinstance(value, data.Record | data.Records) else value)
+    return [(leaf.sharding, leaf.committed) for leaf in leaves if isinstance(leaf, jax.Array)]
+
+
+async def values_of(values: Any, stop: int | None = None) -> list[tuple[Any, list[Any]]]:
+    found: list[tuple[Any, list[Any]]] = []
+    async for value in values:
+        found.append((exact(value), places(value)))
+        if len(found) == stop:
+            await wait_quiescent()  # the feed works ahead
+            await values.checkpoint()
+            break
+    return found
+
+
+async def stopped_and_resumed(folder: Path, before: Any, after: Any) -> list[tuple[Any, list[Any]]]:
+    checkpoint = ps.Checkpoint(folder)
+    async with engine.stream(before, checkpoint=checkpoint) as values:
+        got = await values_of(values, 13)
+    async with engine.stream(after, checkpoint=checkpoint) as values:
+        return got + await values_of(values)
+
+
+async def whole(call: Any) -> list[tuple[Any, list[Any]]]:
+    async with engine.stream(call) as values:
+        return await values_of(values)
+
+
+@ps.node
+def summed(batch: Any) -> Any:
+    """Gives one array that is split, one on every device, one on one of them, one that nobody has placed."""
+    total = jax.device_put(np.asarray(batch).sum(), jax.devices()[5])
+    return {"batch": batch, "mean": batch.mean(axis=0), "total": total, "new": jax.numpy.ones(2), "text": "x"}
+
+
+def joined(stream: Any) -> Any:
+    left, right = stream >> data.to_device(FOUR, jax.P("data")) >> data.split(2)
+    return ps.map_each(pair, left, right >> data.to_device("cpu:6"))
+
+
+@ps.node
+def pair(left: Any, right: Any) -> Any:
+    return left, right
+
+
+@ps.node
+def keys(batch: Any) -> Any:
+    key = jax.random.key(int(np.asarray(batch).sum() * 1e6) % 1000)
+    return jax.device_put(jax.random.split(key, 8), jax.NamedSharding(FOUR.resolve(), jax.P("data")))
+
+
+PLACED: dict[str, Stage] = {
+    "unread": lambda batches: batches >> data.to_device(FOUR, jax.P("data")),
+    "explicit axes": lambda batches: batches >> data.to_device(mesh_of(4, 2), jax.P(None, "data")),
+    "two axes": lambda batches: batches >> data.to_device(
+        devices.DeviceMesh(shape=(2, 4), axis_names=("a", "b")), jax.P(("a", "b"))
+    ),
+    "on every device": lambda batches: batches >> data.to_device(FOUR),
+    "one device": lambda batches: batches >> data.to_device("cpu:3"),
+    "shuffled": lambda batches: batches >> data.to_device(FOUR, jax.P("data")) >> data.shuffled(5, seed=1),
+    "computed": lambda batches: ps.map_each(summed, batches >> data.to_device(FOUR, jax.P("data"))),
+    "branches": joined,
+    "keys": lambda batches: ps.map_each(keys, batches >> data.to_device(FOUR, jax.P("data"))),
+    "one that the user has chosen": lambda batches: ps.map_each(on_five, batches),
+    "everywhere without to_device": lambda batches: ps.map_each(everywhere, batches),
+}  # fmt: skip
+
+
+@ps.node
+def on_five(batch: Any) -> Any:
+    return jax.device_put(batch, jax.devices()[5])
+
+
+@ps.node
+def everywhere(batch: Any) -> Any:
+    return jax.device_put(batch, jax.NamedSharding(FOUR.resolve(), jax.P()))
+
+
+@pytest.mark.parametrize("name", PLACED)
+async def test_batches_come_back_where_they_were(tmp_path: Path, name: str) -> None:
+    make = PLACED[name]
+    assert await stopped_and_resumed(tmp_path, call(make), call(make)) == await whole(call(make))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+async def test_batches_of_records_come_back_where_they_were(tmp_path: Path, shuffle: bool) -> None:
+    def make(records: Any) -> Any:
+        placed = records >> data.to_device(FOUR, jax.P("data"))
+        return placed >> data.shuffled(3, seed=1) if shuffle else placed
+
+    got = await stopped_and_resumed(tmp_path, call(make, batch=8), call(make, batch=8))
+    assert got == await whole(call(make, batch=8))
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ((FOUR, "data"), (TWO, "data")),
+        ((FOUR, "data"), (FOUR, None)),
+        ((mesh_of(4), "data"), (mesh_of(4, 4), "data")),
+        (("cpu:3",), ("cpu:2",)),
+        ((FOUR, "data"), ("cpu",)),
+        (("cpu:3",), (FOUR, "data")),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("shuffle", [False, True])
+async def test_batches_of_another_mesh_are_placed_as_new_ones(
+    tmp_path: Path, before: tuple[Any, ...], after: tuple[Any, ...], shuffle: bool
+) -> None:
+    def made(device: Any, spec: Any = None) -> Any:
+        stage = data.to_device(device, jax.P(spec))
+
+        def make(batches: Any) -> Any:
+            return batches >> stage >> data.shuffled(5, seed=1) if shuffle else batches >> stage
+
+        return call(make)
+
+    got = await stopped_and_resumed(tmp_path, made(*before), made(*after))
+    assert got[:13] == (await whole(made(*before)))[:13]
+    assert got[13:] == (await whole(made(*after)))[13:]
+
+
+@ps.node
+def loss(batch: Any) -> Any:
+    mean = float(np.asarray(batch).mean())
+    return mean if mean > 0 else {"mean": mean, "as array": batch.mean()}
+
+
+@pytest.mark.parametrize("after", [TWO, FOUR])
+async def test_what_was_made_of_batches_stays_as_it_is(tmp_path: Path, after: Any) -> None:
+    def made(mesh: Any) -> Any:
+        return call(lambda batches: ps.map_each(loss, batches >> data.to_device(mesh, jax.P("data"))))
+
+    got = await stopped_and_resumed(tmp_path, made(FOUR), made(after))
+    kinds = [value[0] for value, _ in got]
+    assert kinds == [value[0] for value, _ in await whole(made(after))]
+    assert {*kinds} == {"float", "dict"}
+
+
+@ps.node
+def split_by_hand(batch: Any) -> Any:
+    return jax.device_put(batch, jax.NamedSharding(FOUR.resolve(), jax.P("data")))
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+async def test_batches_that_no_stage_has_split_are_refused(tmp_path: Path, shuffle: bool) -> None:
+    def make(batches: Any) -> Any:
+        split = ps.map_each(split_by_hand, batches)
+        return split >> data.shuffled(5, seed=1) if shuffle else split
+
+    where = r'shuffled\["held"\]\[0\]' if shuffle else r'\(stream\)\["unread"\]\[0\]'
+    stream = engine.stream(call(make), checkpoint=ps.Checkpoint(tmp_path))
+    with pytest.raises((ps.EngineClosedError, ps.NotStorable)) as raised:
+        await values_of(stream, 13)
+    await stream.aclose()
+    error = raised.value if raised.value.__cause__ is None else raised.value.__cause__
+    assert isinstance(error, ps.NotStorable)
+    assert re.search(where + r" is split over 4 devices.*data\.to_device", str(error))

@@ -1,0 +1,437 @@
+"""A call that is a statement of its own stays, and its failure fails the call; a result with a name is dead, unread."""
+
+import functools
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+import structlog
+
+import penstock as ps
+from penstock import engine
+
+Body = Callable[[int], Any]
+
+
+class RefusedError(Exception):
+    """What the check raises."""
+
+
+@ps.node
+async def check(x: int) -> int:
+    raise RefusedError(x)
+
+
+@ps.node
+def check_plain(x: int) -> int:
+    raise RefusedError(x)
+
+
+@ps.node
+async def double(x: int) -> int:
+    return 2 * x
+
+
+@ps.node
+async def count(x: int) -> AsyncIterator[int]:
+    for number in range(x):
+        yield number
+
+
+class Shop:
+    @ps.node
+    async def check(self, x: int) -> int:
+        raise RefusedError(x)
+
+
+shop = Shop()
+
+
+def helper(x: int) -> int:
+    return check_plain(x)
+
+
+def helper_in_a_loop(x: int) -> int:
+    for _ in range(2):
+        return check_plain(x)
+    return x
+
+
+async def async_helper(x: int) -> int:
+    return await check(x)
+
+
+async def checks_inside(x: int) -> int:
+    await check(x)
+    return x
+
+
+def takes(value: object) -> None: ...
+
+
+def keeps_a_name(x: int) -> None:
+    result = check_plain(x)  # noqa: F841
+
+
+@ps.graph
+async def sub_graph(x: int) -> int:
+    allowed = await check(x)
+    return allowed  # noqa: RET504 - the result of a graph that has had a name
+
+
+@ps.graph
+async def sub_graph_of_many(x: int) -> dict[str, Any]:
+    twice = await double(x)
+    return {"twice": twice, "checked": [await check(x)]}
+
+
+def forwards(fn: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(fn)
+    def wrapper(*args: Any) -> Any:
+        return fn(*args)
+
+    return wrapper
+
+
+wrapped = forwards(check_plain)
+partial = functools.partial(check_plain, 1)
+
+STAY: list[Body] = []
+DEAD: list[Body] = []
+
+
+@STAY.append
+async def awaited(x: int) -> int:
+    await check(x)
+    return await double(x)
+
+
+@STAY.append
+async def plain(x: int) -> int:
+    check_plain(x)
+    return await double(x)
+
+
+@STAY.append
+async def behind_the_result(x: int) -> int:
+    result = await double(x)
+    await check(result)
+    return result
+
+
+@STAY.append
+async def awaited_later(x: int) -> int:
+    call = check(x)
+    await call
+    return await double(x)
+
+
+@STAY.append
+async def in_a_loop(x: int) -> int:
+    for number in range(3):
+        await (check if number == 2 else double)(x)
+    return await double(x)
+
+
+@STAY.append
+async def in_one_branch(x: int) -> int:
+    await check(x) if shop else None
+    return await double(x)
+
+
+@STAY.append
+async def behind_and(x: int) -> int:
+    shop and await check(x)
+    return await double(x)
+
+
+@STAY.append
+async def in_a_comprehension(x: int) -> int:
+    [await check(x) for _ in range(2)]
+    return await double(x)
+
+
+@STAY.append
+async def in_other_comprehensions(x: int) -> int:
+    {name: check_plain(x) for name in "ab" for _ in "ab" if shop}
+    return await double(x)
+
+
+@STAY.append
+async def in_a_nested_comprehension(x: int) -> int:
+    [[await check(x) for _ in name] for name in "ab"]
+    return await double(x)
+
+
+@STAY.append
+async def through_map(x: int) -> int:
+    list(map(check_plain, [x]))
+    return await double(x)
+
+
+@STAY.append
+async def in_helpers(x: int) -> int:
+    helper(x)
+    return await double(x)
+
+
+@STAY.append
+async def in_a_helper_with_a_loop(x: int) -> int:
+    helper_in_a_loop(x)
+    return await double(x)
+
+
+@STAY.append
+async def in_an_async_helper(x: int) -> int:
+    await async_helper(x)
+    return await double(x)
+
+
+@STAY.append
+async def inside_of_a_helper_whose_result_has_a_name(x: int) -> int:
+    _ = await checks_inside(x)
+    return await double(x)
+
+
+@STAY.append
+async def in_a_wrapper(x: int) -> int:
+    wrapped(x)
+    return await double(x)
+
+
+@STAY.append
+async def in_a_partial(x: int) -> int:
+    partial()
+    return await double(x)
+
+
+@STAY.append
+async def in_a_lambda(x: int) -> int:
+    (lambda: check_plain(x))()  # noqa: PLC3002
+    return await double(x)
+
+
+@STAY.append
+async def in_a_sub_graph(x: int) -> int:
+    await sub_graph(x)
+    return await double(x)
+
+
+@STAY.append
+async def in_a_sub_graph_of_many(x: int) -> int:
+    await sub_graph_of_many(x)
+    return await double(x)
+
+
+@STAY.append
+async def in_a_chain(x: int) -> int:
+    await (double >> check)(x)
+    return await double(x)
+
+
+@STAY.append
+async def a_method(x: int) -> int:
+    await shop.check(x)
+    return await double(x)
+
+
+@STAY.append
+async def a_copy(x: int) -> int:
+    await check.with_policy(name="copy", retry=ps.Retry(2), failover=check_plain)(x)  # type: ignore[arg-type]
+    return await double(x)
+
+
+@STAY.append
+async def a_kept_result(x: int) -> int:
+    await check.with_policy(cache=ps.Cache(max_bytes=1_000, ttl_seconds=1))(x)
+    return await double(x)
+
+
+@STAY.append
+async def a_step_of_one_line(x: int) -> int:
+    ps.apply(_fail, x)
+    return await double(x)
+
+
+@STAY.append
+async def one_branch_of_cond(x: int) -> int:
+    await ps.cond(x, check, double, x)
+    return await double(x)
+
+
+@STAY.append
+async def each_of_a_map(x: int) -> int:
+    await ps.map_each(check, [x, x])
+    return await double(x)
+
+
+@STAY.append
+async def rounds_of_a_loop(x: int) -> int:
+    await ps.while_loop(lambda x: x, check, x, max_iterations=3)
+    return await double(x)
+
+
+@STAY.append
+async def a_fold(x: int) -> int:
+    await ps.fold(lambda state, value: check(value), count(x), 0)
+    return await double(x)
+
+
+@STAY.append
+async def in_the_body_of_a_map(x: int) -> int:
+    async def body(x: int) -> int:
+        await check(x)
+        return await double(x)
+
+    _ = await ps.map_each(body, [x])
+    return await double(x)
+
+
+@STAY.append
+async def in_the_body_of_a_branch(x: int) -> int:
+    async def body(x: int) -> int:
+        check_plain(x)
+        return await double(x)
+
+    _ = await ps.cond(x, body, double, x)
+    return await double(x)
+
+
+@STAY.append
+async def of_a_value_around_the_body(x: int) -> int:
+    call = check(x)
+
+    async def body(y: int) -> int:
+        await call
+        return await double(y)
+
+    return await ps.cond(x, body, double, x)
+
+
+@DEAD.append
+async def with_a_name(x: int) -> int:
+    result = await check(x)  # noqa: F841
+    return await double(x)
+
+
+@DEAD.append
+async def with_the_name_of_no_name(x: int) -> int:
+    _ = check_plain(x)
+    return await double(x)
+
+
+@DEAD.append
+async def with_a_name_in_an_expression(x: int) -> int:
+    (_ := await check(x))  # noqa: PLW0131
+    return await double(x)
+
+
+@DEAD.append
+async def with_a_name_for_many(x: int) -> int:
+    _ = [await check(x) for _ in range(2)]
+    _, _ = check_plain(x), [check_plain(x)]
+    return await double(x)
+
+
+@DEAD.append
+async def passed_to_a_function(x: int) -> int:
+    takes(check_plain(x))
+    keeps_a_name(x)
+    return await double(x)
+
+
+@DEAD.append
+async def with_a_name_behind_helpers(x: int) -> int:
+    _ = helper(x)
+    _ = await async_helper(x)
+    _ = await sub_graph(x)
+    return await double(x)
+
+
+@DEAD.append
+async def with_a_name_for_control_flow(x: int) -> int:
+    _ = await ps.cond(x, check, double, x)
+    _ = await ps.map_each(check, [x])
+    return await double(x)
+
+
+@DEAD.append
+async def with_a_name_for_a_stream(x: int) -> int:
+    _ = count(x)
+    return await double(x)
+
+
+def _fail(x: int) -> int:
+    raise RefusedError(x)
+
+
+@pytest.mark.parametrize("body", STAY, ids=lambda body: body.__name__)
+async def test_a_call_that_is_a_statement_of_its_own_stays(body: Body) -> None:
+    graph = ps.graph(body)
+    with pytest.raises(RefusedError):
+        await engine.run(graph(1))
+    assert "for its effect: " in str(engine.plan(graph))
+
+
+@pytest.mark.parametrize("body", DEAD, ids=lambda body: body.__name__)
+async def test_a_result_with_a_name_that_is_never_read_is_dead(body: Body) -> None:
+    graph = ps.graph(body)
+    with structlog.testing.capture_logs() as logged:
+        assert await engine.run(graph(1)) == 2
+    assert [line["event"] for line in logged] == ["plan.dead_nodes"]
+    assert "for its effect: " not in str(engine.plan(graph))
+
+
+@pytest.mark.parametrize("body", [*STAY, *DEAD], ids=lambda body: body.__name__)
+async def test_calls_are_told_apart_without_source(body: Any) -> None:
+    code = body.__code__.replace(co_filename="<no source>")
+    cells = body.__closure__
+    again = type(body)(code, body.__globals__, body.__name__, body.__defaults__, cells)
+    with structlog.testing.capture_logs():
+        if body in STAY:
+            with pytest.raises(RefusedError):
+                await engine.run(ps.graph(again)(1))
+        else:
+            assert await engine.run(ps.graph(again)(1)) == 2
+
+
+async def test_a_long_body_has_longer_instructions() -> None:
+    lines = [f"    a{number} = {number}.5" for number in range(300)]
+    names = ", ".join(f"a{number}" for number in range(300))
+    lines += [f"    [({names}) and await node(x) for _ in 'ab']", "    return x"]
+    namespace: dict[str, Any] = {"node": check}
+    exec("\n".join(["async def stays(x):", *lines]), namespace)
+    exec("\n".join(["async def dead(x):", *lines]).replace("    [", "    _ = ["), namespace)
+    with structlog.testing.capture_logs():
+        with pytest.raises(RefusedError):
+            await engine.run(ps.graph(namespace["stays"])(1))
+        assert await engine.run(ps.graph(namespace["dead"])(1)) == 1
+
+
+async def test_a_statement_stays_in_a_stream_and_fails_its_item_only() -> None:
+    @ps.node
+    async def odd(x: int) -> None:
+        if not x % 2:
+            raise RefusedError(x)
+
+    @ps.graph
+    async def graph(x: int) -> int:
+        await odd(x)
+        return await double(x)
+
+    async with engine.stream((graph(x) for x in range(4)), on_error="skip") as results:
+        assert [x async for x in results] == [2, 6]
+
+
+def test_a_stream_that_is_a_statement_of_its_own_is_refused() -> None:
+    async def opened(x: int) -> int:
+        count(x)
+        return await double(x)
+
+    async def mapped(x: int) -> int:
+        ps.map_each(double, count(x))
+        return await double(x)
+
+    for body in (opened, mapped):
+        with pytest.raises(ps.PlanError, match=r"no node reads the stream of .*, so nothing of it would run; read"):
+            engine.plan(ps.graph(body))

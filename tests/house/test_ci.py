@@ -1,0 +1,80 @@
+"""`.ci/run` installs the Debian packages that tests need, and no test is skipped for want of one that is installed."""
+
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import packages
+
+ROOT = Path(__file__).parents[2]
+
+
+def run(folder: Path, *, user: str = "0", apt_get: str | None = "exit 0", are_there: bool = False) -> tuple[int, str]:
+    """Run `.ci/run` with programs that only say how they were called; return its status and all that was said."""
+    programs = {
+        "make": 'echo "make $*, packages ${PENSTOCK_TEST_PACKAGES-}"',
+        "id": f"echo {user}",
+        "dpkg": f"exit {int(not are_there)}",
+        "apt-get": None if apt_get is None else f'echo "apt-get $*" >>{folder}/called; echo a mirror; {apt_get}',
+    }
+    for name, program in programs.items():
+        if program is not None:
+            (folder / name).write_text(f"#!/bin/sh\n{program}\n")
+            (folder / name).chmod(0o755)
+    for name in ("bash", "dirname"):
+        (folder / name).symlink_to(shutil.which(name) or "")
+    done = subprocess.run(
+        [folder / "bash", ROOT / ".ci" / "run"], env={"PATH": str(folder)}, capture_output=True, text=True, check=False
+    )
+    called = folder / "called"
+    return done.returncode, done.stdout + done.stderr + (called.read_text() if called.exists() else "")
+
+
+def test_packages_are_installed_before_the_tests_which_may_not_skip_them(tmp_path: Path) -> None:
+    status, said = run(tmp_path)
+    assert (status, "mirror" in said) == (0, False)
+    assert re.search(r"apt-get install .*chromium.* wrk", said)
+    assert "make test PYTEST_ARGS=-rfEs, packages installed\n" in said
+
+
+def test_what_is_there_is_not_installed_again(tmp_path: Path) -> None:
+    status, said = run(tmp_path, are_there=True)
+    assert (status, "apt-get" in said) == (0, False)
+    assert "make test PYTEST_ARGS=-rfEs, packages installed\n" in said
+
+
+@pytest.mark.parametrize("lacks", [{"user": "1000"}, {"apt_get": None}], ids=["root", "apt-get"])
+def test_where_nothing_can_be_installed_that_is_said(lacks: dict[str, Any], tmp_path: Path) -> None:
+    status, said = run(tmp_path, **lacks)
+    assert status == 0
+    assert said.startswith("NOT INSTALLED, for want of root or apt-get: chromium postgresql wrk.")
+    assert "make test PYTEST_ARGS=-rfEs, packages \n" in said
+
+
+def test_an_installation_that_fails_ends_the_run_without_naming_mirrors(tmp_path: Path) -> None:
+    status, said = run(tmp_path, apt_get="exit 100")
+    assert (status, "make" in said, "mirror" in said) == (1, False, False)
+    assert "apt-get has not installed these packages, which tests need: chromium postgresql wrk" in said
+
+
+def test_a_program_that_was_installed_and_is_not_found_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(packages, "ARE_INSTALLED", False)
+    assert packages.needs_package("wrk", None).kwargs["reason"] == "needs the Debian package wrk: apt-get install wrk"
+    monkeypatch.setattr(packages, "ARE_INSTALLED", True)
+    packages.needs_package("wrk", sys.executable)
+    with pytest.raises(RuntimeError, match="the package wrk was installed, but its program is not found"):
+        packages.needs_package("wrk", None)
+
+
+def test_every_package_is_one_that_a_test_needs() -> None:
+    named = {
+        found
+        for file in (ROOT / "tests").rglob("test_*.py")
+        for found in re.findall(r'needs_package\("([^"]+)"', file.read_text())
+    }
+    assert named == set(packages.PACKAGES)

@@ -1,0 +1,204 @@
+"""Floors stand on public names and on a few listed helpers."""
+
+import ast
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from tests.house.test_import_directions import SOURCE, import_statements, part_of
+
+# The parts of the package that could as well be packages of their own.
+FLOORS = ("_cli", "advice", "asgi", "data", "studio", "testing")
+
+# Where the core, which is all that is no floor, shows what a floor has: by imports inside the public method, and by the
+# names that a package makes public. At most ten lines, each with the file and the module.
+SHOWN = [
+    ("devices/__init__.py", "advice.device_benchmark"),
+    ("devices/__init__.py", "advice.fitting"),
+    ("devices/__init__.py", "advice.platform_status"),
+    ("engine/picture.py", "studio.drawing"),
+    ("engine/pipeline.py", "studio.progress"),  # twice: to see whether rich is there, and to show a bar
+    ("engine/pipeline.py", "studio.progress"),
+    ("telemetry/__init__.py", "studio.live.server"),
+    ("telemetry/live/protocol.py", "studio.live.protocol"),  # a path that was documented; nobody imports it
+    ("telemetry/profiling/recording.py", "studio.page.page"),
+    ("telemetry/profiling/recording.py", "studio.perfetto"),
+]
+
+# The modules whose names are public, with those in `__all__`; the contract for floors will be `extension`.
+PUBLIC = {
+    "", "asgi", "data", "devices", "engine", "extension", "studio.drawing", "telemetry", "telemetry.names", "testing",
+    "testing.faults",
+}  # fmt: skip
+
+# The helpers of the house, at most eight: they know nothing of graphs, and a package of its own could have copies.
+HELPERS = {
+    "_errors", "_machine", "_public", "actors.accepted", "actors.tasks", "telemetry.logs", "telemetry.tables",
+    "telemetry.text",
+}  # fmt: skip
+
+# Attributes with an underscore that are public all the same.
+NAMED_TUPLES = {"_asdict", "_fields", "_make", "_replace"}
+
+
+def is_module(source: Path, name: str) -> bool:
+    path = source.joinpath(*name.split("."))
+    return path.is_dir() or path.with_suffix(".py").exists()
+
+
+def imported_names(path: Path, source: Path) -> Iterator[tuple[str, str]]:
+    """Yields what a file imports from the package: a module, and a name in it, which is empty for the whole module."""
+    for names in imports_of(path, source):
+        yield from names
+
+
+def imports_of(path: Path, source: Path) -> Iterator[list[tuple[str, str]]]:
+    """Yields what each import of a file imports from the package."""
+    package = path.relative_to(source).parts[:-1]
+    for statement in import_statements(ast.parse(path.read_text(), path.name), for_checkers=True):
+        if isinstance(statement, ast.Import):
+            names = [alias.name.split(".") for alias in statement.names]
+            yield [(".".join(inside), "") for first, *inside in names if first == "penstock"]
+            continue
+        first, *rest = (statement.module or "").split(".")
+        if statement.level:
+            base = ".".join(filter(None, [*package[: len(package) - statement.level + 1], first, *rest]))
+        elif first == "penstock":
+            base = ".".join(rest)
+        else:
+            continue
+        modules = {alias.name: f"{base}.{alias.name}" if base else alias.name for alias in statement.names}
+        yield [(inside, "") if is_module(source, inside) else (base, name) for name, inside in modules.items()]
+
+
+def is_public(module: str, name: str) -> bool:
+    if module not in PUBLIC:
+        return False
+    found = import_module(f"penstock.{module}" if module else "penstock")
+    return not name or name in found.__all__ or name == "__version__"
+
+
+def own_names(floor: str, source: Path) -> set[str]:
+    """Returns the private names that the files of a floor define: functions, classes, fields, assigned attributes."""
+    found: set[str] = set()
+    for path in files_of(floor, source):
+        for node in ast.walk(ast.parse(path.read_text())):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    found.add(name)
+                case ast.Name(id=name, ctx=ast.Store()):
+                    found.add(name)
+                case ast.Attribute(attr=name, ctx=ast.Store(), value=ast.Name(id="self")):
+                    found.add(name)
+                case _:
+                    pass
+    return found
+
+
+def files_of(floor: str, source: Path) -> list[Path]:
+    return [
+        path
+        for path in sorted(source.rglob("*.py"))
+        if part_of(path.relative_to(source).with_suffix("").parts) == floor
+    ]
+
+
+def lacking(floor: str, source: Path = SOURCE) -> dict[str, set[str]]:
+    """Returns, for each file of a floor, the private names of other parts that it uses."""
+    own = own_names(floor, source)
+    found: dict[str, set[str]] = {}
+    for path in files_of(floor, source):
+        names = {
+            f"{module}.{name}".strip(".")
+            for module, name in imported_names(path, source)
+            if module.partition(".")[0] != floor and module not in HELPERS and not is_public(module, name)
+            if path.name != "__init__.py" or not is_public(floor, name)  # which says where a public name of its own is
+        }
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.endswith("__"):
+                is_own = isinstance(node.value, ast.Name) and node.value.id in ("self", "cls")
+                if not is_own and node.attr not in own | NAMED_TUPLES:
+                    names.add(f".{node.attr}")
+        if names:
+            found[str(path.relative_to(source))] = names
+    return found
+
+
+def imported_by_name(path: Path) -> Iterator[str]:
+    """Yields the modules that a file asks `import_module` for, in words of its own."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="import_module"), args=[ast.Constant(value=str(name)), *_]):
+                yield name.removeprefix("penstock").lstrip(".")
+            case _:
+                pass
+
+
+def lines_of_core(source: Path = SOURCE) -> list[tuple[str, str]]:
+    """Returns each import of a floor in the core; `penstock` itself names all public packages."""
+    found: list[tuple[str, str]] = []
+    for path in sorted(source.rglob("*.py")):
+        part = part_of(path.relative_to(source).with_suffix("").parts)
+        if part not in (*FLOORS, "__init__", "__main__"):
+            modules = [{module for module, _ in names} for names in imports_of(path, source)]
+            lines = [module for line in (*modules, *({name} for name in imported_by_name(path))) for module in line]
+            found += sorted((str(path.relative_to(source)), one) for one in lines if one.partition(".")[0] in FLOORS)
+    return found
+
+
+def test_the_core_shows_what_a_floor_has_by_few_lines() -> None:
+    assert lines_of_core() == SHOWN
+    assert len(SHOWN) <= 10
+
+
+@pytest.mark.parametrize(("file", "module"), [line for line in SHOWN if line[0] != "telemetry/live/protocol.py"])
+def test_what_the_core_shows_is_imported_late(file: str, module: str) -> None:
+    body = ast.parse((SOURCE / file).read_text()).body
+    at_once = [one for one in body if isinstance(one, ast.ImportFrom) and module.startswith(one.module or "-")]
+    assert at_once == []
+
+
+def test_helpers_are_few() -> None:
+    assert len(HELPERS) <= 8
+
+
+@pytest.mark.parametrize("floor", FLOORS)
+def test_a_floor_stands_on_public_names(floor: str) -> None:
+    assert lacking(floor) == {}, "either the contract lacks a name, or the floor does too much"
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from .. import Node, engine\nfrom ..engine import Engine\nfrom ..telemetry import names", set()),
+        ("import penstock\nimport penstock.devices as devices\nfrom penstock import Node", set()),
+        ("from .._errors import a\nfrom ..actors.accepted import check\nfrom ..telemetry import logs", set()),
+        ("import asyncio\nfrom . import other\nfrom .other import thing\nfrom .. import asgi", set()),
+        ("from ..engine.node import Node", {"engine.node.Node"}),
+        ("from ..engine import graph", {"engine.graph"}),
+        ("from ..engine import Hidden", {"engine.Hidden"}),
+        ("def late():\n    import penstock.engine.graph", {"engine.graph"}),
+        ("if TYPE_CHECKING:\n    from penstock.actors.frame import Frame", {"actors.frame.Frame"}),
+        ("x._wiring = engine._runtime.pools", {"._wiring", "._runtime"}),
+        ("class A:\n    _mine: int\n    def f(self, x):\n        return self._a + x._mine + x._replace()", set()),
+    ],
+)  # fmt: skip
+def test_a_private_name_is_seen(tmp_path: Path, text: str, expected: set[str]) -> None:
+    for file in ("engine/graph.py", "engine/node.py", "actors/frame.py", "actors/accepted.py", "data/other.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("")
+    for file in ("_errors.py", "asgi.py", "telemetry/logs.py", "telemetry/names.py"):
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text("")
+    for folder in ("devices",):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "data/one.py").write_text(text)
+    assert lacking("data", tmp_path) == ({"data/one.py": expected} if expected else {})
+
+
+if __name__ == "__main__":
+    for each in FLOORS:
+        for file, names in lacking(each).items():
+            print(f'    "{file}": {{{", ".join(f"{chr(34)}{name}{chr(34)}" for name in sorted(names))}}},')

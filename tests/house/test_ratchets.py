@@ -1,0 +1,118 @@
+"""Sizes of folders, which may only become less: whoever makes one less writes the smaller number here.
+
+`python -m tests.house.counting` prints what there is. A change that needs more lines says which folder takes them;
+the other figures are not raised. A new folder begins with figures of its own.
+"""
+
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from tests.house.counting import Figures, figures_by_folder, internals_by_folder
+
+LIMITS = {
+    ".": Figures(lines=677, largest_file=294, slots=0, branches=9, broad_excepts=3),
+    "_cli": Figures(lines=393, largest_file=150, slots=0, branches=9, broad_excepts=0),
+    "actors": Figures(lines=7062, largest_file=506, slots=28, branches=38, broad_excepts=57),
+    "advice": Figures(lines=859, largest_file=274, slots=0, branches=12, broad_excepts=0),
+    "data": Figures(lines=1239, largest_file=486, slots=0, branches=11, broad_excepts=6),
+    "devices": Figures(lines=6389, largest_file=589, slots=21, branches=15, broad_excepts=21),
+    "engine": Figures(lines=14089, largest_file=560, slots=21, branches=21, broad_excepts=54),
+    "saving": Figures(lines=1860, largest_file=526, slots=0, branches=20, broad_excepts=8),
+    "studio": Figures(lines=2217, largest_file=284, slots=0, branches=13, broad_excepts=2),
+    "telemetry": Figures(lines=3075, largest_file=358, slots=8, branches=15, broad_excepts=5),
+    "testing": Figures(lines=530, largest_file=135, slots=1, branches=5, broad_excepts=3),
+}
+
+# Files of tests that import what is no public name.
+TESTS_OF_INTERNALS = {
+    "actors": 18,
+    "advice": 4,
+    "data": 2,
+    "devices": 27,
+    "engine": 7,
+    "examples": 1,
+    "house": 2,
+    "runtime": 3,
+    "saving": 3,
+    "studio": 7,
+    "telemetry": 6,
+}
+
+# By how much a figure may be below its limit before the limit has to follow.
+SLACK = {"lines": 50, "largest_file": 20}
+
+
+def test_each_folder_has_limits() -> None:
+    assert figures_by_folder().keys() == LIMITS.keys()
+
+
+@pytest.mark.parametrize("folder", LIMITS)
+def test_a_folder_is_no_larger_than_it_was(folder: str) -> None:
+    found, limits = figures_by_folder()[folder], LIMITS[folder]
+    for field in fields(Figures):
+        figure, limit = getattr(found, field.name), getattr(limits, field.name)
+        assert figure <= limit, f"{folder}: {field.name} was raised"
+        assert limit - figure <= SLACK.get(field.name, 0), f"{folder}: write the smaller number of {field.name} here"
+
+
+def test_no_more_tests_than_before_know_the_inside() -> None:
+    found = internals_by_folder()
+    raised = {folder: count for folder, count in found.items() if count > TESTS_OF_INTERNALS.get(folder, 0)}
+    assert raised == {}, "test what is public"
+    assert found == TESTS_OF_INTERNALS, "write the smaller number here"
+
+
+COUNTED = '''"""Three lines
+that do not count."""
+
+import os  # one
+
+
+class Some:
+    """Neither does this."""
+
+    __slots__ = ("a", "b", "c")
+
+    def method(self, x):
+        text = """a text
+        does"""
+        for y in x if x and y or x else ():
+            try:
+                pass
+            except (OSError, Exception):
+                pass
+            except ValueError:
+                pass
+        def inner():
+            return 1 if x else 2
+'''
+
+
+def test_what_is_counted(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder/one.py").write_text(COUNTED)
+    (tmp_path / "folder/two.py").write_text("x = 1\n\n# none\n")
+    (tmp_path / "three.py").write_text("try:\n    pass\nexcept:\n    pass\n")
+    # The loop, the conditional expressions, two further operands, the two excepts.
+    assert figures_by_folder(tmp_path) == {
+        ".": Figures(4, 4, 0, 0, 1),
+        "folder": Figures(16, 15, 3, 7, 1),
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("from penstock import engine", {}),
+        ("from penstock.engine import Engine", {}),
+        ("from penstock.engine.graph import Call", {"one": 1}),
+        ("from penstock._cli import main", {}),
+        ("from penstock.engine import _hidden", {"one": 1}),
+    ],
+)
+def test_a_test_of_the_inside_is_seen(tmp_path: Path, text: str, expected: dict[str, int]) -> None:
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one/test_one.py").write_text(text)
+    assert internals_by_folder(tmp_path) == expected

@@ -1,0 +1,203 @@
+"""Callers of a batch come again together: no batch of one between two of all others; and one alone waits for nobody."""
+
+import asyncio
+import math
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from penstock.actors.batching import BatchQueue
+
+WIDTH, ROUNDS = 32, 12
+sizes: list[int] = []
+
+
+@ps.node(batch=ps.Batch(WIDTH))
+async def on_the_loop(numbers: list[int]) -> list[int]:
+    sizes.append(len(numbers))
+    await asyncio.sleep(0.003)
+    return numbers
+
+
+@ps.node(batch=ps.Batch(WIDTH), runs_on="thread")
+def in_a_thread(numbers: list[int]) -> list[int]:
+    sizes.append(len(numbers))
+    time.sleep(0.003)
+    return numbers
+
+
+@ps.node
+def plain(number: int) -> int:
+    return number
+
+
+@ps.node
+async def waits_once(number: int) -> int:
+    await asyncio.sleep(0)
+    return number
+
+
+async def numbers() -> AsyncIterator[int]:
+    for number in range(WIDTH * ROUNDS):
+        yield number
+
+
+async def through_a_map(call: Any) -> None:
+    @ps.graph
+    async def graph(values: AsyncIterator[int]) -> AsyncIterator[int]:
+        return ps.map_each(call, values)
+
+    async with engine.stream(graph(numbers())) as results:
+        assert [result async for result in results] == list(range(WIDTH * ROUNDS))
+
+
+async def through_a_map_behind_others(call: Any) -> None:
+    async def body(number: int) -> int:
+        return await call(await waits_once(plain(number)))
+
+    @ps.graph
+    async def graph(values: AsyncIterator[int]) -> AsyncIterator[int]:
+        return ps.map_each(body, values)
+
+    async with engine.stream(graph(numbers())) as results:
+        assert [result async for result in results] == list(range(WIDTH * ROUNDS))
+
+
+async def through_a_map_of_a_list(call: Any) -> None:
+    @ps.graph
+    async def graph(values: list[int]) -> list[int]:
+        return await ps.map_each(call, values, concurrency=WIDTH)
+
+    assert await engine.run(graph(list(range(WIDTH * ROUNDS)))) == list(range(WIDTH * ROUNDS))
+
+
+async def through_a_stream_of_calls(call: Any) -> None:
+    @ps.graph
+    async def graph(number: int) -> int:
+        return await call(await waits_once(plain(number)))
+
+    async with engine.stream((graph(n) for n in range(WIDTH * ROUNDS)), max_in_flight=WIDTH) as results:
+        assert [result async for result in results] == list(range(WIDTH * ROUNDS))
+
+
+async def through_a_deployment(call: Any) -> None:
+    @ps.graph
+    async def graph(number: int) -> int:
+        return await call(number)
+
+    async def client(service: Any) -> None:
+        for number in range(ROUNDS):
+            assert await service(number) == number
+
+    async with engine.deploy(graph) as service:
+        await asyncio.gather(*[client(service) for _ in range(WIDTH)])
+
+
+WAYS = [
+    through_a_map, through_a_map_behind_others, through_a_map_of_a_list, through_a_stream_of_calls,
+    through_a_deployment,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("call", [on_the_loop, in_a_thread], ids=["loop", "thread"])
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
+async def test_batches_hold_all_callers(way: Callable[[Any], Any], call: Any) -> None:
+    """Two or three at the beginning do not, and one at the end: of 24 in turn of one and of all others, 12 are left."""
+    sizes.clear()
+    await way(call)
+    assert sum(sizes) == WIDTH * ROUNDS
+    assert len(sizes) <= ROUNDS * 1.5, sizes
+
+
+async def test_nothing_waits_for_a_caller_alone() -> None:
+    """Each call takes as many turns of the loop as it did before: those of its batch, and those of its own way."""
+    handled_in: list[int] = []
+    turns = 0
+
+    @ps.node(batch=ps.Batch(WIDTH))
+    async def call(numbers: list[int]) -> list[int]:
+        handled_in.append(turns)
+        return numbers
+
+    @ps.graph
+    async def graph(number: int) -> int:
+        return await call(number)
+
+    def turn() -> None:
+        nonlocal turns, handle
+        turns += 1
+        handle = asyncio.get_running_loop().call_soon(turn)
+
+    async with engine.deploy(graph) as service:
+        await service(0)
+        handle = asyncio.get_running_loop().call_soon(turn)
+        for number in range(20):
+            before = turns
+            await service(number)
+            assert handled_in[-1] - before <= 3
+        handle.cancel()
+
+
+@dataclass(eq=False)
+class Entry:
+    """What waits in a queue; see `WaitsForBatch`."""
+
+    priority: int = 0
+    group: None = None
+    arrived_at: float = 0.0
+    cost: float = 1.0
+
+    def is_wanted(self, now: float) -> bool:
+        return True
+
+
+def queue_of(count: int) -> BatchQueue[Entry]:
+    queue = BatchQueue[Entry](ps.Batch(8))
+    for _ in range(count):
+        queue.add(Entry())
+    return queue
+
+
+def turns_of(queue: BatchQueue[Entry], come: list[int]) -> int:
+    """For how many turns the next batch waits, if so many callers come in each of them."""
+    turns = 0
+    while queue.waits_for_callers():
+        for _ in range(come[turns] if turns < len(come) else 0):
+            queue.add(Entry())
+        queue.turn()
+        turns += 1
+        assert turns < 100
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("waiting", "returned", "come", "expected"),
+    [
+        (1, 7, [], 8),  # nobody comes again
+        (1, 7, [0, 0, 3, 4], 4),  # all come
+        (1, 7, [0, 0, 3, 0, 4], 4),  # those who come later are in the next batch
+        (1, 3, [1, 1, 1], 3),
+        (1, 6, [7], 1),  # it is full
+        (7, 1, [], 0),  # most wait already
+        (0, 7, [], 0),  # nothing waits
+        (8, 8, [], 0),  # it is full already
+        (1, 0, [], 0),
+    ],
+)
+def test_for_how_long_a_batch_waits(waiting: int, returned: int, come: list[int], expected: int) -> None:
+    queue = queue_of(waiting)
+    queue.returned(returned)
+    assert turns_of(queue, come) == expected
+    assert queue.is_due(math.inf) == bool(queue.count)
+
+
+def test_the_only_caller_who_comes_again_waits_for_nobody() -> None:
+    queue = queue_of(0)
+    queue.returned(1)
+    queue.add(Entry())
+    assert not queue.waits_for_callers()

@@ -1,0 +1,619 @@
+"""Pipelines that a seed draws, interrupted anywhere and started again, with other concurrency and other buffers.
+
+What comes is, in all, bit by bit what an uninterrupted run gives; or the graph is refused when it is started.
+"""
+
+import asyncio
+import functools
+import random
+import shlex
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+import penstock as ps
+from penstock import data, engine
+from tests.promises.exploring import SEED, seed_to_replay
+from tests.saving.exact import exact
+
+SOURCE = np.random.default_rng(1).standard_normal(40)
+Stage = Callable[[Any], Any]
+
+
+class Draw(random.Random):
+    """Draws a pipeline.
+
+    Attributes:
+        risks: why the graph may be refused: "untold" for an object that cannot tell its state, for which it has to be.
+    """
+
+    def __init__(self, seed: str) -> None:
+        super().__init__(seed)
+        self.risks = set[str]()
+
+
+def level(value: Any) -> int:
+    """Returns a number that any value has, and on which stages decide."""
+    if isinstance(value, tuple | list):
+        return sum(map(level, value))
+    return int(abs(float(np.sum(np.asarray(value)))) * 10)
+
+
+async def wait(value: Any) -> None:
+    for _ in range(level(value) % 4):
+        await asyncio.sleep(0)
+
+
+# Nodes of classes.
+
+
+@ps.node
+class Trainer:
+    """Each result depends on all values before it, and rounds; its arrays are tied, and in Fortran order."""
+
+    def __init__(self) -> None:
+        self.weights = np.full((2, 3), 0.1).T
+        self.held = {"in": self.weights, "out": [self.weights], "seen": {"none"}}
+
+    def state(self) -> Any:
+        return self.held
+
+    def restore(self, state: Any) -> None:
+        self.held = state
+        self.weights = state["in"]
+
+    async def __call__(self, value: Any) -> float:
+        self.weights *= 0.9  # in place: what was stored must be a copy
+        await wait(value)
+        self.held["out"][0] += float(np.sum(value)) / 7
+        self.held["seen"].add(level(value))
+        return float(self.weights.sum()) + len(self.held["seen"])
+
+
+@ps.node(ordered=True)
+class InOrder(Trainer):
+    async def __call__(self, value: Any) -> float:
+        self.weights[:] = self.weights * 0.8 + float(np.sum(value))
+        return float(self.weights[1, 1])
+
+
+@ps.node
+class Running:
+    """A class that reads a stream and gives another, with fewer values."""
+
+    def __init__(self) -> None:
+        self.held: list[float] = []
+
+    def state(self) -> Any:
+        return self.held
+
+    def restore(self, state: Any) -> None:
+        self.held = state
+
+    async def __call__(self, values: AsyncIterator[Any]) -> AsyncIterator[float]:
+        async for value in values:
+            self.held.append(float(np.sum(value)))
+            if len(self.held) == 3:
+                yield sum(self.held)
+                self.held = []
+
+
+# Objects with state that a stage calls: one that can tell its state, and one that cannot.
+
+
+class Untold:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, *args: Any) -> Any:
+        self.count += 1
+        value = args[0]
+        return np.array([self.count, float(np.sum(value))]) if isinstance(value, list) else self.count * 1.5
+
+    def keeps(self, value: Any) -> bool:
+        self.count += 1
+        return (self.count + level(value)) % 4 != 0
+
+    def pause(self, error: Exception, attempt: int) -> float:
+        self.count += 1
+        return 1e9 if self.count % 3 == 0 else 0.0
+
+    def key(self, value: Any) -> Any:
+        self.count += 1
+        return value
+
+    async def later(self, value: Any) -> float:
+        self.count += 1
+        count = self.count
+        await wait(value)
+        return count + float(np.sum(value))
+
+    async def numbered(self, values: AsyncIterator[Any]) -> AsyncIterator[float]:
+        async for value in values:
+            self.count += 1
+            yield self.count + float(np.sum(value))
+
+    @ps.node
+    def counted(self, value: Any) -> float:
+        self.count += 1
+        return self.count * float(np.sum(value))
+
+
+class Told(Untold):
+    def state(self) -> Any:
+        return self.count
+
+    def restore(self, state: Any) -> None:
+        self.count = state
+
+
+def object_of(draw: Draw) -> Untold:
+    one = draw.choice([Told, Told, Told, Untold])()
+    if not isinstance(one, Told):
+        draw.risks.add("untold")
+    return one
+
+
+def any_width(draw: Draw) -> int:
+    width = draw.choice([1, 1, 1, 4])
+    if width > 1:
+        draw.risks.add("overlap")
+    return width
+
+
+def fails(value: Any) -> float:
+    raise ValueError(value)
+
+
+def fails_first(value: Any) -> float:
+    if ps.current().attempt < 2:
+        raise ValueError(value)
+    return float(np.sum(value))
+
+
+def minus_one(error: Exception) -> float:
+    return -1.0
+
+
+def called_with(one: Any, value: Any) -> Any:
+    return one(value)
+
+
+def each(fn: Any, width: int, **policy: Any) -> Stage:
+    node = ps.node(**policy)(fn)
+    return lambda stream: ps.map_each(node, stream, concurrency=width)
+
+
+async def twice(value: Any) -> float:
+    await wait(value)
+    return float(np.sum(value)) * 2
+
+
+SPOTS: dict[str, Callable[[Draw], tuple[Stage, str, str]]] = {
+    "fn": lambda draw: (data.filtered(object_of(draw).keeps), "any", "same"),
+    "fn of a node": lambda draw: (data.filtered(ps.node(object_of(draw).keeps)), "any", "same"),
+    "collate": lambda draw: (data.batched(3, collate=object_of(draw)), "number", "batch"),
+    "collate of a partial": lambda draw: (
+        data.batched(2, collate=functools.partial(called_with, object_of(draw))), "number", "batch",
+    ),
+    "node of an object": lambda draw: (each(object_of(draw), any_width(draw)), "any", "number"),
+    "node of a method": lambda draw: (each(object_of(draw).later, any_width(draw)), "any", "number"),
+    "node in a thread": lambda draw: (
+        each(object_of(draw), any_width(draw), runs_on="thread", concurrency=draw.choice([1, None])), "any", "number",
+    ),
+    "method that is a node": lambda draw: (of_method(object_of(draw), any_width(draw)), "any", "number"),
+    "generator": lambda draw: (ps.node(object_of(draw).numbered), "any", "number"),
+    "fallback": lambda draw: (each(fails, any_width(draw), fallback=object_of(draw)), "any", "number"),
+    "wait": lambda draw: (
+        each(fails_first, any_width(draw), retry=ps.Retry(3, wait=object_of(draw).pause), fallback=minus_one),
+        "any", "number",
+    ),
+    "key": lambda draw: (
+        each(twice, any_width(draw), cache=ps.Cache(max_bytes=9999, key=object_of(draw).key)), "number", "number",
+    ),
+    "size": lambda draw: (
+        each(twice, 1, cache=ps.Cache(max_bytes=9999, key=level, size=object_of(draw))), "number", "number",
+    ),
+    "branch": lambda draw: (in_control(object_of(draw), any_width(draw)), "number", "number"),
+}  # fmt: skip
+
+
+def of_method(one: Untold, width: int) -> Stage:
+    return lambda stream: ps.map_each(one.counted, stream, concurrency=width)
+
+
+def in_control(one: Untold, width: int) -> Stage:
+    counted = ps.node(one)
+
+    async def body(value: Any) -> Any:
+        return await ps.cond(is_even(value), counted, twice_node, value)
+
+    return lambda stream: ps.map_each(body, stream, concurrency=width)
+
+
+# Stages: what makes one, which of numbers and batches it takes, and what it gives.
+
+
+@ps.node
+async def slow(value: Any) -> Any:
+    await wait(value)
+    return value
+
+
+@ps.node
+def added(left: Any, right: Any) -> Any:
+    return left * 2 + right
+
+
+@ps.node
+def halved(value: Any) -> Any:
+    return value / 2
+
+
+@ps.node
+def is_even(value: Any) -> bool:
+    return level(value) % 2 == 0
+
+
+@ps.node
+def is_large(value: Any) -> bool:
+    return level(value) > 5
+
+
+@ps.node
+def which(value: Any) -> int:
+    return level(value) % 2
+
+
+@ps.node
+async def mostly(value: Any) -> Any:
+    await wait(value)
+    if level(value) % 5 == 0:
+        raise ValueError(value)
+    return value
+
+
+@ps.node
+async def numbered(value: Any) -> float:
+    item = ps.current().item
+    await wait(value)
+    return float(np.sum(value)) + item
+
+
+@ps.node
+def of_outcome(outcome: Any) -> float:
+    return outcome.index - 0.5 if outcome.error else float(np.sum(outcome.value)) + outcome.index
+
+
+twice_node = ps.node(twice)
+
+
+def is_kept(value: Any) -> bool:
+    return level(value) % 5 != 0
+
+
+# By name: what makes one of a number that the pipeline draws, and of one that may be another after a restart.
+STAGES: dict[str, tuple[Callable[[int, int], Stage], str, str]] = {
+    "slow": (lambda _, width: lambda stream: ps.map_each(slow, stream, concurrency=width), "any", "same"),
+    "skipping": (
+        lambda _, width: lambda stream: ps.map_each(mostly, stream, concurrency=width, on_error="skip"), "any", "same",
+    ),
+    "outcomes": (lambda _, width: lambda stream: with_outcomes(stream, width), "any", "number"),
+    "items": (lambda _, width: lambda stream: ps.map_each(numbered, stream, concurrency=width), "any", "number"),
+    "shuffled": (lambda size, _: data.shuffled(size, seed=size), "any", "same"),
+    "filtered": (lambda _, __: data.filtered(is_kept), "any", "same"),
+    "prefetched": (lambda _, width: data.prefetched(width), "any", "same"),
+    "batched": (lambda size, _: data.batched(size, drop_remainder=size % 2 == 0), "number", "batch"),
+    "rebatched": (lambda size, _: data.rebatched(size), "batch", "batch"),
+    "unbatched": (lambda _, __: data.unbatched(), "batch", "number"),
+    "packed": (lambda size, _: data.packed(size * 2, look_ahead=2), "batch", "tuple"),
+    "trainer": (lambda _, width: trained(Trainer(), width), "any", "number"),
+    "in order": (lambda _, width: slowly_in_order(InOrder(), width), "any", "number"),
+    "running": (lambda _, __: read_by(Running()), "any", "number"),
+    "split": (lambda _, width: lambda stream: joined(stream, width), "any", "same"),
+    "nested": (lambda size, width: lambda stream: nested(stream, size, width), "any", "same"),
+    "turns": (
+        lambda _, width: lambda stream: stream >> data.split(2, ahead=width) >> data.merged("round_robin"),
+        "any", "same",
+    ),
+    "control": (lambda size, width: controlled(Trainer(), width, size), "number", "number"),
+}  # fmt: skip
+
+
+def stage_of(name: str, draw: Draw, free: Draw) -> tuple[Stage, str, str]:
+    size, width = draw.randint(1, 7), free.randint(1, 9)
+    if name in SPOTS:
+        return SPOTS[name](draw)
+    make, takes, gives = STAGES[name]
+    return make(size, width), takes, gives
+
+
+def trained(trainer: Trainer, width: int) -> Stage:
+    return lambda stream: ps.map_each(trainer, stream, concurrency=width)
+
+
+def slowly_in_order(one: InOrder, width: int) -> Stage:
+    async def body(value: Any) -> Any:
+        return await one(await slow(value))
+
+    return lambda stream: ps.map_each(body, stream, concurrency=width)
+
+
+def read_by(running: Running) -> Stage:
+    return lambda stream: stream >> running
+
+
+def with_outcomes(stream: Any, width: int) -> Any:
+    outcomes = ps.map_each(mostly, stream, concurrency=width, on_error="return")
+    return ps.map_each(of_outcome, outcomes >> data.prefetched(width), concurrency=width)
+
+
+def joined(stream: Any, width: int) -> Any:
+    left, right = stream >> data.split(2, ahead=width)
+    return ps.map_each(added, ps.map_each(slow, left, concurrency=width), right)
+
+
+def nested(stream: Any, size: int, width: int) -> Any:
+    """A split in a branch of another, whose branches meet before or behind the other one's."""
+    left, right = stream >> data.split(2, ahead=width)
+    above, below = ps.map_each(slow, right, concurrency=width) >> data.split(2, ahead=width)
+    if size % 2:
+        return ps.map_each(added, left, ps.map_each(added, above, below))
+    return ps.map_each(added, ps.map_each(added, left, above), below, concurrency=width)
+
+
+def controlled(trainer: Trainer, width: int, size: int) -> Stage:
+    """A loop in a branch, and a switch; with a class in it, one item after the other."""
+    alone = size % 2
+
+    async def halves(value: Any) -> Any:
+        return await ps.while_loop(is_large, halved, value)
+
+    async def body(value: Any) -> Any:
+        first = await ps.cond(is_even(value), halves, slow, value)
+        return await ps.switch(which(first), (trainer if alone else slow, halved), first)
+
+    return lambda stream: ps.map_each(body, stream, concurrency=1 if alone else width)
+
+
+# Sources.
+
+
+class Lines:
+    """An iterator that knows where it is."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> "Lines":
+        return self
+
+    def __next__(self) -> float:
+        if self.next == len(SOURCE):
+            raise StopIteration
+        self.next += 1
+        return float(SOURCE[self.next - 1])
+
+    def state(self) -> Any:
+        return self.next
+
+    def restore(self, state: Any) -> None:
+        self.next = state
+
+
+@ps.node
+class Counting:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state(self) -> Any:
+        return self.count
+
+    def restore(self, state: Any) -> None:
+        self.count = state
+
+    async def __call__(self) -> AsyncIterator[float]:
+        while self.count < 60:
+            self.count += 1
+            yield self.count / 3
+
+
+@ps.node
+def number(record: data.Record[Any]) -> float:
+    return float(record.value) + record.epoch
+
+
+@ps.node
+def values_of(records: data.Records[Any]) -> Any:
+    return records.value + records.epoch
+
+
+def source_of(name: str, draw: Draw, free: Draw) -> tuple[Callable[[], Any], str]:
+    """Returns what makes the stream of a source, in the graph, and what it gives."""
+    seed, width, size = draw.randint(1, 9), free.randint(1, 9), draw.randint(1, 5)
+    reads = data.read(SOURCE, runs_on=draw.choice(["loop", "thread"]), concurrency=width)
+    mixed = {"seed": seed, "until": draw.choice(["first", "all"]), "count": draw.choice([None, 50])}
+    counting = Counting()
+
+    def ordered(**options: Any) -> Any:
+        return data.order(SOURCE, shuffle_seed=seed, epochs=2, **options)
+
+    def mix() -> Any:
+        first = ordered() >> data.prefetched(width)
+        second = data.order(SOURCE, epochs=3, shard=(0, 2)) >> reads
+        return data.mix([(first >> reads, 0.7), (second, 0.3)], **mixed)
+
+    def mix_of_batches() -> Any:
+        first = ordered(batch=size, drop_remainder=True)
+        return data.mix([(first, 0.5), (data.order(SOURCE, batch=2), 0.5)], **mixed) >> reads
+
+    def mix_of_iterators() -> Any:
+        first = data.order(Lines()) >> data.prefetched(width)
+        second = ps.map_each(number, data.order(Lines, shard=(1, 2), epochs=size), concurrency=width)
+        third = ordered() >> reads >> number
+        return data.mix([(ps.map_each(number, first), 0.5), (second, 0.3), (third, 0.2)], **mixed)
+
+    made: dict[str, tuple[Callable[[], Any], str]] = {
+        "order": (lambda: ordered() >> reads >> number, "number"),
+        "shuffled before reading": (lambda: ordered() >> data.shuffled(9, seed=2) >> reads >> number, "number"),
+        "batches": (lambda: ordered(batch=size, drop_remainder=True) >> reads >> values_of, "batch"),
+        "iterator": (lambda: data.order(Lines()) >> number, "number"),
+        "function": (lambda: data.order(Lines, shard=(1, 2), epochs=3) >> number, "number"),
+        "class": (counting, "number"),
+        "mix": (lambda: mix() >> number, "number"),
+        "mix of iterators": (mix_of_iterators, "number"),
+        "mix of batches": (lambda: mix_of_batches() >> values_of, "batch"),
+    }
+    return made[name]
+
+
+SOURCES = [
+    "order", "order", "shuffled before reading", "batches", "iterator", "function", "class", "mix", "mix of batches",
+    "mix of iterators",
+]  # fmt: skip
+
+
+# One pipeline: drawn, run as a whole, interrupted.
+
+First = Callable[[Draw, Draw], Stage]
+
+
+def call(seed: int, run: int, first: First | None = None, only: Sequence[str] = ()) -> tuple[Any, list[str], set[str]]:
+    """Returns a new call of the pipeline of a seed, the names of what is in it, and why it may be refused.
+
+    Args:
+        seed: the seed.
+        run: the number of the start, which decides on concurrency and buffers.
+        first: makes the stage that comes first, which takes numbers and gives batches.
+        only: the source and the stages, in place of those that the seed chooses.
+    """
+    draw, free = Draw(f"pipeline {seed}"), Draw(f"start {run} of {seed}")
+    source = only[0] if only else draw.choice(SOURCES)
+    make, kind = source_of(source, draw, free)
+    chosen, stages = [source], list[Stage]()
+    names = [*draw.choices([*STAGES], k=draw.randint(0, 3)), *draw.choices([*SPOTS], k=draw.choice([0, 0, 1, 2]))]
+    draw.shuffle(names)
+    names = [*only[1:]] if only else names
+    risks = set[str]()
+    if first is not None:
+        stages += [data.unbatched()] if kind == "batch" else []
+        stages.append(first(draw, free))
+        kind = "device"  # which stages of batches do not take
+    for name in names:
+        draw.risks.clear()
+        stage, takes, gives = stage_of(name, draw, free)
+        if takes in ("any", kind) and kind != "tuple":
+            chosen.append(name)
+            stages.append(stage)
+            risks |= {"size"} if name == "size" else draw.risks
+            kind = kind if gives == "same" else gives
+
+    @ps.graph
+    async def pipeline() -> AsyncIterator[Any]:
+        stream: Any = make()
+        for stage in stages:
+            stream = stage(stream)
+        return stream  # type: ignore[no-any-return]
+
+    return pipeline(), chosen, risks
+
+
+class Reader:
+    """What is trained in the `async for`."""
+
+    def __init__(self) -> None:
+        self.weights = np.zeros((2, 2))
+
+    def state(self) -> Any:
+        return self.weights
+
+    def restore(self, state: Any) -> None:
+        self.weights = state
+
+    def learned(self, value: Any) -> str:
+        self.weights = (0.9 * self.weights + level(value)).T
+        return float(self.weights.sum()).hex()
+
+
+class Interrupted:
+    """The pipeline of a seed: its results, and what came of it.
+
+    Attributes:
+        names: what is in it.
+        is_refused: whether it was, when it was started.
+        length: how many values it has given.
+    """
+
+    def __init__(self, seed: int, first: First | None = None, only: Sequence[str] = ()) -> None:
+        self._seed = seed
+        self._drawn = first, only
+        self._draw = Draw(f"interrupts of {seed}")
+        self._every = self._draw.randint(1, 40)
+        self._starts = 0
+        self.is_refused = False
+        self.length = 0
+        _, self.names, self._risks = call(seed, 0, *self._drawn)
+
+    async def check(self) -> None:
+        """Compares what comes in several runs with what comes in one."""
+        reader = Reader()
+        async with engine.stream(call(self._seed, 0, *self._drawn)[0]) as stream:
+            whole = [(exact(value), reader.learned(value)) async for value in stream]
+        self.length = len(whole)
+        with TemporaryDirectory() as folder:
+            got: dict[int, Any] = {}
+            stops = [self._draw.randint(1, 25) for _ in range(self._draw.randint(0, 4))]
+            try:
+                for limit in stops:
+                    if await self._run(Path(folder), limit, got):
+                        break
+                assert await self._run(Path(folder), None, got)
+            except ps.PlanError as error:
+                assert "checkpoint=" in str(error)  # noqa: PT017 - other outcomes are allowed, too
+                assert not got, "it was refused after it had given values"
+                assert self._risks, "it was refused without a reason"
+                self.is_refused = True
+                return
+            assert "untold" not in self._risks, "it was not refused"
+            assert await self._run(Path(folder), None, got), "a start after the end"
+        assert [got.get(place) for place in range(len(got))] == whole
+
+    async def _run(self, folder: Path, limit: int | None, got: dict[int, Any]) -> bool:
+        """Goes on from the newest snapshot, for at most so many values; returns whether the end has come."""
+        self._starts += 1
+        reader = Reader()
+        checkpoint = ps.Checkpoint(folder, every=self._every, reader=reader)
+        made, *_ = call(self._seed, self._starts, *self._drawn)
+        async with engine.stream(made, checkpoint=checkpoint) as stream:
+            taken = 0
+            async for value in stream:
+                place, found = stream.position - 1, (exact(value), reader.learned(value))
+                assert got.setdefault(place, found) == found, f"value {place} came again, and is another one"
+                taken += 1
+                if taken == limit:
+                    if self._draw.random() < 0.6:
+                        await stream.checkpoint()
+                    return False
+        return True
+
+
+def check_seeds(
+    seeds: range, loop: Callable[[], asyncio.AbstractEventLoop], test: str, first: First | None = None
+) -> tuple[Counter[str], Counter[str]]:
+    """Checks the pipelines of some seeds; returns how often each stage was kept, and how often refused."""
+    only = seed_to_replay()
+    kept, refused = Counter[str](), Counter[str]()
+    for seed in seeds if only is None else [only]:
+        one = Interrupted(seed, first)
+        try:
+            with asyncio.Runner(loop_factory=loop) as runner:
+                runner.run(one.check())
+        except BaseException as error:
+            error.add_note(f"{', '.join(one.names)}\nreplay: {SEED}={seed} python -m pytest {shlex.quote(test)}")
+            raise
+        (refused if one.is_refused else kept).update(set(one.names))
+    return kept, refused

@@ -1,0 +1,254 @@
+"""Durable loops in a database of PostgreSQL: a server of this test's own, which is killed and restarted under load."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from penstock.saving import loops as loops_module
+from penstock.saving import store as store_module
+from tests.packages import needs_package
+from tests.saving.agents import TURNS, State, agent, next_state
+from tests.saving.test_durable_processes import ROOT, command
+from tests.saving.test_durable_processes import run as run_agent
+
+# Debian has the programs of a server in a folder for its version, and not on the path.
+FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
+PG_CTL = shutil.which("pg_ctl", path=os.pathsep.join([*map(str, FOLDERS[::-1]), os.environ.get("PATH", "")]))
+pytestmark = needs_package("postgresql", PG_CTL)
+psycopg: Any = pytest.importorskip("psycopg", reason='needs psycopg: pip install "penstock[postgres]"')
+
+WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
+
+
+class Server:
+    """A server with a socket in a folder of its own, and no port."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.databases = count()
+        # A server refuses to run as root; Debian's package has made this user.
+        self.user = "postgres" if os.geteuid() == 0 else None
+        if self.user is not None:
+            shutil.chown(folder, self.user)
+        self.control("initdb", "-o", "-A trust -U penstock --no-sync")
+        self.start()
+
+    def control(self, *arguments: str) -> None:
+        assert PG_CTL is not None
+        subprocess.run(
+            [PG_CTL, "-D", str(self.folder / "data"), "-l", str(self.folder / "log"), *arguments], check=True,
+            cwd=self.folder, user=self.user, stdout=subprocess.DEVNULL, timeout=60,
+        )  # fmt: skip
+
+    def start(self) -> None:
+        # What is killed here is the server and not the machine, so nothing has to reach the disk.
+        self.control("-w", "-o", f"-k {self.folder} -c listen_addresses= -c fsync=off", "start")
+
+    def kill(self) -> None:
+        """Kills the server, as if for want of memory: its sessions end when they notice."""
+        pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
+        os.kill(pid, signal.SIGKILL)
+
+    def restart(self) -> None:
+        while True:
+            with suppress(subprocess.CalledProcessError):  # until the sessions of the one that was killed have ended
+                return self.start()
+
+    def stop(self) -> None:
+        self.control("-w", "-m", "immediate", "stop")
+
+    def execute(self, statement: str, database: str = "postgres") -> list[Any]:
+        with psycopg.connect(self.dsn(database), autocommit=True) as connection:
+            done = connection.execute(statement)
+            return list(done.fetchall()) if done.description else []
+
+    def dsn(self, database: str) -> str:
+        return f"postgresql://penstock@/{database}?host={self.folder}"
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    folder = Path(tempfile.mkdtemp(prefix="pg"))  # the path of a socket may have a hundred characters
+    server = Server(folder)
+    try:
+        yield server
+    finally:
+        server.stop()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def dsn(server: Server) -> str:
+    name = f"test{next(server.databases)}"
+    server.execute(f"CREATE DATABASE {name}")
+    return server.dsn(name)
+
+
+class Job:
+    """A graph whose loop notes the turns that ran, and fails, asks or waits in some."""
+
+    def __init__(self, store: ps.LoopStore, last: int = TURNS, **options: Any) -> None:
+        self.durable = ps.Durable(store, **options)
+        self.ran: Counter[int] = Counter()
+        self.in_turn: dict[int, Any] = {}
+        self.graph = agent(self.durable, self, last)
+
+    async def __call__(self, state: State) -> State:
+        self.ran[state.turn] += 1
+        word = None
+        if state.turn in self.in_turn:
+            word = await self.in_turn[state.turn]()
+        return next_state(state, word or f"word{state.turn}")
+
+
+async def fails() -> None:
+    raise ValueError("down")
+
+
+async def asks() -> Any:
+    return await ps.interrupt({"pay": 120})
+
+
+async def test_loops_are_kept_listed_resumed_and_deleted(dsn: str) -> None:
+    job = Job(ps.PostgresStore(dsn))
+    assert await engine.run(job.graph("q"), durable_key="done") == WORDS
+    assert await engine.run(job.graph("q"), durable_key="done", on_finished="return") == WORDS
+    job.in_turn = {2: fails}
+    with pytest.raises(ValueError, match="down"):
+        await engine.run(job.graph("q"), durable_key="down")
+    job.in_turn = {3: asks}
+    with pytest.raises(ps.Interrupted):
+        await engine.run(job.graph("q"), durable_key="asking")
+    runs = await job.durable.runs()
+    assert [(run.key, run.state) for run in runs] == [("asking", "asking"), ("down", "failed"), ("done", "finished")]
+    assert runs[0].question == {"pay": 120}
+    assert all(run.bytes > 500 for run in runs)
+    assert [run.key for run in await job.durable.runs(before=runs[0], limit=1)] == ["down"]
+    assert [run.key for run in await job.durable.runs(state="failed", graph="answered")] == ["down"]
+    assert [state.step for state in await job.durable.history("down")] == [0, 1, 2]
+    job.in_turn = {}
+    async with engine.deploy(job.graph) as service:
+        assert await service.resume_all() == {}
+        assert await service.resume("asking", answer=ps.Answer("word3", runs[0].token)) == WORDS
+    assert job.ran == Counter({0: 3, 1: 3, 2: 4, 3: 4, 4: 3})
+    await job.durable.delete("done")
+    assert await job.durable.expire(0) == 2
+    assert await job.durable.runs() == []
+
+
+async def test_a_store_expects_versions_and_takes_the_same_write_twice(dsn: str) -> None:
+    store = ps.PostgresStore(dsn)
+    first = ps.LoopRecord(1, 0, b"first\x00")
+    assert await store.load("k") is None
+    assert not await store.store("k", first, expected_version=1)
+    assert await store.store("k", first, expected_version=0)
+    assert await store.store("k", first, expected_version=0)  # as after a connection that was lost
+    assert not await store.store("k", replace(first, content=b"another"), expected_version=0)
+    assert await store.store("k", ps.LoopRecord(2, 1, b"second"), expected_version=1)
+    assert [record.content for record in await store.history("k")] == [b"first\x00", b"second"]
+    assert (await store.first("k"), await store.load("k")) == (
+        ps.LoopRecord(1, 0, b"first\x00"), ps.LoopRecord(2, 1, b"second"),
+    )  # fmt: skip
+    assert await store.delete({"k": 1, "other": 1}) == 0
+    assert await store.delete({"k": 2}) == 1
+
+
+async def test_a_key_is_given_to_one_of_many_that_ask_at_once(dsn: str) -> None:
+    stores = [ps.PostgresStore(dsn) for _ in range(4)]
+    for version in range(5):
+        writes = [
+            store.store("k", ps.LoopRecord(version + 1, version, f"{number}".encode()), expected_version=version)
+            for number, store in enumerate(stores)
+        ]
+        assert sorted(await asyncio.gather(*writes)) == [False, False, False, True]
+
+
+async def test_leases_end_by_the_clock_of_the_database(
+    dsn: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(ps.PostgresStore(dsn))
+    job.in_turn = {2: fails}
+    with pytest.raises(ValueError, match="down"):
+        await engine.run(job.graph("q"), durable_key="k")
+    job.in_turn = {}
+    record = await job.durable._store.load("k")
+    assert record is not None
+    monkeypatch.setattr(store_module, "time", SimpleNamespace(time=lambda: time.time() + 3600))
+    elsewhere = loops_module.Owner("another machine", 1, "1", "token")
+    (((now,),),) = (server.execute("SELECT extract(epoch FROM clock_timestamp())::float8"),)
+    assert abs(await job.durable._store.now() - now) < 30
+    for lease_until, version in ((now + 1000, record.version), (now - 1000, record.version + 1)):
+        loop = replace(loops_module.Loop.read(record), owner=elsewhere, lease_until=lease_until)
+        assert await job.durable._store.store("k", loop.record(version + 1), expected_version=version)
+        if lease_until > now:
+            with pytest.raises(ps.KeyInUse, match=r"in process 1 of another machine, whose lease lasts (9\d\d|1000) s"):
+                await engine.run(job.graph("q"), durable_key="k")
+    assert await engine.run(job.graph("q"), durable_key="k") == WORDS
+
+
+async def test_a_server_that_is_killed_and_restarted_under_load_loses_no_state_and_repeats_none(
+    dsn: str, server: Server
+) -> None:
+    jobs = [Job(ps.PostgresStore(dsn, max_connections=2), last=12) for _ in range(8)]
+    running = [
+        asyncio.ensure_future(engine.run(job.graph("q"), durable_key=f"k{number}")) for number, job in enumerate(jobs)
+    ]
+    for turn in (2, 6):
+        while not all(job.ran[turn] for job in jobs):
+            await asyncio.sleep(0)
+        await asyncio.to_thread(server.kill)
+        await asyncio.to_thread(server.restart)
+    assert await asyncio.gather(*running) == [" ".join(f"word{turn}" for turn in range(12))] * 8
+    assert all(set(job.ran.values()) == {1} for job in jobs)
+    assert {run.state for run in await jobs[0].durable.runs()} == {"finished"}
+
+
+async def test_a_call_has_its_deadline_while_the_server_is_down(
+    dsn: str, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(ps.PostgresStore(dsn))
+    await asyncio.to_thread(server.kill)
+    try:
+        with pytest.raises(ps.DeadlineExceeded, match="the store did not answer"):
+            await engine.run(job.graph("q"), durable_key="k", timeout_seconds=0.2)
+        monkeypatch.setattr(job.durable._store, "_give_up_after_seconds", 0.05)
+        with pytest.raises(ps.CheckpointError, match=r"the loop of key 'k' in PostgreSQL: .*connection"):
+            await engine.run(job.graph("q"), durable_key="k")
+    finally:
+        await asyncio.to_thread(server.restart)
+    assert await engine.run(job.graph("q"), durable_key="k") == WORDS
+
+
+def test_another_process_lists_and_resumes_what_one_that_was_killed_has_left(dsn: str) -> None:
+    assert run_agent(dsn, "k", DIE_IN="2")[-1] == "turn 2"
+    listed, done = (
+        subprocess.run(program, cwd=ROOT, capture_output=True, text=True, check=True, timeout=50).stdout
+        for program in ([sys.executable, "-m", "penstock", "runs", dsn], command(dsn, function="resume_all"))
+    )
+    assert "stopped" in listed
+    assert done.splitlines() == ["turn 2", "turn 3", "turn 4", "left {}"]
+
+
+def test_psycopg_is_asked_for_where_it_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "psycopg", None)
+    with pytest.raises(ps.MissingExtraError, match=r"needs psycopg: pip install .penstock\[postgres\]."):
+        ps.PostgresStore("postgresql://")
+    with pytest.raises(ps.OptionsError, match="dsn"):
+        ps.PostgresStore("")

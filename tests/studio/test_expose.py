@@ -1,0 +1,604 @@
+"""A process that exposes itself: the socket, who asks there, and what it says."""
+
+import asyncio
+import contextlib
+import gc
+import json
+import os
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, telemetry, testing
+from penstock.studio.live import server
+from penstock.studio.live.protocol import Client
+from penstock.studio.live.watch import LiveSnapshot, NodeLook, look_of, look_table
+from penstock.testing import wait_quiescent
+from tests.telemetry.test_profile import CLOCKED, Clock
+
+
+@ps.node
+async def fetch(number: int) -> int:
+    await asyncio.sleep(0)
+    return number
+
+
+@ps.node(concurrency=2, capacity=3)
+async def check(number: int) -> int:
+    if number < 0:
+        raise ValueError(number)
+    return number
+
+
+@ps.graph
+async def work(number: int) -> int:
+    return await check(await fetch(number))
+
+
+@ps.graph
+async def fetched(number: int) -> int:
+    return await fetch(number)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "socket"
+
+
+@contextlib.contextmanager
+def looking(path: Path) -> Iterator[Client]:
+    with contextlib.closing(Client(path)) as client:
+        yield client
+
+
+def node_of(look: LiveSnapshot, name: str) -> NodeLook:
+    [found] = [node for node in look.nodes if node.node == name]
+    return found
+
+
+# --- What it says. Clients here block the event loop while they wait, so every answer comes although it is blocked ---
+
+
+async def test_a_look_tells_what_nodes_did_since_the_one_before(path: Path) -> None:
+    with telemetry.expose(path), looking(path) as client:
+        assert client.look().nodes == ()
+        async with engine.deploy(work) as service:
+            await asyncio.gather(*(service(number) for number in range(5)))
+            first = node_of(client.look(), "check")
+            with pytest.raises(ValueError, match="-1"):
+                await service(-1)
+            await service(1)
+            look = client.look()
+    second = node_of(look, "check")
+    assert look.process == os.getpid()
+    assert (first.completed, first.failed, first.total_completed, first.total_failed) == (5, 0, 5, 0)
+    assert (second.completed, second.failed, second.total_completed, second.total_failed) == (1, 1, 6, 1)
+    assert (second.graph, second.runs_on, second.limit, second.inbox_capacity) == ("work", "loop", 2, 3)
+    assert node_of(look, "fetch").completed == 2
+
+
+async def test_the_first_look_has_no_interval_and_no_verdict(path: Path) -> None:
+    async with engine.deploy(work) as service:
+        await service(1)
+        with telemetry.expose(path), looking(path) as client:
+            first, second = client.look(), client.look()
+    assert (first.seconds, first.verdict) == (None, None)
+    assert node_of(first, "check").total_completed == 1
+    assert node_of(first, "check").completed == 0
+    assert second.seconds is not None
+    assert second.verdict is None  # nothing has left a node meanwhile
+
+
+async def test_a_look_tells_what_goes_on(path: Path) -> None:
+    gate = asyncio.Event()
+
+    @ps.node(concurrency=2, capacity=3)
+    async def wait(number: int) -> int:
+        await gate.wait()
+        return number
+
+    @ps.graph
+    async def waiting(number: int) -> int:
+        return await wait(await fetch(number))
+
+    with telemetry.expose(path), looking(path) as client:
+        async with engine.stream(waiting(number) for number in range(20)) as results:
+            reading = asyncio.create_task(anext(results))
+            await wait_quiescent()
+            found = node_of(client.look(), "wait")
+            gate.set()
+            await reading
+    assert (found.in_flight, found.limit, found.inbox_depth, found.inbox_capacity) == (2, 2, 3, 3)
+
+
+async def test_places_that_scopes_share_count_once(path: Path) -> None:
+    with telemetry.expose(path), looking(path) as client:
+        async with engine.stream([work(1)]) as one, engine.stream([work(2)]) as other:
+            assert (await anext(one), await anext(other)) == (1, 2)
+            client.look()
+            found = node_of(client.look(), "check")
+    assert (found.limit, found.inbox_capacity, found.total_completed) == (2, 6, 2)
+
+
+async def test_scopes_that_are_opened_and_closed_between_two_looks_count(path: Path) -> None:
+    with telemetry.expose(path), looking(path) as client:
+        client.look()
+        for number in range(3):
+            async with engine.stream([work(number)]) as results:
+                assert [result async for result in results] == [number]
+        look = client.look()
+        after = client.look()
+    assert node_of(look, "check").completed == 3
+    assert node_of(look, "check").total_completed == 0
+    assert look.verdict is not None
+    assert after.nodes == ()
+
+
+async def test_runs_count(path: Path) -> None:
+    with telemetry.expose(path), looking(path) as client:
+        client.look()
+        for number in range(3):
+            await engine.run(work(number))
+        assert node_of(client.look(), "check").completed == 3
+
+
+async def test_runs_of_graphs_made_for_one_call_count(path: Path) -> None:
+    def made() -> ps.Graph[[int], int]:
+        @ps.graph
+        async def once(number: int) -> int:
+            return await fetch(number)
+
+        return once
+
+    with telemetry.expose(path), looking(path) as client:
+        client.look()
+        for number in range(3):
+            await engine.run(made()(number))
+        gc.collect()
+        assert node_of(client.look(), "fetch").completed == 3
+
+
+async def test_clients_do_not_disturb_each_other(path: Path) -> None:
+    with telemetry.expose(path), looking(path) as one, looking(path) as other:
+        async with engine.deploy(work) as service:
+            one.look()
+            other.look()
+            await service(1)
+            assert node_of(one.look(), "check").completed == 1
+            await service(1)
+            assert node_of(one.look(), "check").completed == 1
+            assert node_of(other.look(), "check").completed == 2
+
+
+async def test_engines_in_other_threads_are_seen(path: Path) -> None:
+    is_open, may_end = threading.Event(), threading.Event()
+
+    async def other() -> None:
+        async with engine.Engine() as own, own.deploy(fetched) as service:
+            await service(1)
+            is_open.set()
+            await asyncio.to_thread(may_end.wait)
+
+    thread = threading.Thread(target=asyncio.run, args=(other(),))
+    thread.start()
+    try:
+        with telemetry.expose(path), looking(path) as client:
+            is_open.wait()
+            assert node_of(client.look(), "fetch").total_completed == 1
+    finally:
+        may_end.set()
+        thread.join()
+
+
+def is_timed() -> bool:
+    return any(step.timed is not None for scope in telemetry.snapshot().scopes for step in scope.steps)
+
+
+async def test_handlers_are_timed_only_while_somebody_looks(path: Path) -> None:
+    with telemetry.expose(path):
+        async with engine.deploy(fetched) as service:
+            assert not is_timed()
+            with looking(path) as client:
+                client.look()
+                await asyncio.sleep(0)  # by the loop itself, so a blocked one cannot be timed
+                assert is_timed()
+                await service(1)
+                assert (node_of(client.look(), "fetch").busy_share or 0) > 0
+            while is_timed():  # until the server has seen that the client is gone, and the loop was told
+                await asyncio.sleep(0)
+
+
+async def test_a_graph_made_for_one_call_leaves_nothing_behind_while_somebody_looks(path: Path) -> None:
+    def build() -> ps.Graph[[int], int]:
+        @ps.graph
+        async def made(number: int) -> int:
+            return await fetch(number)
+
+        return made
+
+    with telemetry.expose(path), looking(path) as client:
+        client.look()
+        made = build()
+        await engine.run(made(1))
+        assert node_of(client.look(), "fetch").completed == 1
+        plan = weakref.ref(made._planned())
+        del made
+        client.look()
+        gc.collect()
+        assert plan() is None
+
+
+def test_the_node_that_limits_is_that_of_a_profile(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    for module in (*CLOCKED, "telemetry.profiling.monitor"):
+        monkeypatch.setattr(f"penstock.{module}.perf_counter", clock)
+    monkeypatch.setattr("penstock.telemetry.profiling.monitor.thread_seconds", lambda _thread: 0.0)
+
+    @ps.node(concurrency=2)
+    async def slow(number: int) -> int:
+        await asyncio.sleep(0.1)
+        return number
+
+    @ps.graph
+    async def limited(number: int) -> int:
+        return await slow(await fetch(number))
+
+    async def look_twice() -> LiveSnapshot:
+        with contextlib.closing(telemetry.Monitor()) as monitor:
+            async with engine.stream(limited(number) for number in range(40)) as results:
+                await anext(results)
+                monitor.snapshot()
+                for _ in range(20):
+                    await anext(results)
+                return look_of(monitor.snapshot())
+
+    look = testing.run_virtual(look_twice)
+    assert look.verdict is not None
+    assert (look.verdict.graph, look.verdict.node) == ("limited", "slow")
+    assert "its 2 places (concurrency=) are busy for 100% of the time" in look.verdict.reason
+    assert node_of(look, "slow").busy_share == pytest.approx(1.0, abs=0.01)
+    assert look.seconds == pytest.approx(1.0)
+    shown = look_table(look).rows[1]
+    assert shown[:6] == ("slow", "◀ limits", "20.0", "2/2", "16/16", "100%")
+
+
+def test_of_many_nodes_those_that_do_most_are_shown() -> None:
+    nodes = tuple(
+        NodeLook("g", f"n{n}", "loop", n % 7, 0, n, 0, None, 9 if n == 3 else 0, None, 0, None) for n in range(30)
+    )
+    table = look_table(LiveSnapshot(1, 1.0, nodes, None), max_rows=5)
+    assert [row[0] for row in table.rows] == ["n3", "n6", "n13", "n20", "n27"]
+    assert table.remark == "and 25 nodes that do less; --json has all of them"
+
+
+# --- Who asks ---
+
+
+class Raw:
+    """A client that sends what it likes."""
+
+    def __init__(self, path: Path) -> None:
+        self._socket = socket.socket(socket.AF_UNIX)
+        self._socket.settimeout(20)
+        self._socket.connect(str(path))
+        self._lines = self._socket.makefile("rb")
+
+    def __enter__(self) -> "Raw":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._lines.close()
+        self._socket.close()
+
+    def send(self, content: bytes) -> None:
+        self._socket.sendall(content)
+
+    def answer(self) -> Any:
+        return json.loads(self._lines.readline())
+
+    def has_ended(self) -> bool:
+        return self._lines.read() == b""
+
+    def flood(self, content: bytes) -> None:
+        """Send until there is no room for more."""
+        self._socket.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                self._socket.send(content)
+
+
+ASK = b'{"version": 1, "request": "look"}\n'
+
+
+@pytest.mark.parametrize(
+    ("request_line", "message"),
+    [
+        (b"\n", "this is no line of JSON"),
+        (b"{\n", "this is no line of JSON"),
+        (b"\xff\n", "this is no line of JSON"),
+        (b"[" * 4000 + b"\n", "this is no line of JSON"),
+        (b"[]\n", "this is no JSON object"),
+        (b"{}\n", "this process speaks version 1 of the protocol, not None: use the same version of penstock"),
+        (b'{"version": 2, "request": "look"}\n', "this process speaks version 1 of the protocol, not 2"),
+        (b'{"version": 1, "request": "stop"}\n', "there is no request 'stop'; there is \"look\""),
+    ],
+)
+def test_a_malformed_request_is_answered_and_the_next_one_too(path: Path, request_line: bytes, message: str) -> None:
+    with telemetry.expose(path), Raw(path) as client:
+        client.send(request_line + ASK)
+        assert message in client.answer()["error"]
+        assert client.answer()["look"]["process"] == os.getpid()
+
+
+def test_a_request_without_an_end_is_refused(path: Path) -> None:
+    with telemetry.expose(path), Raw(path) as client:
+        client.send(b"x" * (server.MAX_REQUEST_BYTES + 1))
+        assert client.answer()["error"] == "a request is a line of at most 4096 bytes"
+        assert client.has_ended()
+
+
+def test_a_request_may_come_in_pieces(path: Path) -> None:
+    with telemetry.expose(path), Raw(path) as client:
+        for byte in ASK:
+            client.send(bytes([byte]))
+        assert "look" in client.answer()
+
+
+def test_a_client_that_does_not_read_holds_nobody_up(path: Path) -> None:
+    with telemetry.expose(path), Raw(path) as deaf:
+        deaf.flood(ASK * 100)
+        with looking(path) as client:
+            assert client.look().process == os.getpid()
+
+
+def test_more_clients_than_there_is_room_for_are_told(path: Path) -> None:
+    with telemetry.expose(path), contextlib.ExitStack() as stack:
+        for _ in range(server.MAX_CLIENTS):
+            stack.enter_context(looking(path)).look()
+        with pytest.raises(OSError, match="16 clients look at this process already"), looking(path) as client:
+            client.look()
+
+
+def test_without_a_descriptor_for_one_more_client_it_tries_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "_RETRY_SECONDS", 0.001)
+    refusals = iter([OSError(24, "Too many open files")] * 2)
+
+    class Full(socket.socket):
+        def accept(self) -> Any:
+            for error in refusals:
+                raise error
+            return super().accept()
+
+    monkeypatch.setattr(server.socket, "socket", Full)
+    with telemetry.expose(path), looking(path) as client:
+        assert client.look().process == os.getpid()
+
+
+def test_a_look_that_fails_is_answered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_monitor: telemetry.Monitor) -> telemetry.Snapshot:
+        raise ZeroDivisionError
+
+    with telemetry.expose(path), Raw(path) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(telemetry.Monitor, "snapshot", fail)
+            client.send(ASK)
+            assert client.answer()["error"] == "it could not be looked at: ZeroDivisionError()"
+        client.send(ASK)
+        assert "look" in client.answer()
+
+
+def test_a_client_is_told_when_the_block_ends(path: Path) -> None:
+    with contextlib.ExitStack() as block:
+        block.enter_context(telemetry.expose(path))
+        with looking(path) as client:
+            client.look()
+            block.close()
+            with pytest.raises(ConnectionError, match=rf"process {os.getpid()} has gone away"):
+                client.wait(60)
+            with pytest.raises(ConnectionError, match="has gone away"):
+                client.look()
+
+
+# --- The socket ---
+
+
+def mode_of(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0, 0o022, 0o777])
+def test_only_the_owner_may_connect_whatever_the_umask(path: Path, umask: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    modes: list[int] = []
+    identity = server._identity
+
+    def record(file: Path) -> tuple[int, int]:  # what is called first once the file is there
+        modes.append(mode_of(file))
+        return identity(file)
+
+    monkeypatch.setattr(server, "_identity", record)
+    before = os.umask(umask)
+    try:
+        with telemetry.expose(path):
+            assert mode_of(path) == 0o600
+    finally:
+        os.umask(before)
+    assert modes[0] == 0o600 & ~umask
+
+
+def test_nothing_is_left_after_the_block_also_if_it_fails(path: Path) -> None:
+    threads = threading.active_count()
+    with contextlib.suppress(ZeroDivisionError), telemetry.expose(path) as exposed:
+        assert exposed == path
+        assert threading.active_count() == threads + 1
+        raise ZeroDivisionError
+    assert not path.exists()
+    assert threading.active_count() == threads
+    with telemetry.expose(path):
+        pass
+
+
+FORKING = """
+import asyncio, os, sys
+from pathlib import Path
+
+from penstock import engine, telemetry
+from penstock.studio.live.protocol import Client
+from penstock.telemetry.profiling import collectors
+from tests.studio.test_expose import fetched
+
+
+async def main():
+    await engine.run(fetched(1))
+
+
+path = Path(sys.argv[1])
+child_has_left, parent_has_ended = os.pipe(), os.pipe()
+with telemetry.expose(path):
+    client = Client(path)
+    client.look()
+    child = os.fork()
+    if child:
+        os.close(parent_has_ended[0])
+        os.read(child_has_left[0], 1)
+        client.look()
+    else:
+        os.close(parent_has_ended[1])
+        assert not collectors.running
+        asyncio.run(main())
+if not child:
+    os.write(child_has_left[1], b"!")
+    os.read(parent_has_ended[0], 1)
+    os._exit(0)
+with telemetry.expose(path):  # of the child, nothing is left that listens
+    os._exit(0)
+"""
+
+
+def test_a_process_that_is_forked_leaves_everything_to_its_parent(path: Path) -> None:
+    subprocess.run([sys.executable, "-c", FORKING, str(path)], timeout=30, check=True)
+    with telemetry.expose(path):
+        pass
+
+
+def leave_stale(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as dead:
+        dead.bind(str(path))
+
+
+def test_the_file_of_a_dead_process_is_replaced(path: Path) -> None:
+    leave_stale(path)
+    with telemetry.expose(path), looking(path) as client:
+        client.look()
+
+
+def test_a_file_that_was_put_in_the_place_of_ours_stays(path: Path) -> None:
+    with telemetry.expose(path):
+        path.unlink()
+        path.write_text("mine")
+    assert path.read_text() == "mine"
+
+
+def test_a_socket_that_somebody_listens_at_is_left_alone(path: Path) -> None:
+    with telemetry.expose(path):
+        with pytest.raises(FileExistsError, match="this very process listens there already"), telemetry.expose(path):
+            pass
+        with looking(path) as client:
+            client.look()
+
+
+def test_a_socket_whose_listener_has_no_time_is_left_alone(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as busy, contextlib.ExitStack() as stack:
+        busy.bind(str(path))
+        busy.listen(0)
+        stack.enter_context(Raw(path))  # the queue is full
+        with pytest.raises(FileExistsError, match="another process listens there"), telemetry.expose(path):
+            pass
+
+
+def test_of_many_that_find_a_dead_socket_one_gets_the_path(path: Path) -> None:
+    leave_stale(path)
+    start, done = threading.Barrier(8), threading.Barrier(8)
+    won: list[Exception | None] = []
+
+    def compete() -> None:
+        start.wait()
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(telemetry.expose(path))
+                won.append(None)
+            except FileExistsError as error:
+                won.append(error)
+            done.wait()
+
+    threads = [threading.Thread(target=compete) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won.count(None) == 1
+    assert not path.exists()
+
+
+def file(path: Path) -> None:
+    path.write_text("")
+
+
+def link(path: Path) -> None:
+    path.symlink_to(path.parent / "nowhere")
+
+
+@pytest.mark.parametrize("make", [file, link, Path.mkdir])
+def test_what_is_no_socket_is_left_alone(path: Path, make: Callable[[Path], None]) -> None:
+    make(path)
+    with pytest.raises(FileExistsError, match="no socket: remove it, or choose another path"), telemetry.expose(path):
+        pass
+    assert os.path.lexists(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        ("gone/socket", FileNotFoundError, r"no such folder .* make it \(mkdir -m 700\)"),
+        ("file/socket", NotADirectoryError, "this is not a folder"),
+        ("x" * 200, OSError, "at most 107 bytes, and this one has [0-9]+: choose a shorter one"),
+    ],
+)
+def test_a_folder_that_cannot_hold_it_is_named(tmp_path: Path, name: str, error: type[OSError], message: str) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(error, match=message), telemetry.expose(tmp_path / name):
+        pass
+
+
+def test_the_longest_path_works(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * (server.MAX_PATH_BYTES - len(str(tmp_path)) - 1))
+    with telemetry.expose(path), looking(path) as client:
+        client.look()
+
+
+def test_a_relative_path_is_that_of_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with telemetry.expose("socket") as path:
+        assert path == tmp_path / "socket"
+        monkeypatch.chdir("/")
+    assert not path.exists()
+
+
+def test_who_holds_the_lock_of_the_folder_is_not_waited_for_without_end(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_LOCK_SECONDS", 0.0)
+    with (
+        server._alone_in(path.parent),
+        pytest.raises(TimeoutError, match=r"another process holds a lock \(flock\) on the folder"),
+        telemetry.expose(path),
+    ):
+        pass

@@ -1,0 +1,233 @@
+"""The page of a profile in a browser: it shows what it should, and does what one clicks on."""
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import penstock as ps
+from penstock import engine, telemetry
+from penstock.telemetry.profiling.records import DeviceWork
+from tests.packages import needs_package
+
+from .browser import Browser, installed
+
+_PROGRAM = installed()
+pytestmark = needs_package("chromium", _PROGRAM)
+
+ITEMS = 12
+WARM = {False: "rgb(194, 65, 12)", True: "rgb(255, 146, 87)"}
+
+
+@ps.node
+async def fetch(number: int) -> int:
+    await asyncio.sleep(0)
+    return number
+
+
+@ps.node(concurrency=1)
+async def decode(number: int) -> int:
+    await asyncio.sleep(0.005)
+    return number
+
+
+@ps.node
+def count(number: int) -> int:
+    return number
+
+
+@ps.graph
+async def measure(number: int) -> int:
+    return count(await decode(await fetch(number)))
+
+
+@ps.graph
+async def again(number: int) -> int:
+    return count(await fetch(number))
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    async def run() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            async with engine.stream(measure(number) for number in range(ITEMS)) as results:
+                async for _ in results:
+                    pass
+            began = profile._recorder._began
+            frames = tuple(one.frame for one in profile.timeline.slices[:2] if one.frame is not None)
+            profile._recorder.add_device_work(
+                DeviceWork("compute", "gpu:0", "decode", began, began + 0.01, 2, 4, 0.5, frames)
+            )
+        return profile
+
+    path = tmp_path_factory.mktemp("page") / "profile.html"
+    asyncio.run(run()).to_html(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def of_two_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    async def run() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            for graph in (measure, again):
+                async with engine.stream(graph(number) for number in range(3)) as results:
+                    async for _ in results:
+                        pass
+        return profile
+
+    path = tmp_path_factory.mktemp("page") / "two.html"
+    asyncio.run(run()).to_html(path)
+    return path
+
+
+@pytest.fixture
+def browser(tmp_path: Path) -> Iterator[Browser]:
+    assert _PROGRAM is not None
+    with Browser(_PROGRAM, tmp_path) as found:
+        yield found
+
+
+# One test, as a browser takes seconds to start; what it looks at has names.
+@pytest.mark.timeout(180)
+def test_the_page_shows_itself_and_obeys(browser: Browser, page: Path, of_two_graphs: Path) -> None:
+    for dark in (False, True):
+        browser.open(page, dark=dark)
+        the_bottleneck_is_highlighted(browser, WARM[dark])
+        everything_is_drawn(browser)
+    the_theme_is_switched(browser)
+    the_table_is_sorted(browser)
+    the_timeline_zooms_and_moves(browser)
+    an_item_is_followed(browser)
+    a_new_size_is_drawn_at_once(browser)
+    nothing_is_wider_than_a_narrow_window(browser, page)
+    assert browser.complaints() == []
+    assert browser.requests() == [page.as_uri()]
+    browser.open(of_two_graphs)
+    the_nodes_of_each_graph_are_sorted(browser)
+
+
+def the_bottleneck_is_highlighted(browser: Browser, warm: str) -> None:
+    colour = "getComputedStyle(document.querySelector('{}')).{}"
+    assert browser.run("document.querySelector('.verdict.limits h2').innerText") == "decode"
+    assert browser.run(colour.format(".verdict h2", "color")) == warm
+    assert browser.run("document.querySelector('a.box.limits .name').textContent") == "decode"
+    assert browser.run(colour.format("a.box.limits .card", "stroke")) == warm
+    assert browser.run("document.querySelector('tr.limits th').dataset.value") == "decode"
+    assert browser.run(colour.format("tr.limits th", "color")) == warm
+    assert pixels(browser, warm) > 100  # its slices
+    assert pixels(browser, "rgb(0, 255, 0)") == 0
+
+
+def pixels(browser: Browser, colour: str) -> int:
+    """Return how many pixels of the timeline have a colour, or nearly so: slices are a bit transparent."""
+    wanted = colour.removeprefix("rgb(").removesuffix(")")
+    found: int = browser.run(
+        "(() => { const c = document.getElementById('timeline'); const gutter = 0.25 * c.width;"
+        "const d = c.getContext('2d').getImageData(gutter, 0, c.width - gutter, c.height).data;"
+        f"const w = [{wanted}]; let n = 0; for (let i = 0; i < d.length; i += 4)"
+        "if (w.every((v, k) => Math.abs(v - d[i + k]) < 45)) n += 1; return n; })()"
+    )
+    return found
+
+
+def everything_is_drawn(browser: Browser) -> None:
+    for selector in (".graph svg", "#nodes", "#timeline"):
+        box = browser.run(
+            f"(({{width, height}}) => [width, height])(document.querySelector('{selector}').getBoundingClientRect())"
+        )
+        assert min(box) > 60, selector
+    assert browser.run("document.querySelectorAll('#nodes tbody tr').length") == 3
+    # In each box, the texts are inside of it.
+    assert browser.run(
+        "[...document.querySelectorAll('a.box')].every(box => {"
+        "const card = box.querySelector('.card').getBoundingClientRect();"
+        "return [...box.querySelectorAll('.name, .detail')].every(text => { const r = text.getBoundingClientRect();"
+        "return r.left >= card.left && r.right <= card.right && r.bottom <= card.bottom; }); })"
+    )
+
+
+def the_theme_is_switched(browser: Browser) -> None:
+    background = "getComputedStyle(document.body).backgroundColor"
+    before = browser.run(background)
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run(background) != before
+    browser.painted()
+    assert pixels(browser, WARM[False]) > 100  # the canvas follows
+    browser.run("document.getElementById('theme').click()")
+    assert browser.run(background) == before
+
+
+def the_table_is_sorted(browser: Browser) -> None:
+    names = "[...document.querySelectorAll('#nodes tbody th')].map(cell => cell.dataset.value)"
+    heading = "[...document.querySelectorAll('#nodes thead th')].find(cell => cell.innerText.startsWith('{}'))"
+    original = browser.run(names)
+    assert original == ["fetch", "decode", "count"]
+    browser.run(heading.format("node") + ".querySelector('button').click()")
+    assert browser.run(names) == ["count", "decode", "fetch"]
+    busy = heading.format("mean")
+    browser.run(busy + ".querySelector('button').click()")
+    assert browser.run(busy + ".getAttribute('aria-sort')") == "descending"
+    assert browser.run(heading.format("node") + ".getAttribute('aria-sort')") == "none"
+    assert browser.run(names)[0] == "decode"
+    browser.run(busy + ".querySelector('button').click()")
+    assert browser.run(names)[-1] == "decode"
+    browser.run(busy + ".querySelector('button').click()")
+    assert browser.run(names) == original
+
+
+def the_nodes_of_each_graph_are_sorted(browser: Browser) -> None:
+    names = "[...document.querySelectorAll('#nodes tbody th')].map(cell => cell.innerText)"
+    button = "[...document.querySelectorAll('#nodes thead button')].find(one => one.innerText.startsWith('node'))"
+    original = browser.run(names)
+    assert [name.split()[0] for name in original] == ["measure", "fetch", "decode", "count", "again", "fetch", "count"]
+    browser.run(button + ".click()")
+    found = [name.split()[0] for name in browser.run(names)]
+    assert found == ["measure", "count", "decode", "fetch", "again", "count", "fetch"]
+
+
+def the_timeline_zooms_and_moves(browser: Browser) -> None:
+    span = "Number(document.getElementById('timeline').dataset.span)"
+    whole = browser.run(span)
+    browser.run("document.querySelector('[data-action=in]').click()")
+    assert browser.run(span) == pytest.approx(whole * 0.6, rel=0.01)
+    browser.run("document.getElementById('timeline').focus()")
+    browser.press("+")
+    assert browser.run(span) == pytest.approx(whole * 0.42, rel=0.01)
+    browser.press("ArrowRight")
+    browser.press("0")
+    assert browser.run(span) == whole
+
+
+def an_item_is_followed(browser: Browser) -> None:
+    told = "document.getElementById('chosen').textContent"
+    assert browser.run(told) == ""
+    left, top, width, height = browser.run(
+        "(canvas => { canvas.scrollIntoView({behavior: 'instant'}); const r = canvas.getBoundingClientRect();"
+        "return [r.left, r.top, r.width, r.height]; })(document.getElementById('timeline'))"
+    )
+    places = ((left + width * part / 10, top + y) for part in (5, 4, 6, 7) for y in range(30, int(height), 6))
+    for x, y in places:  # between two executions there is nothing to click on
+        browser.click(x, y)
+        if browser.run(told):
+            break
+    assert browser.run(told).startswith("The item went through fetch, decode, count")
+    assert not browser.run("document.getElementById('tip').hidden")
+    browser.press("Escape")
+    assert browser.run(told) == ""
+
+
+def a_new_size_is_drawn_at_once(browser: Browser) -> None:
+    # Where a page is printed, or stands in a frame out of view, no animation frame comes.
+    browser.run(
+        "(parent => { window.requestAnimationFrame = () => 0; parent.style.width = '700px';"
+        "return new Promise(done => new ResizeObserver(() => setTimeout(() => done(0))).observe(parent)); })"
+        "(document.getElementById('timeline').parentElement)"
+    )
+    assert browser.run("document.getElementById('timeline').width") <= 700
+    assert pixels(browser, WARM[True]) > 100
+
+
+def nothing_is_wider_than_a_narrow_window(browser: Browser, page: Path) -> None:
+    browser.open(page, width=380)
+    assert browser.run("document.documentElement.scrollWidth") <= 380

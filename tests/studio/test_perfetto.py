@@ -1,0 +1,160 @@
+"""A timeline as a trace: what is in it, and that it keeps to the format."""
+
+import asyncio
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import engine, telemetry
+from penstock.studio.perfetto import trace, tracks
+from penstock.telemetry.profiling import timeline as timelines
+from penstock.telemetry.profiling.records import DeviceWork
+from penstock.telemetry.profiling.timeline import TimelineRecorder
+
+from .trace_format import Trace
+
+
+@ps.node(name='fetch "all" </script>')
+async def fetch(number: int) -> int:
+    await asyncio.sleep(0)
+    return number
+
+
+@ps.node(concurrency=3)
+async def decode(number: int) -> int:
+    await asyncio.sleep(0.001)
+    return number
+
+
+@ps.node
+def count(number: int) -> int:
+    return number
+
+
+@ps.graph
+async def measure(number: int) -> int:
+    return count(await decode(await fetch(number)))
+
+
+def read(path: Path) -> Trace:
+    [found] = path.parent.iterdir()  # and no temporary file
+    return Trace(found.read_text(encoding="utf-8"))
+
+
+async def test_nodes_are_tracks_items_are_flows_and_inboxes_are_counters(tmp_path: Path) -> None:
+    with telemetry.profile() as profile:
+        async with engine.stream(measure(number) for number in range(20)) as results:
+            async for _ in results:
+                pass
+    path = tmp_path / "trace.json"
+    profile.to_perfetto(path)
+    found = read(path)
+    by_node: dict[str, list[Any]] = {}
+    for (process, _), slices in found.slices.items():
+        assert process == "measure"
+        for one in slices:
+            by_node.setdefault(one["name"], []).append(one)
+    assert set(by_node) == {'fetch "all" </script>', "decode", "count"}
+    assert {one["args"]["item"] for one in by_node["decode"]} == set(range(20))
+    names = {thread for _, thread in found.slices}
+    assert {"decode", "decode (2)", "decode (3)"} <= names
+    assert "decode (4)" not in names
+    assert list(found.flows.values()) == [['fetch "all" </script>', "decode", "count"]] * 20
+    assert any(max(values) > 1 for (_, name), values in found.counters.items() if name == "inbox of decode")
+    assert found.facts["verdict"] == str(profile.verdict)
+    assert found.facts["dropped_slices"] == 0
+
+
+def test_devices_are_tracks_and_the_items_of_a_batch_lead_to_it() -> None:
+    timeline = TimelineRecorder(100.0)
+    timeline.add_executions("serve", "embed → rank", [(100.0, 100.4, 1, 0), (100.1, 100.4, 2, 1)])
+    for kind, began, ended in (("to device", 100.1, 100.2), ("compute", 100.2, 100.3), ("compute", 100.35, 100.36)):
+        timeline.add_device_work(
+            DeviceWork(kind, "gpu:0", "embed → rank", began, ended, 2, 4, 0.5, (1, 2))  # type: ignore[arg-type]
+        )
+    timeline.add_device_work(DeviceWork("compile", "gpu:0", "embed → rank", 99.0, 100.1))
+    timeline.add_device_work(DeviceWork("compute", "gpu:0", "embed → rank", 100.5, 100.6, 1, 0, 0.0, (3,)))
+    timeline.add_device_work(DeviceWork("compute", "gpu:0", "embed → rank", 100.7, 100.8, 1, 0, 0.0, (3,)))
+    found = Trace("".join(trace(timeline.timeline(), {})))
+    assert {thread for process, thread in found.slices if process == "devices"} == {
+        "gpu:0", "gpu:0, transfers to it", "compiler"
+    }  # fmt: skip
+    first = found.slices["devices", "gpu:0"][0]
+    assert first["args"] == {
+        "kind": "compute", "device": "gpu:0", "nodes": ["embed", "rank"], "items": 2, "rows": 4, "padding": "50%",
+        "frames": [1, 2],
+    }  # fmt: skip
+    assert found.slices["devices", "compiler"][0]["ts"] == pytest.approx(-1e6)
+    assert set(found.flows) == {1, 2}  # of the third item nothing else is known
+    assert all(len(names) == 3 for names in found.flows.values())
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from("ab"), st.sampled_from("xyz"), st.floats(0, 1e-6), st.floats(0, 1e-6),
+            st.none() | st.integers(0, 3),
+        ),
+        max_size=30,
+    )
+)  # fmt: skip
+def test_whatever_overlaps_is_put_side_by_side(found: list[tuple[str, str, float, float, int | None]]) -> None:
+    timeline = TimelineRecorder(0.0)
+    for graph, node, began, seconds, frame in found:
+        timeline.add_executions(graph, node, [(began, began + seconds, frame, None)])
+        timeline.add_depths(graph, node, [(began, 1)])
+    shown = Trace("".join(trace(timeline.timeline(), {})))
+    assert sum(map(len, shown.slices.values())) == len(timeline.timeline().slices)
+
+
+class Bar:
+    def __init__(self, began: int, ended: int) -> None:
+        self.began = began
+        self.ended = ended
+
+
+@given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 10)), max_size=30))
+def test_there_are_as_many_tracks_as_overlap_at_a_time(found: list[tuple[int, int]]) -> None:
+    bars = [Bar(began, began + length) for began, length in found]
+    sides = tracks(bars)
+    assert sorted(map(id, bars)) == sorted(id(bar) for track in sides for bar in track)
+    for track in sides:
+        assert all(one.ended <= two.began for one, two in pairwise(track))
+    most = max((sum(bar.began <= at < bar.ended for bar in bars) for at in range(31)), default=0)
+    assert len(sides) == most
+
+
+def test_a_trace_has_the_newest_and_says_how_many_it_lacks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(timelines, "MAX_SLICES", 10)
+    monkeypatch.setattr(timelines, "MAX_POINTS", 4)
+    monkeypatch.setattr(timelines, "MAX_DEVICE_SLICES", 3)
+    with telemetry.profile() as profile:
+        for number in range(30):
+            profile._recorder.add_executions("g", "n", [(1e9 + number, 1e9 + number + 0.5, number, number)])
+            profile._recorder.add_depths("g", "n", [(1e9 + number, 1)])
+            profile._recorder.add_device_work(DeviceWork("compute", "cpu:0", "n", 1e9 + number, 1e9 + number + 0.5))
+    path = tmp_path / "trace.json"
+    profile.to_perfetto(path)
+    found = read(path)
+    assert [one["args"]["item"] for one in found.slices["g", "n"]] == list(range(20, 30))
+    assert (found.facts["dropped_slices"], found.facts["dropped_depths"]) == (20, 26)
+    assert found.facts["dropped_device_slices"] == 27
+
+
+def test_a_failure_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "trace.json"
+    path.write_text("old")
+    with telemetry.profile() as profile:
+        pass
+    monkeypatch.setattr("penstock.studio.perfetto._events", lambda timeline: iter([{"ph": object()}]))
+    with pytest.raises(TypeError):
+        profile.to_perfetto(path)
+    assert path.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [path]
+    with pytest.raises(FileNotFoundError):
+        profile.to_perfetto(tmp_path / "none" / "trace.json")

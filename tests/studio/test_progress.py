@@ -1,0 +1,342 @@
+"""`stream(progress=True)`: a bar on a terminal, and nothing at all elsewhere."""
+
+import asyncio
+import io
+import os
+import re
+import subprocess
+import sys
+import termios
+import threading
+from collections.abc import AsyncIterator, Iterable, Iterator
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from penstock.engine.pipeline import length_of
+from penstock.studio.progress import Standing
+from tests.devices.processes import ROOT
+
+
+@ps.node
+async def check(number: int) -> int:
+    await asyncio.sleep(0)
+    if number % 5 == 3:
+        raise ValueError(number)
+    return number
+
+
+@ps.graph
+async def checked(number: int) -> int:
+    return await check(number)
+
+
+@ps.node
+async def count_to(number: int) -> AsyncIterator[int]:
+    for value in range(number):
+        yield value
+
+
+@ps.graph
+async def counted(number: int) -> AsyncIterator[int]:
+    return count_to(number)
+
+
+class Screen:
+    """A terminal that standard error goes to."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._monkeypatch = monkeypatch
+        self._master, self.slave = os.openpty()
+        termios.tcsetwinsize(self.slave, (30, 120))
+        os.set_blocking(self._master, False)
+        self.file = open(self.slave, "w", closefd=False)  # noqa: SIM115 - closed below
+
+    def attach(self) -> None:
+        """Have standard error go there; for pytest, which captures it anew when the test begins, inside of the test."""
+        self._monkeypatch.setattr(sys, "stderr", self.file)
+
+    def shown(self) -> str:
+        """Return what was written, without colours and movements."""
+        found = b""
+        try:
+            while part := os.read(self._master, 65536):
+                found += part
+        except BlockingIOError:
+            pass
+        return re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", found.decode())
+
+    def last(self) -> str:
+        """Return the last line."""
+        return re.split(r"[\r\n]+", self.shown().strip())[-1].strip()
+
+    def close(self) -> None:
+        self.file.close()
+        os.close(self.slave)
+        os.close(self._master)
+
+
+@pytest.fixture
+def screen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Screen]:
+    found = Screen(monkeypatch)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    yield found
+    found.close()
+
+
+async def numbers(calls: Iterable[ps.Call[int]], **options: Any) -> list[int]:
+    async with engine.stream(calls, progress=True, **options) as results:
+        return [number async for number in results]
+
+
+async def test_the_bar_ends_with_what_was_done(screen: Screen) -> None:
+    screen.attach()
+    assert len(await numbers([checked(number) for number in range(20)], on_error="skip")) == 16
+    assert re.fullmatch(r"checked ━+ 20/20  [\d,.]+/s  4 failed", screen.last())
+
+
+async def test_a_name_that_would_drive_the_terminal_is_shown_escaped(screen: Screen) -> None:
+    async def evil(number: int) -> int:
+        return await check(number)
+
+    evil.__name__ = "a\x1b]0;title\x07\nb"
+    graph = ps.graph(evil)
+    screen.attach()
+    await numbers([graph(number) for number in range(3)])
+    assert screen.last().startswith("a\\x1b]0;title\\x07 b ━")
+
+
+async def test_without_a_length_it_counts(screen: Screen) -> None:
+    screen.attach()
+    await numbers((checked(number) for number in range(3)), ordered=False)
+    assert re.fullmatch(r"checked ━+ 3  [\d,.]+/s", screen.last())
+
+
+async def test_the_numbers_move_while_it_runs(screen: Screen) -> None:
+    screen.attach()
+    gate = asyncio.Event()
+
+    @ps.node(concurrency=1, capacity=1)
+    async def wait(number: int) -> int:
+        if number == 2:
+            await gate.wait()
+        return number
+
+    @ps.graph
+    async def waiting(number: int) -> int:
+        return await wait(number)
+
+    printed = ""
+    async with engine.stream([waiting(number) for number in range(4)], progress=True) as results:
+        assert [await anext(results), await anext(results)] == [0, 1]
+        while not re.search(r"waiting [━╸╺]+ 2/4 +[\d.,]+/s +1 s left|2/4 +[\d.,]+/s +\d+ s left", printed):
+            await asyncio.sleep(0)
+            printed += screen.shown()
+        gate.set()
+        assert [number async for number in results] == [2, 3]
+    assert "4/4" in screen.last()
+
+
+async def test_values_of_one_call_are_counted(screen: Screen) -> None:
+    screen.attach()
+    async with engine.stream(counted(7), progress=True) as values:
+        assert len([value async for value in values]) == 7
+    assert re.fullmatch(r"counted ━+ 7  [\d,.]+/s", screen.last())
+
+
+async def test_streams_of_a_service_have_one_too(screen: Screen) -> None:
+    screen.attach()
+    async with engine.deploy(counted, checked) as service:
+        assert await service.map([checked(1), checked(2)], progress=True) == [1, 2]
+        assert screen.last().startswith("checked ━")
+        async with service.stream(counted(2), progress=True) as values:
+            assert [value async for value in values] == [0, 1]
+        assert screen.last().startswith("counted ━")
+
+
+async def test_bars_of_streams_that_run_together_stand_below_each_other(screen: Screen) -> None:
+    screen.attach()
+    async with engine.stream([checked(1), checked(2)], progress=True) as one:
+        assert await anext(one) == 1
+        async with engine.stream(counted(2), progress=True) as other:
+            assert [value async for value in other] == [0, 1]
+        assert await anext(one) == 2
+    lines = [line.strip() for line in screen.shown().splitlines()]
+    assert any(re.match("checked ━+ 2/2", line) for line in lines[-2:])
+    assert any(re.match("counted ━+ 2 ", line) for line in lines[-2:])
+    assert len([thread for thread in threading.enumerate() if thread.name == "penstock-progress"]) == 0
+
+
+async def test_what_a_break_cancels_has_not_failed(screen: Screen) -> None:
+    screen.attach()
+
+    @ps.node
+    async def wait(number: int) -> int:
+        if number:
+            await asyncio.Event().wait()
+        return number
+
+    @ps.graph
+    async def waiting(number: int) -> int:
+        return await wait(number)
+
+    async with engine.stream([waiting(number) for number in range(50)], progress=True) as results:
+        async for _ in results:
+            break
+    assert "failed" not in screen.last()
+
+
+async def test_an_error_ends_it(screen: Screen) -> None:
+    screen.attach()
+    with pytest.raises(ValueError, match="3"):
+        await numbers([checked(number) for number in range(4)], max_in_flight=1)
+    assert "4/4" in screen.last()
+
+
+async def test_a_cancel_ends_it(screen: Screen) -> None:
+    screen.attach()
+
+    async def forever() -> AsyncIterator[ps.Call[int]]:
+        await asyncio.Event().wait()
+        yield checked(1)
+
+    async def read() -> None:
+        async with engine.stream(forever(), progress=True) as results:
+            await anext(results)
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert screen.last().startswith("a stream ")
+
+
+async def test_a_stream_that_is_dropped_ends_it(screen: Screen) -> None:
+    screen.attach()
+    results = engine.stream([checked(1), checked(2)], progress=True)
+    assert await anext(results) == 1
+    del results
+    while any(thread.name == "penstock-progress" for thread in threading.enumerate()):
+        await asyncio.sleep(0)
+
+
+async def test_a_stream_that_never_begins_shows_nothing(screen: Screen) -> None:
+    screen.attach()
+    await engine.stream([checked(1)], progress=True).aclose()
+    assert screen.shown() == ""
+
+
+async def test_a_terminal_that_is_stopped_stops_no_loop(screen: Screen) -> None:
+    screen.attach()
+    termios.tcflow(screen.slave, termios.TCOOFF)  # Ctrl-S
+    read: list[int] = []
+
+    async def read_all() -> None:
+        async with engine.stream([checked(1), checked(2)], progress=True) as results:
+            read.extend([number async for number in results])
+
+    task = asyncio.create_task(read_all())
+    try:
+        while True:  # until it is closing: all has been read
+            await asyncio.sleep(0)
+            if any(one.get_name() == "penstock-stream-close" for one in asyncio.all_tasks()):
+                break
+        for _ in range(100):
+            await asyncio.sleep(0)  # the loop goes on
+        assert not task.done()
+    finally:
+        termios.tcflow(screen.slave, termios.TCOON)
+    await task
+    assert read == [1, 2]
+
+
+async def test_what_the_program_prints_stays_where_it_belongs(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen.attach()
+    output = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", output)
+    async with engine.stream([checked(1)], progress=True) as results:
+        shown = ""
+        while not shown:  # until the display has begun
+            await asyncio.sleep(0)
+            shown = screen.shown()
+        async for number in results:
+            print("found", number)
+    assert output.getvalue() == "found 1\n"
+    assert "found" not in shown + screen.shown()
+    assert sys.stdout is output
+    assert sys.stderr is screen.file
+
+
+async def test_elsewhere_than_on_a_terminal_it_is_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    output = io.StringIO()
+    monkeypatch.setattr(sys, "stderr", output)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    assert await numbers([checked(1), checked(2)]) == [1, 2]
+    assert output.getvalue() == ""
+    monkeypatch.setattr(sys, "stderr", None)
+    assert await numbers([checked(1)]) == [1]
+
+
+def test_rich_is_not_loaded_where_nothing_is_shown() -> None:
+    program = (
+        "import asyncio, sys\nimport penstock as ps\nfrom penstock import engine\n"
+        "@ps.node\nasync def one() -> int: return 1\n"
+        "@ps.graph\nasync def graph() -> int: return await one()\n"
+        "async def main() -> None:\n"
+        "    async for _ in engine.stream([graph()], progress=True): pass\n"
+        "asyncio.run(main())\nprint('rich.progress' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+async def test_on_a_terminal_without_rich_it_names_the_extra(screen: Screen, monkeypatch: pytest.MonkeyPatch) -> None:
+    screen.attach()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "rich"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "rich", None)
+    monkeypatch.delitem(sys.modules, "penstock.studio.progress", raising=False)
+    with pytest.raises(ps.MissingExtraError, match=r'pip install "penstock\[rich\]"'):
+        engine.stream([checked(1)], progress=True)
+    assert await numbers_without_progress() == [1]
+
+
+async def numbers_without_progress() -> list[int]:
+    async with engine.stream([checked(1)]) as results:
+        return [number async for number in results]
+
+
+class Broken:
+    def __len__(self) -> int:
+        raise NotImplementedError
+
+    def __iter__(self) -> Iterator[ps.Call[int]]:
+        yield checked(1)
+
+
+@pytest.mark.parametrize(
+    ("calls", "length"),
+    [([1, 2], 2), ((), 0), (range(7), 7), (iter([1, 2, 3]), 3), ((n for n in [1]), None), (Broken(), None), (3, None)],
+)
+def test_a_length_is_known_where_the_calls_know_it(calls: object, length: int | None) -> None:
+    assert length_of(calls) == length
+
+
+@pytest.mark.parametrize(
+    ("standing", "words"),
+    [
+        (Standing("g", 0, 0, None, None), "0"),
+        (Standing("g", 1234, 0, None, 12.3), "1,234  12.3/s"),
+        (Standing("g", 10, 2, 100, 10.0, "decode"), "10/100  10.0/s  9 s left  2 failed  decode limits"),
+        (Standing("g", 0, 0, 7200, 1.0), "0/7,200  1.00/s  2 h 0 min left"),
+        (Standing("g", 0, 0, 10, 0.0), "0/10  0/s"),
+        (Standing("g", 12, 0, 10, 5.0), "12/10  5.00/s"),
+        (Standing("g", 1, 0, None, 1.0, "a\x1b[2Jb"), "1  1.00/s  a\\x1b[2Jb limits"),
+    ],
+)
+def test_words(standing: Standing, words: str) -> None:
+    assert standing.words() == words

@@ -1,0 +1,202 @@
+"""`python -m penstock top` against processes that run, end, or never were."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.devices.processes import ROOT, run
+from tests.examples.programs import CTRL_C, terminal
+
+PROGRAM = Path(__file__).parent / "exposed.py"
+QUICK = ("--interval-seconds", "0.2")
+
+
+@contextmanager
+def exposed(path: Path) -> "Iterator[subprocess.Popen[str]]":
+    command = [sys.executable, str(PROGRAM), str(path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert process.stdout.readline() == "exposed\n"
+            yield process
+        finally:
+            process.kill()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The socket of a process that runs."""
+    found = tmp_path_factory.mktemp("top") / "socket"
+    with exposed(found):
+        yield found
+
+
+def top(*arguments: str | Path) -> "subprocess.CompletedProcess[str]":
+    return run("-m", "penstock", "top", *map(str, arguments))
+
+
+def test_once_prints_a_table(path: Path) -> None:
+    done = top(path, "--once")
+    assert (done.returncode, done.stderr) == (0, "")
+    head, table = done.stdout.strip().split("\n\n")
+    process, limits = head.splitlines()[:2]
+    assert process.startswith("process  ")
+    assert limits.startswith('limits   "slow" limits the pipeline: ')
+    graph, fetch, slow = table.splitlines()[-3:]
+    assert (graph, fetch.split()[0], slow.split()[:3]) == ("chew", "fetch", ["slow", "◀", "limits"])
+
+
+def test_json_has_a_line_for_each_look(path: Path) -> None:
+    done = top(path, "--once", "--json", *QUICK)
+    assert (done.returncode, done.stderr) == (0, "")
+    look = json.loads(done.stdout)
+    assert look["seconds"] >= 0.2
+    [fetch, slow] = look["nodes"]
+    assert (fetch["node"], slow["node"], slow["limit"], slow["inbox_capacity"]) == ("fetch", "slow", 2, 16)
+    assert slow["total_failed"] >= slow["failed"] > 0
+    assert look["verdict"]["node"] == "slow"
+
+
+def test_where_the_output_is_no_terminal_tables_follow_each_other(path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "top", str(path), *QUICK]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        lines = (line for line in process.stdout if "limits the pipeline" in line)
+        assert next(lines).startswith("limits ")
+        assert next(lines).startswith("limits ")
+        process.stdout.close()  # as `head` does
+        assert process.wait() == 0
+        assert process.stderr.read() == ""
+
+
+def test_a_terminal_shows_a_table_until_ctrl_c(path: Path) -> None:
+    with terminal(Path("-m"), "penstock", "top", path, *QUICK, typing=True) as shown:
+        shown.until(r'"slow" limits the(.|\n)*"slow" limits the')
+        shown.type(CTRL_C)
+        assert shown.end() == 0
+    assert "Traceback" not in shown.printed
+    assert "◀ limits" in shown.printed
+
+
+def test_a_process_that_goes_away_is_told_of(tmp_path: Path) -> None:
+    with exposed(tmp_path / "socket") as process:
+        with terminal(
+            Path("-m"), "penstock", "top", tmp_path / "socket", "--interval-seconds", "600", typing=True
+        ) as shown:
+            shown.until("slow +-")
+            process.kill()
+            assert shown.end() == 1
+        assert f"process {process.pid} has gone away: it has ended" in " ".join(shown.printed.split())
+    done = top(tmp_path / "socket")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "the process that opened it has ended; start it again" in done.stderr
+    with exposed(tmp_path / "socket"):  # in place of the file that is left
+        assert top(tmp_path / "socket", "--once", *QUICK).returncode == 0
+
+
+def test_a_process_that_is_stopped_is_told_of(tmp_path: Path) -> None:
+    program = "import sys; from penstock.studio.live import protocol; protocol._ANSWER_SECONDS = 0.2\n"
+    program += "from penstock.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    with exposed(tmp_path / "socket") as process:
+        process.send_signal(signal.SIGSTOP)
+        done = run("-c", program, "top", str(tmp_path / "socket"))
+    assert done.returncode == 1
+    assert "does not answer: it is stopped" in done.stderr
+
+
+def test_two_processes_cannot_have_one_path(path: Path) -> None:
+    done = run(str(PROGRAM), str(path))
+    assert done.returncode == 1
+    assert "FileExistsError: [Errno 17] process " in done.stderr
+    assert "listens there already: end it, or choose a path for each process" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("nothing", 'there is no socket {path}: the application opens it, `with telemetry.expose("{path}"):`'),
+        ("file", "{path} is no socket: give the path that the application passes to expose()"),
+        ("", "{path} is no socket: give the path that the application passes to expose()"),
+        ("x" * 200, "{path} cannot be connected to: AF_UNIX path too long"),
+    ],
+)
+def test_wrong_paths_are_told_of(tmp_path: Path, name: str, message: str) -> None:
+    (tmp_path / "file").write_text("")
+    done = top(tmp_path / name, "--once")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("python -m penstock top: " + message.format(path=tmp_path / name))
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (b'{"version": 2, "look": {}}\n', "it speaks version 2 of the protocol, and this is version 1: use the same"),
+        (b"HTTP/1.1 400 Bad Request\n", "this is no line of JSON"),
+        (b"[1]\n", "this is no JSON object"),
+        (b'{"version": 1, "look": {"process": 1}}\n', "its answer is not one of penstock"),
+        (b'{"version": 1, "error": "16 clients look"}\n', "16 clients look"),
+        (b"", "has gone away"),
+    ],
+)
+def test_what_answers_otherwise_is_told_of(tmp_path: Path, answer: bytes, message: str) -> None:
+    path = tmp_path / "socket"
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(path))
+        server.listen()
+        command = [sys.executable, "-m", "penstock", "top", str(path), "--once"]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+            client, _ = server.accept()
+            with client:
+                client.recv(4096)
+                client.sendall(answer)
+            _, errors = process.communicate()
+    assert process.returncode == 1
+    assert message in errors
+    assert "Traceback" not in errors
+
+
+def test_without_rich_it_names_the_extra_and_looks_once(path: Path, tmp_path: Path) -> None:
+    without_rich = "import sys; sys.modules['rich'] = None\n"
+    program = tmp_path / "program.py"
+    program.write_text(without_rich + "from penstock.__main__ import main; sys.exit(main(sys.argv[1:]))")
+    with terminal(program, "top", path, typing=True) as shown:
+        assert shown.end() == 1
+    assert 'the live table needs rich: pip install "penstock[rich]"; or look once, with --once' in " ".join(
+        shown.printed.split()
+    )
+    with terminal(program, "top", path, "--once", *QUICK, typing=True) as shown:
+        assert shown.end() == 0
+    assert "◀ limits" in shown.printed
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [((), "required: PATH"), (("x", "--interval-seconds", "0"), "'0' is no number of seconds above 0")],
+)
+def test_wrong_arguments_exit_with_2(arguments: tuple[str, ...], message: str) -> None:
+    done = top(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+
+
+def test_a_socket_of_another_user_is_refused(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can become somebody else")
+    program = "import os, pwd, sys; from penstock.__main__ import main; os.setuid(65534); sys.exit(main())"
+    with tempfile.TemporaryDirectory() as folder:  # those of pytest may not be looked into by others
+        Path(folder).chmod(0o755)
+        with exposed(Path(folder, "socket")):
+            done = run("-c", program, "top", f"{folder}/socket", "--once")
+    assert done.returncode == 1
+    assert "belongs to another user (root): look as that user" in done.stderr

@@ -1,0 +1,74 @@
+"""Snapshots of all scopes of a process, and what happened from one to the next."""
+
+import asyncio
+from contextlib import closing
+
+import penstock as ps
+from penstock import engine, telemetry
+from penstock.telemetry import ScopeSnapshot
+
+
+@ps.node(concurrency=2)
+async def fetch(number: int) -> int:
+    await asyncio.sleep(0)
+    return number
+
+
+@ps.node
+def half(number: int) -> float:
+    if number == 0:
+        raise ValueError("zero")
+    return number / 2
+
+
+@ps.graph
+async def halves(number: int) -> float:
+    return half(await fetch(number))
+
+
+def done(scope: ScopeSnapshot) -> dict[str, tuple[int, int]]:
+    return {step.counters.node: (step.counters.completed, step.counters.failed) for step in scope.steps}
+
+
+async def test_a_snapshot_tells_of_all_open_scopes_without_timing_them() -> None:
+    assert telemetry.snapshot().scopes == ()
+    async with engine.deploy(halves, max_in_flight=7) as service, engine.stream([halves(1), halves(2)]) as results:
+        await asyncio.gather(service(1), service(0), return_exceptions=True)
+        await anext(results)
+        snapshot = telemetry.snapshot()
+        assert snapshot.lately is None
+        scopes = {scope.admitted: scope for scope in snapshot.scopes}
+        assert scopes.keys() == {(0, 7), None}
+        assert len({scope.key for scope in snapshot.scopes}) == 2
+        fetching, halving = scopes[0, 7].steps
+        assert done(scopes[0, 7]) == {"fetch": (2, 0), "half": (1, 1)}
+        assert (fetching.name, fetching.runs_on, fetching.consumers) == (("halves", "fetch"), "loop", ("half",))
+        assert [(place.bound, place.limit) for place in fetching.places] == [("concurrency", 2)]
+        assert (halving.consumers, halving.timed) == ((), None)
+        assert done(scopes[None])["fetch"][0] >= 1
+    assert telemetry.snapshot().scopes == ()
+
+
+async def test_from_one_snapshot_to_the_next_scopes_count_that_have_ended_meanwhile() -> None:
+    async with engine.deploy(halves) as service:
+        await service(1)
+        with closing(telemetry.Monitor()) as monitor:
+            first = monitor.snapshot()
+            assert (first.lately, len(first.scopes)) == (None, 1)
+            async with engine.stream(halves(number) for number in (1, 2, 3)) as results:
+                assert len(telemetry.snapshot().scopes) == 2
+                assert [result async for result in results] == [0.5, 1.0, 1.5]
+            await service(4)
+            second = monitor.snapshot()
+            assert second.lately is not None
+            assert [(node.node, node.count) for node in second.lately.nodes] == [("fetch", 4), ("half", 4)]
+            assert [step.name for step in second.lately.steps] == [("halves", "fetch"), ("halves", "half")]
+            assert second.lately.timeline.slices == ()
+            [scope] = second.scopes
+            assert scope.seconds > first.scopes[0].seconds
+            assert done(scope) == {"fetch": (2, 0), "half": (2, 0)}
+            assert all(step.timed is not None for step in scope.steps)
+            third = monitor.snapshot()
+            assert third.lately is not None
+            assert third.lately.nodes == ()
+        assert all(step.timed is None for scope in telemetry.snapshot().scopes for step in scope.steps)
