@@ -12,22 +12,25 @@ import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
+from http import HTTPStatus
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from . import engine
-from ._errors import Interrupted, MissingExtraError, Overloaded
+from ._errors import EngineClosedError, Interrupted, MissingExtraError, Overloaded
 from ._public import LateModule, public
-from .actors.accepted import POSITIVE, TIMEOUT, check, optional
+from .actors.accepted import POSITIVE, TIMEOUT, OptionRule, are_exceptions, check, is_whole, optional
 from .actors.tasks import until
 from .telemetry import logs
 
 if TYPE_CHECKING:
-    from starlette import responses
+    from starlette import requests, responses
 else:
-    responses = LateModule("starlette.responses")
+    requests, responses = LateModule("starlette.requests"), LateModule("starlette.responses")
 
-__all__ = ["event_stream", "lifespan", "ndjson", "overloaded"]
+__all__ = ["answer", "event_stream", "lifespan", "ndjson", "overloaded"]
+
+T = TypeVar("T")
 
 _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
@@ -39,7 +42,77 @@ _HEARTBEAT_SECONDS: Final = 15.0
 # within seconds, or not at all.
 _STALL_SECONDS: Final = 30.0
 _COMMENT: Final = ":\n\n"
+_CLIENT_GONE: Final = 499  # as nginx logs it; nobody reads it
+# What an error of these classes, or of one derived from them, is answered with. A deployment that drains refuses with
+# `EngineClosedError`. All others, such as a KeyError of a node, are mistakes until somebody says what they mean.
+_STATUSES: Final[Mapping[type[Exception], int]] = {TimeoutError: 504, Overloaded: 503, EngineClosedError: 503}
+_PHRASES: Final[Mapping[int, str]] = {status: status.phrase for status in HTTPStatus}
+_STATUSES_RULE: Final = OptionRule(
+    "a mapping of classes of exceptions to status codes from 400 to 599",
+    lambda value: (
+        isinstance(value, Mapping)
+        and are_exceptions(tuple(cast("Mapping[object, object]", value)))
+        and all(is_whole(code, 400) and code < 600 for code in cast("Mapping[object, object]", value).values())
+    ),
+)
 _NEW_LINE: Final = re.compile("\r\n|\n|\r")
+
+
+async def answer(
+    request: "requests.Request",
+    call: Awaitable[Any],
+    /,
+    *,
+    encode: Callable[[Any], str] | None = None,
+    statuses: Mapping[type[Exception], int] | None = None,
+    encode_error: Callable[[Exception], str] | None = None,
+) -> "responses.Response":
+    """Await a call for a plain endpoint, and return the response; a client that leaves ends the call.
+
+        @app.post("/complete")
+        async def endpoint(request: Request, prompt: str) -> Response:
+            return await asgi.answer(request, service(prompt), statuses={httpx.HTTPError: 502})
+
+    A timeout or a passed deadline is answered with 504, and logged. A refusal is answered with 429 if it was for one
+    key, otherwise with 503, both with `Retry-After`; so is a call of a deployment that is closed. Every other error is
+    raised, so that the application answers it, with 500 if it does not know it; unless `statuses` names its class.
+
+    Args:
+        request: the request, whose body was read before: what comes from the client now is dropped.
+        call: what is awaited, such as `service(...)` or `engine.run(...)`. A response that it returns is sent as it is.
+        encode: returns the body for the result; by default that is JSON.
+        statuses: the status codes of further errors, by class; of several that fit, the most specific one counts.
+        encode_error: returns the body for an error that is answered, as JSON; by default the body is the name of the
+            status alone, since the text of an error may name what no client should know.
+
+    Returns:
+        A response of Starlette, which FastAPI returns as it is.
+
+    Raises:
+        Exception: the error of the call, if its class has no status.
+        TypeError: `call` cannot be awaited.
+        OptionsError: `statuses` has other keys or values.
+        MissingExtraError: Starlette is not installed.
+    """
+    response: Any = _starlette().Response
+    check("statuses", statuses, optional(_STATUSES_RULE))
+    if not hasattr(call, "__await__"):
+        raise TypeError(f"asgi.answer awaits a call, such as service(...) or engine.run(graph(...)), got {call!r}")
+    known = {**_STATUSES, **(statuses or {})}
+    try:
+        value = await _while_connected(request.receive, call)
+    except _ClientGoneError:
+        return cast("responses.Response", response(status_code=_CLIENT_GONE))
+    except tuple(known) as error:
+        status = next(known[kind] for kind in type(error).__mro__ if kind in known)
+        body = None if encode_error is None else encode_error(error)
+        if isinstance(error, Overloaded | EngineClosedError):
+            return _refused(error, status, body)
+        logs.warning("asgi.failed", status=status, error=repr(error))
+        return _failed(status, body)
+    if isinstance(value, response):
+        return cast("responses.Response", value)
+    return cast("responses.Response", response((encode or _as_json)(value), media_type="application/json"))
 
 
 def event_stream(
@@ -47,6 +120,8 @@ def event_stream(
     /,
     *,
     encode: Callable[[Any], str] | None = None,
+    end: str | None = None,
+    encode_error: Callable[[Exception], str] | None = None,
     heartbeat_seconds: float | None = _HEARTBEAT_SECONDS,
     stall_timeout_seconds: float | None = _STALL_SECONDS,
     status_code: int = 200,
@@ -64,9 +139,16 @@ def event_stream(
     event `failed`, with the name of its class, and raised then, which cuts the connection. For HEAD, the call ends with
     the status.
 
+    With `end` and `encode_error`, other protocols than that of browsers are spoken, such as that of OpenAI, whose
+    events have no names: `end="[DONE]", encode_error=lambda error: json.dumps({"error": {"message": "..."}})`.
+
     Args:
         stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
         encode: returns the text of a value; of a question only the text of a part that JSON does not have.
+        end: the data of the last event, which has no name then; a result of the graph is an event before it.
+        encode_error: returns the data of an error after the status. The error is logged, instead of raised, and the
+            response ends in good order: with the event `failed`, or, if there is an `end`, with the error as an event
+            without a name, and the end.
         heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
         stall_timeout_seconds: how long a client may take no more of what is sent, in seconds, before its call is ended;
             None for as long as it likes. What lies in buffers of server and network counts as taken.
@@ -90,12 +172,23 @@ def event_stream(
         value: Any = cast("Any", item).value if is_event or isinstance(item, engine.Value) else item
         return _sse(text(value), type(value).__name__ if is_event else None)
 
+    def last(results: list[Any]) -> str:
+        if end is None:
+            return _sse("".join(map(text, results)), "end")
+        return "".join(_sse(text(result)) for result in results) + _sse(end)
+
+    def failed(error: Exception) -> str:
+        if encode_error is None:
+            return _sse(type(error).__name__, "failed")
+        return _sse(encode_error(error), "failed") if end is None else _sse(encode_error(error)) + _sse(end)
+
     body = _Body(
         stream, chunk, stall_timeout_seconds,
-        end=lambda results: _sse("".join(map(text, results)), "end"),
-        failed=lambda error: _sse(type(error).__name__, "failed"),
+        end=last,
+        failed=failed,
         asked=lambda question: _sse(_as_json(question, encode), "question"),
         heartbeat_seconds=heartbeat_seconds,
+        ends_well=encode_error is not None,
     )  # fmt: skip
     # `no-transform` and the header of nginx: no buffer on the way may hold events back.
     ours = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
@@ -155,21 +248,20 @@ def overloaded(error: Exception, /) -> "responses.Response":
     """Return the response to a call that was refused: 503, or 429 if it was refused to one key, with `Retry-After`.
 
     For an exception handler: `app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))`.
+    `answer` does the same for a plain endpoint.
 
     Args:
         error: the refusal; any other error is raised, since checkers know only that a handler gets an exception.
 
     Returns:
-        A response of Starlette, with the message as its text.
+        A response of Starlette. Its text is the name of the status: the message of the error names the key and options.
 
     Raises:
         MissingExtraError: Starlette is not installed.
     """
     if not isinstance(error, Overloaded):
         raise error
-    seconds = max(1, math.ceil(error.retry_after_seconds or 1))
-    status_code, headers = 503 if error.key is None else 429, {"retry-after": str(seconds)}
-    return cast("responses.Response", _starlette().Response(str(error), status_code, headers, media_type="text/plain"))
+    return _refused(error, 503)
 
 
 def lifespan(
@@ -211,6 +303,21 @@ def lifespan(
     return entered
 
 
+def _refused(error: Overloaded | EngineClosedError, status: int, body: str | None = None) -> "responses.Response":
+    seconds = None
+    if isinstance(error, Overloaded):
+        seconds = error.retry_after_seconds
+        if error.key is not None and status == _STATUSES[Overloaded]:
+            status = 429
+    return _failed(status, body, {"retry-after": str(max(1, math.ceil(seconds or 1)))})
+
+
+def _failed(status: int, body: str | None, headers: Mapping[str, str] | None = None) -> "responses.Response":
+    media_type = "text/plain" if body is None else "application/json"
+    body = _PHRASES.get(status, str(status)) if body is None else body
+    return cast("responses.Response", _starlette().Response(body, status, headers, media_type=media_type))
+
+
 def _check_stream(stream: object, name: str) -> None:
     if not isinstance(stream, engine.Stream):
         raise TypeError(f"asgi.{name} takes a stream of engine.stream(...) or service.stream(...), got {stream!r}")
@@ -236,6 +343,7 @@ class _Body:
         failed: returns what is sent for an error before the connection is cut.
         asked: returns what is sent at the end instead, for the question of a node, its key and its token.
         heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
+        ends_well: whether the response is complete after an error, which is logged then.
     """
 
     stream: engine.Stream[Any]
@@ -246,6 +354,7 @@ class _Body:
     failed: Callable[[Exception], str]
     asked: Callable[[dict[str, Any]], str]
     heartbeat_seconds: float | None = None
+    ends_well: bool = False
 
     def __post_init__(self) -> None:
         check("stall_timeout_seconds", self.stall_timeout_seconds, optional(POSITIVE))
@@ -261,45 +370,36 @@ class _Body:
         """
         self._begin, self._is_head = begin, is_head
         self._is_lost = _look_at_connection(receive)
-        silence, stall, connected = _Limit(self.heartbeat_seconds), _Limit(self.stall_timeout_seconds), _Limit(None)
-        gone = asyncio.ensure_future(_gone(receive))
-        gone.add_done_callback(lambda _: connected.end())
+        silence, stall = _Limit(self.heartbeat_seconds), _Limit(self.stall_timeout_seconds)
         try:
             async with self.stream:
                 try:
-                    with connected:
-                        await self._send_all(send, silence, stall)
+                    await _while_connected(receive, self._send_all(send, silence, stall))
                 finally:
                     silence.close()
                     stall.close()
         except _ClientGoneError:
-            pass
-        except TimeoutError:
-            if not connected.expired:
-                raise
-        finally:
-            gone.cancel()
-            await until(gone.done, lambda: asyncio.wait([gone]))
-            failure = None if gone.cancelled() else gone.exception()
-        if failure is not None and connected.expired:
-            raise failure
-        await self._end_unbegun(send)
+            await self._end_unbegun(send)
 
     async def _end_unbegun(self, send: _Send) -> None:
         """Answer a client that left before the response began: middleware takes no answer at all for an error."""
         if self._begin is not None:
             self._begin = None
             with suppress(OSError, RuntimeError):
-                await send({"type": "http.response.start", "status": 499, "headers": []})
+                await send({"type": "http.response.start", "status": _CLIENT_GONE, "headers": []})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_all(self, send: _Send, silence: "_Limit", stall: "_Limit") -> None:
         try:
             last = await self._send_items(send, silence, stall)
         except Exception as error:
-            if self._begin is None and not isinstance(error, _ClientGoneError):
-                await self._give(self.failed(error), send, stall)
-            raise
+            if self._begin is not None or isinstance(error, _ClientGoneError):
+                raise
+            last = self.failed(error)
+            if not self.ends_well:
+                await self._give(last, send, stall)
+                raise
+            logs.warning("asgi.failed", exc_info=error)
         if last is not None:
             await self._give(last, send, stall, more=False)
 
@@ -413,6 +513,28 @@ class _Limit:
 
 class _ClientGoneError(Exception):
     """The client has gone, or has stopped reading."""
+
+
+async def _while_connected(receive: _Receive, work: Awaitable[T]) -> T:
+    """Await the work, which is cancelled when the client goes.
+
+    Raises:
+        _ClientGoneError: the client has gone; or the work raised this.
+        Exception: the error of the work, or the one with which the server watched the client.
+    """
+    connected = _Limit(None)
+    gone = asyncio.ensure_future(_gone(receive))
+    gone.add_done_callback(lambda _: connected.end())
+    try:
+        with connected:
+            return await work
+    except TimeoutError as error:
+        if not connected.expired:
+            raise
+        raise gone.exception() or _ClientGoneError from error
+    finally:
+        gone.cancel()
+        await until(gone.done, lambda: asyncio.wait([gone]))
 
 
 async def _gone(receive: _Receive) -> None:

@@ -110,6 +110,12 @@ async def lines(name: str, count: int = -1, stall_timeout_seconds: float = 30.0)
     return asgi.ndjson(streams[name], stall_timeout_seconds=stall_timeout_seconds)
 
 
+@app.get("/answer")
+async def answered(request: Request, count: int) -> Response:
+    """The same as a plain endpoint, whose client hears nothing before its end."""
+    return await asgi.answer(request, service(count))
+
+
 @app.post("/disable-collector")
 async def disable_collector() -> None:
     """Have nothing collected but what reference counts free."""

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+import structlog
 from fastapi import FastAPI
 from starlette.applications import Starlette
 from starlette.requests import Request
@@ -281,6 +282,151 @@ async def test_a_later_error_is_told_without_its_text_and_raised() -> None:
     assert all(message.get("more_body", True) for message in client.sent)
 
 
+async def test_another_protocol_is_two_arguments() -> None:
+    """Events without names, and an error as JSON; the response ends in good order and the error is logged once."""
+    openai: dict[str, Any] = {"end": "[DONE]", "encode_error": lambda error: json.dumps({"error": str(error)})}
+    client = Client()
+    assert await client.asks_for(asgi.event_stream(engine.stream(said("a")), **openai)) == "data: a\n\ndata: [DONE]\n\n"
+    assert client.sent[-1]["more_body"] is False
+    assert await Client().asks_for(asgi.event_stream(engine.stream(told(1), events=Progress), **openai)) == (
+        'event: Progress\ndata: {"done": 0}\n\ndata: {"done": 1}\n\ndata: [DONE]\n\n'
+    )
+    with structlog.testing.capture_logs() as logged:
+        client = Client()
+        body = await client.asks_for(asgi.event_stream(engine.stream(broken(1)), **openai))
+    assert body == 'data: 0\n\ndata: {"error": "a secret"}\n\ndata: [DONE]\n\n'
+    assert [message.get("more_body") for message in client.sent] == [None, True, False]
+    assert [(event["event"], repr(event["exc_info"])) for event in logged] == [
+        ("asgi.failed", "LookupError('a secret')")
+    ]
+    del openai["end"]
+    body = await Client().asks_for(asgi.event_stream(engine.stream(broken(1)), **openai))
+    assert body == 'data: 0\n\nevent: failed\ndata: {"error": "a secret"}\n\n'
+    client = Client()
+    with pytest.raises(LookupError):
+        await client.asks_for(asgi.event_stream(engine.stream(broken(0)), **openai))
+    assert client.sent == []
+
+
+class Missing(LookupError):
+    pass
+
+
+class Answers:
+    """A deployment of one place behind a plain endpoint, whose node raises what it is given, or waits to be told."""
+
+    def __init__(self) -> None:
+        self.goes_on = asyncio.Event()
+
+        @ps.node(timeout_seconds=5)
+        async def work(given: object) -> object:
+            if isinstance(given, Exception):
+                raise given
+            if given == "waits":
+                await self.goes_on.wait()
+            return given
+
+        @ps.graph
+        async def graph(given: object) -> object:
+            return await work(given)
+
+        self.service = engine.Engine().deploy(graph, max_in_flight=1, max_queue=0, key=lambda given: "tenant")
+
+    async def ask(self, client: Client, given: object, **options: Any) -> Response:
+        scope = {"type": "http", "method": "GET"}
+        return await asgi.answer(Request(scope, client.receive), self.service(given), **options)
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "retry_after"),
+    [
+        (TimeoutError("upstream"), 504, None),
+        (ps.NodeTimeoutError("n"), 504, None),
+        (ps.Overloaded("options", 3.2), 503, "4"),
+        (ps.Overloaded("options", key="tenant"), 429, "1"),
+        (ps.EngineClosedError("it drains"), 503, "1"),
+        (Missing("row"), 404, None),
+        (ConnectionResetError("upstream"), 502, None),
+    ],
+    ids=repr,
+)
+async def test_an_error_that_has_a_status_is_answered_without_its_text(
+    error: Exception, status: int, retry_after: str | None
+) -> None:
+    statuses = {OSError: 502, LookupError: 502, Missing: 404}
+    answers, client = Answers(), Client()
+    async with answers.service:
+        with structlog.testing.capture_logs() as logged:
+            response = await answers.ask(client, error, statuses=statuses)
+            named = await answers.ask(client, error, statuses=statuses, encode_error=lambda error: '{"error": 1}')
+    assert (response.status_code, response.headers.get("retry-after")) == (status, retry_after)
+    assert response.headers["content-type"].startswith("text/plain")
+    assert not any(text in response.body for text in (b"tenant", b"options", b"upstream", b"row", b"drains"))
+    assert (named.status_code, named.body, named.headers["content-type"]) == (
+        status, b'{"error": 1}', "application/json",
+    )  # fmt: skip
+    refused = isinstance(error, ps.Overloaded | ps.EngineClosedError)
+    assert [event["event"] for event in logged] == [] if refused else ["asgi.failed"] * 2
+
+
+async def test_what_has_no_status_is_raised_and_a_result_is_json() -> None:
+    answers, client = Answers(), Client()
+    async with answers.service:
+        with pytest.raises(KeyError):
+            await answers.ask(client, KeyError("a mistake"), statuses={OSError: 502})
+        response = await answers.ask(client, Progress(1))
+        assert (response.status_code, response.body) == (200, b'{"done": 1}')
+        assert response.headers["content-type"] == "application/json"
+        assert (await answers.ask(client, Progress(1), encode=repr)).body == b"Progress(done=1)"
+        own = Response("mine")
+        assert await answers.ask(client, own) is own
+    request = Request({"type": "http", "method": "GET"}, client.receive)
+    with pytest.raises(TypeError, match=r"asgi.answer awaits a call, such as .*, got 3"):
+        await asgi.answer(request, 3)  # type: ignore[arg-type]
+    for statuses in ({OSError: 200}, {3: 502}, [OSError]):
+        with pytest.raises(ps.OptionsError, match="statuses="):
+            await asgi.answer(request, asyncio.Future(), statuses=statuses)  # type: ignore[arg-type]
+
+
+def test_a_client_of_a_plain_endpoint_that_leaves_ends_its_call(effort: int) -> None:
+    """Whatever comes first: the result, or the client going; nothing is left in either case."""
+
+    async def main() -> int:
+        answers, client = Answers(), Client()
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, testing.SeededLoop)
+        async with answers.service:
+            asking = asyncio.create_task(answers.ask(client, "waits"))
+            for _ in range(loop.seed % 7):
+                await asyncio.sleep(0)
+            if loop.seed % 3 != 1:
+                client.gone.set()
+            if loop.seed % 3:
+                answers.goes_on.set()
+            response = await asking
+            await testing.wait_quiescent()
+            assert answers.service.statistics().admission.in_flight == 0
+            assert asyncio.all_tasks() == {asyncio.current_task()}
+        return response.status_code
+
+    assert {*testing.interleavings(main, count=60 * effort)} == {200, 499}
+
+
+def test_a_timeout_of_the_call_is_none_of_the_client() -> None:
+    async def main() -> None:
+        answers = Answers()
+        async with answers.service:
+            assert (await answers.ask(Client(), "waits")).status_code == 504
+            asking = asyncio.create_task(answers.ask(Client(), "waits"))
+            await asyncio.sleep(1)
+            asking.cancel()  # as a server does that ends
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            assert answers.service.statistics().admission.in_flight == 0
+
+    testing.run_virtual(main)
+
+
 class Held:
     """A graph that gives a value, and then nothing until it is told."""
 
@@ -538,7 +684,7 @@ async def test_both_frameworks_take_the_responses_and_the_lifespan(make: Callabl
                 refused = await http.get("/")
             assert refused.status_code == 503
             assert int(refused.headers["retry-after"]) >= 1
-            assert "told" in refused.text
+            assert "told" not in refused.text
     assert [*states, service.state] == ["starting", "ready", "stopped"]
 
 
@@ -559,7 +705,7 @@ def test_a_lifespan_ends_calls_that_take_too_long() -> None:
 
 async def test_a_refusal_says_when_to_come_back() -> None:
     response = asgi.overloaded(ps.Overloaded("full", 3.2))
-    assert (response.status_code, response.headers["retry-after"], response.body) == (503, "4", b"full")
+    assert (response.status_code, response.headers["retry-after"], response.body) == (503, "4", b"Service Unavailable")
     assert asgi.overloaded(ps.Overloaded("full")).headers["retry-after"] == "1"
     assert asgi.overloaded(ps.Overloaded("too much from one tenant", key="a")).status_code == 429
     with pytest.raises(LookupError):
@@ -630,6 +776,29 @@ async def test_a_client_who_goes_in_whatever_way_frees_its_place(name: str, loop
                         writer.close()
             state = await settled(http, idle_tasks=0)
     assert kept == {}
+    assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # the client's loop; the server's is its own
+@pytest.mark.parametrize(("name", "loop"), SERVERS)
+async def test_a_client_of_a_plain_endpoint_who_goes_frees_its_place(name: str, loop: str) -> None:
+    with server(*arguments(name, loop), application=APPLICATION, name=name) as (url, _):
+        async with client(url) as http:
+            assert (await http.get("/answer", params={"count": 3})).json() == 3
+            for how in ("close", "reset", "half-close"):
+                writers = [
+                    (await asyncio.open_connection(*url.removeprefix("http://").split(":")))[1] for _ in range(3)
+                ]
+                for writer in writers:
+                    writer.write(b"GET /answer?count=-1 HTTP/1.1\r\nHost: test\r\n\r\n")
+                while (await http.get("/in-flight")).json() < 3:
+                    pass
+                for writer in writers:
+                    leave(writer, how)
+                assert await in_flight_after_a_while(http) == 0, how
+                for writer in writers:
+                    writer.close()
+            state = await settled(http, idle_tasks=0)
     assert {name: state[name] for name in HELD} == dict.fromkeys(HELD, 0)
 
 

@@ -504,6 +504,7 @@ async def events(hit: Hit) -> None:
 def responses(service: engine.Service[[Hit], str], own: engine.Engine, hit: Hit) -> None:
     asgi.event_stream(service.stream(telling(hit), events=Hit), encode=repr, heartbeat_seconds=None)
     asgi.ndjson(service.stream(spelling(hit)), stall_timeout_seconds=5, headers={"x": "y"})
+    asgi.event_stream(service.stream(spelling(hit)), end="[DONE]", encode_error=repr)
     asgi.lifespan(own, service, drain_timeout_seconds=5, tuned=True)
     app = Starlette(lifespan=asgi.lifespan(service))
     app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))
