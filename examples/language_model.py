@@ -597,7 +597,7 @@ def main() -> int:
         stopped = False
         with telemetry.profile() if options.profile else nullcontext() as profile:
             # About 200 records, which are pieces of files, are in 60 steps, or half a minute.
-            checkpoint = None if options.checkpoint is None else ps.Checkpoint(options.checkpoint, every=200)
+            checkpoint = None if options.checkpoint is None else ps.Checkpoint(options.checkpoint, every_values=50)
             work = train(
                 model, corpus.learned, mesh, Report(10), seconds=seconds, steps=options.steps, checkpoint=checkpoint
             )

@@ -2,6 +2,7 @@
 
     python examples/training_feed.py               the standard library of this interpreter
     python examples/training_feed.py ~/project
+    python examples/training_feed.py --epochs 5 --checkpoint saved     killed at any moment, it goes on from there
 
 The model learns nothing worth knowing; what feeds it is what a real one needs. In the end a profile says what limits.
 """
@@ -78,6 +79,14 @@ class Train:
         self._weights, loss = await self._step(self._weights, batch)
         return loss
 
+    def state(self) -> jax.Array:
+        """Return what a snapshot keeps."""
+        return self._weights
+
+    def restore(self, state: jax.Array) -> None:
+        """Go on with the weights of a snapshot."""
+        self._weights = state
+
 
 @ps.node(runs_on="thread")
 def read_number(value: jax.Array) -> float:
@@ -96,15 +105,15 @@ async def training(files: Files, epochs: int) -> AsyncIterator[float]:
     return ps.map_each(train, batches) >> read_number
 
 
-def feed(folder: Path, epochs: int) -> int:
+def feed(folder: Path, epochs: int, checkpoint: ps.Checkpoint | None) -> int:
     """Train with the files of a folder; returns how many batches they made."""
-    count = 0
-    with telemetry.profile() as profile, data.iterate(training(Files(folder), epochs)) as losses:
+    call, loss = training(Files(folder), epochs), 0.0
+    with telemetry.profile() as profile, data.iterate(call, checkpoint=checkpoint) as losses:
         for loss in losses:
-            count += 1
-            if count % 50 == 1:
-                print(f"batch {count:3}  loss {loss:.4f}")
-    print(f"{count} batches. {profile.verdict}.")
+            if losses.position % 50 == 1:
+                print(f"batch {losses.position:3}  loss {loss:.4f}")
+        count = losses.position
+    print(f"{count} batches, loss {loss:.9f}. {profile.verdict}.")
     return count
 
 
@@ -113,9 +122,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Feed a training with files.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(sysconfig.get_path("stdlib")))
     parser.add_argument("--epochs", type=int, default=1, metavar="N", help="how often each file is learned from")
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save it as it trains, and go on from there")
     options = parser.parse_args()
     print(training, end="\n\n")
-    feed(options.folder, options.epochs)
+    checkpoint = None if options.checkpoint is None else ps.Checkpoint(options.checkpoint, every_values=20)
+    feed(options.folder, options.epochs, checkpoint)
 
 
 if __name__ == "__main__":

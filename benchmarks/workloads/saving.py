@@ -18,6 +18,7 @@ import penstock as ps
 from penstock import data, engine
 from penstock.engine.checkpoint import Checkpointer
 from penstock.saving import snapshots
+from penstock.telemetry.counters import SavedSnapshots
 
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
@@ -172,9 +173,9 @@ async def of_functions(values: AsyncIterator[int]) -> AsyncIterator[int]:
 def nothing_written() -> Iterator[None]:
     """Has snapshots forgotten as soon as they are complete: what remains is the path of their barriers."""
 
-    async def forget(saving: Any, barrier: object, *, ended: bool = False) -> None:
-        saving.saved += 1
-        saving._in_flight = saving._writing = None
+    async def forget(saving: Any, snapshot: object, answers: object) -> None:
+        saving._add(SavedSnapshots(saved=1))
+        saving._writing = None
 
     with patch.object(Checkpointer, "_write", forget):
         yield
@@ -185,7 +186,7 @@ async def paced_seconds(graph: Any, values: int, folder: Path, every: int) -> tu
     taken = asyncio.Event()
     taken.set()
     with TemporaryDirectory(dir=folder) as own:
-        checkpoint = ps.Checkpoint(own, every=every)
+        checkpoint = ps.Checkpoint(own, every_records=every)
         async with engine.stream(graph(Paced(values, taken)), checkpoint=checkpoint) as stream:
             began = time.thread_time()
             async for _ in stream:
@@ -231,7 +232,7 @@ async def first_batch_milliseconds(checkpoint: ps.Checkpoint) -> float:
 
 async def far_behind(folder: Path) -> ps.Checkpoint:
     """Returns a checkpoint whose newest snapshot is that after so many records."""
-    checkpoint = ps.Checkpoint(folder, every=10 * FAR)
+    checkpoint = ps.Checkpoint(folder, every_records=10 * FAR)
     async with engine.stream(read(data.order(large, shuffle_seed=1)), checkpoint=checkpoint) as batches:
         await anext(batches)
         await batches.checkpoint()
@@ -319,7 +320,7 @@ async def train_seconds(values: int, folder: Path, *, saved: bool) -> tuple[floa
         return time.perf_counter() - began
 
     with TemporaryDirectory(dir=folder) as own:
-        checkpoint = ps.Checkpoint(own, every=10 * values)
+        checkpoint = ps.Checkpoint(own, every_records=10 * values)
         async with engine.stream(train(data.order(range(2 * values))), checkpoint=checkpoint) as stream:
             began = time.perf_counter()
             saving: asyncio.Task[float] | None = None

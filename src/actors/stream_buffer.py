@@ -178,26 +178,35 @@ class Barrier:
 
     Attributes:
         record: how many records the source had given before.
+        is_asked: whether the source waits until the snapshot is made that a `checkpoint()` has asked for.
         states: what the steps that it has passed have told, by their names.
+        copied_bytes: how many bytes were copied for these.
     """
 
-    __slots__ = ("record", "states")
+    __slots__ = ("copied_bytes", "is_asked", "record", "states")
 
-    def __init__(self, record: int) -> None:
+    def __init__(self, record: int, *, is_asked: bool = False) -> None:
         self.record = record
+        self.is_asked = is_asked
         self.states: dict[str, Any] = {}
+        self.copied_bytes = 0
+
+    @property
+    def array_bytes(self) -> int:
+        """How many bytes the arrays of the states have."""
+        return sum(state.array_bytes for state in self.states.values())
 
 
 class BarrierBuffer(StreamBuffer[T]):
-    """A stream buffer that a barrier may be in, at most one at a time.
+    """A stream buffer that barriers may be in.
 
-    What is behind the barrier is kept apart. So a reader that has taken what is before it finds the buffer empty, and
-    has to wait as ever: that is the moment in which it asks for the value behind the barrier, and in which the barrier
-    is passed.
+    What is behind the first barrier is kept apart. So a reader that has taken what is before it finds the buffer empty,
+    and has to wait as ever: that is the moment in which it asks for the value behind the barrier, and in which the
+    barrier is passed.
 
     Attributes:
-        barrier: the barrier; None if there is none.
-        on_barrier: passes the barrier on and takes it out with `release`; called when the reader asks for what is
+        barrier: the first barrier; None if there is none.
+        on_barrier: passes the first barrier on and takes it out with `release`; called when the reader asks for what is
             behind it.
         is_draining: whether values are put without a bound, until the next barrier.
     """
@@ -209,30 +218,38 @@ class BarrierBuffer(StreamBuffer[T]):
         self.barrier: Barrier | None = None
         self.on_barrier: Callable[[], Awaitable[None]] | None = None
         self.is_draining = False
-        self._behind: list[T] = []
-        self._end: tuple[BaseException | None] | None = None  # the end behind the barrier
+        self._behind: deque[tuple[Barrier, list[T]]] = deque()  # each barrier, and the values between it and the next
+        self._end: tuple[BaseException | None] | None = None  # the end behind the barriers
+
+    @property
+    def given(self) -> int:
+        """How many values were put, those before a restart included."""
+        return self.position + len(self.held) + sum(len(values) for _, values in self._behind)
 
     def put_barrier(self, barrier: Barrier) -> None:
         """Put a barrier behind the values that were put; there is always room for it."""
         if not self.ended and not self.abandoned:
-            self.barrier = barrier
+            self._behind.append((barrier, []))
+            self.barrier = self.barrier or barrier
             self.is_draining = False
             self._wake_reader()
 
     def release(self) -> None:
-        """Take the barrier out, so that the reader gets what is behind it."""
-        self.barrier = None
-        self.capacity += len(self._behind)
-        self.held += self._behind
-        self._behind = []
-        end, self._end = self._end, None
-        if end is not None:
+        """Take the first barrier out, so that the reader gets what is behind it."""
+        if self.barrier is None:  # the stream has failed, or the reader has left
+            return
+        _, values = self._behind.popleft()
+        self.barrier = self._behind[0][0] if self._behind else None
+        self.capacity += len(values)
+        self.held += values
+        if self.barrier is None and self._end is not None:
+            end, self._end = self._end, None
             self.end(*end)
         self._wake_reader()
         self._wake_producer()
 
     async def pass_barrier(self) -> None:
-        """Pass the barrier on, because the reader asks for what is behind it."""
+        """Pass the first barrier on, because the reader asks for what is behind it."""
         assert self.on_barrier is not None
         await self.on_barrier()
 
@@ -248,12 +265,12 @@ class BarrierBuffer(StreamBuffer[T]):
         self._wake_producer()
 
     def put_nowait(self, value: T) -> bool:
-        """Put a value; behind the barrier, if there is one."""
+        """Put a value; behind the last barrier, if there is one."""
         is_full = len(self.held) >= self.capacity and not self.is_draining
         if is_full or self._end is not None or self.ended or self.abandoned:
             return False
         if self.barrier is not None:
-            self._behind.append(value)
+            self._behind[-1][1].append(value)
             self.capacity -= 1  # so that every check for room counts it
             return True
         self.held.append(value)
@@ -263,19 +280,19 @@ class BarrierBuffer(StreamBuffer[T]):
         return True
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the stream; the end, too, is behind the barrier."""
+        """End the stream; the end, too, is behind the barriers."""
         if self.barrier is None:
             super().end(error)
         elif self._end is None:
             self._end = (error,)
 
     def fail(self, error: BaseException) -> None:
-        """End at once, and forget the barrier."""
+        """End at once, and forget the barriers."""
         self._forget()
         super().fail(error)
 
     def abandon(self) -> None:
-        """Note that the reader has left; the barrier goes as well."""
+        """Note that the reader has left; the barriers go as well."""
         self._forget()
         super().abandon()
 
@@ -285,8 +302,8 @@ class BarrierBuffer(StreamBuffer[T]):
         return super().wait() if self.barrier is None or self.held else self.pass_barrier()
 
     def _forget(self) -> None:
-        self.capacity += len(self._behind)
-        self._behind = []
+        self.capacity += sum(len(values) for _, values in self._behind)
+        self._behind.clear()
         self.barrier = self._end = None
 
 

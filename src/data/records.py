@@ -284,6 +284,7 @@ class OrderOfBatches(Order):
         batch: how many records a batch has.
     """
 
+    role = StageRole("order", may_change=("batch",))
     _block_size = _BLOCK_OF_BATCHES
 
     def __init__(self, source: Any, *settings: Any) -> None:

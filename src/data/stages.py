@@ -212,7 +212,7 @@ def _value_of(record: "Record[Any] | Records[Any]", source: Source[Any]) -> "Rec
 class _Batched(_Holding[Any, Any]):
     """Attributes: held: the values of the batch that is being made, or records of them."""
 
-    role = StageRole(calls=("collate",))
+    role = StageRole(calls=("collate",), holds_values=True, may_change=("size",))
 
     def __init__(
         self, values: AsyncIterator[Any], size: int, drop_remainder: bool, collate: Callable[[list[Any]], Any]
@@ -297,6 +297,8 @@ def batched(size: int, /, *, drop_remainder: bool = False, collate: Any = collat
 class _Unbatched(Reading[Any, Any]):
     """Attributes: batch: the present one; next: which of its values is next."""
 
+    role = StageRole(holds_values=True)
+
     def __init__(self, values: AsyncIterator[Any]) -> None:
         super().__init__(values)
         self.batch: Any = None
@@ -328,6 +330,8 @@ def unbatched() -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
 
 class _Rebatched(_Holding[Any, Any]):
     """Attributes: held: batches whose values have not been given on; count: how many values they have."""
+
+    role = StageRole(holds_values=True, may_change=("size",))
 
     def __init__(self, values: AsyncIterator[Any], size: int, drop_remainder: bool) -> None:
         super().__init__(values)
@@ -411,6 +415,8 @@ class _Packing(Reading[Any, Packed]):
         rest: what is left of the sequence that is being put into rows.
         dtype: the type of all tokens.
     """
+
+    role = StageRole(holds_values=True)
 
     def __init__(self, values: AsyncIterator[Any], length: int, look_ahead: int) -> None:
         super().__init__(values)
@@ -534,7 +540,7 @@ def filtered(fn: Fn | _Lambda, /) -> FilteringStage[Fn]:
 
 
 class _Prefetched(Reading[T, T]):
-    role = StageRole("one_to_one")
+    role = StageRole("one_to_one", may_be_absent=True)
 
     async def __anext__(self) -> T:
         return await anext(self._values)
@@ -552,6 +558,8 @@ def prefetched(count: int, /) -> PassThroughStage:
 
 class _Shuffled(_Holding[T, T]):
     """Attributes: held: the values to choose from; given: how many were given, which is the counter of chance."""
+
+    role = StageRole(holds_values=True)
 
     def __init__(self, values: AsyncIterator[T], buffer: int, seed: int) -> None:
         super().__init__(values)

@@ -3,6 +3,7 @@
 import asyncio
 import functools
 import sys
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Self, cast
 
@@ -16,7 +17,7 @@ from ..actors.frame import Frame, Listener
 from ..actors.generators import open_split, open_stream
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Invoke, NodeActor
-from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, StreamBuffer
+from ..actors.stream_buffer import DEFAULT_CAPACITY, Barrier, BarrierBuffer, Reader, StreamBuffer
 from ..actors.tasks import start_task, until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
@@ -453,8 +454,9 @@ class _BarrierFold(_Fold):
     async def go_on_from(self, place: StepCheckpoint, values: Reader[Any], initial: Any) -> Any:
         """Fold the stream to its end, from the state of the newest snapshot, if there is one."""
         self._state, self._place = initial, place
-        place.pass_barriers([values], ())
         place.saving.begin(place.stop, self)
+        assert isinstance(values.buffer, BarrierBuffer)
+        place.saving.fold_begun(values.buffer, place.stop, lambda: self._started)
         await place.saving.all_begun.wait()
         if place.saving.ends_at_once:  # steps might give what comes behind their loop again
             values.leave()
@@ -510,16 +512,18 @@ class StreamMap(_Bodies):
         outside: tuple[Any, ...],
         control: Control,
         actor: NodeActor,
-        *,
-        has_barriers: bool,
+        place: StepCheckpoint | None,
     ) -> None:
         super().__init__(wired, parent, outside)
         self._inputs = inputs
+        # The streams that barriers come in, of a call that is saved; and those that wait for their turn to go on.
+        self._barriers_in = [one for one in inputs if place is not None and isinstance(one, BarrierBuffer)]
+        self._barriers: deque[tuple[int, Barrier]] = deque()
+        self._place = place
         self._on_error: OnError = control.on_error
         self._actor = actor  # that counts the items
         self._window = ReorderWindow(parent.group.loop, control.limit, parent.fail, None, ordered=True)
         self.frames = self._window.frames
-        self._wait = self._wait_or_pass if has_barriers else self._window.wait
 
     def state(self) -> Any:
         """Return how many values were taken, at a barrier: the index of the next item."""
@@ -546,6 +550,8 @@ class StreamMap(_Bodies):
                     del values  # as below
                     window.submitted += 1
                     room -= 1
+                if self._barriers_in and await self._pass_barriers():
+                    continue
                 if (frame := window.take()) is not None:
                     if goes_on:
                         for result in self._outcome(frame):
@@ -559,7 +565,7 @@ class StreamMap(_Bodies):
                 ended = next((one for one in inputs if one.ended and not one.held), None)
                 if window.frames or ended is None:
                     asked = [one for one in inputs if not one.held] if room and ended is None else ()
-                    await self._wait(asked)
+                    await window.wait(asked)
                 elif ended.error is not None:
                     await ended.get()  # raises it
                 else:
@@ -568,12 +574,23 @@ class StreamMap(_Bodies):
             parent.body_ended(self.stop)
             await self._close()
 
-    def _wait_or_pass(self, asked: Iterable[StreamBuffer[Any]]) -> Coroutine[Any, Any, None]:
-        """Wait as ever; but pass a barrier on once all values before it have left, of a call that is saved."""
-        first = self._inputs[0]
-        if not self._window.frames and isinstance(first, BarrierBuffer) and first.barrier and not first.held:
-            return first.pass_barrier()
-        return self._window.wait(asked)
+    async def _pass_barriers(self) -> bool:
+        """Take in a barrier that comes next, and pass on those before which all items have left.
+
+        Where the body has state, the items before a barrier leave first. Else those behind it start at once.
+
+        Returns:
+            Whether a barrier was taken in, so that there may be values behind it.
+        """
+        place, window, inputs = self._place, self._window, self._barriers_in
+        assert place is not None
+        is_next = all(one.barrier is not None and not one.held for one in inputs)
+        is_next = is_next and not (window.frames and place.stop.called)
+        if is_next:
+            self._barriers.append((window.submitted, await place.take(inputs)))
+        while self._barriers and self._barriers[0][0] <= window.position:
+            place.give(self._barriers.popleft()[1])
+        return is_next
 
     def _outcome(self, frame: Frame) -> list[Any]:
         """Return what is given for a value where its error does not end the whole."""
@@ -741,7 +758,7 @@ def mapping(control: Control, body: Wired, place: StepCheckpoint | None = None) 
         readers: list[Reader[Any]] = list(arguments[: control.inputs])
         inputs = [reader.buffer for reader in readers]
         outside = tuple(arguments[control.inputs :])
-        stream_map = StreamMap(body, frame, inputs, outside, control, actor, has_barriers=place is not None)
+        stream_map = StreamMap(body, frame, inputs, outside, control, actor, place)
         buffer, start = _buffer(place, control.ahead or DEFAULT_CAPACITY, stream_map.results, readers, stream_map)
         return open_stream(actor, frame, buffer, start, readers, counts_values=True)
 

@@ -4,17 +4,17 @@ import asyncio
 import json
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
 from .._errors import CheckpointError, EngineClosedError, OptionsError, PlanError, add_note
 from .._public import LateModule
-from ..actors.accepted import OptionRule, check_fields, one_of, optional, whole
+from ..actors.accepted import POSITIVE, OptionRule, check_fields, one_of, optional, whole
 from ..actors.stream_buffer import Barrier, BarrierBuffer, Reader, StreamBuffer
 from ..actors.tasks import close_stream, start_task, uninterrupted
 from ..actors.threads import ThreadPool
@@ -22,6 +22,7 @@ from ..telemetry import logs
 from ..telemetry.counters import SavedSnapshots
 from ..telemetry.profiling import collectors
 from .checkpoint_path import CheckpointStep, checkpoint_path
+from .checkpoint_schedule import CheckpointSchedule
 from .graph import Call
 from .node import is_node
 from .program import Plan
@@ -37,44 +38,64 @@ else:
 
 # What `saving` needs (files, checksums, NumPy where there are arrays) is imported when a call is saved.
 
-OnMismatch = Literal["raise", "continue"]
+OnMismatch = Literal["raise", "resize", "continue"]
 OnSaveError = Literal["log", "raise"]
 
 # The names of states that belong to no step of the graph. A label has no parentheses.
 _READER: Final = "(reader)"
 _STREAM: Final = "(stream)"
 
+_MINUTE: Final = 60.0
+_MAX_BYTES: Final = 256 * 2**20
+
 
 @dataclass(frozen=True)
 class Checkpoint:
     """Where and how often a call is saved, so that the next one goes on from there.
 
+    At most one of the three intervals is given. None of them: every 60 seconds. `every_seconds=None`: only when
+    `checkpoint()` is called.
+
     Args:
         folder: where the snapshots are. If there is one that is whole, the call goes on from the newest; else it begins
             anew. One run at a time may use it.
-        every: how many records of the source there are between two snapshots. One that comes while another is on its
-            way, or being written, is left out.
+        every_values: how many values the reader takes between two snapshots, such as the steps of a training; of a
+            `ps.fold`, how many values it folds.
+        every_seconds: the time between two snapshots, in seconds.
+        every_records: how many records of the source there are between two snapshots.
         keep: how many snapshots are kept.
         reader: an object with `state()` and `restore(state)` that the reader of the stream changes, such as a model
             that is trained in the `async for`. It is asked when the reader asks for the value behind a snapshot.
-        on_mismatch: "raise" refuses snapshots of another graph, source or settings, and says what differs. "continue"
+        max_bytes: the most bytes of arrays in the states of barriers on their way to the reader. Beyond that, snapshots
+            are further apart than was asked for, which is logged.
+        on_mismatch: "raise" refuses snapshots of another graph, source or settings, and says what differs. "resize"
+            takes other sizes of batches, and stages that only read ahead; no record is lost or comes twice. "continue"
             goes on with the states that have the same names.
         on_save_error: "log" goes on where a snapshot cannot be written, because the disk is full for instance; "raise"
             ends the call.
 
     Raises:
-        OptionsError: an argument does not accept its value.
+        OptionsError: an argument does not accept its value, or two intervals are given.
     """
 
     folder: str | os.PathLike[str]
-    every: int = 100
+    every_values: int | None = None
+    every_seconds: float | None = _MINUTE
+    every_records: int | None = None
     keep: int = 3
     reader: Any = None
+    max_bytes: int = _MAX_BYTES
     on_mismatch: OnMismatch = "raise"
     on_save_error: OnSaveError = "log"
 
     def __post_init__(self) -> None:
         check_fields(self, _CHECKPOINT, "Checkpoint(")
+        # By identity: 60 seconds that were asked for are an interval that was given.
+        given = [name for name in _INTERVALS if not any(getattr(self, name) is one for one in (None, _MINUTE))]
+        if len(given) > 1:
+            raise OptionsError(
+                f"Checkpoint({given[0]}=, {given[1]}=): snapshots have one interval; give one of the two"
+            )
 
     def stored(self, *, verify: bool = False) -> "list[snapshots.StoredSnapshot]":
         """Return the snapshots in the folder, oldest first. Reads files, so it blocks; a run may write there meanwhile.
@@ -90,12 +111,18 @@ class Checkpoint:
 
 _CHECKPOINT: Final = {
     "folder": OptionRule("a path", lambda value: isinstance(value, str | os.PathLike) and value != ""),
-    "every": whole(1),
+    "every_values": optional(whole(1)),
+    "every_seconds": optional(POSITIVE),
+    "every_records": optional(whole(1)),
     "keep": whole(1),
+    "max_bytes": whole(1),
     "reader": optional(OptionRule("an object with state() and restore(state), each a plain `def`", has_state)),
     "on_mismatch": one_of(OnMismatch),
     "on_save_error": one_of(OnSaveError),
 }
+
+
+_INTERVALS: Final = ("every_values", "every_seconds", "every_records")
 
 
 class Checkpointer:
@@ -108,6 +135,7 @@ class Checkpointer:
 
     Attributes:
         record: how many records the source has given, those before the restart included.
+        position: returns how many values the reader has taken, or the fold has folded.
         costs: what the snapshots have cost.
         events: the events of the call; None if they are not read.
         counted: the sources before a mix, by name.
@@ -131,16 +159,18 @@ class Checkpointer:
         self._plan: Plan | None = None  # once the call is opened
         self._folder: SnapshotFolder | None = None
         self._encode: Callable[..., Any] = _ignored  # that of `saving`, once the call is opened
-        self._threads = ThreadPool(1, name="penstock-saving")
+        self._threads = ThreadPool(2, name="penstock-saving")  # one writes, while the other copies
         self._restored: dict[str, Any] = {}
         has_reader = checkpoint.reader is not None
         self._fingerprint: dict[str, Any] = {**self._path.fingerprint(), "reader": has_reader, "sources": {}}
         self._snapshot: Snapshot | None = None
         self.ends_at_once = False
-        self._in_flight: Barrier | None = None
+        self._on_way: deque[Barrier] = deque()  # barriers that the reader has not come to
+        self._is_full: bool | None = False  # whether `max_bytes` kept a barrier back; None once that was logged
+        self._copies: dict[str, dict[int, tuple[Any, Any]]] = {}  # of the values that a stage holds, by its name
+        self._first_states: dict[str, Any] = {}  # of the source, before its first record
         self._writing: asyncio.Task[None] | None = None
-        self._asked: list[asyncio.Future[None]] = []  # by `checkpoint()`, for the next barrier
-        self._answers: list[asyncio.Future[None]] = []  # those for the barrier that is on its way
+        self._asked: list[asyncio.Future[None]] = []  # by `checkpoint()`, for the next snapshot
         self._held: dict[str, Any] = {}  # what has state, by name
         self.counted: dict[str, _Counted] = {}  # the sources before a mix, by name
         self._to_begin = {stop.name for stop in self._path.stops.values() if stop.gives_records}
@@ -148,7 +178,14 @@ class Checkpointer:
         self._result: BarrierBuffer[Any] | None = None
         self.events: EventBuffer | None = None
         self.record = 0
-        self.due = self.every = checkpoint.every
+        has_other = checkpoint.every_values is not None or checkpoint.every_records is not None
+        every_seconds = None if has_other else checkpoint.every_seconds
+        self._schedule = CheckpointSchedule(checkpoint.every_values, checkpoint.every_records, every_seconds)
+        self.due: float = 0  # before which record the next barrier is put
+        self.due_time: float = 0  # by the clock `monotonic`; either will do
+        self.every_noted = checkpoint.every_records or _EVERY_NOTED
+        self.position: Callable[[], int] = self._position
+        self._loop_seconds = 0.0
         self.costs = SavedSnapshots()
         self.is_done = False
         self.on_failure: Callable[[BaseException], object] = _ignored
@@ -191,10 +228,9 @@ class Checkpointer:
         snapshot = self._snapshot = await self._in_thread(partial(self._folder.newest, template))
         if snapshot is None:
             return
-        self._compare({**snapshot.fingerprint, "sources": {}}, self._fingerprint)
+        self._compare({**snapshot.fingerprint, "sources": {}}, self._fingerprint, self._path.sizes)
         self._restored = dict(snapshot.states)
         self.record = snapshot.record
-        self.due = snapshot.record + self._checkpoint.every
         self.ends_at_once = snapshot.ended
         for name, one in self._held.items():
             self.restore(name, one)
@@ -214,18 +250,33 @@ class Checkpointer:
                 add_note(error, f"while the state of {name!r} was restored from {self._checkpoint.folder}")
                 raise
 
-    def _compare(self, stored: Mapping[str, Any], present: Mapping[str, Any]) -> None:
-        """Compare fingerprints, and refuse those that differ."""
-        found = _differences(*(json.loads(json.dumps(one)) for one in (stored, present)))
+    def _compare(self, stored: Mapping[str, Any], present: Mapping[str, Any], sizes: Collection[str]) -> None:
+        """Compare fingerprints, and refuse those that differ.
+
+        Args:
+            stored: that of the newest snapshot.
+            present: that of this call.
+            sizes: the paths of what may differ where only sizes do.
+        """
+        before, now = (json.loads(json.dumps(one)) for one in (stored, present))
+        optional = {*before.pop("optional", ()), *now.pop("optional", ())}
+        found = _differences(before, now)
         if not found:
             return
-        told = "; ".join(found)
-        if self._checkpoint.on_mismatch == "continue":
+        for one in (before, now) if optional else ():
+            one["order"] = [name for name in one["order"] if name not in optional]
+            one["nodes"] = {name: settings for name, settings in one["nodes"].items() if name not in optional}
+        are_sizes = all(path in sizes for path, _ in _differences(before, now))
+        told, on_mismatch = "; ".join(text for _, text in found), self._checkpoint.on_mismatch
+        if on_mismatch == "resize" and are_sizes:
+            return
+        if on_mismatch == "continue":
             logs.warning("checkpoint.mismatch", path=str(self._checkpoint.folder), differs=told)
             return
+        remedy = '"resize", which loses no record' if are_sizes else '"continue" to go on all the same'
         raise CheckpointError(
             f"the snapshots in {self._checkpoint.folder} are those of another run: {told}. Take another folder to "
-            'begin anew, or say on_mismatch="continue" to go on all the same'
+            f"begin anew, or say on_mismatch={remedy}"
         )
 
     def place(self, plan: Plan, number: int) -> "StepCheckpoint | None":
@@ -244,7 +295,7 @@ class Checkpointer:
         """Restore what a step has made, if it has state, and ask it for that at each barrier."""
         try:
             if stop.gives_records:
-                self._check_source(stop.name, iterator)
+                self._check_source(stop.name, iterator, is_mixed=stop.mixed is not None)
             if stop.is_source:
                 self.record = 0 if self._snapshot is None else self._snapshot.record
             if stop.mixed is not None:
@@ -253,7 +304,8 @@ class Checkpointer:
                 self._held[stop.name] = iterator
                 self.restore(stop.name, iterator)
                 if stop.is_source:
-                    self._encode(iterator.state(), stop.name)  # it may say that it has none
+                    # The source may say that it has none. Else this is its state at the first barrier.
+                    self._first_states[stop.name] = self._encode(iterator.state(), stop.name, copy=True)
                 place = self._place_again(stop.placed)
                 if place is not None and isinstance(iterator, StageIterator):
                     iterator.place_again(place)
@@ -291,7 +343,7 @@ class Checkpointer:
             state = {"given": given, "state": source.state()}  # it may say that it has none
             counted.states.append((given, self._encode(state, stop.name, copy=True)))
 
-    def _check_source(self, name: str, source: Any) -> None:
+    def _check_source(self, name: str, source: Any, *, is_mixed: bool) -> None:
         """Compare what a source knows of itself, such as its length and its seed, with that of the newest snapshot."""
         tell: Callable[[], dict[str, Any]] | None = getattr(source, "fingerprint", None)
         present: dict[str, Any] = {} if tell is None else tell()
@@ -313,7 +365,8 @@ class Checkpointer:
         if before != now and (now is None or (before is not None and now > before)):
             self.ends_at_once = False
             stored["epochs"] = now
-        self._compare({name: stored}, {name: present})
+        sizes = () if is_mixed else role_of(source).may_change  # a mix counts batches
+        self._compare({name: stored}, {name: present}, {f"{name}.{one}" for one in sizes})
 
     def _sources_begun(self) -> None:
         """End the stream if the newest snapshot is that of its end: steps might repeat what comes behind their loop."""
@@ -323,55 +376,95 @@ class Checkpointer:
         if self.ends_at_once and self._result is not None:
             self._result.end()
 
-    async def due_barrier(self, stop: CheckpointStep, outputs: Sequence[BarrierBuffer[Any]]) -> None:
-        """Put a barrier into the stream of the source, if none is on its way."""
-        is_asked = bool(self._asked)
-        if self._in_flight is not None:
-            if not is_asked:
-                self._add(SavedSnapshots(skipped=1))
-            self.due = self.record + (1 if is_asked else self._checkpoint.every)
+    async def put_barrier(self, stop: CheckpointStep, outputs: Sequence[BarrierBuffer[Any]]) -> None:
+        """Put a barrier into the stream of the source, unless the states of those on their way have too many bytes."""
+        is_asked = not all(one.done() for one in self._asked)
+        self.due, self.due_time = self._schedule.barrier_put(self.record)
+        if not is_asked and self._bytes_on_way() >= self._checkpoint.max_bytes:
+            self._is_full = None if self._is_full is None else True
             return
-        barrier = self._in_flight = Barrier(self.record)
-        self._answers, self._asked = self._asked, []
-        self.due = self.record + self._checkpoint.every
-        await self.take(barrier.states, stop)
-        for one in outputs:
-            one.put_barrier(barrier)
-        if is_asked and self.events is not None:
+        barrier = Barrier(self.record, is_asked=is_asked)
+        self._on_way.append(barrier)
+        barrier.copied_bytes += await self.take(barrier.states, stop)
+        self.give(barrier, outputs)
+        if is_asked and self.events is not None and self._asked:
             # The events that the reader has not taken are stored with the snapshot: no item behind it may emit before
             # that.
-            await asyncio.wait(self._answers)
+            await asyncio.wait(self._asked)
+        barrier.is_asked = False
+
+    def _bytes_on_way(self) -> int:
+        """Return how many bytes the states of barriers on their way have; what several of them share counts once.
+
+        A value is in the states of barriers that follow each other, so all but the first add what was copied for them.
+        """
+        on_way = self._on_way
+        return sum(one.copied_bytes for one in on_way) - on_way[0].copied_bytes + on_way[0].array_bytes if on_way else 0
+
+    def give(self, barrier: Barrier, outputs: Iterable[BarrierBuffer[Any]]) -> None:
+        """Put a barrier into the streams that a step gives."""
+        for output in outputs:
+            output.put_barrier(barrier)
+            if output is self._result:
+                self._arrived(barrier, output.given)
+
+    def _arrived(self, barrier: Barrier, values: int) -> None:
+        """Note how many values there are before a barrier: that decides where the source puts the next ones."""
+        self._schedule.arrived(barrier.record, values, self.position())
+        if not self._asked:
+            self.due, self.due_time = self._schedule.next_barrier()
 
     # States.
 
-    async def take(self, states: dict[str, Any], stop: CheckpointStep) -> None:
-        """Add the states of a step; they are copied before this returns."""
+    async def take(self, states: dict[str, Any], stop: CheckpointStep) -> int:
+        """Add the states of a step; they are copied before this returns. Returns how many bytes were copied."""
+        copied_bytes = 0
         for name in (*stop.holders, *([stop.name] if stop.keeps_iterator else ())):
             held = self._held.get(name)
             if held is not None or name in self._restored:  # if the end came before it began
-                splits = stop.placed is not None or not isinstance(held, StageIterator) or held.role.is_source
-                state = self._restored[name] if held is None else held.state()
-                states[name] = await self.copied(state, name, splits=splits)
+                role = held.role if isinstance(held, StageIterator) else None
+                splits = stop.placed is not None or role is None or role.is_source
+                copy = self._first_states.pop(name, None)
+                if copy is None:
+                    state = self._restored[name] if held is None else held.state()
+                    copy = await self.copied(state, name, splits=splits, holds=role is not None and role.holds_values)
+                states[name] = copy
+                copied_bytes += copy.copied_bytes
         if stop.is_source:
             states |= {name: one.at_barrier() for name, one in self.counted.items() if one.states}
+        return copied_bytes
 
-    async def copied(self, state: Any, name: str, *, splits: bool = True) -> Any:
-        """Return a copy of a state, encoded."""
-        if _is_small(state):
-            return self._encode(state, name, copy=True)
+    async def copied(self, state: Any, name: str, *, splits: bool = True, holds: bool = False) -> Any:
+        """Return a copy of a state, encoded.
+
+        Args:
+            state: the state.
+            name: its name.
+            splits: whether its arrays may be split over devices.
+            holds: whether it is made of values that nothing changes while they are there: each is copied once.
+        """
+        copies = self._copies.setdefault(name, {}) if holds else None
+        encode = partial(self._encode, state, name, copy=True, splits=splits, copies=copies)
         began = perf_counter()
-        copy = await self._in_thread(partial(self._encode, state, name, copy=True, splits=splits))
+        if _is_small(state):
+            copy = encode()
+            self._loop_seconds += perf_counter() - began
+            return copy
+        copy = await self._in_thread(encode)
         self._add(SavedSnapshots(copy_seconds=perf_counter() - began))
         return copy
 
-    async def _take_reader(self, states: dict[str, Any], unread: list[Any]) -> None:
+    async def _take_reader(self, states: dict[str, Any]) -> None:
         assert self._result is not None
         if self._checkpoint.reader is not None:
             states[_READER] = await self.copied(self._checkpoint.reader.state(), _READER)
-        state = {"position": self._result.position, "unread": unread}
+        position = self._result.position
+        state = {"position": position, "unread": list(self._result.held)}
         if self.events is not None and self.events.held:
-            state["events"] = self.events.stored()
-        states[_STREAM] = await self.copied(state, _STREAM, splits=self._path.placed is not None)
+            barrier = self._result.barrier
+            is_first = barrier is not None and not barrier.is_asked and self._schedule.is_among_unread(position)
+            state["events"] = self.events.stored(only_restored=is_first)
+        states[_STREAM] = await self.copied(state, _STREAM, splits=self._path.placed is not None, holds=True)
 
     # The end of a barrier.
 
@@ -383,53 +476,106 @@ class Checkpointer:
         buffer.position = told["position"]
         place = self._place_again(self._path.placed)
         buffer.held.extendleft(reversed(told["unread"] if place is None else [*map(place, told["unread"])]))
-        buffer.on_barrier = self._reader_asks
+        buffer.on_barrier = partial(self._at_end, buffer, self._take_reader)
+        self._schedule.begin(self.record, buffer.position, len(told["unread"]))
         if self.events is not None:
             self.events.restore(told.get("events", ()))
         self._sources_begun()
 
-    async def _reader_asks(self) -> None:
-        """Complete the snapshot: the reader asks for what is behind the barrier, or saves what is before as unread."""
-        buffer = self._result
-        assert buffer is not None
+    def is_late(self, position: int) -> bool:
+        """Whether a snapshot is due before the reader comes to the next barrier."""
+        if self._writing is not None or (self.events is not None and not self._schedule.is_among_unread(position)):
+            return False
+        return self._schedule.is_late(position)
+
+    def _is_due(self, barrier: Barrier) -> bool:
+        """Whether a snapshot is due at a barrier that the reader, or the fold, has come to."""
+        if not all(one.done() for one in self._asked):
+            return True
+        position = self.position()
+        return self._writing is None and (self._schedule.is_due(barrier.record, position) or self.is_late(position))
+
+    def fold_begun(self, values: BarrierBuffer[Any], stop: CheckpointStep, folded: Callable[[], int]) -> None:
+        """Note the stream that a fold reads, which goes on from the state of the newest snapshot.
+
+        Args:
+            values: the stream.
+            stop: the fold.
+            folded: returns how many values were folded.
+        """
+        self.position = folded
+        self._schedule.begin(self.record, folded())
+        values.on_barrier = partial(self._at_end, values, partial(self.take, stop=stop))
+
+    async def _at_end(self, buffer: BarrierBuffer[Any], take: Callable[[dict[str, Any]], Awaitable[object]]) -> None:
+        """Complete the snapshot of the first barrier, if one is due, and take the barrier out once the reader is there.
+
+        The reader asks for what is behind the barrier, or saves what is before as unread.
+
+        Args:
+            buffer: what the reader, or the fold, reads.
+            take: adds the last states of the snapshot.
+        """
         barrier = buffer.barrier
         assert barrier is not None
+        if self._result is None:
+            self._arrived(barrier, self.position())
         try:
-            await self._take_reader(barrier.states, list(buffer.held))
+            if self._is_due(barrier):
+                began = perf_counter()
+                if self._writing is not None:
+                    await asyncio.wait([self._writing])
+                states = dict(barrier.states)
+                await take(states)
+                self._add(SavedSnapshots(reader_seconds=perf_counter() - began))
+                answers, self._asked = self._asked, []
+                writing = self._write(self._snapshot_of(barrier.record, states), answers)  # beside the pipeline
+                self._writing = start_task(asyncio.get_running_loop(), writing, name="penstock-saving")
         except Exception as error:  # noqa: BLE001 - of user code, or not storable: it is the error of the call
             buffer.release()
             self.on_failure(error)
             return
-        self.complete(barrier)
-        buffer.release()
+        if not buffer.held and buffer.barrier is barrier:
+            self._passed(barrier)
+            buffer.release()
 
-    def complete(self, barrier: Barrier) -> None:
-        """Write the snapshot of a barrier that has come to its end, beside the pipeline."""
-        self._writing = start_task(asyncio.get_running_loop(), self._write(barrier), name="penstock-saving")
+    def _passed(self, barrier: Barrier) -> None:
+        """Forget a barrier that the reader has come to, and those before it."""
+        while self._on_way and self._on_way.popleft() is not barrier:
+            pass
 
-    async def _write(self, barrier: Barrier, *, ended: bool = False) -> None:
-        from ..saving.snapshots import Snapshot
+    def _snapshot_of(self, record: int, states: dict[str, Any], *, ended: bool = False) -> "Snapshot":
+        """Return a snapshot, and count what its copies have cost, and how many values are between it and the last."""
+        loop_seconds, self._loop_seconds = self._loop_seconds, 0.0
+        skipped, most = self._schedule.taken(record, self.position()), self._schedule.most_values
+        self._add(SavedSnapshots(skipped=skipped, loop_seconds=loop_seconds, most_values=most))
+        if self._is_full and self._schedule.is_exceeded:
+            self._is_full = None
+            logs.warning("checkpoint.max_bytes", max_bytes=self._checkpoint.max_bytes, interval_values=most)
+        return snapshots.Snapshot(record, states, self._fingerprint, ended)
 
+    def _position(self) -> int:
+        return 0 if self._result is None else self._result.position
+
+    async def _write(self, snapshot: "Snapshot", answers: "list[asyncio.Future[None]]") -> None:
         assert self._folder is not None
-        answers, self._answers = self._answers, []
-        snapshot = Snapshot(barrier.record, barrier.states, self._fingerprint, ended)
         try:
             written: SavedSnapshot = await self._in_thread(partial(self._folder.save, snapshot))
         except Exception as error:
             is_of_disk = isinstance(error, CheckpointError)
             if is_of_disk:
                 self._add(SavedSnapshots(failed=1))
-                logs.warning("checkpoint.not_saved", record=barrier.record, error=str(error))
+                logs.warning("checkpoint.not_saved", record=snapshot.record, error=str(error))
             _settle(answers, error)
             if not is_of_disk or self._checkpoint.on_save_error == "raise":  # such as NotStorable
                 self.on_failure(error)
-                if ended:
+                if snapshot.ended:
                     raise
         else:
             self._add(SavedSnapshots(1, bytes=written.bytes, write_seconds=written.seconds))
             _settle(answers, None)
         finally:
-            self._in_flight = self._writing = None
+            self._writing = None
 
     def _add(self, costs: SavedSnapshots) -> None:
         """Count what a part of a snapshot has cost, here and in profiles."""
@@ -462,15 +608,18 @@ class Checkpointer:
         self.due = self.record
         try:
             while is_reader and not asked.done():
-                if buffer.barrier is not None:
-                    await buffer.pass_barrier()
-                elif self._writing is not None:
+                barrier = buffer.barrier
+                if self._writing is not None:
                     await asyncio.wait([self._writing])
+                elif barrier is not None and (barrier.is_asked or self.events is None):
+                    await buffer.pass_barrier()
+                elif barrier is not None:  # items behind it may have emitted events, which would be stored as well
+                    self._passed(barrier)
+                    buffer.release()
                 elif buffer.error is not None:
-                    # Those for a barrier on its way, too: it will not arrive.
-                    _settle([*self._asked, *self._answers], _over(buffer.error))
+                    _settle(self._asked, _over(buffer.error))  # a barrier on its way will not arrive
                 elif buffer.ended or buffer.abandoned:
-                    await self._save_end(list(buffer.held))
+                    await self._save_end()
                 else:
                     buffer.drain()
                     await StreamBuffer[Any].wait(buffer)
@@ -479,16 +628,16 @@ class Checkpointer:
             if not asked.cancel() and not asked.cancelled():
                 asked.exception()  # marks it as retrieved: what has failed here may have settled it with the same error
 
-    async def _save_end(self, unread: list[Any]) -> None:
+    async def _save_end(self) -> None:
         if self._writing is not None:
             await asyncio.wait([self._writing])
-        self._answers, self._asked = [*self._answers, *self._asked], []
-        end = Barrier(self.record)
+        answers, self._asked = self._asked, []
+        states: dict[str, Any] = {}
         for stop in self._path.stops.values():
-            await self.take(end.states, stop)
+            await self.take(states, stop)
         if self._result is not None:
-            await self._take_reader(end.states, unread)
-        await self._write(end, ended=True)
+            await self._take_reader(states)
+        await self._write(self._snapshot_of(self.record, states, ended=True), answers)
 
     async def close(self) -> None:
         """Save the end, if the call has come there; wait for what is being written, and give the folder back.
@@ -500,11 +649,11 @@ class Checkpointer:
             told = self._restored.get(_STREAM, {})
             has_unread = bool(told.get("unread") or told.get("events"))
             if self.is_done and (has_unread or not self.ends_at_once):
-                await self._save_end([])
+                await self._save_end()
             elif self._writing is not None:
                 await asyncio.wait([self._writing])
         finally:
-            _settle([*self._asked, *self._answers], _over())
+            _settle(self._asked, _over())
             await self._threads.aclose()
             if self._folder is not None:
                 self._folder.close()
@@ -533,6 +682,7 @@ class StepCheckpoint:
     def __init__(self, saving: Checkpointer, stop: CheckpointStep) -> None:
         self.saving = saving
         self.stop = stop
+        self._outputs: Sequence[BarrierBuffer[Any]] = ()
 
     def begin(
         self, start: Callable[[], Any], outputs: Sequence[BarrierBuffer[Any]], holder: Any = None
@@ -557,25 +707,30 @@ class StepCheckpoint:
     def pass_barriers(self, readers: Iterable[Reader[Any]], outputs: Sequence[BarrierBuffer[Any]]) -> None:
         """Have barriers in the streams that the step reads go on to those that it gives."""
         inputs = [reader.buffer for reader in readers if isinstance(reader.buffer, BarrierBuffer)]
+        self._outputs = outputs
 
         async def on_barrier() -> None:
-            if not all([await one.until_barrier() for one in inputs]):
-                for one in inputs:  # one of them has failed, which ends all
-                    if one.barrier is not None:
-                        one.release()
+            if all([await one.until_barrier() for one in inputs]):
+                self.give(await self.take(inputs))
                 return
-            barrier = inputs[0].barrier
-            assert barrier is not None
-            await self.saving.take(barrier.states, self.stop)
-            for output in outputs:
-                output.put_barrier(barrier)
-            if not outputs:
-                self.saving.complete(barrier)
-            for one in inputs:
+            for one in inputs:  # one of them has failed, which ends all
                 one.release()
 
         for one in inputs:
             one.on_barrier = on_barrier
+
+    async def take(self, inputs: Sequence[BarrierBuffer[Any]]) -> Barrier:
+        """Take the first barrier out of the streams that the step reads, and have it take the states of the step."""
+        barrier = inputs[0].barrier
+        assert barrier is not None
+        barrier.copied_bytes += await self.saving.take(barrier.states, self.stop)
+        for one in inputs:
+            one.release()
+        return barrier
+
+    def give(self, barrier: Barrier) -> None:
+        """Put a barrier into the streams that the step gives."""
+        self.saving.give(barrier, self._outputs)
 
 
 class _Records(AsyncIterator[Any]):
@@ -600,8 +755,8 @@ class _SourceWithBarriers(_Records):
         saving = self._place.saving
         if not saving.all_begun.is_set():
             await saving.all_begun.wait()
-        if saving.record >= saving.due:
-            await saving.due_barrier(self._place.stop, self._outputs)
+        if saving.record >= saving.due or monotonic() >= saving.due_time:
+            await saving.put_barrier(self._place.stop, self._outputs)
         record = await anext(self._records)
         saving.record += 1
         return record
@@ -659,8 +814,11 @@ class _Counted(_Records):
             self.at_barrier()
             state = {"given": self._given, "state": self._source.state()}
             self.states.append((self._given, await self._saving.copied(state, self._name)))
-        self._due = self._given + self._saving.every
+        self._due = self._given + self._saving.every_noted
 
+
+# Of a source before a mix that has no index, the state is noted after so many records, if nothing else was asked for.
+_EVERY_NOTED: Final = 100
 
 # Copying fewer values than this takes less than a hop to a thread and back, which is about 50 µs.
 _FEW: Final = 64
@@ -686,12 +844,14 @@ def _is_small(state: Any) -> bool:
 _ATOMS: Final = frozenset({type(None), bool, int, float, str})
 
 
-def _differences(before: Any, now: Any, path: str = "") -> list[str]:
+def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, str]]:
+    """Return each difference: its path, or "" where one of the two has nothing there; and a text."""
     if {type(before), type(now)} != {dict}:
-        return [] if before == now else [f"{path} was {_shown(before)}, and is {_shown(now)}"]
+        told = f"{path} was {_shown(before)}, and is {_shown(now)}"
+        return [] if before == now else [("" if _MISSING in (before, now) else path, told)]
     old: dict[str, Any] = before
     new: dict[str, Any] = now
-    found: list[str] = []
+    found: list[tuple[str, str]] = []
     for name in dict.fromkeys([*old, *new]):
         found += _differences(old.get(name, _MISSING), new.get(name, _MISSING), f"{path}.{name}" if path else name)
     return found

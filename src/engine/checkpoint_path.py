@@ -39,6 +39,7 @@ class CheckpointStep:
         mixed: of a source before a mix: the name of the mix, and which of its sources this is.
         is_between: whether it is a `map_each` between such a source and the mix: it has the items that the source has.
         settings: the settings that decide what comes out, for the fingerprint.
+        role: the role of the stage; that of any stage for what is none.
     """
 
     name: str
@@ -50,6 +51,7 @@ class CheckpointStep:
     mixed: tuple[str, int] | None = None
     is_between: bool = False
     settings: dict[str, Any] = field(default_factory=dict["str", Any])
+    role: StageRole = StageIterator.role
 
     @property
     def called(self) -> list[str]:
@@ -91,7 +93,13 @@ class CheckpointPath:
             "nodes": {stop.name: stop.settings for stop in stops},
             "order": [stop.name for stop in stops],
             "states": sorted(name for stop in stops for name in stop.called),
+            "optional": [stop.name for stop in stops if stop.role.may_be_absent],
         }
+
+    @property
+    def sizes(self) -> set[str]:
+        """The paths, in a fingerprint, of the settings that may be others where only sizes differ."""
+        return {f"nodes.{stop.name}.{setting}" for stop in self.stops.values() for setting in stop.role.may_change}
 
 
 def checkpoint_path(plan: Plan, *, has_state_behind: bool) -> CheckpointPath:
@@ -309,7 +317,7 @@ class _PathBuilder:
     # What has state.
 
     def _stop(self, step: PlannedStep) -> CheckpointStep:
-        stop = CheckpointStep(step.label)
+        stop = CheckpointStep(step.label, role=_role(step))
         callee = step.head.callee
         if is_node(callee):
             stop.settings = {name: value for name, value in _settings(callee.fn).items() if _is_plain(value)}

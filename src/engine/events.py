@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import islice
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar, cast
 
@@ -75,13 +76,14 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         thread: the thread of the loop, by its `get_ident`.
     """
 
-    __slots__ = ("_waiters", "_wanted", "thread", "values")
+    __slots__ = ("_restored_end", "_waiters", "_wanted", "thread", "values")
 
     def __init__(self, wanted: type[Any], capacity: int) -> None:
         super().__init__(capacity)
         self.values: StreamBuffer[Any] | None = None
         self.thread = get_ident()
         self._wanted = wanted
+        self._restored_end = 0  # the position behind the events of a snapshot
         self._waiters: deque[tuple[Event[Any], Cancellable, _Turn]] = deque()
 
     @property
@@ -142,13 +144,16 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         finally:
             self.capacity = capacity
 
-    def stored(self) -> list[Any]:
-        """Return the events that the reader has not taken, to be stored."""
-        return [[one.value, one.node, one.item, one.attempt, one._after] for one in self.held]
+    def stored(self, *, only_restored: bool) -> list[Any]:
+        """Return the events that the reader has not taken, to be stored; or those of them that were stored before."""
+        count = max(0, self._restored_end - self.position) if only_restored else None
+        return [[one.value, one.node, one.item, one.attempt, one._after] for one in islice(self.held, count)]
 
     def restore(self, stored: Iterable[Any]) -> None:
         """Put events that were stored before those that are there."""
-        self.held.extendleft([Event[Any](*one) for one in stored][::-1])
+        restored = [Event[Any](*one) for one in stored]
+        self._restored_end = self.position + len(restored)
+        self.held.extendleft(reversed(restored))
 
     def take(self) -> Event[Any]:
         """Take the next event, and let the first in line in."""

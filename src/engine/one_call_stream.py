@@ -531,9 +531,18 @@ class SavedStream(ValuesStream[T_co]):
         """
         self._reader = asyncio.current_task()
         buffer = self._buffer or await self._open()
-        if isinstance(buffer, BarrierBuffer) and buffer.barrier is not None and not buffer.held and not self._closed:
-            await buffer.pass_barrier()
+        await self._look_at_barrier(buffer)
         return await super().__anext__()
+
+    async def _look_at_barrier(self, buffer: StreamBuffer[Any]) -> None:
+        """Pass the barriers that the reader has come to; or the next one, if a snapshot is due before."""
+        saving = self._start().saving
+        if not isinstance(buffer, BarrierBuffer) or saving is None or self._closed:
+            return
+        if buffer.held and buffer.barrier is not None and saving.is_late(buffer.position):
+            await buffer.pass_barrier()
+        while not buffer.held and buffer.barrier is not None:
+            await buffer.pass_barrier()
 
     async def checkpoint(self) -> None:
         """Make a snapshot now, and wait until it is written.
@@ -696,6 +705,8 @@ class SavedEvents(EventStream[E, R], SavedStream[Event[E]]):
         """
         self._reader = asyncio.current_task()
         self._buffer = self._buffer or await self._open()
+        if self._events.values is not None and self._events.values.held:
+            await self._look_at_barrier(self._buffer)
         return await super().__anext__()
 
     async def _open(self) -> StreamBuffer[Any]:
@@ -770,5 +781,5 @@ def _statistics_of(call: StreamingCall) -> StreamStatistics:
         given, given, int(call.has_failed), 0, position, held, actors,
         call.uptime.seconds, None if counting is None else counting.seconds, int(call.has_expired),
         int(call.interruption is not None),
-        *((0, 0, 0) if call.saving is None else call.saving.costs[:3]),
+        *((0, 0, 0, 0) if call.saving is None else (*call.saving.costs[:3], call.saving.costs.most_values)),
     )  # fmt: skip

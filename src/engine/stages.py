@@ -26,10 +26,18 @@ class StageRole(NamedTuple):
             "mix" counts in `taken` how many are those of each, and "arrival" has another order after a restart, so it
             is refused. A source gives "records", or an "order", which may begin anywhere (`after`).
         calls: the settings of the stage that are functions of the user, whose state is saved as well.
+        holds_values: whether the arrays in its state are those of values that it has read, and does not change. Then
+            each is copied once, however many snapshots it is in.
+        may_change: the settings that may be others when a call goes on with `on_mismatch="resize"`: whatever they are,
+            no record is lost or comes twice.
+        may_be_absent: whether the stage may be left out, or added, when a call goes on so.
     """
 
     gives: Literal["any", "one_to_one", "placed", "in_turns", "mix", "arrival", "records", "order"] = "any"
     calls: tuple[str, ...] = ()
+    holds_values: bool = False
+    may_change: tuple[str, ...] = ()
+    may_be_absent: bool = False
 
     @property
     def is_source(self) -> bool:

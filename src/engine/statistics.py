@@ -139,8 +139,10 @@ class StreamStatistics(Rendered):
         bottleneck: the node that limits, on average over `actors_elapsed_seconds`; None if no inbox was full.
         success_rate: the share of the items that have ended that did so with a result; None before any has.
         snapshots_saved: how many snapshots were written, with `checkpoint=`.
-        snapshots_skipped: how many were left out, because the one before was still on its way.
+        snapshots_skipped: how many were left out, because the one before was still being written, or because of
+            `max_bytes`.
         snapshots_failed: how many could not be written.
+        snapshot_interval: the most values that the reader has taken from one snapshot to the next; 0 before the first.
     """
 
     submitted: int
@@ -157,6 +159,7 @@ class StreamStatistics(Rendered):
     snapshots_saved: int = 0
     snapshots_skipped: int = 0
     snapshots_failed: int = 0
+    snapshot_interval: int = 0
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -206,5 +209,6 @@ class StreamStatistics(Rendered):
             snapshots = (
                 f"{count(getattr(self, f'snapshots_{name}'))} {name}" for name in ("saved", "skipped", "failed")
             )
-            facts.append(("snapshots", ", ".join(snapshots)))
+            interval = f"at most {count(self.snapshot_interval)} values apart"
+            facts.append(("snapshots", ", ".join([*snapshots, interval])))
         return table_of(tuple(facts), self.actors)

@@ -62,10 +62,17 @@ class Encoded:
     Attributes:
         structure: the value as JSON, with the names of its arrays.
         arrays: arrays and long bytes by the path of the value; when they were read, their bytes.
+        copied_bytes: how many bytes of arrays were copied for it.
     """
 
     structure: Any
     arrays: Mapping[str, Any]
+    copied_bytes: int = 0
+
+    @property
+    def array_bytes(self) -> int:
+        """How many bytes the arrays have."""
+        return sum(len(one) if isinstance(one, bytes | bytearray) else one.nbytes for one in self.arrays.values())
 
     def to_bytes(self) -> bytes:
         """Return JSON text, or, if there are arrays, a safetensors file that has that text in its metadata."""
@@ -93,7 +100,13 @@ class Encoded:
 
 
 def encode(
-    value: object, name: str = "state", *, copy: bool = False, exact: bool = False, splits: bool = True
+    value: object,
+    name: str = "state",
+    *,
+    copy: bool = False,
+    exact: bool = False,
+    splits: bool = True,
+    copies: dict[int, tuple[Any, Any]] | None = None,
 ) -> Encoded:
     """Encode a value, of which `decode` returns an equal one, with the same types.
 
@@ -110,13 +123,19 @@ def encode(
             two references to one object come back as such, but for tuples, texts and the like. Else arrays are in C
             order, and the same object twice becomes two equal ones, so that equal values are equal when encoded.
         splits: whether arrays of JAX may be split over several devices.
+        copies: arrays that were copied before and have not changed since, each with its copy, by the id of the array.
+            Their copies are taken again; afterwards the dict has the arrays of this value.
 
     Raises:
         NotStorable: the value, or something in it, cannot be encoded; the message names its path and type.
     """
-    encoder = _Encoder(copy=copy, exact=exact, splits=splits)
+    encoder = _Encoder(copy=copy, exact=exact, splits=splits, copies=copies)
     structure = encoder.value(value, (0, None, name, None))
-    return Encoded(_numbered(structure, encoder.again, {}) if encoder.again else structure, encoder.arrays)
+    if copies is not None:
+        copies.clear()
+        copies.update(encoder.copies)
+    structure = _numbered(structure, encoder.again, {}) if encoder.again else structure
+    return Encoded(structure, encoder.arrays, encoder.copied_bytes)
 
 
 def decode(encoded: Encoded, template: object = None) -> Any:
@@ -323,7 +342,17 @@ def _found(place: str) -> object:
 
 
 class _Encoder:
-    def __init__(self, *, copy: bool = False, exact: bool = False, splits: bool = True) -> None:
+    def __init__(
+        self,
+        *,
+        copy: bool = False,
+        exact: bool = False,
+        splits: bool = True,
+        copies: Mapping[int, tuple[Any, Any]] | None = None,
+    ) -> None:
+        self.copies: dict[int, tuple[Any, Any]] = {}
+        self.copied_bytes = 0
+        self._known = copies or {}
         self.arrays: dict[str, Any] = {}
         self.on_devices: dict[str, Any] = {}  # those of JAX
         self.again: set[int] = set()  # ids of the structures that stand for what was met more than once
@@ -399,12 +428,21 @@ class _Encoder:
         self.arrays[name] = array
         return name
 
+    def _copied(self, array: Any, copy: Callable[[], Any]) -> Any:
+        known, made = self._known.get(id(array), (None, None))
+        if known is not array:
+            made = copy()
+            self.copied_bytes += made.nbytes
+        self.copies[id(array)] = array, made
+        return made
+
     def _array(self, value: Any, path: _Path) -> dict[str, Any] | None:
         numpy, jax = cast("Any", sys.modules.get("numpy")), cast("Any", sys.modules.get("jax"))
         if numpy is None:
             return None
         if type(value) is numpy.ndarray:
-            array = numpy.array(value, order="K" if self._exact else "C") if self._copy else value
+            order = "K" if self._exact else "C"
+            array = self._copied(value, lambda: numpy.array(value, order=order)) if self._copy else value
             axes = None
             if self._exact and not array.flags.c_contiguous:
                 axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
@@ -427,7 +465,7 @@ class _Encoder:
             )
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = jax.random.key_data(value) if is_key else value
-        name = self._apart(_fetched(array) if self._copy else array, path)
+        name = self._apart(self._copied(value, lambda: _fetched(array)) if self._copy else array, path)
         self.on_devices[name] = value
         special = str(jax.random.key_impl(value)) if is_key else bool(value.weak_type)
         content = [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]

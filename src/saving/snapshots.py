@@ -336,8 +336,10 @@ def _checksums(path: Path) -> dict[str, list[Any]]:
 
 def _sha256(file: Path) -> str:
     # In large pieces: neither reading nor hashing holds the GIL, and to get it back takes 5 ms where a thread computes.
-    digest, piece = hashlib.sha256(), memoryview(bytearray(_PIECE_BYTES))
+    digest = hashlib.sha256()
     with file.open("rb", buffering=0) as opened:
+        size = os.fstat(opened.fileno()).st_size
+        piece = memoryview(bytearray(min(_PIECE_BYTES, max(size, 1))))
         while count := opened.readinto(piece):
             digest.update(piece[:count])
     return digest.hexdigest()

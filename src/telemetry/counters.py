@@ -287,11 +287,14 @@ class SavedSnapshots(NamedTuple):
 
     Attributes:
         saved: how many were written.
-        skipped: how many were left out, because the one before was still on its way.
+        skipped: how many were left out, because the one before was still being written, or of `max_bytes`.
         failed: how many could not be written.
         bytes: the size of those that were written.
         write_seconds: how long that took, beside the pipeline.
         copy_seconds: how long large states were copied, while their steps waited.
+        loop_seconds: how long small states were copied, while the event loop waited.
+        reader_seconds: how long the reader waited for the copies of its state and of the values that it had not taken.
+        most_values: the most values that the reader has taken from one snapshot to the next.
     """
 
     saved: int = 0
@@ -300,7 +303,11 @@ class SavedSnapshots(NamedTuple):
     bytes: int = 0
     write_seconds: float = 0.0
     copy_seconds: float = 0.0
+    loop_seconds: float = 0.0
+    reader_seconds: float = 0.0
+    most_values: int = 0
 
     def plus(self, other: "SavedSnapshots") -> "SavedSnapshots":
         """Return both together."""
-        return SavedSnapshots._make(one + more for one, more in zip(self, other, strict=True))
+        both = SavedSnapshots._make(one + more for one, more in zip(self, other, strict=True))
+        return both._replace(most_values=max(self.most_values, other.most_values))

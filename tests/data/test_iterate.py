@@ -152,7 +152,7 @@ def test_a_signal_handler_that_raises_while_a_value_is_waited_for_loses_none(
     def read() -> tuple[int, list[int]]:
         nonlocal numbers
         seen = Seen()
-        checkpoint = ps.Checkpoint(tmp_path, every=1000, reader=seen)
+        checkpoint = ps.Checkpoint(tmp_path, every_records=1000, reader=seen)
         numbers = data.iterate(interrupted(data.order(range(20))), checkpoint=checkpoint)
         with numbers:
             try:
@@ -186,7 +186,7 @@ def test_a_snapshot_in_a_signal_handler_is_refused_while_a_value_is_waited_for(
     signal.signal(signal.SIGUSR1, save)
 
     interrupted = interrupted_at_5(main_thread, going, lambda: numbers)
-    checkpoint = ps.Checkpoint(tmp_path, every=1000)
+    checkpoint = ps.Checkpoint(tmp_path, every_records=1000)
     with data.iterate(interrupted(data.order(range(20))), checkpoint=checkpoint) as numbers:
         with pytest.raises(ps.EngineLoopError, match=r"call checkpoint\(\) in the loop"):
             list(numbers)

@@ -91,7 +91,7 @@ KEPT = extension.stage_node("kept", Kept, count=3)
 async def read(call: Any, folder: Path, count: int | None = None, every: int = 1) -> list[Any]:
     """Reads some values, saves, and leaves; or reads all."""
     found: list[Any] = []
-    async with engine.stream(call, checkpoint=ps.Checkpoint(folder, every=every)) as stream:
+    async with engine.stream(call, checkpoint=ps.Checkpoint(folder, every_records=every)) as stream:
         async for value in stream:
             found.append(value)
             if len(found) == count:

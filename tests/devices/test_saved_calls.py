@@ -48,7 +48,7 @@ class Trainer:
 
 
 async def taken(call: Any, folder: Path | None, limit: int | None) -> dict[int, Any]:
-    checkpoint = None if folder is None else ps.Checkpoint(folder, every=10)
+    checkpoint = None if folder is None else ps.Checkpoint(folder, every_records=10)
     got: dict[int, Any] = {}
     async with engine.stream(call, checkpoint=checkpoint) as stream:
         async for value in stream:
@@ -96,9 +96,9 @@ async def test_a_fold_on_a_device_goes_on(tmp_path: Path) -> None:
     expected = np.asarray(await engine.run(total(data.order(SOURCE[:40]))))
     assert expected.any()
     with pytest.raises(ValueError, match="crashed"):
-        await engine.run(total(data.order(SOURCE)), checkpoint=ps.Checkpoint(tmp_path, every=5))
+        await engine.run(total(data.order(SOURCE)), checkpoint=ps.Checkpoint(tmp_path, every_records=5))
     fails[0] = False
-    got = await engine.run(total(data.order(SOURCE)), checkpoint=ps.Checkpoint(tmp_path, every=5))
+    got = await engine.run(total(data.order(SOURCE)), checkpoint=ps.Checkpoint(tmp_path, every_records=5))
     whole = await engine.run(total(data.order(SOURCE)))
     assert np.asarray(got).tobytes() == np.asarray(whole).tobytes()
 

@@ -191,7 +191,8 @@ async def test_batches_that_no_stage_has_split_are_refused(tmp_path: Path, shuff
         return split >> data.shuffled(5, seed=1) if shuffle else split
 
     where = r'shuffled\["held"\]\[0\]' if shuffle else r'\(stream\)\["unread"\]\[0\]'
-    stream = engine.stream(call(make), checkpoint=ps.Checkpoint(tmp_path))
+    every = {"every_records": 1} if shuffle else {}  # so that a barrier finds batches in the shuffle
+    stream = engine.stream(call(make), checkpoint=ps.Checkpoint(tmp_path, **every))
     with pytest.raises((ps.EngineClosedError, ps.NotStorable)) as raised:
         await values_of(stream, 13)
     await stream.aclose()

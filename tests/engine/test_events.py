@@ -338,7 +338,7 @@ async def test_what_a_checkpointed_stream_emits_comes_again_after_a_restart(tmp_
 
     async def read(limit: int) -> tuple[list[int], list[int]]:
         got: tuple[list[int], list[int]] = [], []
-        checkpoint = ps.Checkpoint(tmp_path, every=5)
+        checkpoint = ps.Checkpoint(tmp_path, every_records=5)
         async with engine.stream(graph(data.order(range(20))), events=Progress, checkpoint=checkpoint) as items:
             async for item in items:
                 if item.kind == "event":

@@ -1,6 +1,9 @@
 """The training feed: every batch is trained with, in order, and the slowest part is named."""
 
 import re
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +19,34 @@ def test_files_are_fed_in_batches(tmp_path: Path) -> None:
     done = programs.run(Path(training_feed.__file__), tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert "batch   1  loss 1.0000\n" in done.stdout  # before the first step, all weights are 0
-    assert re.search(r"^2 batches\. .*limits?.*\.$", done.stdout, re.MULTILINE)
+    assert re.search(r"^2 batches, loss [\d.]+\. .*limits?.*\.$", done.stdout, re.MULTILINE)
+
+
+def test_a_killed_training_goes_on(tmp_path: Path) -> None:
+    """With a snapshot every 20 batches, which no `kill -9` takes away."""
+    files, saved = tmp_path / "files", tmp_path / "saved"
+    files.mkdir()
+    for number in range(4 * BATCH_SIZE):
+        (files / f"module{number}.py").write_text(f"x = {number}\n" * number)
+    program, arguments = Path(training_feed.__file__), (files, "--epochs", "60")
+    [whole] = ended(programs.run(program, *arguments).stdout)
+    for number in (1, 4):
+        killed = subprocess.Popen(
+            [sys.executable, program, *arguments, "--checkpoint", saved], stdout=subprocess.DEVNULL
+        )
+        while not (saved / f"snapshot-{number:08d}").exists():
+            assert killed.poll() is None
+            time.sleep(0.01)  # another process writes it
+        killed.kill()
+        killed.wait()
+    done = programs.run(program, *arguments, "--checkpoint", saved)
+    assert "batch   1 " not in done.stdout
+    assert ended(done.stdout) == [whole]
+
+
+def ended(printed: str) -> list[str]:
+    """Returns how many batches there were, and the last loss, to the last bit."""
+    return re.findall(r"^240 batches, loss [\d.]+", printed, re.MULTILINE)
 
 
 def test_training_makes_the_loss_smaller() -> None:

@@ -30,7 +30,7 @@ class Mutant(NamedTuple):
 MUTANTS = [
     Mutant(
         "a state is copied before its step goes on",
-        "engine/checkpoint.py", "name, copy=True, splits=splits)", "name, splits=splits)",
+        "engine/checkpoint.py", "name, copy=True, splits=splits, ", "name, splits=splits, ",
         "tests/saving/test_checkpoints.py::test_a_state_that_changes_in_place_is_copied",
     ),
     Mutant(
@@ -142,8 +142,8 @@ MUTANTS = [
 MORE_MUTANTS = [
     Mutant(
         "a barrier waits until the values before it have left a map_each",
-        "engine/bodies.py", "not self._window.frames and isinstance(first, ", "isinstance(first, ",
-        "tests/saving/test_checkpoints.py::test_a_barrier_waits_for_what_runs_before_it",
+        "engine/bodies.py", "is_next and not (window.frames and place.stop.called)", "is_next",
+        "tests/saving/test_interrupted_pipelines.py",
     ),
     Mutant(
         "a channel holds no more than its capacity",
@@ -171,9 +171,19 @@ MORE_MUTANTS = [
         "tests/runtime/test_handlers_keep_their_task.py",
     ),
     Mutant(
-        "what is behind a barrier waits until it was passed",
-        "actors/stream_buffer.py", "            self._behind.append(value)\n", "            self.held.append(value)\n",
+        "a barrier passes a map_each in its turn",
+        "engine/bodies.py", "self._barriers[0][0] <= window.position", "True",
         "tests/saving/test_checkpoints.py::test_a_barrier_waits_for_what_runs_before_it",
+    ),
+    Mutant(
+        "a snapshot is made among the values that the one before has brought back",
+        "engine/checkpoint_schedule.py", "share = 0 if position < self._unread_end else ", "share = ",
+        "tests/saving/test_intervals.py::test_each_life_goes_on_from_the_last_multiple",
+    ),
+    Mutant(
+        "what is behind a barrier waits until it was passed",
+        "actors/stream_buffer.py", "self._behind[-1][1].append(value)", "self.held.append(value)",
+        "tests/saving/test_interrupted_pipelines.py",
     ),
     Mutant(
         "an object without state() that a stage calls is refused",

@@ -88,7 +88,7 @@ async def numbers(folder: Path, seed: int) -> None:
         joined = ps.map_each(added, ps.map_each(halved, left, concurrency=width()), right >> data.prefetched(width()))
         return joined >> data.shuffled(30, seed=2) >> data.batched(7) >> sums
 
-    checkpoint = ps.Checkpoint(folder / "snapshots", every=50)
+    checkpoint = ps.Checkpoint(folder / "snapshots", every_values=9)
     with (folder / "results").open("a") as results:
         async with engine.stream(train(data.order(source, shuffle_seed=7, epochs=2)), checkpoint=checkpoint) as stream:
             async for value in stream:
@@ -111,7 +111,7 @@ async def model(folder: Path, seed: int) -> None:
         def report(step: example.Step) -> None:
             print(step.number, step.loss.hex(), file=results, flush=True)
 
-        checkpoint = ps.Checkpoint(folder / "snapshots", every=40)
+        checkpoint = ps.Checkpoint(folder / "snapshots", every_values=20)
         await example.train(trained, texts, mesh, report, steps=400, checkpoint=checkpoint)
         for name, value in trained.parameters.items():
             print(name, np.asarray(value).tobytes().hex(), file=results, flush=True)

@@ -586,7 +586,8 @@ class Interrupted:
         """Goes on from the newest snapshot, for at most so many values; returns whether the end has come."""
         self._starts += 1
         reader = Reader()
-        checkpoint = ps.Checkpoint(folder, every=self._every, reader=reader)
+        every = "every_records" if self._seed % 2 else "every_values"
+        checkpoint = ps.Checkpoint(folder, **{every: self._every}, reader=reader)
         made, *_ = call(self._seed, self._starts, *self._drawn)
         async with engine.stream(made, checkpoint=checkpoint) as stream:
             taken = 0

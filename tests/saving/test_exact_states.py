@@ -108,7 +108,7 @@ async def test_the_state_of_a_fold_keeps_what_is_there_twice(tmp_path: Path) -> 
         weights = np.ones((3, 2)).T
         return {"in": weights, "out": weights, "order": weights}
 
-    checkpoint = ps.Checkpoint(tmp_path, every=7)
+    checkpoint = ps.Checkpoint(tmp_path, every_records=7)
     with pytest.raises(ConnectionError):
         await engine.run(total(data.order(range(60))), checkpoint=checkpoint)
     crashes.clear()
@@ -135,5 +135,7 @@ async def test_a_state_that_contains_itself_is_refused(tmp_path: Path) -> None:
 
     path = r'map_each/Circle\["children"\]\[0\]\["parent"\] is map_each/Circle, which contains it'
     with pytest.raises(ps.NotStorable, match=path):
-        async for _ in engine.stream(circles(data.order(range(60))), checkpoint=ps.Checkpoint(tmp_path, every=5)):
+        async for _ in engine.stream(
+            circles(data.order(range(60))), checkpoint=ps.Checkpoint(tmp_path, every_records=5)
+        ):
             pass

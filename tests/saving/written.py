@@ -493,7 +493,7 @@ async def write_loops(file: Path) -> None:
 
 
 async def snapshot_after(call: Any, folder: Path, limit: int) -> None:
-    async with engine.stream(call, checkpoint=ps.Checkpoint(folder, every=1000, keep=1)) as values:
+    async with engine.stream(call, checkpoint=ps.Checkpoint(folder, every_records=1000, keep=1)) as values:
         async for _ in values:
             if values.position == limit:
                 await wait_quiescent()  # the pipeline has worked ahead
@@ -514,7 +514,7 @@ def write(folder: Path) -> None:
                 batches.checkpoint()
                 break
     with suppress(ConnectionError):
-        asyncio.run(engine.run(of_fold(40, []), checkpoint=ps.Checkpoint(folder / "fold", every=16, keep=1)))
+        asyncio.run(engine.run(of_fold(40, []), checkpoint=ps.Checkpoint(folder / "fold", every_records=16, keep=1)))
     asyncio.run(write_loops(folder / "loops.db"))
     for lock in folder.glob("*/lock"):
         lock.unlink()  # it has the name of this machine

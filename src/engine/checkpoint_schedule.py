@@ -1,0 +1,146 @@
+"""When the snapshots of a call are due, and before which records its source puts barriers for them."""
+
+import math
+from collections import deque
+from time import monotonic
+from typing import Final
+
+# A snapshot is one of the place of a barrier, so the reader must meet barriers often enough: four come in an interval.
+_BARRIERS: Final = 4
+
+# Before values have come out, nobody knows how many records make one. Then a barrier comes after each 32nd part of the
+# records so far, so that few are on their way however many records a stage keeps at first.
+_FIRST_SHARE: Final = 32
+
+# The places of so many barriers tell how many records make a value.
+_MEASURED: Final = 16
+
+# Of rounding: a barrier must not come a record too late because of it.
+_TINY: Final = 1e-6
+
+
+class CheckpointSchedule:
+    """When snapshots are due: at multiples of a number of values or records, or after so many seconds.
+
+    Args:
+        values: after how many values of the reader; None if values do not count.
+        records: after how many records of the source; None if records do not count.
+        seconds: after how many seconds; None if the time does not count.
+
+    Attributes:
+        most_values: the most values that the reader has taken from one snapshot to the next.
+        is_exceeded: whether the last snapshot came later than was asked for.
+    """
+
+    def __init__(self, values: int | None, records: int | None, seconds: float | None) -> None:
+        self._values, self._records, self._seconds = values, records, seconds
+        # How many values have come out before which record: of barriers between which values have come out.
+        self._measured: deque[tuple[int, int]] = deque(maxlen=_MEASURED)
+        self._last_barrier = self._first_record = 0
+        self._position = self._unread_end = 0
+        self._taken_at = 0.0
+        self._values_per_second: float | None = None  # of the reader
+        self._due_value = self._due_record = self._due_time = math.inf
+        self.most_values = 0
+        self.is_exceeded = False
+
+    def begin(self, record: int, position: int, unread: int = 0) -> None:
+        """Begin at the place of the newest snapshot.
+
+        Args:
+            record: how many records the source had given.
+            position: how many values the reader had taken.
+            unread: how many values the snapshot has that the reader had not taken.
+        """
+        self._first_record = self._last_barrier = record
+        self._position, self._unread_end = position, position + unread
+        self._set_due(record)
+
+    def _set_due(self, record: int) -> None:
+        if self._values is not None:
+            self._due_value = self._position - self._position % self._values + self._values
+        if self._records is not None:
+            self._due_record = record - record % self._records + self._records
+        self._taken_at = monotonic()
+        if self._seconds is not None:
+            self._due_time = self._taken_at + self._seconds
+
+    # For the source.
+
+    def barrier_put(self, record: int) -> tuple[float, float]:
+        """Note that a barrier was put before a record; returns before which record, and when, the next one is due."""
+        self._last_barrier = record
+        return self.next_barrier()
+
+    def next_barrier(self) -> tuple[float, float]:
+        """Return before which record, and at which time of the clock, the next barrier is due."""
+        last = self._last_barrier
+        if self._records is not None:
+            return last - last % self._records + self._records, math.inf
+        # The reader may have slowed down: a barrier comes at latest after a part of the time.
+        due_time = math.inf if self._seconds is None else monotonic() + self._seconds / _BARRIERS
+        values: float | None = self._values
+        if self._seconds is not None and self._values_per_second is not None:
+            values = self._values_per_second * self._seconds
+        elif self._seconds is self._values is None:
+            return math.inf, math.inf
+        if len(self._measured) < 2 or values is None:
+            return last + max(1, (last - self._first_record) // _FIRST_SHARE), due_time
+        (record_before, value_before), (record, value) = self._measured[0], self._measured[-1]
+        records_per_value = (record - record_before) / (value - value_before)
+        # The barrier that came first after a value tells best which record ends one.
+        offset = min(record - value * records_per_value for record, value in self._measured)
+        distance = max(1, values / _BARRIERS)
+        here = (last - offset) / records_per_value
+        goal = (math.floor(here / distance + _TINY) + 1) * distance
+        return max(last + 1, math.ceil(goal * records_per_value + offset - _TINY)), due_time
+
+    def arrived(self, record: int, values: int, position: int) -> None:
+        """Note that the barrier before a record has come to the reader's stream.
+
+        Args:
+            record: the record.
+            values: how many values are before the barrier.
+            position: how many of them the reader has taken.
+        """
+        known = self._measured[-1][1] if self._measured else self._unread_end
+        if values > known:
+            self._measured.append((record, values))
+        seconds = monotonic() - self._taken_at
+        if position > self._position and seconds > 0:
+            self._values_per_second = (position - self._position) / seconds
+
+    # For the reader.
+
+    def is_due(self, record: int, position: int) -> bool:
+        """Whether a snapshot is due at a barrier that the reader has come to."""
+        return position >= self._due_value or record >= self._due_record or monotonic() >= self._due_time
+
+    def is_late(self, position: int) -> bool:
+        """Whether a snapshot is due before the reader comes to a barrier, so that values are stored as unread.
+
+        Among the values that the newest snapshot has brought back there are no barriers.
+        """
+        share = 0 if position < self._unread_end else 1 / _BARRIERS
+        if self._values is not None:
+            return position >= self._due_value + share * self._values
+        return self._seconds is not None and monotonic() >= self._due_time + share * self._seconds
+
+    def is_among_unread(self, position: int) -> bool:
+        """Whether the reader has not taken all values yet that the newest snapshot has brought back."""
+        return position < self._unread_end
+
+    def taken(self, record: int, position: int) -> int:
+        """Note a snapshot; returns how many were left out since the one before."""
+        late = -1.0  # in intervals
+        if self._values is not None:
+            late = (position - self._due_value) / self._values
+        elif self._records is not None:
+            late = (record - self._due_record) / self._records
+        elif self._seconds is not None:
+            late = (monotonic() - self._due_time) / self._seconds
+        self.is_exceeded = late > 1 / _BARRIERS
+        self.most_values = max(self.most_values, position - self._position)
+        self._position = position
+        self._set_due(record)
+        return max(0, math.floor(late))

@@ -1,0 +1,311 @@
+"""The intervals of snapshots: how much a kill loses, however far ahead the steps are, and how often they are copied."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from structlog.testing import capture_logs
+
+import penstock as ps
+from penstock import data, engine
+from penstock.engine import checkpoint, checkpoint_schedule
+from tests.saving.exact import exact
+
+SOURCE = np.arange(4000)
+
+
+def ordered(source: Any = SOURCE, **options: Any) -> Any:
+    return data.order(source, **{"shuffle_seed": 3, **options})
+
+
+@ps.node
+async def slow_at_times(record: data.Record[Any]) -> int:
+    for _ in range(40 * (record.index % 30 == 0)):
+        await asyncio.sleep(0)
+    return int(record.index)
+
+
+@ps.graph
+async def feed(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+    """Values that a shuffle, 32 items of a `map_each`, and batches that were read ahead hold on their way."""
+    values = ps.map_each(slow_at_times, records >> data.shuffled(64, seed=1), concurrency=32)
+    return values >> data.batched(4) >> data.prefetched(200)
+
+
+@ps.graph
+async def one_by_one(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+    return ps.map_each(slow_at_times, records, concurrency=4)
+
+
+async def live(
+    call: Any, checkpoint: ps.Checkpoint, values: int | None, checkpoint_at: int | None = None
+) -> tuple[int, list[Any]]:
+    """Reads so many values, or all, and dies; returns where this life has begun, and what it has read.
+
+    The end of the block waits for a snapshot that is being written, and makes none.
+    """
+    got: list[Any] = []
+    async with engine.stream(call, checkpoint=checkpoint) as stream:
+        began = stream.position
+        async for value in stream:
+            got.append(exact(value))
+            if len(got) == checkpoint_at:
+                while stream.statistics().submitted < 200:  # those that are read ahead count as well
+                    await asyncio.sleep(0)
+                await stream.checkpoint()
+            if len(got) == values:
+                break
+    return began, got
+
+
+@pytest.mark.parametrize("read_ahead_at", [None, 5])
+async def test_each_life_goes_on_from_the_last_multiple(tmp_path: Path, read_ahead_at: int | None) -> None:
+    """Also where a life begins with values that the one before had read ahead."""
+    async with engine.stream(feed(ordered())) as stream:
+        whole = [exact(value) async for value in stream]
+    checkpoint = ps.Checkpoint(tmp_path, every_values=23)
+    got: dict[int, Any] = {}
+    begins: list[int] = []
+    if read_ahead_at is not None:
+        # Without barriers on their way, so that all that the steps hold becomes unread.
+        never = ps.Checkpoint(tmp_path, every_seconds=None)
+        await live(feed(ordered()), never, read_ahead_at, read_ahead_at)
+    for values in [30] * 8 + [None]:
+        began, read = await live(feed(ordered()), checkpoint, values)
+        begins.append(began)
+        for place, value in enumerate(read, began):
+            assert got.setdefault(place, value) == value
+    first = read_ahead_at or 0
+    assert begins == [first, *(23 * life for life in range(1, 9))]
+    assert [got[place] for place in range(first, len(whole))] == whole[first:]
+
+
+PIPELINES: dict[str, Callable[[Any], Any]] = {
+    "one for one": lambda records: ps.map_each(slow_at_times, records),
+    "batches": lambda records: records >> data.batched(8, collate=len),
+    "packed": lambda records: ps.map_each(tokens, records) >> data.packed(16) >> data.batched(2),
+    "some": lambda records: records >> data.filtered(lambda record: record.index % 3 > 0),
+}
+
+
+@ps.node
+def tokens(record: data.Record[Any]) -> Any:
+    return np.arange(5 + record.index % 90)
+
+
+@pytest.mark.parametrize(("pipeline", "most"), [("one for one", 20), ("batches", 20), ("packed", 25), ("some", 25)])
+async def test_a_reader_meets_a_barrier_in_time(tmp_path: Path, pipeline: str, most: int) -> None:
+    """At 20, 40 and 60 where a number of records makes one value; else a quarter later at most."""
+
+    @ps.graph
+    async def made(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+        return PIPELINES[pipeline](records)  # type: ignore[no-any-return]
+
+    async with engine.stream(made(ordered()), checkpoint=ps.Checkpoint(tmp_path, every_values=20)) as stream:
+        async for _ in first_of(stream, 300):
+            await written(stream)
+        shown = stream.statistics()
+    assert shown.snapshots_skipped == 0
+    assert shown.snapshots_saved >= 299 // most
+    assert 0 < shown.snapshot_interval <= most
+
+
+async def written(stream: Any) -> None:
+    """Waits for the snapshot that is being written, which a reader does not."""
+    while stream._start().saving._writing is not None:
+        await asyncio.sleep(0)
+
+
+async def first_of(stream: Any, count: int) -> AsyncIterator[Any]:
+    for _ in range(count):
+        yield await anext(stream)
+
+
+@ps.node
+def added(total: int, record: data.Record[Any]) -> int:
+    return total + int(record.index)
+
+
+async def test_a_fold_counts_what_it_has_folded(tmp_path: Path) -> None:
+    checkpoint = ps.Checkpoint(tmp_path, every_values=20, keep=10)
+
+    @ps.node(name="added")
+    async def fails(total: int, record: data.Record[Any]) -> int:
+        while record.position == 30 and not checkpoint.stored():
+            await asyncio.sleep(0)
+        if record.position == 75:
+            raise ValueError("killed")
+        return total + int(record.index)
+
+    def folded(fn: Any) -> Any:
+        @ps.graph
+        async def folded(records: AsyncIterator[data.Record[None]]) -> int:
+            return await ps.fold(fn, records, 0)
+
+        return folded(ordered())
+
+    with pytest.raises(ValueError, match="killed"):
+        await engine.run(folded(fails), checkpoint=checkpoint)
+    first, *later = [one.record for one in checkpoint.stored()]
+    assert first == 20
+    assert {*later} <= {*range(40, 76, 5)}  # at a barrier behind the multiple, where the one before was being written
+    assert await engine.run(folded(added), checkpoint=checkpoint) == SOURCE.sum()
+
+
+async def test_time_is_an_interval(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every 8 seconds, while the reader takes a value a second; the default is a minute, and None is never."""
+    now = 0.0
+    for module in (checkpoint_schedule, checkpoint):
+        monkeypatch.setattr(module, "monotonic", lambda: now)
+    for every_seconds, expected in ((8, 8), (60.0, 60), (None, 0)):
+        folder = tmp_path / str(expected)
+        saved = ps.Checkpoint(folder) if expected == 60 else ps.Checkpoint(folder, every_seconds=every_seconds)
+        async with engine.stream(one_by_one(ordered()), checkpoint=saved) as stream:
+            async for _ in first_of(stream, 200):
+                now += 1
+                await written(stream)
+            shown = stream.statistics()
+        assert shown.snapshots_skipped == 0
+        if expected:
+            assert 200 // (2 * expected) <= shown.snapshots_saved <= 200 // expected
+        else:
+            assert shown.snapshots_saved == 0
+
+
+@pytest.mark.parametrize(
+    "intervals",
+    [
+        {"every_values": 20, "every_records": 20},
+        {"every_values": 20, "every_seconds": 60},
+        {"every_records": 20, "every_seconds": 1.5},
+    ],
+)
+def test_snapshots_have_one_interval(tmp_path: Path, intervals: dict[str, Any]) -> None:
+    with pytest.raises(ps.OptionsError, match="snapshots have one interval; give one of the two"):
+        ps.Checkpoint(tmp_path, **intervals)
+
+
+async def test_items_behind_a_barrier_begin_before_those_before_it_have_ended(tmp_path: Path) -> None:
+    behind = asyncio.Event()
+
+    @ps.node
+    async def waits_for_the_next(record: data.Record[Any]) -> int:
+        if record.position == 10:
+            await behind.wait()
+        elif record.position == 20:
+            behind.set()
+        return int(record.position)
+
+    @ps.graph
+    async def made(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+        return ps.map_each(waits_for_the_next, records, concurrency=16)
+
+    checkpoint = ps.Checkpoint(tmp_path, every_records=1)
+    _, read = await live(made(ordered()), checkpoint, None)
+    assert read == [exact(place) for place in range(len(SOURCE))]
+
+
+class Pictures:
+    """Records of a megabyte each."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def __getitem__(self, index: int) -> Any:
+        return np.full(2**17, index, np.float64)
+
+
+@ps.graph
+async def shuffled(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
+    pictures = records >> data.read(Pictures(), runs_on="loop") >> data.shuffled(32, seed=1)
+    return pictures >> data.filtered(lambda record: record.index % 2) >> data.prefetched(40)
+
+
+@pytest.mark.parametrize(("mega_bytes", "is_logged"), [(256, False), (40, True)])
+async def test_barriers_share_copies_and_their_bytes_are_bounded(
+    tmp_path: Path, mega_bytes: int, is_logged: bool
+) -> None:
+    """Of 80 barriers on their way each has a shuffle of 32 MB: together they have less than a hundred."""
+    checkpoint = ps.Checkpoint(tmp_path, every_values=4, keep=1, max_bytes=mega_bytes * 2**20)
+    with capture_logs() as logged:
+        async with engine.stream(shuffled(ordered(Pictures())), checkpoint=checkpoint) as stream:
+            async for _ in first_of(stream, 160):
+                await written(stream)
+            shown = stream.statistics()
+    assert (shown.snapshot_interval > 5) == is_logged
+    told = [one for one in logged if one["event"] == "checkpoint.max_bytes"]
+    assert len(told) == is_logged
+    if is_logged:
+        assert told[0]["interval_values"] > 5
+
+
+# Other sizes.
+
+
+def sized(batch: int = 8, order: int | None = 4, ahead: int | None = None, seed: int = 1, buffer: int = 16) -> Any:
+    @ps.graph
+    async def sized(records: AsyncIterator[Any]) -> AsyncIterator[Any]:
+        values = records >> data.read(SOURCE, runs_on="loop")
+        if order is None:
+            values = values >> data.shuffled(buffer, seed=seed)
+            batches: Any = values >> data.batched(batch)
+        else:
+            batches = ps.map_each(value_of, values) >> data.rebatched(batch)
+        return batches if ahead is None else batches >> data.prefetched(ahead)  # type: ignore[no-any-return]
+
+    return sized(ordered(batch=order))
+
+
+@ps.node
+def value_of(records: Any) -> Any:
+    return records.value
+
+
+def values_in(batches: list[Any]) -> Iterator[int]:
+    for batch in batches:
+        yield from np.asarray(batch).tolist()
+
+
+async def read(call: Any, checkpoint: ps.Checkpoint, count: int | None = None) -> list[Any]:
+    got: list[Any] = []
+    async with engine.stream(call, checkpoint=checkpoint) as stream:
+        async for value in stream:
+            got.append(value)
+            if len(got) == count:
+                await stream.checkpoint()
+                break
+    return got
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"order": None}, {"order": None, "batch": 3}),
+        ({"order": None, "batch": 3}, {"order": None, "batch": 8, "ahead": 2}),
+        ({"ahead": 5}, {}),
+        ({}, {"batch": 5}),
+        ({}, {"order": 7, "batch": 30, "ahead": 1}),
+    ],
+)
+async def test_other_sizes_lose_and_double_no_record(
+    tmp_path: Path, before: dict[str, Any], after: dict[str, Any]
+) -> None:
+    async with engine.stream(sized(**before)) as stream:
+        whole = [*values_in([value async for value in stream])]
+    got = [*values_in(await read(sized(**before), ps.Checkpoint(tmp_path), 17))]
+    with pytest.raises(ps.CheckpointError, match=r'or say on_mismatch="resize", which loses no record'):
+        await read(sized(**after), ps.Checkpoint(tmp_path))
+    got += values_in(await read(sized(**after), ps.Checkpoint(tmp_path, on_mismatch="resize")))
+    assert got == whole
+
+
+@pytest.mark.parametrize(
+    "after", [{"order": None, "seed": 2}, {"order": None, "buffer": 8}, {"order": 4}], ids=["seed", "buffer", "batches"]
+)
+async def test_what_decides_on_records_is_no_size(tmp_path: Path, after: dict[str, Any]) -> None:
+    await read(sized(order=None), ps.Checkpoint(tmp_path), 3)
+    with pytest.raises(ps.CheckpointError, match=r'or say on_mismatch="continue" to go on all the same'):
+        await read(sized(**after), ps.Checkpoint(tmp_path, on_mismatch="resize"))
