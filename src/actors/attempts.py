@@ -142,6 +142,33 @@ def through_gate(gate: "RestartGate") -> Around:
     return around
 
 
+def noting_results(run: Run) -> Run:
+    """Note each result of an attempt, of a node with `discard=`: it is discarded unless somebody begins to read it."""
+
+    async def noting(attempt: Attempt) -> Any:
+        value = await run(attempt)
+        attempt._frame.came(value, attempt._actor)
+        return value
+
+    return noting
+
+
+def reading(invoke: "Invoke", slots: Sequence[int], *, inside: bool) -> "Invoke":
+    """Return what invokes a step that begins to read results of nodes with `discard=`, which are its own then.
+
+    Args:
+        invoke: invokes the step.
+        slots: where such results may be.
+        inside: whether it reads what is in these values as well.
+    """
+
+    async def invoke_reading(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
+        frame.reads([frame.values[slot] for slot in slots], inside=inside)
+        return await invoke(worker, actor, frame)
+
+    return invoke_reading
+
+
 def _retried(run: Run, retry: Retry) -> Run:
     async def attempts(attempt: Attempt) -> Any:
         actor, member = attempt._actor, attempt._member
@@ -505,12 +532,14 @@ async def _race(run: Run, first: Attempt, after_seconds: float, budget: HedgeBud
         if not race.has_lost:
             race.stop()
             return value
+        first._frame.drop_unread(value)
         if race.was_cancelled():
             raise asyncio.CancelledError
     finally:
         timer.cancel()
         race.is_over = True
     assert race.second is not None
+    race.second.has_result = False  # it is taken
     return race.second.value
 
 
@@ -560,6 +589,8 @@ class HedgedAttempt:
             self.has_lost = True
             self.won()
             task.cancel(LOST)
+        elif second.has_result:
+            first._frame.drop_unread(second.value)
 
     def was_cancelled(self) -> bool:
         """Take back the cancellation of the first attempt; return whether its task was cancelled for another reason."""
@@ -578,6 +609,8 @@ class HedgedAttempt:
         """Cancel the second attempt, whose result is not needed."""
         if self.second is not None:
             self.second.leave()
+            if self.second.has_result:
+                self._first._frame.drop_unread(self.second.value)
 
 
 class SecondAttempt:
@@ -585,7 +618,7 @@ class SecondAttempt:
 
     Attributes:
         value: its result, once `has_result`.
-        has_result: whether it has ended with a result.
+        has_result: whether it has ended with a result, that was not taken yet.
         waiter: set once it has ended, after the first has failed; None before.
     """
 

@@ -102,7 +102,8 @@ class InThread(Bound):
             actor.begins_to_wait(attempt._frame)
         try:
             if sampler is None:
-                value = await call_in_thread(pool, member, actor.fn, attempt.args, attempt.kwargs, slots)
+                result = call_in_thread(pool, member, actor.fn, attempt.args, attempt.kwargs, slots)
+                value = await (result if actor.policy.discard is None else _or_discarded(result, attempt))
             else:
                 call = sampler.in_thread(actor.fn, is_free=pool.has_free_thread and not is_ahead)
                 try:
@@ -116,6 +117,20 @@ class InThread(Bound):
                 member.position.waited_seconds += max(0.0, member.outside_call.began - given)
         actor.refuse_coroutine(value, actor.name)
         return value
+
+
+async def _or_discarded(result: "asyncio.Future[Any]", attempt: Attempt) -> Any:
+    """Wait for a thread; if the attempt ends before, have its result discarded, if it has one."""
+
+    def returned_late(result: "asyncio.Future[Any]") -> None:
+        if not result.cancelled() and result.exception() is None and result.result() is not None:
+            attempt._frame.came(result.result(), attempt._actor)
+
+    try:
+        return await asyncio.shield(result)
+    except asyncio.CancelledError:
+        result.add_done_callback(returned_late)
+        raise
 
 
 def call_in_thread(

@@ -1,18 +1,23 @@
 """Frame: the activation record of one invocation of a graph."""
 
 import asyncio
+import inspect
 import itertools
-from collections.abc import Callable, Collection, Hashable, Iterator
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
+from dataclasses import fields, is_dataclass
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 from weakref import WeakSet
 
 from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of
 from ..telemetry import logs
 from ..telemetry.spans import FrameSpan
-from .stream_buffer import plain_error
+from .current import Position
+from .stream_buffer import StreamBuffer, plain_error
+from .tasks import start_task
 
 if TYPE_CHECKING:
+    from .execution import OutsideCall
     from .node_actor import NodeActor
     from .stream_buffer import Reader
     from .worker import WorkerGroup
@@ -41,6 +46,7 @@ class Layout(Protocol):
     countdown: list[int]
     readers: list[int]
     sinks: int
+    result_slots: tuple[int, ...]
 
     def result(self, values: list[Any], /) -> Any:
         """Build the result of the graph from the values in the slots."""
@@ -102,6 +108,8 @@ class Frame:
         key: the key of the call, in a deployment with `key=`; None without.
         waiters: for a computation of a cache, which has no parent: the frames that wait for it now.
         waiting_inside: for such a computation: frames in it, and in runs inside of it, that waited for shared places.
+        unread: by their ids, the results of nodes with `discard=` that no step has begun to read, each with the actor
+            that it comes from. Once the frame is done, those that are part of its result; None if there were none.
     """
 
     # Attributes that few frames need have their defaults in the class, because making a frame is a large part of the
@@ -124,6 +132,7 @@ class Frame:
     key: Hashable = None
     waiters: "Collection[Frame]" = ()
     waiting_inside: "WeakSet[Frame] | None" = None
+    unread: "dict[int, tuple[Any, NodeActor]] | None" = None
     _was_told = False
     unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
@@ -302,6 +311,12 @@ class Frame:
 
     def finish(self) -> None:
         """Build the result and claim the outcome "done"; for a frame whose steps are all done."""
+        if self.unread:
+            held, self.unread = self.unread, {}
+            for value in _inside([self.values[slot] for slot in self.layout.result_slots]):
+                if id(value) in held:
+                    self.unread[id(value)] = held.pop(id(value))
+            _discard(self, held)
         try:
             result = self.layout.result(self.values)
         except BaseException as error:  # noqa: BLE001 - user code, such as a property of a value in the result
@@ -342,6 +357,42 @@ class Frame:
             self.expired = expired
             self._end("cancelled")
 
+    def came(self, value: Any, actor: "NodeActor") -> None:
+        """Note a result that is to be discarded unless a step begins to read it, or a caller gets it."""
+        entry = {id(value): (value, actor)}
+        if self.state == "running":
+            self.unread = {**(self.unread or {}), **entry}
+        else:
+            _discard(self, entry)
+
+    def drop_unread(self, only: Any = None) -> None:
+        """Discard the results that no step has begun to read; or one of them, if it is among these."""
+        held = self.unread
+        if held and only is None:
+            self.unread = None
+            _discard(self, held)
+        elif held and id(only) in held:
+            _discard(self, {id(only): held.pop(id(only))})
+
+    def pass_unread(self) -> None:
+        """Let the frame around a body, which is done, have the results in it that no step has begun to read."""
+        held, self.unread = self.unread, None
+        if held and self.parent is not None:
+            for value, actor in held.values():
+                self.parent.came(value, actor)
+
+    def reads(self, values: "Iterable[Any]", *, inside: bool = True) -> None:
+        """Note that a step begins to read values, and what is inside of these; from then on, they are its own."""
+        frame: Frame | None = self
+        ledgers: list[dict[int, Any]] = []
+        while frame is not None:
+            if frame.unread:
+                ledgers.append(frame.unread)
+            frame = frame.parent
+        for value in (_inside(values) if inside else values) if ledgers else ():
+            for held in ledgers:
+                held.pop(id(value), None)
+
     def outcome(self) -> Any:
         """Return the result, or raise the error of the frame."""
         if self.state == "done":
@@ -368,6 +419,8 @@ class Frame:
 
     def _end(self, state: State) -> None:
         self.state = state
+        if self.unread is not None:
+            self.drop_unread()
         self.values.clear()  # not a new list: workers that are still unwinding hold this one
         if self.timer is not None:
             self.timer.cancel()
@@ -408,6 +461,92 @@ class Frame:
         except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
             pass
         return error
+
+
+def _inside(values: Iterable[Any]) -> Iterator[Any]:
+    """Yield values, and what is in those of them that a graph may have built: containers and dataclasses."""
+    stack, seen = list(values), set[int]()
+    while stack:
+        value = stack.pop()
+        yield value
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, list | tuple | set):
+            stack += cast("Iterable[Any]", value)
+        elif isinstance(value, dict):
+            stack += value.values()
+        elif is_dataclass(value):
+            stack += [getattr(value, field.name, None) for field in fields(value)]
+
+
+class UnreadBuffer(StreamBuffer[Any]):
+    """Holds values with results that nobody has begun to read; whoever takes one begins to.
+
+    Args:
+        capacity: the most values it holds.
+        frame: the frame that the stream belongs to.
+    """
+
+    __slots__ = ("_frame",)
+
+    def __init__(self, capacity: int, frame: Frame) -> None:
+        super().__init__(capacity)
+        self._frame = frame
+
+    def take(self) -> Any:
+        """Take the next value, and begin to read it. A `map_each` takes it with `pass_on`."""
+        value = self.pass_on()
+        self._frame.reads([value])
+        return value
+
+
+def _discard(frame: Frame, held: "dict[int, tuple[Any, NodeActor]]") -> None:
+    for value, actor in held.values():
+        _Discarding(frame.root.group, actor, value)
+
+
+class _Discarding:
+    """Awaits `discard=` of a node for one result, as a member of a group of workers; the node keeps a place until then.
+
+    Attributes: see `Member`.
+    """
+
+    __slots__ = ("_actor", "cancels", "group", "outside_call", "position", "task")
+
+    def __init__(self, group: "WorkerGroup", actor: "NodeActor", value: Any) -> None:
+        self.group = group
+        self.position = Position()
+        self.cancels = 0
+        self.outside_call: OutsideCall | None = None
+        self._actor = actor
+        actor.limiter.take_over_limit()
+        actor.counted().abandoned += 1
+        group.joined(self)
+        work, name = _discarded(actor.policy.discard, value), f"penstock-discard {actor.name}"
+        self.task: asyncio.Task[None] | None = start_task(group.loop, work, name=name, context=group.context.copy())
+        self.task.add_done_callback(self._ended)
+
+    def is_in(self, frame: Frame, actor: "NodeActor") -> bool:
+        """Whether it runs a handler: it does not."""
+        return False
+
+    def cancel_if_in(self, frame: Frame) -> None:
+        """Do nothing: the end of a frame is why it runs."""
+
+    def _ended(self, task: "asyncio.Task[None]") -> None:
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            logs.warning("node.not_discarded", node=self._actor.name, graph=self._actor.graph, error=repr(error))
+        self.task = None
+        self._actor.thread_returned()
+        self.group.left(self)
+
+
+async def _discarded(discard: Any, value: Any) -> None:
+    done = discard(value)
+    if inspect.isawaitable(done):
+        await done
 
 
 def foreign_cancel(cause: BaseException | None) -> NodeCancelledError:

@@ -196,6 +196,7 @@ class Policy:
     hedge: Hedge | None = None
     cache: Cache | None = None
     stateless: bool = False
+    discard: Callable[[Any], Any] | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, _POLICY)
@@ -222,6 +223,7 @@ class Policy:
                 "pure=True": self.pure and "equal calls would be merged, and a stream has one reader",
                 "hedge=": self.hedge is not None and "a stream that has begun cannot be exchanged",
                 "cache=": self.cache is not None and "a stream is read once, and not kept",
+                "discard=": self.discard is not None and "a generator closes what it has opened itself, in a `finally`",
                 "max_bytes=": self.max_bytes is not None and "its stream is bounded by capacity=, in values",
             }
             for option, reason in reasons.items():
@@ -247,6 +249,7 @@ class Policy:
             and self.retry is None
             and self.fallback is None
             and self.hedge is None
+            and self.discard is None
             and not self.has_bodies
         )
 
@@ -273,6 +276,7 @@ _POLICY: Final = {
     "fallback": optional(OptionRule("a function of the exception", FUNCTION.fits)),
     "failover": optional(OptionRule("another node, with the same parameters and result", FUNCTION.fits)),
     "hedge": optional(instance(Hedge, "a Hedge, such as penstock.Hedge(after_seconds=0.2)")),
+    "discard": optional(OptionRule("a function of the result", FUNCTION.fits)),
     "cache": optional(instance(Cache, "a Cache, such as penstock.Cache(max_bytes=64_000_000)")),
     "pure": SWITCH,
     "effectful": OptionRule(

@@ -137,6 +137,8 @@ class StreamBuffer(Generic[T]):
             self._wake_producer()
         return self.held.popleft()
 
+    pass_on = take  # for a step that hands values on to others
+
     async def wait(self) -> None:
         """Wait until there is a value, or the end.
 

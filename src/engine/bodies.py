@@ -13,7 +13,7 @@ from ..actors import current
 from ..actors.attempts import Failover
 from ..actors.execution import Attempt, Bound, Run, take_thread
 from ..actors.executions import call_in_thread
-from ..actors.frame import Frame, Listener
+from ..actors.frame import Frame, Listener, UnreadBuffer
 from ..actors.generators import open_split, open_stream
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Invoke, NodeActor
@@ -314,6 +314,8 @@ class _ListMap(_Bodies):
         index = frame.item - self._first_item
         if frame.state == "done":
             self._results[index] = frame.result
+            if frame.unread:
+                frame.pass_unread()
             if self._actor is not None:
                 self._actor.completed += 1
         elif self._on_error != "raise" and isinstance(frame.error, Exception):
@@ -400,6 +402,8 @@ class _Fold(_Bodies):
         """Keep the state; a failure ends the whole, unless what failed is left out."""
         if frame.state == "done":
             self._state = frame.result
+            if frame.unread:
+                frame.pass_unread()
             self._actor.completed += 1
         elif frame.error is not None:
             if self._skips and isinstance(frame.error, Exception):
@@ -428,7 +432,7 @@ class _Fold(_Bodies):
         values = self._values
         while not self.frames and values.held and self._error is None and not self._stopped:
             self._started += 1
-            self._start((self._state, values.take()), self._started - 1, self)
+            self._start((self._state, values.pass_on()), self._started - 1, self)
         self._starting = False
         if self.frames:
             return
@@ -504,6 +508,8 @@ class StreamMap(_Bodies):
     when the window is full, and no node does.
     """
 
+    keeps_unread = False  # whether its stream knows which results in it nobody has begun to read
+
     def __init__(
         self,
         wired: Wired,
@@ -545,7 +551,7 @@ class StreamMap(_Bodies):
                 has_failed = self._stopped or (window.failed and not goes_on)
                 room = 0 if has_failed else window.limit - window.submitted
                 while room and first.held and (not others or all(other.held for other in others)):
-                    values = (first.take(), *[other.take() for other in others]) if others else (first.take(),)
+                    values = (first.pass_on(), *[other.pass_on() for other in others]) if others else (first.pass_on(),)
                     self._start(values, window.submitted, window)
                     del values  # as below
                     window.submitted += 1
@@ -553,6 +559,8 @@ class StreamMap(_Bodies):
                 if self._barriers_in and await self._pass_barriers():
                     continue
                 if (frame := window.take()) is not None:
+                    if frame.unread and self.keeps_unread:
+                        frame.pass_unread()
                     if goes_on:
                         for result in self._outcome(frame):
                             yield result
@@ -750,8 +758,14 @@ def opening_in_loop(
     return open_in_loop
 
 
-def mapping(control: Control, body: Wired, place: StepCheckpoint | None = None) -> Invoke:
-    """Return a function that opens the stream of a `map_each`; arguments as for `opening`."""
+def mapping(
+    control: Control, body: Wired, place: StepCheckpoint | None = None, *, keeps_unread: bool = False
+) -> Invoke:
+    """Return a function that opens the stream of a `map_each`; arguments as for `opening`.
+
+    With `keeps_unread`, the stream knows which results in it nobody has begun to read.
+    """
+    keeps_unread = keeps_unread and place is None
 
     async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         arguments, _ = actor.arguments(frame.values)
@@ -759,7 +773,11 @@ def mapping(control: Control, body: Wired, place: StepCheckpoint | None = None) 
         inputs = [reader.buffer for reader in readers]
         outside = tuple(arguments[control.inputs :])
         stream_map = StreamMap(body, frame, inputs, outside, control, actor, place)
-        buffer, start = _buffer(place, control.ahead or DEFAULT_CAPACITY, stream_map.results, readers, stream_map)
+        stream_map.keeps_unread = keeps_unread
+        capacity = control.ahead or DEFAULT_CAPACITY
+        buffer, start = _buffer(place, capacity, stream_map.results, readers, stream_map)
+        if keeps_unread:
+            buffer = UnreadBuffer(capacity, frame)
         return open_stream(actor, frame, buffer, start, readers, counts_values=True)
 
     return open_map

@@ -219,6 +219,7 @@ def node(
     hedge: Hedge | None = None,
     cache: Cache | None = None,
     stateless: bool = False,
+    discard: Callable[[Any], object] | None = None,
 ) -> _Decorator: ...
 @overload
 def node(
@@ -242,6 +243,7 @@ def node(
     hedge: Hedge | None = None,
     cache: Cache | None = None,
     stateless: bool = False,
+    discard: Callable[[Any], object] | None = None,
 ) -> _FailoverDecorator[P, R]: ...
 @overload
 def node(
@@ -286,6 +288,7 @@ def node(
     hedge: Hedge | None = None,
     cache: Cache | None = None,
     stateless: bool = False,
+    discard: Callable[[Any], object] | None = None,
     **unknown: Any,
 ) -> Any:
     """Make a node of a function, an async function, or a class whose instances are called.
@@ -336,6 +339,10 @@ def node(
         cache: keeps results for equal calls; see `penstock.Cache`. Not for classes, streams and effectful nodes.
         stateless: states that it keeps nothing between two items or values that `checkpoint=` has to save; of a node
             with `batch=`, that results up to rounding will do.
+        discard: a function of a result, such as `httpx.Response.aclose`, called once, and awaited if it returns an
+            awaitable, for a result that no step has begun to read and no caller has got: of a hedge that lost, of an
+            item that has ended between two nodes. It keeps a place of the node until it has ended; its error is logged.
+            Results that a cache keeps are never discarded. Not for batches and streams.
         **unknown: any other option is refused.
 
     Returns:
@@ -355,7 +362,7 @@ def node(
         concurrency, capacity, max_bytes, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
         shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, stateless=stateless, failover=failover,
-        hedge=hedge, cache=cache,
+        hedge=hedge, cache=cache, discard=discard,
     )  # fmt: skip
 
     def decorate(target: Any) -> Any:

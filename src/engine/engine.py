@@ -495,6 +495,7 @@ class _Run(RunningCall):
             await self._over
         except asyncio.CancelledError:
             self.cancel()
+            self.drop_unread()  # if it was done already
             await until(lambda: not self._unwinding(), lambda: asyncio.wait(self._unwinding()))
             raise
         finally:

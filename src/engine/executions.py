@@ -251,10 +251,11 @@ class InBatches(InLoopsOfTheirOwn):
 
     def check(self, node: Node[..., Any]) -> None:
         """Refuse second attempts."""
-        if node.policy.hedge is not None:
-            raise TypeError(
-                f"batched node {node.name!r} has hedge=: a second attempt would wait for a batch as well; leave it out"
-            )
+        if node.policy.hedge is not None or node.policy.discard is not None:
+            option, why = "discard=", "a batch does not know which of its results are wanted"
+            if node.policy.hedge is not None:
+                option, why = "hedge=", "a second attempt would wait for a batch as well"
+            raise TypeError(f"batched node {node.name!r} has {option}: {why}; leave it out")
 
     def _make_loop(self, node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
         fn = self._fn if node.bound_to is None else types.MethodType(self._fn, node.bound_to)
@@ -332,13 +333,15 @@ def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
         _open(execution, site, actor)
         return
     budget = None
-    around: tuple[Around, ...] = () if gate is None else (attempts.through_gate(gate),)
+    around: tuple[Around, ...] = () if policy.discard is None else (attempts.noting_results,)
+    if gate is not None:
+        around += (attempts.through_gate(gate),)
     if policy.hedge is not None:
         budget = site.scope._pools.hedge_budget(site.node.origin, policy.hedge.max_share)
-        around = (hedged(policy.hedge.after_seconds, budget),)
+        around += (hedged(policy.hedge.after_seconds, budget),)
     failover = None if site._failover is None else failing_over(*site._failover)
     run = attempts.compose(policy, around, failover)
-    if gate is None and not streams and not policy.ordered:
+    if gate is None and not streams and not policy.ordered and policy.discard is None:
         execution._directly(actor, run, budget)
     else:
         actor.invoke = attempts.invoking(run, streams)

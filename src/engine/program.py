@@ -271,6 +271,7 @@ class Program:
         resources: the resources that frames have from the beginning, in the slots after those of the parameters.
         is_filled: whether `blank` has all of these resources, so that new frames get them.
         result: builds the result of the graph from the values of a frame.
+        result_slots: the slots that it reads.
     """
 
     def __init__(self, plan: Plan, scheduler: ChosenScheduler) -> None:
@@ -309,6 +310,7 @@ class Program:
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
         # A stream is handed to its reader by the "result" unit, long before the frame ends, so nothing is built here.
         self.result: Callable[[Values], Any] = _nothing if plan._gives_stream else builder(plan.result, self.slots)
+        self.result_slots = () if plan._gives_stream else tuple(self.slots[read.source] for read in reads(plan.result))
 
     def fill(self, resources: Iterable[Any]) -> None:
         """Give these resources to all frames that begin from now on."""

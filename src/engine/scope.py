@@ -255,6 +255,7 @@ class Runtime:
             await self.resources.close()
         finally:
             await self.pools.close()
+            await self.threads_returned()  # what they have returned too late may have to be discarded
 
 
 def running_loop() -> asyncio.AbstractEventLoop:

@@ -673,6 +673,7 @@ class Service(Generic[P, R]):
             await call.outcome_known
         except asyncio.CancelledError:
             call.cancel()
+            call.drop_unread()  # if it was done already
             raise
         finally:
             if call.is_reported:

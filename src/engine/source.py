@@ -148,6 +148,8 @@ class ReorderWindow:
 
     def clear(self) -> None:
         """Forget the items that were not taken; the stream is closed."""
+        for frame in self.frames.values():
+            frame.drop_unread()
         self.frames.clear()
         if self._completion_order is not None:
             self._completion_order.clear()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from ..actors import attempts
 from ..actors.chains import LONGEST_LINE, SHORTEST_PART, Link, compose, compose_line
 from ..actors.channel import Channel
-from ..actors.execution import ASYNC, INLINE, Bound
+from ..actors.execution import ASYNC, GENERAL, INLINE, Bound
 from ..actors.executions import Inline
 from ..actors.frame import Frame
 from ..actors.node_actor import UNLIMITED, Limiter, NodeActor
@@ -99,6 +99,7 @@ class Wiring(Scope):
         self._counts_handlers = counts_handlers
         self._saving = saving
         self._measured = 0  # how many profiles have asked for the timing of handlers
+        self._discards = False  # whether a graph is being wired that has nodes with `discard=`
 
     def _call_site(self, program: Program, unit: Unit) -> CallSite:
         """Return the facts about a call that what runs the node elsewhere needs."""
@@ -107,7 +108,9 @@ class Wiring(Scope):
     def wire(self, program: Program) -> Wired:
         """Return the actors of a program; the first call in a scope makes them."""
         if program.plan not in self._wired:
+            around, self._discards = self._discards, self._discards or _any_discards(program.plan)
             actors = tuple(self._actor(program, unit) for unit in program.units)
+            self._discards = around
             for unit, actor in zip(program.units, actors, strict=True):
                 actor.consumers = tuple(actors[index] for index in unit.consumers)
                 if len(actor.consumers) == 1 and not actor.reads and program.countdown[unit.consumers[0]] == 1:
@@ -201,7 +204,7 @@ class Wiring(Scope):
             elif control.kind == "branch":
                 actor.invoke = branch(control.limit)
             elif control.over_stream:
-                actor.invoke = mapping(control, bodies[0], place)
+                actor.invoke = mapping(control, bodies[0], place, keeps_unread=self._discards)
             else:
                 actor.bound = body_of(control, bodies, self._pools.threads, place)
                 actor.invoke = attempts.invoking(attempts.compose(_PLAIN), unit.streams)
@@ -210,6 +213,8 @@ class Wiring(Scope):
         actor.slot = unit.slot
         actor.args_of = unit.args_of
         actor.kwargs_of = unit.kwargs_of
+        if self._discards and step is not None:
+            _begin_to_read(program, unit, step, actor)
         if actor.bound._links:
             actor.run = compose(actor.bound._links, actor)
         actor.out = unit.out
@@ -304,7 +309,31 @@ class Wiring(Scope):
                 counts_handlers=self._counts_handlers,
             )  # fmt: skip
             self._bodies._measured = self._measured
+        self._bodies._discards = self._discards
         return self._bodies
+
+
+def _begin_to_read(program: Program, unit: Unit, step: PlannedStep, actor: NodeActor) -> None:
+    """Have a step, in a graph with nodes with `discard=`, note that it begins to read their results."""
+    callee = step.head.callee
+    if is_node(callee):
+        held = {one.source for one in program.plan.steps if one.bodies or _discards(one.head.callee)}
+        sources = (held | {*program.plan.parameter_sources}).intersection(unit.sources)
+    elif isinstance(callee, Control) and callee.kind == "map_each" and not callee.over_stream:
+        sources = {read.source for read in reads(*step.head.args[: callee.inputs])}  # its bodies read what is inside
+    else:
+        return  # it hands on what it gets
+    if slots := [program.slots[source] for source in sources]:
+        actor.mode = GENERAL
+        actor.invoke = attempts.reading(actor.invoke, slots, inside=is_node(callee))
+
+
+def _discards(callee: object) -> bool:
+    return is_node(callee) and callee.policy.discard is not None
+
+
+def _any_discards(plan: Plan) -> bool:
+    return any(_discards(one.head.callee) or any(map(_any_discards, one.bodies)) for one in plan.steps)
 
 
 def _compose_lines(actors: Sequence[NodeActor]) -> None:
