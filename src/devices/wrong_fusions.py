@@ -100,7 +100,9 @@ def _warn() -> None:
     logs.warning(
         "jax.may_compute_wrong_values",
         jaxlib=jaxlib.__version__,
-        where="on CPU, outside of device nodes and device actors",
+        programs="those of jax.jit and jax.numpy on CPU, outside of device nodes and device actors, such as a matrix "
+        "product that is summed",
         remedy=f"use Penstock's devices before JAX's, as with penstock.devices.select(), or start Python with "
         f"XLA_FLAGS={XLA_FLAG} (nothing behind the equals sign)",
+        page="docs/how-to/devices.md",
     )

@@ -17,7 +17,7 @@ LIMITS = {
     "actors": Figures(lines=7202, largest_file=506, slots=28, branches=38, broad_excepts=57),
     "advice": Figures(lines=859, largest_file=274, slots=0, branches=12, broad_excepts=0),
     "data": Figures(lines=1244, largest_file=490, slots=0, branches=11, broad_excepts=6),
-    "devices": Figures(lines=6389, largest_file=589, slots=21, branches=15, broad_excepts=21),
+    "devices": Figures(lines=6391, largest_file=589, slots=21, branches=15, broad_excepts=21),
     "engine": Figures(lines=14350, largest_file=590, slots=21, branches=23, broad_excepts=54),
     "saving": Figures(lines=1894, largest_file=558, slots=0, branches=20, broad_excepts=8),
     "studio": Figures(lines=2217, largest_file=284, slots=0, branches=13, broad_excepts=2),
