@@ -83,9 +83,9 @@ __all__ = [
     "NotStorable", "OptionsError", "OtherArguments", "Overloaded", "PenstockError", "PlanError", "PostgresStore",
     "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "Run", "SQLiteStore", "StaleAnswer",
     "StreamActor", "StreamWork", "UnknownItemError", "UnknownStep", "Work", "WorkSettledError", "WorkerDied", "apply",
-    "asgi", "cond", "current", "data", "device_node", "devices", "emit", "engine", "execution_options", "extension",
-    "fold", "graph", "interrupt", "map_each", "node", "resource", "retry_after", "set_execution_options", "switch",
-    "telemetry", "testing", "while_loop",
+    "asgi", "call", "cond", "current", "data", "device_node", "devices", "emit", "engine", "execution_options",
+    "extension", "fold", "graph", "interrupt", "map_each", "node", "resource", "retry_after", "set_execution_options",
+    "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
@@ -96,6 +96,7 @@ if TYPE_CHECKING:
     from . import asgi, data, devices, extension, testing
     from .devices.device_node import DeviceNode, device_node
     from .engine.interrupt import interrupt
+    from .engine.late_steps import call
     from .saving.durable import Answer, Durable, LoopState
     from .saving.loops import LoopRecord, Run
     from .saving.postgres import PostgresStore
@@ -111,6 +112,7 @@ else:
             "testing": ".testing",
             "DeviceNode": ".devices.device_node",
             "device_node": ".devices.device_node",
+            "call": ".engine.late_steps",
             "interrupt": ".engine.interrupt",
             "Answer": ".saving.durable",
             "Durable": ".saving.durable",

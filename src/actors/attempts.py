@@ -26,6 +26,7 @@ from .execution import (
     ThreadCall,
     TracedExecution,
     count_execution,
+    end_calls,
     leave_outside_call,
     outside_call_ended,
 )
@@ -76,10 +77,10 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
 
     async def run(attempt: Attempt) -> Any:
         bound = attempt._actor.bound if other is None else other
+        position = attempt._member.position
         try:
             if seconds is None:
                 return await _work(bound, attempt)
-            position = attempt._member.position
             if attempt._rest is None:  # otherwise its first step was made, and its deadline is known
                 position.attempt_deadline = attempt._member.group.loop.time() + seconds
             if bound.begins_later:
@@ -107,7 +108,12 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
             raise
         except Exception:
             _note_failure(attempt)
+            if position.calls is not None:
+                await end_calls(position)
             raise
+        finally:
+            if position.calls is not None and not bound._goes_on:
+                await end_calls(position)
 
     return run
 
@@ -418,6 +424,8 @@ def invoking_at_once(run: Run, hedge_budget: "HedgeBudget | None", *, remembers:
             rest = _resume(work, work.send(None)) if is_coroutine else work
         except StopIteration as stop:
             worker.attempt_deadline = None
+            if worker.calls is not None:
+                await end_calls(worker)
             count_execution(actor, began, frame)
             return stop.value
         except BaseException as error:  # noqa: BLE001 - the stack decides what becomes of it, as if it had made the step

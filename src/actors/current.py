@@ -5,13 +5,16 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
+from hashlib import blake2b
 from time import monotonic
 from types import CodeType
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
+from uuid import uuid4
 from weakref import ref
 
 from .._errors import UnknownItemError
 from ..telemetry import logs
+from .tasks import no_item
 
 if TYPE_CHECKING:
     from .frame import Frame
@@ -74,6 +77,25 @@ class ItemInfo:
     _deadline: float | None = field(default=None, repr=False, compare=False)
     _clock: Callable[[], float] = field(default=monotonic, repr=False, compare=False)
     _work: Cancellable | None = field(default=None, repr=False, compare=False)
+    _key: str = field(default="", repr=False, compare=False)  # elsewhere: its idempotency key
+
+    @property
+    def idempotency_key(self) -> str:
+        """A text that names what this node does for this item, so that another system does it once: 32 digits.
+
+        It is the same in all attempts. In a call with a durable loop it is the same in all processes that go on with
+        that loop; in other calls it is unique to the call. Outside of an engine it is a new one each time.
+
+        Raises:
+            UnknownItemError: the item has ended, or this is a worker process of the Engine.
+        """
+        if self._key:
+            return self._key
+        if isinstance(self._work, Handling):
+            return self._work.idempotency_key()
+        if no_item.get() is not None:
+            raise UnknownItemError(f"idempotency_key was asked for {no_item.get()}; pass it on as an argument")
+        return uuid4().hex
 
     def remaining_seconds(self) -> float | None:
         """Return the time left until the deadline of the call or the timeout of the node, whichever is earlier.
@@ -98,11 +120,15 @@ class ItemInfo:
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the names and the time that is left; the copy counts that from when it is made."""
-        return _item_elsewhere, (self.graph, self.node, self.item, self.attempt, self.remaining_seconds())
+        key = self._key if self._work is None else self.idempotency_key
+        return _item_elsewhere, (self.graph, self.node, self.item, self.attempt, self.remaining_seconds(), key)
 
 
-def _item_elsewhere(graph: str, node: str, item: int, attempt: int, remaining_seconds: float | None) -> ItemInfo:
-    return ItemInfo(graph, node, item, attempt, None if remaining_seconds is None else monotonic() + remaining_seconds)
+def _item_elsewhere(
+    graph: str, node: str, item: int, attempt: int, remaining_seconds: float | None, key: str
+) -> ItemInfo:
+    deadline = None if remaining_seconds is None else monotonic() + remaining_seconds
+    return ItemInfo(graph, node, item, attempt, deadline, _key=key)
 
 
 class _Asked:
@@ -155,11 +181,12 @@ class Position:
         attempt_deadline: when the attempt times out, in the loop's time; None without a timeout.
         waited_seconds: for how long the present handler has waited for a thread or a process.
         timeout: ends the attempt of a handler that has to begin in a worker process first; None for others.
+        calls: what the present attempt has begun with `penstock.call`, see `late_steps.py`; None for nothing.
         task: the task of the worker, while it runs. For any other task, which a handler has started, this position is
             not reliable: it says where the worker is now, and not where it was when that task was started.
     """
 
-    __slots__ = ("actor", "attempt", "attempt_deadline", "frame", "task", "timeout", "waited_seconds")
+    __slots__ = ("actor", "attempt", "attempt_deadline", "calls", "frame", "task", "timeout", "waited_seconds")
 
     def __init__(self) -> None:
         self.frame: Frame | None = None
@@ -168,6 +195,7 @@ class Position:
         self.attempt_deadline: float | None = None
         self.waited_seconds = 0.0
         self.timeout: asyncio.Timeout | None = None
+        self.calls: Any = None
         self.task: asyncio.Task[Any] | None = None
 
     @property
@@ -242,6 +270,24 @@ class Handling:
         """Whether the worker is still in this handler, in the same attempt, and in no further link of a chain."""
         return self.is_running and self.position.attempt == self.attempt and len(self.actor.bound._links) < 2
 
+    def idempotency_key(self) -> str:
+        """Return the digest of the way that leads from the call to this handler; see `ItemInfo`."""
+        frame = self._frame()
+        if frame is None:
+            raise UnknownItemError("idempotency_key was asked for when the item had ended: ask before")
+        way: list[object] = [self._label]
+        while frame.parent is not None and frame.group.step is not None:
+            way += [frame.layout.name, frame.item, frame.group.step]
+            frame = frame.parent
+        way.append(frame.layout.name)
+        durable = durable_id.get()
+        # A call that a handler makes inherits the context of that of the handler, but is another one.
+        if durable is not None and durable[0] == (None if frame.parent is None else frame.parent.identity):
+            way.append(durable[1])
+        else:
+            way += [_PROCESS, frame.identity]
+        return blake2b(repr(way).encode(), digest_size=16).hexdigest()
+
     def info(self) -> ItemInfo:
         """Return the description of this run, for `current()`."""
         return ItemInfo(
@@ -250,6 +296,10 @@ class Handling:
 
 
 source: ContextVar[Position | Handling | None] = ContextVar("penstock_current", default=None)
+
+# For a call with a durable loop: the identity of the frame whose handler makes it, if one does, and a name of the loop.
+durable_id: ContextVar[tuple[int | None, str] | None] = ContextVar("penstock_durable_id", default=None)
+_PROCESS: Final = uuid4().hex
 
 
 # A node that is called directly is just its function, and has to work without an engine, e.g. in a unit test.

@@ -103,6 +103,13 @@ ASYNC: Final = WATCHED
 GENERAL: Final = 1 << 62
 
 
+async def end_calls(position: "Position") -> None:
+    """End what a handler has begun with `penstock.call` and not awaited: it has ended."""
+    calls, position.calls = position.calls, None
+    if calls is not None:
+        await calls.end()
+
+
 async def invoke_plain(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
     """Run an `async def` node without a policy, as the worker itself would, in a span or timed for a profile."""
     args, kwargs = actor.arguments(frame.values)
@@ -129,6 +136,8 @@ async def invoke_plain(worker: "Worker", actor: "NodeActor", frame: Frame) -> An
     finally:
         if sampler is not None:
             sampler.add(began, perf_counter(), frame, worker.group.loop)
+        if worker.calls is not None:
+            await end_calls(worker)
 
 
 LEFT_OUT.add(invoke_plain.__code__)
@@ -232,6 +241,7 @@ class Bound:
     begins_later: bool = False
     """Whether `run` tells by `Attempt.begun` when the work begins: a timeout counts from then."""
 
+    _goes_on: ClassVar = False  # whether its handler goes on after `run`: it is a generator
     _can_emit: ClassVar = False  # whether a handler can wait until an event that it emits is read
 
     def __init__(self, instance: Child | None = None) -> None:

@@ -196,8 +196,10 @@ class Frame:
     def identity(self) -> int:
         """A number that is unique to this frame; a reference to it does not keep the frame alive."""
         if self._identity is None:
-            self._identity = next(_identities)
-        return self._identity
+            vars(self).setdefault("_identity", next(_identities))  # a thread may ask at the same time
+        number = self._identity
+        assert number is not None
+        return number
 
     @property
     def settled(self) -> bool:

@@ -11,7 +11,7 @@ from ..telemetry import logs
 from . import current
 from .attempts import compose
 from .current import starts_tasks
-from .execution import Around, Attempt, Bound, Run, TracedExecution, tell_consumers
+from .execution import Around, Attempt, Bound, Run, TracedExecution, end_calls, tell_consumers
 from .loop_host import LoopStream
 from .policy import Policy
 from .stream_buffer import Reader, SplitBuffer, StreamBuffer
@@ -235,6 +235,7 @@ class GeneratorTask:
             self._fail(error)
         finally:
             self.buffer.end()
+            await end_calls(self.position)
 
     async def _drive(self) -> None:
         buffer = self.buffer
@@ -307,7 +308,7 @@ class Opening(Bound):
 
     __slots__ = ()
 
-    _can_emit = True
+    _can_emit = _goes_on = True
 
     def run(self, attempt: Attempt) -> Awaitable[tuple[AsyncIterator[Any], Any]]:
         """Return the iterator of an attempt, and its first value."""

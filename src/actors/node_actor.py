@@ -304,7 +304,7 @@ class NodeActor:
         self.completed = 0
         self.failed = 0
         self.busy_seconds = 0.0
-        self.owner: object = None  # the pools of its Engine, for `nesting.pools_around`
+        self.owner: Any = None  # the wiring that has made it, for what its handlers call
         self.sampler: ExecutionSampler | None = None  # while a profile is taken
         self.counts: StepCounts = _NOTHING_COUNTED
 

@@ -12,7 +12,7 @@ from .._errors import Interrupted
 from . import current
 from .chains import LONGEST_LINE
 from .channel import Channel
-from .execution import INLINE, DetachedStep, OutsideCall, Requeued
+from .execution import INLINE, DetachedStep, OutsideCall, Requeued, end_calls
 from .frame import NOTHING, Frame, Interruption, cut_line, foreign_cancel
 from .node_actor import NOTHING_READY, Limiter, NodeActor
 from .policy import Policy
@@ -68,7 +68,7 @@ class Worker(current.Position):
 
     def __init__(self, group: "WorkerGroup", *, nested: bool = False) -> None:
         # `Position.__init__` written out.
-        self.frame = self.actor = self.attempt_deadline = self.timeout = None
+        self.frame = self.actor = self.attempt_deadline = self.timeout = self.calls = None
         self.attempt = 1
         self.waited_seconds = 0.0
         self.task = asyncio.current_task() if nested else None
@@ -388,6 +388,8 @@ class Worker(current.Position):
     async def _let_others_run(self) -> None:
         """Yield to the loop once. The engine does not cancel a worker meanwhile: it is between two handlers."""
         group = self.group
+        if self.calls is not None:
+            await end_calls(self)
         group.runnable += 1
         try:
             await asyncio.sleep(0)
@@ -485,6 +487,7 @@ class WorkerGroup:
         caller: for a run, stream or call inside of a handler: the actor of that handler.
         events: for the events that its handlers emit, an `EventBuffer` of the engine; None if they are not read.
         handlers: bounds how many handlers of a run, in all of its groups, run at a time; None without a bound.
+        step: for what runs inside of a step: the name of the step, and which call of its handler it is.
     """
 
     # As in a frame, attributes that few groups need have their defaults in the class, and attributes that every worker
@@ -494,6 +497,7 @@ class WorkerGroup:
     detached: "DetachedStep | None" = None
     events: Any = None
     handlers: asyncio.Semaphore | None = None
+    step: str | None = None
     is_exclusive = False
     _left_over = 0  # how many frames the last `_find_workers` left to the present workers
     waited_for_in: "set[WorkerGroup] | None" = None

@@ -171,7 +171,7 @@ class _Bodies:
     frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
     _error: BaseException | None = None  # of the frame that has ended the whole
 
-    def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
+    def __init__(self, wired: Wired, parent: Frame, outside: Args, step: str) -> None:
         self._wired = wired
         self._parent = parent
         self._outside = outside
@@ -179,6 +179,7 @@ class _Bodies:
         self._stopped = False
         self._empty = asyncio.Event()
         self._group = parent.group.for_bodies(self._ended)
+        self._group.step = step
 
     def _start(
         self, values: Args, item: int, listener: Listener, on_stream: "Callable[[Reader[Any]], None] | None" = None
@@ -200,17 +201,18 @@ class _Bodies:
         for frame in list(self.frames.values()):
             frame.cancel()
 
-    async def _work(self, around: Worker, begin: Callable[[], None]) -> None:
+    async def _work(self, around: Worker | None, begin: Callable[[], None]) -> None:
         """Have the task of a worker work in the group until that is closed and nothing runs in it.
 
         Args:
-            around: the worker.
+            around: the worker; None for another task.
             begin: starts the first frames.
         """
         worker = Worker(self._group, nested=True)
         # The worker of the body uses up the budget of the worker around it: a body that never suspends is short, but
         # many of them must not keep the loop from other tasks.
-        worker.budget = around.budget
+        if around is not None:
+            worker.budget = around.budget
         token = current.source.set(worker.position)
         self._parent.body_begun(self.stop)
         try:
@@ -222,7 +224,8 @@ class _Bodies:
             if self._error is None or self._parent.state != "running":
                 raise
         finally:
-            around.budget = worker.budget
+            if around is not None:
+                around.budget = worker.budget
             self._parent.body_ended(self.stop)
             current.source.reset(token)
             await self._unwound()
@@ -245,14 +248,16 @@ class _ListMap(_Bodies):
 
     def __init__(
         self,
-        worker: Worker,
+        worker: Worker | None,
         wired: Wired,
         parent: Frame,
         outside: Args,
         control: Control | None = None,
         actor: NodeActor | None = None,
+        step: str = "",
     ) -> None:
-        super().__init__(wired, parent, outside)
+        at = None if worker is None else worker.actor
+        super().__init__(wired, parent, outside, at.name if at is not None and not step else step)
         self._worker = worker
         self.turns: dict[NodeActor, InputOrder] = {}
         self._is_zipped = control is None or control.inputs > 1  # whether each item is a tuple of values
@@ -367,7 +372,7 @@ class _Fold(_Bodies):
         *,
         skips: bool,
     ) -> None:
-        super().__init__(wired, parent, outside)
+        super().__init__(wired, parent, outside, actor.name)
         self._worker = worker
         self._actor = actor
         self._values = values
@@ -520,7 +525,7 @@ class StreamMap(_Bodies):
         actor: NodeActor,
         place: StepCheckpoint | None,
     ) -> None:
-        super().__init__(wired, parent, outside)
+        super().__init__(wired, parent, outside, actor.name)
         self._inputs = inputs
         # The streams that barriers come in, of a call that is saved; and those that wait for their turn to go on.
         self._barriers_in = [one for one in inputs if place is not None and isinstance(one, BarrierBuffer)]
@@ -644,15 +649,15 @@ def failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> Failove
 
 # Makes the iterator of a failover that gives a stream; called when the stream of the node is opened, after which its
 # arguments are gone.
-StreamFailover = Callable[[Frame], Callable[[], Any]]
+StreamFailover = Callable[[Frame, NodeActor], Callable[[], Any]]
 
 
 def stream_failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> StreamFailover:
     """Return what makes the iterator of a failover that gives a stream; arguments as for `failing_over`."""
 
-    def of(frame: Frame) -> Callable[[], Any]:
-        inputs = captured(frame.values)
-        return lambda: _StreamOfBody(wired, frame, inputs).values()
+    def of(frame: Frame, actor: NodeActor) -> Callable[[], Any]:
+        inputs, step = captured(frame.values), actor.name
+        return lambda: _StreamOfBody(wired, frame, inputs, step).values()
 
     return of
 
@@ -669,8 +674,8 @@ def computing(wired: Wired, captured: Callable[[list[Any]], Args]) -> Invoke:
 class _StreamOfBody(_Bodies):
     """The run of a body that gives a stream. It listens to its frame."""
 
-    def __init__(self, wired: Wired, parent: Frame, outside: Args) -> None:
-        super().__init__(wired, parent, outside)
+    def __init__(self, wired: Wired, parent: Frame, outside: Args, step: str) -> None:
+        super().__init__(wired, parent, outside, step)
         self._span = None if parent.span is None else spans.present()
         self._group.is_exclusive = True
         self.frames = {}
@@ -722,7 +727,7 @@ def opening(
     async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, kwargs = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
-        instead = None if failover is None else failover(frame)
+        instead = None if failover is None else failover(frame, actor)
         buffer, start = _buffer(place, capacity, lambda: actor.fn(*args, **kwargs), readers)
         return open_stream(actor, frame, buffer, start, readers, failover=instead, first=first)
 
@@ -751,7 +756,7 @@ def opening_in_loop(
     async def open_in_loop(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         args, _ = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
-        instead = None if failover is None else failover(frame)
+        instead = None if failover is None else failover(frame, actor)
         start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, frame.key, capacity)
         return open_stream(actor, frame, StreamBuffer(capacity), start, readers, failover=instead, first=first)
 

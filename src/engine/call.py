@@ -60,6 +60,7 @@ class RunningCall(Frame, WorkerGroup):
     _listener: Listener | None = None
     _began: float | None = None  # the time of its beginning, if metrics count the call
     _in_flight: "Counter[str] | None" = None
+    late_scope: Scope | None = None  # for what its handlers call, if its actors are those that runs share
 
     def __init__(
         self,
@@ -142,6 +143,10 @@ class RunningCall(Frame, WorkerGroup):
         if in_flight is not None:
             self._in_flight = in_flight
             in_flight[self._graph] += 1
+
+    def new_scope(self) -> Scope:
+        """Return a scope for what its handlers call, if its actors are those that runs share."""
+        raise NotImplementedError
 
     def join(self, scope: Scope) -> None:
         """Have a scope wait for the workers of the call and bound its threads; to be called before `launch`."""

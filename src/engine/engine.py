@@ -470,6 +470,7 @@ class _Run(RunningCall):
             self.handlers = asyncio.Semaphore(options.max_workers)
         self._runtime = runtime
         self._call = call
+        self._options = options
         self._over: asyncio.Future[None] = loop.create_future()
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:
@@ -501,7 +502,15 @@ class _Run(RunningCall):
         finally:
             runtime.frames.discard(self)
             self.report()
+            if self.late_scope is not None:
+                await self.late_scope.close()
         return self.outcome()
+
+    def new_scope(self) -> Scope:
+        """Return a scope for what its handlers call; see `RunningCall`."""
+        scope = Scope(self._runtime, self._options, "parallel", is_one_call=True, threads=self.threads)
+        scope.on_failed = self.fail_with
+        return scope
 
     def fail_with(self, make_error: Callable[[str], DeploymentFailed]) -> None:
         """Fail the call, because its stateful nodes crash too often."""

@@ -487,9 +487,9 @@ def _chained(*parts: Any) -> Graph[..., Any]:
         ) from None
 
     async def run_chain(*args: Any, **kwargs: Any) -> Any:
-        value = await _settled(parts[0](*args, **kwargs))
+        value = await settled(parts[0](*args, **kwargs))
         for part in parts[1:]:
-            value = await _settled(part(value))
+            value = await settled(part(value))
         return value
 
     run_chain.__name__ = run_chain.__qualname__ = "_to_".join(part_name(part) for part in parts)
@@ -568,7 +568,8 @@ def _hint_of(fn: Callable[..., Any], name: str) -> Callable[[], Any]:
     return lambda: hints_of(fn).get(name)
 
 
-async def _settled(value: Any) -> Any:
+async def settled(value: Any) -> Any:
+    """Return the value of what a call of a node or graph has given."""
     return await value if hasattr(value, "__await__") and not isinstance(value, Ref) else value
 
 

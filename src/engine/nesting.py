@@ -30,7 +30,13 @@ def pools_around() -> Pools | None:
     if owner is not None and owner[1] is handling:
         return owner[0]
     actor = None if handling is None else handling.actor
-    return None if actor is None else cast("Pools | None", actor.owner)
+    return None if actor is None or actor.owner is None else cast("Pools", actor.owner._pools)
+
+
+def is_in_owner() -> bool:
+    """Whether the caller is the task of an instance or a loop, or a task of that: no handler."""
+    owner = _owner_engine.get()
+    return owner is not None and owner[1] is current.source.get()
 
 
 # The deployments that the running task belongs to, from the outside in. Only tasks of stateful nodes and loops, and

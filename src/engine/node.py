@@ -30,10 +30,12 @@ from weakref import WeakValueDictionary
 from .._errors import GraphTraceError, OptionsError, PlanError
 from ..actors import attempts
 from ..actors.accepted import NAME, OptionRule, check, refuse_unknown
+from ..actors.current import source
 from ..actors.execution import Bound
 from ..actors.node_actor import NO_LIMIT, Limiter, Places
 from ..actors.policy import Cache, Hedge, Policy, Retry
 from ..actors.threads import PoolT
+from ..telemetry import logs
 from ..telemetry.text import printable
 from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
@@ -350,6 +352,8 @@ Owner = TypeVar("Owner")
 Rest = ParamSpec("Rest")
 
 _UNCHANGED: Any = object()
+# The options of a node that do something for each call.
+_ACTING: Final = ("concurrency", "timeout_seconds", "retry", "fallback", "failover", "hedge", "cache", "ordered")
 
 
 class Node(Generic[P, Ret_co]):
@@ -396,6 +400,7 @@ class Node(Generic[P, Ret_co]):
         self.is_async = is_async(fn)
         self.gives_stream = is_generator(fn)
         self._replacement: Callable[..., Any] | None = None
+        self._is_looked_at = False  # once a handler has called it as a function
         self._alone: Any = None  # the graph that `penstock.graph(node)` has made
         # A closure, a bound instance or a `partial` could hold a symbolic value, which only arguments may.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
@@ -414,6 +419,8 @@ class Node(Generic[P, Ret_co]):
             for arg in (*args, *kwargs.values()):
                 if isinstance(arg, Ref | PendingRef):
                     refuse_leak("node", self.name, arg)
+            if not self.origin._is_looked_at and source.get() is not None:
+                self._say_what_does_nothing()
             return cast(Ret_co, self._target(*args, **kwargs))
         fewest, most = self._arity
         if kwargs or not fewest <= len(args) <= most:
@@ -429,6 +436,17 @@ class Node(Generic[P, Ret_co]):
         if self.policy.has_bodies:
             return cast(Ret_co, tracer.record(self, args, kwargs, (self._body(tracer, args, kwargs),), is_node=True))
         return cast(Ret_co, tracer.record(self, args, kwargs, is_node=True))
+
+    def _say_what_does_nothing(self) -> None:
+        """Log once that a handler calls the node as a function, if it has options, which do nothing then."""
+        self.origin._is_looked_at = True
+        given = [name for name in _ACTING if getattr(self.policy, name) not in (None, False)]
+        given += [] if self._runs_on._is_inline else ["runs_on"]
+        if given:
+            logs.warning(
+                "node.called_as_function", node=self.name, without=", ".join(given),
+                remedy=f"a handler has called it as a function; await ps.call({self.name}, ...) runs it as a step",
+            )  # fmt: skip
 
     @overload
     def __get__(self, instance: None, owner: type | None = None) -> Self: ...

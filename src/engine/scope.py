@@ -5,10 +5,10 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable
 from contextvars import Context
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 from weakref import WeakKeyDictionary, WeakSet
 
-from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError
+from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PlanError
 from ..actors.frame import Frame
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
@@ -294,6 +294,7 @@ class Scope:
             of the run, stream or deployment that failed; the owner of the scope then ends the calls and closes it.
         threads: the share of the Engine's threads that the scope may keep busy.
         groups: the groups of workers; a group leaves when its last worker has ended.
+        called: the graphs of the nodes that its handlers have called; see `late_steps.py`.
         is_open: whether `close` has not begun.
     """
 
@@ -327,6 +328,9 @@ class Scope:
             threads=self.threads, counts_handlers=counts_handlers, saving=saving,
         )  # fmt: skip
         self.instances.scope = self.wiring
+        self.wiring.opened = self
+        self.called: dict[object, Any] = {}
+        self._preparing = asyncio.Lock()
         self._saving = saving
         self.groups: set[WorkerGroup] = set()
         self.uptime = Uptime()
@@ -345,6 +349,26 @@ class Scope:
         if self._saving is not None:
             await self._saving.open(plan, self.instances)
         return self.wiring.wire(program)
+
+    async def prepare_called(self, plan: Plan) -> Wired:
+        """Return the actors of a plan that a handler calls; at the first call, open its resources and nodes.
+
+        Raises:
+            PlanError: the scope is saved, and the plan has stateful nodes, whose states the snapshots would not have.
+        """
+        if self._saving is not None and (node := next(stateful_nodes(plan), None)) is not None:
+            raise PlanError(
+                f"ps.call({node.name}, ...): a call with checkpoint= has the states of the steps of its graph alone; "
+                "call this stateful node in the graph"
+            )
+        wiring, program = self.wiring._body_wiring(), self.engine.program(plan, "parallel")
+        wired = wiring.wired(plan)
+        if wired is None or not self.engine.resources.hold_nowait(program, self):
+            async with self._preparing:
+                await self.engine.resources.hold(program, self)
+                await self.instances.open(plan)
+                wired = wiring.wire(program)
+        return wired
 
     def group(self, context: Context, *, ends_at: float | None = None) -> WorkerGroup:
         """Return a new group of workers, which leaves `groups` when it is closed and its workers have ended."""

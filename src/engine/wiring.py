@@ -71,6 +71,9 @@ class Wiring(Scope):
             limit of its own.
         counts_handlers: whether its calls are runs that bound how many of their handlers run at a time.
         saving: the snapshots of the one call of the scope; None if it is not saved.
+
+    Attributes:
+        opened: the scope, which opens what its handlers call; None if runs share the actors.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class Wiring(Scope):
         self._has_places_in_threads = has_places_in_threads
         self._counts_handlers = counts_handlers
         self._saving = saving
+        self.opened: Any = None
         self._measured = 0  # how many profiles have asked for the timing of handlers
         self._discards = False  # whether a graph is being wired that has nodes with `discard=`
 
@@ -209,7 +213,7 @@ class Wiring(Scope):
                 actor.bound = body_of(control, bodies, self._pools.threads, place)
                 actor.invoke = attempts.invoking(attempts.compose(_PLAIN), unit.streams)
                 actor.bound._spans_others = bool(unit.streams)  # a `fold`
-        actor.owner = self._pools
+        actor.owner = self
         actor.slot = unit.slot
         actor.args_of = unit.args_of
         actor.kwargs_of = unit.kwargs_of
@@ -308,7 +312,7 @@ class Wiring(Scope):
                 self._pools, self.instances, None, device_strategy=self._device_strategy, threads=self._threads,
                 counts_handlers=self._counts_handlers,
             )  # fmt: skip
-            self._bodies._measured = self._measured
+            self._bodies._measured, self._bodies.opened = self._measured, self.opened
         self._bodies._discards = self._discards
         return self._bodies
 

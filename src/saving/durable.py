@@ -26,6 +26,7 @@ from .._errors import (
     UnknownStep,
 )
 from ..actors.accepted import NAME, NOT_NEGATIVE, POSITIVE, OptionRule, check, one_of, optional, whole
+from ..actors.current import durable_id, enclosing_frame
 from ..actors.frame import Frame, Interruption
 from ..actors.tasks import postpone, start_task, uninterrupted
 from ..actors.threads import ThreadPool
@@ -320,7 +321,9 @@ class DurableCall:
         self._deadline: float | None = None
         self._unused: list[tuple[bytes, bytes]] | None = None  # the answers of the present iteration; None between two
         self._question: tuple[bytes, object] | None = None
-        self._token: Token[DurableCall | None] | None = None
+        self._tokens: tuple[Token[DurableCall | None], Token[tuple[int | None, str] | None]] | None = None
+        around = enclosing_frame()
+        self._around = None if around is None else around.identity
 
     # The call, from outside.
 
@@ -336,17 +339,24 @@ class DurableCall:
             DeadlineExceeded: the store did not answer in time.
         """
         await self.begin()
-        self._token = present.set(self)
+        self._tokens = present.set(self), durable_id.set(self._id)
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        assert self._token is not None
-        present.reset(self._token)
+        assert self._tokens is not None
+        present.reset(self._tokens[0])
+        durable_id.reset(self._tokens[1])
         await self.end(error)
 
     def belong(self, context: Context) -> None:
         """Have handlers that run in a context find this call."""
         context.run(present.set, self)
+        context.run(durable_id.set, self._id)
+
+    @property
+    def _id(self) -> tuple[int | None, str] | None:
+        # Another loop of the same key does its work anew, so its beginning is part of the name.
+        return None if self._loop is None else (self._around, repr((self._key, self._loop.began_at)))
 
     @property
     def is_finished(self) -> bool:

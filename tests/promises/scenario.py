@@ -280,6 +280,40 @@ class Tally:
 tally = Tally()
 
 
+@ps.node
+async def lingers(item: Item) -> None:
+    if item.index in item.world.ended:
+        item.world.too_late.append(f"lingers began for item {item.index}, which had ended")
+    item.world.active["lingers"] += 1
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        item.world.active["lingers"] -= 1
+
+
+async def _begin(work: list[Any]) -> list[asyncio.Task[Any]]:
+    """Begin tasks where the engine does not see it in the code of the handler."""
+    return [asyncio.create_task(one) for one in work]
+
+
+@ps.node(concurrency=2)
+async def choose(item: Item) -> list[int]:
+    await handle("choose", item)
+    left_over = await _begin([ps.call(lingers, item), ps.call(lingers, item)]) if item.index % 3 else []
+    if item.index % 2:
+        values = [await ps.call(node, item) for node in (left, right, tally)]
+    else:
+        values = await asyncio.gather(ps.call(left, item), ps.call(right, item=item), ps.call(tally, item))
+    assert not any(task.done() for task in left_over)
+    return values
+
+
+@ps.graph
+async def called(item: Item) -> tuple[Any, ...]:
+    taken = await take(item)
+    return await join(taken, await choose(taken), plain(taken))
+
+
 @ps.graph
 async def fan_out(item: Item) -> tuple[Any, ...]:
     taken = await take(item)
@@ -342,9 +376,15 @@ SHAPES = {
     "stateful": Shape(
         stateful, ("take", "tally", "left", "join"), ("take", "tally", "left", "join"), lambda i: (i, 7 * i, 10 * i)
     ),
+    "called": Shape(
+        called,
+        ("take", "choose", "left", "right", "tally", "plain", "join"),
+        ("take", "choose", "left", "right", "tally", "join"),
+        lambda i: (i, [10 * i, 100 * i, 7 * i], 1000 * i),
+    ),
 }
 
-LIMITS = {"take": 3, "right": 1, "join": 2, "each": 2, "tally": 1, "gather": 2, "ledger": 1}
+LIMITS = {"take": 3, "choose": 2, "right": 1, "join": 2, "each": 2, "tally": 1, "gather": 2, "ledger": 1}
 
 
 def check_outcomes(world: World, items: list[Item]) -> None:

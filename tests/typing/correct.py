@@ -1,5 +1,6 @@
 """Correct use, as mypy and pyright must see it; its functions are not called. `wrong.py` has what they must refuse."""
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -520,3 +521,13 @@ async def fair_shares() -> None:
         assert_type(await service("q", 1), str)
     async with engine.deploy(asked, own_loops, key=lambda call: call.graph.name) as service:
         assert_type(await service("q", 1), str)
+
+
+async def chosen(hit: Hit) -> None:
+    assert_type(await ps.call(fetch, "a"), bytes)
+    assert_type(await ps.call(tokenize, b"", limit=3), list[bytes])
+    assert_type(await ps.call(search, "a"), list[Hit])
+    assert_type(await ps.call(counter, hit), int)
+    assert_type(await ps.call(client.get, "a"), bytes)
+    assert_type(await asyncio.gather(ps.call(fetch, "a"), ps.call(fetch, "b")), tuple[bytes, bytes])
+    assert_type(ps.current().idempotency_key, str)

@@ -270,3 +270,11 @@ async def wrong_events(hit: Hit) -> None:
     async with engine.stream(spelling(hit), events=Hit) as both:
         await both.result()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     asgi.event_stream(telling(hit))  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+
+
+async def chosen(hit: Hit) -> None:
+    await ps.call(fetch, 3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    await ps.call(fetch)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    await ps.call(tokenize, b"", limits=3)  # type: ignore[arg-type, call-arg]  # pyright: ignore[reportCallIssue]
+    await ps.call(search, hit)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    await ps.call("fetch")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
