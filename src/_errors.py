@@ -51,13 +51,13 @@ class ResourceError(PenstockError):
 class ReentrantCallError(PenstockError):
     """A node would wait for itself for ever; the message names the chain of calls and the remedy.
 
-    There are two cases: a node of a deployment calls that deployment; or a node with `concurrency=` runs a graph that
-    uses the same node, while handlers that do so hold all of its places.
+    There are two cases: a node of a deployment calls that deployment; or a node with `concurrency=` runs a graph, or
+    a step with `penstock.call`, that uses the same node, while handlers that do so hold all of its places.
     """
 
 
 class UnknownItemError(PenstockError):
-    """`penstock.current()` was called in a task that a handler has started, and cannot tell which item it is for."""
+    """`penstock.current()` or `call()` was called in a task that a handler has started, and its item is not known."""
 
 
 class Overloaded(PenstockError):

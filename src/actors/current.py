@@ -89,10 +89,13 @@ class ItemInfo:
         Raises:
             UnknownItemError: the item has ended, or this is a worker process of the Engine.
         """
+        work = self._work
         if self._key:
             return self._key
-        if isinstance(self._work, Handling):
-            return self._work.idempotency_key()
+        if isinstance(work, Handling):
+            return work.idempotency_key()
+        if isinstance(work, _Asked):
+            return work._info.idempotency_key
         if no_item.get() is not None:
             raise UnknownItemError(f"idempotency_key was asked for {no_item.get()}; pass it on as an argument")
         return uuid4().hex

@@ -256,8 +256,7 @@ class _ListMap(_Bodies):
         actor: NodeActor | None = None,
         step: str = "",
     ) -> None:
-        at = None if worker is None else worker.actor
-        super().__init__(wired, parent, outside, at.name if at is not None and not step else step)
+        super().__init__(wired, parent, outside, step or cast("Any", worker).actor.name)
         self._worker = worker
         self.turns: dict[NodeActor, InputOrder] = {}
         self._is_zipped = control is None or control.inputs > 1  # whether each item is a tuple of values

@@ -400,7 +400,7 @@ class Node(Generic[P, Ret_co]):
         self.is_async = is_async(fn)
         self.gives_stream = is_generator(fn)
         self._replacement: Callable[..., Any] | None = None
-        self._is_looked_at = False  # once a handler has called it as a function
+        self._is_watched = True  # until it was logged that a handler calls it as a function, where that is to be said
         self._alone: Any = None  # the graph that `penstock.graph(node)` has made
         # A closure, a bound instance or a `partial` could hold a symbolic value, which only arguments may.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
@@ -419,8 +419,8 @@ class Node(Generic[P, Ret_co]):
             for arg in (*args, *kwargs.values()):
                 if isinstance(arg, Ref | PendingRef):
                     refuse_leak("node", self.name, arg)
-            if not self.origin._is_looked_at and source.get() is not None:
-                self._say_what_does_nothing()
+            if self._is_watched:
+                self._watch_call()
             return cast(Ret_co, self._target(*args, **kwargs))
         fewest, most = self._arity
         if kwargs or not fewest <= len(args) <= most:
@@ -437,14 +437,20 @@ class Node(Generic[P, Ret_co]):
             return cast(Ret_co, tracer.record(self, args, kwargs, (self._body(tracer, args, kwargs),), is_node=True))
         return cast(Ret_co, tracer.record(self, args, kwargs, is_node=True))
 
-    def _say_what_does_nothing(self) -> None:
-        """Log once that a handler calls the node as a function, if it has options, which do nothing then."""
-        self.origin._is_looked_at = True
+    @functools.cached_property
+    def _acting(self) -> list[str]:
+        """The names of its options that do something for each call."""
         given = [name for name in _ACTING if getattr(self.policy, name) not in (None, False)]
-        given += [] if self._runs_on._is_inline else ["runs_on"]
-        if given:
+        return given if self._runs_on._is_inline else [*given, "runs_on"]
+
+    def _watch_call(self) -> None:
+        """Log once if a handler calls the node as a function, so that its options do nothing."""
+        if not self._acting or not self.origin._is_watched:
+            self._is_watched = False
+        elif source.get() is not None:
+            self.origin._is_watched = False
             logs.warning(
-                "node.called_as_function", node=self.name, without=", ".join(given),
+                "node.called_as_function", node=self.name, without=", ".join(self._acting),
                 remedy=f"a handler has called it as a function; await ps.call({self.name}, ...) runs it as a step",
             )  # fmt: skip
 

@@ -314,6 +314,16 @@ MORE_MUTANTS = [
         "tests/saving/test_interrupt.py::test_answers_are_found_by_question_and_order",
     ),
     Mutant(
+        "what a handler has called ends with its attempt",
+        "actors/attempts.py", "if position.calls is not None and not bound._goes_on:", "if False:",
+        "tests/runtime/test_late_steps.py::test_what_is_left_is_cancelled_and_waited_for_when_the_handler_ends",
+    ),
+    Mutant(
+        "an idempotency key is that of no other work",
+        "actors/current.py", "frame.item, frame.group.step]", "frame.item]",
+        "tests/runtime/test_late_steps.py::test_a_key_is_the_same_in_each_attempt_and_after_a_restart_and_of_no_other_work",
+    ),
+    Mutant(
         "an item that has ended emits nothing",
         "engine/events.py", 'or frame.state != "running" or', "or",
         "tests/engine/test_events.py::test_an_item_that_was_cancelled_emits_nothing_more",

@@ -1,6 +1,7 @@
 """`ps.call`: a handler runs nodes and graphs that are known at run time, as steps of its item."""
 
 import asyncio
+import pickle
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import data, engine, testing
+from penstock import data, engine, extension, testing
 from tests.saving.test_durable import MemoryStore
 from tests.tracing import Tracing, id_of, parent_of
 
@@ -199,14 +200,14 @@ async def test_what_is_left_is_cancelled_and_waited_for_when_the_handler_ends(ho
 
 async def test_what_begins_at_once_and_is_left_is_ended_too() -> None:
     lingering = Lingering()
-    if hasattr(asyncio, "eager_task_factory"):
-        asyncio.get_running_loop().set_task_factory(asyncio.eager_task_factory)
 
-    async def handler(x: int) -> Any:
+    async def handler(x: int) -> Any:  # where tasks are eager, the call begins in the first step of the handler
         return asyncio.create_task(ps.call(lingering.node, 1))
 
-    assert (await engine.run(handled(handler)(1))).cancelled()
+    task = await engine.run(handled(handler)(1))
     assert lingering.events == ["unwound"] * lingering.has_begun.is_set()
+    await asyncio.wait([task])  # else it begins only now
+    assert task.cancelled()
 
 
 @pytest.mark.parametrize("is_inside", [False, True])
@@ -264,6 +265,15 @@ def test_the_end_of_the_item_ends_what_the_handler_has_called() -> None:
             group.create_task(ps.call(lingers, 1))
             await ps.call(lingers, 1)
 
+    async def has_patience(x: int) -> str:
+        try:
+            async with asyncio.timeout(1):
+                await ps.call(lingers, 1)
+        except TimeoutError:
+            assert len(events) == 5
+            return "gave up" if await ps.call(double, 1) == 2 else ""
+        return ""
+
     async def main() -> None:
         with pytest.raises(ps.DeadlineExceeded):
             await engine.run(handled(handler)(0), timeout_seconds=1)
@@ -271,6 +281,8 @@ def test_the_end_of_the_item_ends_what_the_handler_has_called() -> None:
         with pytest.raises(ps.NodeTimeoutError):
             await engine.run(handled(handler, timeout_seconds=1.0)(0))
         assert events == ["unwound"] * 4
+        assert await engine.run(handled(has_patience)(0)) == "gave up"
+        del events[4:]
         caller = asyncio.create_task(engine.run(handled(handler)(0)))
         await testing.wait_quiescent()
         caller.cancel()
@@ -743,6 +755,33 @@ async def test_without_a_durable_loop_a_key_is_unique_to_the_call() -> None:
     assert len({a, b, c, d}) == 4
     outside = ps.current()
     assert outside.idempotency_key != outside.idempotency_key
+
+
+async def test_a_key_is_the_same_wherever_the_loop_goes_on_and_on_a_worker_elsewhere() -> None:
+    seen: list[str] = []
+
+    async def body(state: list[Any]) -> list[Any]:
+        seen.append(await ps.call(key_of))
+        info = ps.current()
+        for elsewhere in (info, pickle.loads(pickle.dumps(info))):
+            with extension.working_on(elsewhere):
+                assert ps.current().idempotency_key == info.idempotency_key
+        if len(seen) < 4:
+            raise ConnectionError
+        return [*state, 1]
+
+    graph = looped(MemoryStore(), body)
+    async with engine.deploy(graph) as service:
+        for run in (service.run, engine.run):
+            with pytest.raises(ConnectionError):
+                await run(graph, durable_key="k")
+        with pytest.raises(ConnectionError):
+            async with service.stream(graph(), events=str, durable_key="k") as told:
+                await told.result()
+        async with engine.stream(graph(), events=str, durable_key="k") as told:
+            assert await told.result() == [1]
+    assert len(seen) == 4
+    assert len(set(seen)) == 1
 
 
 def test_promise_6_nothing_that_a_handler_has_called_is_left_after_a_cancel_at_every_step() -> None:
