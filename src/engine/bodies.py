@@ -205,14 +205,13 @@ class _Bodies:
         """Have the task of a worker work in the group until that is closed and nothing runs in it.
 
         Args:
-            around: the worker; None for another task.
+            around: the worker; None for another task, which gives others a turn each time.
             begin: starts the first frames.
         """
         worker = Worker(self._group, nested=True)
         # The worker of the body uses up the budget of the worker around it: a body that never suspends is short, but
         # many of them must not keep the loop from other tasks.
-        if around is not None:
-            worker.budget = around.budget
+        worker.budget = 0 if around is None else around.budget
         token = current.source.set(worker.position)
         self._parent.body_begun(self.stop)
         try:

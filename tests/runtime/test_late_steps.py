@@ -407,6 +407,30 @@ async def test_a_circle_of_waits_is_refused(how: str) -> None:
     assert any(isinstance(one, ps.ReentrantCallError) for one in results), results
 
 
+@pytest.mark.parametrize("is_beside", [False, True])
+async def test_promise_7_calls_that_never_wait_give_others_their_turn(*, is_beside: bool) -> None:
+    turns = 0
+
+    async def take_turns() -> None:
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0)
+            turns += 1
+
+    async def calls_many() -> None:
+        before = turns
+        for _ in range(1000):
+            await ps.call(double, 1)
+        assert turns - before >= 3
+
+    async def handler(x: int) -> None:
+        await (asyncio.create_task(calls_many()) if is_beside else calls_many())
+
+    other = asyncio.create_task(take_turns())
+    await engine.run(handled(handler)(0))
+    other.cancel()
+
+
 async def test_steps_do_not_count_in_max_workers() -> None:
     @ps.node(runs_on="thread")
     def in_thread(x: int) -> int:
