@@ -510,6 +510,26 @@ def hedged(after_seconds: float, budget: HedgeBudget) -> Around:
     return around
 
 
+def may_begin_second(first: Attempt, budget: HedgeBudget) -> bool:
+    """Whether a second attempt begins beside the first: there is a place, and the budget allows it; count it then."""
+    actor, frame, handlers = first._actor, first._frame, first._member.group.handlers
+    if frame.state != "running" or actor.bound._is_stopped or actor.limiter.free <= 0:
+        return False
+    if (handlers is not None and handlers.locked()) or not budget.take():
+        return False
+    actor.counted().hedged += 1
+    if frame.span is not None:
+        spans.hedged(actor.name)
+    return True
+
+
+def second_won(first: Attempt) -> None:
+    """Count a second attempt whose result counts."""
+    first._actor.counted().hedges_won += 1
+    if first._frame.span is not None:
+        spans.hedge_won(first._actor.name)
+
+
 async def _race(run: Run, first: Attempt, after_seconds: float, budget: HedgeBudget) -> Any:
     race = HedgedAttempt(run, first, budget)
     timer = race.group.loop.call_later(after_seconds, race.begin_second)
@@ -573,16 +593,8 @@ class HedgedAttempt:
 
     def begin_second(self) -> None:
         """Begin the second attempt, if there is a place for it, and the budget allows it."""
-        first = self._first
-        actor, frame = first._actor, first._frame
-        if frame.state != "running" or actor.bound._is_stopped or actor.limiter.free <= 0:
-            return
-        if (self.group.handlers is not None and self.group.handlers.locked()) or not self._budget.take():
-            return
-        actor.counted().hedged += 1
-        if frame.span is not None:
-            spans.hedged(actor.name)
-        self.second = SecondAttempt(self, self._run, first)
+        if may_begin_second(self._first, self._budget):
+            self.second = SecondAttempt(self, self._run, self._first)
 
     def second_ended(self) -> None:
         """Cancel the first attempt, if the second has a result and the first is still running."""
@@ -608,10 +620,7 @@ class HedgedAttempt:
 
     def won(self) -> None:
         """Count a result of the second attempt."""
-        first = self._first
-        first._actor.counted().hedges_won += 1
-        if first._frame.span is not None:
-            spans.hedge_won(first._actor.name)
+        second_won(self._first)
 
     def stop(self) -> None:
         """Cancel the second attempt, whose result is not needed."""

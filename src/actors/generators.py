@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._errors import NodeCancelledError
 from ..telemetry import logs
 from . import current
-from .attempts import compose
+from .attempts import HedgeBudget, compose, may_begin_second, second_won
 from .current import starts_tasks
 from .execution import Around, Attempt, Bound, Run, TracedExecution, end_calls, tell_consumers
 from .loop_host import LoopStream
@@ -127,8 +127,8 @@ class GeneratorTask:
     """
 
     __slots__ = (
-        "_actor", "_begun", "_counts_values", "_first", "_frame", "_given", "_has_failed", "_start", "buffer",
-        "cancels", "failover", "group", "inside", "outside_call", "position", "readers", "task",
+        "_actor", "_begun", "_counts_values", "_first", "_frame", "_given", "_has_failed", "_is_second", "_start",
+        "buffer", "cancels", "failover", "group", "inside", "outside_call", "position", "readers", "task",
     )  # fmt: skip
 
     def __init__(
@@ -162,27 +162,53 @@ class GeneratorTask:
         self._given = given
         self._begun = False
         self._has_failed = False  # whether the generator has failed, and its error waits in the buffer for the reader
+        self._is_second = False  # whether it is a second attempt that has no value yet
 
     def open(self) -> Any:
         """Start the task; return the reader, or the readers of several streams."""
-        group = self.group
-        self.buffer.on_abandoned = self._reader_left
         if self._frame.span is not None:
             tell_consumers(self._frame.span, self._actor)
-        self._actor.limiter.take_over_limit()
         self._actor.completed -= 1  # the worker is about to count the step, but a stream may still fail: it counts then
-        self._frame.add_pending()
-        group.joined(self)
-        for buffer in self.buffers:
-            buffer.filled_by = self
         for reader in self.readers:
             reader.buffer.read_by = self, self.readers
+        self._begin()
+        return self.buffer.reader()
+
+    def begin_second(self, first: Run) -> "GeneratorTask":
+        """Begin a second attempt beside this one, with a buffer of its own until it has the first value; return it."""
+        second = GeneratorTask(self._actor, self._frame, StreamBuffer[Any](), self._start, (), None, first=first)
+        second._is_second = True
+        second._begin()
+        return second
+
+    def hand_over(self, second: "GeneratorTask") -> None:
+        """Let the second attempt, which has the first value, fill the buffer."""
+        second.buffer, second._is_second = self.buffer, False
+        second._fill()
+        self.lose()
+
+    def lose(self) -> None:
+        """End the task, since the first value is that of the other attempt; it keeps its place until it has ended."""
+        self.buffer, self._counts_values, self._is_second = StreamBuffer[Any](), True, False
+        self.buffer.abandon()
+        self._stop()
+
+    def _fill(self) -> None:
+        self.buffer.on_abandoned = self._reader_left
+        for buffer in self.buffers:
+            buffer.filled_by = self
+
+    def _begin(self) -> None:
+        group = self.group
+        self._actor.limiter.take_over_limit()
+        self._frame.add_pending()
+        group.joined(self)
+        self._fill()
         context = group.context.copy()
         context.run(current.source.set, self.position)
         self.task = start_task(group.loop, self._run(), context=context, name=f"penstock-stream {self._actor.name}")
         # A callback, because a task that is cancelled before its first step does not run a `finally` of its own.
         self.task.add_done_callback(self._ended)
-        return self.buffer.reader()
 
     @property
     def buffers(self) -> Sequence[StreamBuffer[Any]]:
@@ -226,7 +252,7 @@ class GeneratorTask:
                 with TracedExecution(self._frame.span, self._frame, self._actor) as execution:
                     await self._drive()
                     execution.was_cancelled = bool(self.cancels)
-            self._actor.completed += not self._counts_values
+            self._actor.completed += not (self._counts_values or self._is_second)
         except asyncio.CancelledError as error:
             cancelled = NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled, not by the engine")
             cancelled.__cause__ = error
@@ -244,6 +270,7 @@ class GeneratorTask:
                 await close_stream(self._given)
                 return
             iterator, first = await self._first(Attempt(self, self._actor, self._frame, (), {}, self.readers))
+            buffer = self.buffer  # a second attempt has that of the first by now, and one that has lost has its own
             async with self.inside:
                 try:
                     if first is _END or not await buffer.put(first):
@@ -265,6 +292,8 @@ class GeneratorTask:
 
     def _fail(self, error: BaseException) -> None:
         frame, actor, buffer = self._frame, self._actor, self.buffer
+        if self._is_second and isinstance(error, Exception):
+            return  # the first attempt decides
         actor.failed += 1
         if frame.state != "running" or not isinstance(error, Exception):
             frame.fail(error, actor, self.position.attempt)
@@ -348,6 +377,65 @@ def staying_inside(gate: "RestartGate") -> Around:
         return admitted
 
     return around
+
+
+def hedged_stream(after_seconds: float, budget: HedgeBudget) -> Around:
+    """Return a layer that begins a second attempt beside one without a value; the first value of the two counts.
+
+    Each has a task of its own, from its first step to its last: that of the winner goes on to fill the buffer, and that
+    of the loser closes its iterator.
+    """
+
+    def around(run: Run) -> Run:
+        async def attempts(attempt: Attempt) -> Any:
+            if attempt._member.position.attempt == 1:
+                budget.called()
+            async with _StreamRace(run, attempt, after_seconds, budget):
+                return await run(attempt)
+
+        return attempts
+
+    return around
+
+
+class _StreamRace:
+    """Two attempts at the first value of a stream; the block is that of the first."""
+
+    def __init__(self, run: Run, first: Attempt, after_seconds: float, budget: HedgeBudget) -> None:
+        self._run = run
+        self._first = first
+        self._budget = budget
+        self._task = cast("GeneratorTask", first._member)
+        self._second: GeneratorTask | None = None
+        self._timer = self._task.group.loop.call_later(after_seconds, self._begin_second)
+
+    async def __aenter__(self) -> None:
+        """Do nothing."""
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._timer.cancel()
+        second = self._second
+        if second is None:
+            return
+        try:
+            if kind is not None and issubclass(kind, Exception) and second.task is not None:
+                await asyncio.wait([second.task])  # if it has a value, this task is cancelled
+        finally:
+            if second._is_second:
+                second.lose()
+
+    def _begin_second(self) -> None:
+        if may_begin_second(self._first, self._budget):
+            self._second = self._task.begin_second(self._second_value)
+
+    async def _second_value(self, attempt: Attempt) -> Any:
+        second = cast("GeneratorTask", attempt._member)
+        second.position.attempt = self._task.position.attempt
+        found = await self._run(attempt)
+        if not second.buffer.abandoned and self._first._frame.state == "running":
+            second_won(self._first)
+            self._task.hand_over(second)
+        return found
 
 
 async def fail_over(attempt: Attempt) -> tuple[AsyncIterator[Any], Any]:

@@ -76,7 +76,7 @@ class Hedge:
     """When a second attempt begins beside the first, for nodes whose slowest calls are far slower than most.
 
     Args:
-        after_seconds: how long the first attempt may take before the second begins.
+        after_seconds: how long the first attempt may take before the second begins; of a stream, until its first value.
         max_share: the largest share of the calls that get a second attempt. Each call adds this share to a budget,
             which begins with 1 and holds at most 10; a second attempt takes 1.
 
@@ -221,7 +221,6 @@ class Policy:
         if gives_stream:
             reasons = {
                 "pure=True": self.pure and "equal calls would be merged, and a stream has one reader",
-                "hedge=": self.hedge is not None and "a stream that has begun cannot be exchanged",
                 "cache=": self.cache is not None and "a stream is read once, and not kept",
                 "discard=": self.discard is not None and "a generator closes what it has opened itself, in a `finally`",
                 "max_bytes=": self.max_bytes is not None and "its stream is bounded by capacity=, in values",
@@ -229,12 +228,12 @@ class Policy:
             for option, reason in reasons.items():
                 if reason:
                     raise TypeError(f"node {name!r} is an async generator, to which {option} does not apply: {reason}")
-        elif (self.restart_on or self.restart != "permanent") and not is_stateful:
+        if (self.restart_on or self.restart != "permanent") and not (is_stateful or gives_stream):
             raise TypeError(
                 f"node {name!r} is a function, which has nothing to restart; restart= and restart_on= are for "
                 "classes, whose instances can be replaced"
             )
-        elif is_stateful and (self.hedge is not None or self.cache is not None):
+        if is_stateful and (self.hedge is not None or self.cache is not None):
             option, why = ("hedge=", "attempts") if self.hedge is not None else ("cache=", "calls that are left out")
             raise TypeError(
                 f"stateful node {name!r} cannot have {option}: its state would see other {why}; call a function node "

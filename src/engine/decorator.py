@@ -334,8 +334,8 @@ def node(
         failover: another node, with the same parameters and result, which takes over after the last attempt has failed.
             It is a branch of the graph, with a policy and places of its own. With `fallback` as well, that gets the
             failover's error. A node that gives a stream is taken over only before its first value.
-        hedge: begins a second attempt beside one that takes long; see `penstock.Hedge`. Not for classes, batches,
-            streams and effectful nodes.
+        hedge: begins a second attempt beside one that takes long, of a stream beside one whose first value does; see
+            `penstock.Hedge`. Not for classes, batches and effectful nodes.
         cache: keeps results for equal calls; see `penstock.Cache`. Not for classes, streams and effectful nodes.
         stateless: states that it keeps nothing between two items or values that `checkpoint=` has to save; of a node
             with `batch=`, that results up to rounding will do.

@@ -15,7 +15,7 @@ from ..actors.chains import watched
 from ..actors.current import starts_tasks
 from ..actors.execution import ASYNC, GENERAL, INLINE, Around, Bound, Run, invoke_plain
 from ..actors.executions import Inline, InOwnLoop, InProcess, InThread, OnLoop, StartsTasks
-from ..actors.generators import Opening, OpeningElsewhere, fail_over, staying_inside, values_of
+from ..actors.generators import Opening, OpeningElsewhere, fail_over, hedged_stream, staying_inside, values_of
 from ..actors.loop_host import OwnsLoop
 from ..actors.node_actor import AHEAD_ITEMS, NO_LIMIT, NodeActor, Places, report_blocking
 from ..actors.policy import Policy
@@ -336,7 +336,7 @@ def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
     around: tuple[Around, ...] = () if policy.discard is None else (attempts.noting_results,)
     if gate is not None:
         around += (attempts.through_gate(gate),)
-    if policy.hedge is not None:
+    if policy.hedge is not None and not streams:  # what the first attempt reads of a stream is gone
         budget = site.scope._pools.hedge_budget(site.node.origin, policy.hedge.max_share)
         around += (hedged(policy.hedge.after_seconds, budget),)
     failover = None if site._failover is None else failing_over(*site._failover)
@@ -368,7 +368,10 @@ def _open(execution: Execution, site: Site, actor: NodeActor) -> None:
     bound = OpeningElsewhere(actor.bound) if is_opened else Opening(site._instance)
     if is_opened:  # the iterator is made somewhere else, of the arguments
         actor.fn = functools.wraps(actor.fn, updated=())(lambda *args, **kwargs: (args, kwargs))
-    around = () if gate is None else (staying_inside(gate),)
+    around: tuple[Around, ...] = () if gate is None else (staying_inside(gate),)
+    if policy.hedge is not None and not site._unit.streams and site._place is None:
+        budget = site.scope._pools.hedge_budget(site.node.origin, policy.hedge.max_share)
+        around = (hedged_stream(policy.hedge.after_seconds, budget),)
     first = attempts.compose(policy, around, None if failover is None else fail_over, bound)
     instead = None if failover is None else stream_failing_over(*failover)
     capacity, streams = site.node.policy.capacity or DEFAULT_CAPACITY, site._unit.streams

@@ -1,10 +1,13 @@
 """Hedging: when a second attempt begins, whose result counts, and what becomes of the other."""
 
 import asyncio
+import contextlib
+import random
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
+import httpx
 import pytest
 
 import penstock as ps
@@ -274,8 +277,6 @@ async def test_a_process_that_loses_is_not_killed(slow: str, tmp_path: Any) -> N
 
 
 async def _race(seed: int) -> None:
-    import random
-
     draw = random.Random(seed)
     running = 0
 
@@ -327,6 +328,260 @@ def test_every_call_has_one_outcome_and_leaves_nothing(first: int, effort: int) 
         testing.run_seeded(lambda seed=seed: _race(seed), seed=seed)
 
 
+# Streams, before their first value.
+
+
+class Streams:
+    """A generator whose attempts are told one by one when they give what, and which tells in which tasks it ran."""
+
+    def __init__(self, *plans: list[float | Exception], **policy: Any) -> None:
+        self.log: list[str] = []
+        self.tasks: list[set[object]] = []
+
+        @ps.node(**{"hedge": SOON, **policy})
+        async def attempt(value: int) -> AsyncIterator[str]:
+            number = len(self.tasks)
+            self.tasks.append({asyncio.current_task()})
+            try:
+                for index, seconds in enumerate(plans[number]):
+                    if isinstance(seconds, Exception):
+                        raise seconds
+                    await asyncio.sleep(seconds)
+                    yield f"{number}.{index}"
+            finally:
+                self.tasks[number].add(asyncio.current_task())
+                self.log.append(f"{number} closes")
+                await asyncio.sleep(5)
+                self.log.append(f"{number} closed")
+
+        @ps.graph
+        async def graph(value: int) -> AsyncIterator[str]:
+            return attempt(value)
+
+        self.graph = graph
+
+    async def read(self) -> list[tuple[float, str]]:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        async with engine.deploy(self.graph) as service:
+            async with service.stream(self.graph(1)) as stream:
+                got = [(loop.time() - began, value) async for value in stream]
+            [self.actor] = service.statistics().actors
+        assert all(len(tasks) == 1 for tasks in self.tasks)  # each is closed in the task that has read it
+        return got
+
+
+@pytest.mark.parametrize(
+    ("plans", "got", "log", "counts"),
+    [
+        # The second has the first value, which does not wait until the first is closed.
+        ([[60], [1, 1]], [(2, "1.0"), (3, "1.1")], ["0 closes", "1 closes", "0 closed", "1 closed"], (1, 1, 1)),
+        # The first has it after all.
+        ([[2, 2], [60]], [(2, "0.0"), (4, "0.1")], ["1 closes", "0 closes", "1 closed", "0 closed"], (1, 0, 1)),
+        # It has begun in time, and may take as long as it likes then.
+        ([[0.5, 60]], [(0.5, "0.0"), (60.5, "0.1")], ["0 closes", "0 closed"], (0, 0, 1)),
+        # An error waits for the other attempt, and of two errors the first counts.
+        ([[1.5, LookupError()], [3]], [(1.5, "0.0")], None, (1, 0, 0)),
+        # An empty stream is a result.
+        ([[60], []], [], ["1 closes", "1 closed", "0 closes", "0 closed"], (1, 1, 1)),
+    ],
+)
+def test_the_first_value_of_two_streams_counts(
+    plans: list[Any], got: list[tuple[float, str]], log: list[str] | None, counts: tuple[int, int, int]
+) -> None:
+    streams, read = Streams(*plans), []
+
+    async def main() -> None:
+        read.extend(await streams.read())
+
+    if counts[2]:
+        testing.run_virtual(main)
+        actor = streams.actor
+        assert (actor.hedged, actor.hedges_won, actor.completed, actor.failed) == (*counts, 0)
+        assert (read, actor.in_flight) == (got, 0)
+    else:
+        with pytest.raises(LookupError):
+            testing.run_virtual(main)
+    if log is not None:
+        assert streams.log == log
+
+
+def test_a_stream_that_fails_waits_for_the_other_and_a_retry_and_the_failover_for_both() -> None:
+    def slowly(error: Exception) -> list[float | Exception]:
+        return [error]
+
+    # `sleep` of the plan comes before its value, so these fail while nothing has come.
+    class Slow(Exception):
+        pass
+
+    attempts: list[int] = []
+
+    @ps.node
+    async def instead(value: int) -> AsyncIterator[str]:
+        yield "failover"
+
+    @ps.node(hedge=ps.Hedge(after_seconds=1, max_share=1), retry=ps.Retry(2), failover=instead)
+    async def attempt(value: int) -> AsyncIterator[str]:
+        number = len(attempts)
+        attempts.append(ps.current().attempt)
+        await asyncio.sleep([2, value, 2, 2][number])
+        if number == 1 and value == 3:
+            yield "second"
+            return
+        raise Slow(number)
+
+    @ps.graph
+    async def graph(value: int) -> AsyncIterator[str]:
+        return attempt(value)
+
+    async def read(value: int) -> list[str]:
+        attempts.clear()
+        async with engine.stream(graph(value)) as stream:
+            return [text async for text in stream]
+
+    assert testing.run_virtual(lambda: read(3)) == ["second"]
+    assert attempts == [1, 1]
+    assert testing.run_virtual(lambda: read(4)) == ["failover"]
+    assert attempts == [1, 1, 2, 2]
+
+
+@pytest.mark.parametrize("why", ["no place", "an input stream", "no budget"])
+def test_no_second_stream_begins_where_it_might_do_harm(why: str) -> None:
+    begun: list[int] = []
+
+    @ps.node
+    async def numbers(count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+
+    @ps.node(
+        hedge=ps.Hedge(after_seconds=1, max_share=0 if why == "no budget" else 1),
+        concurrency=1 if why == "no place" else None,
+    )
+    async def slow(values: Any) -> AsyncIterator[int]:
+        begun.append(1)
+        await asyncio.sleep(10)
+        yield 1
+
+    @ps.graph
+    async def graph(count: int) -> AsyncIterator[int]:
+        return slow(numbers(count)) if why == "an input stream" else slow(count)
+
+    async def main() -> list[int]:
+        async with engine.Engine() as own:
+            for _ in range(2):  # the budget begins with one
+                async with own.stream(graph(2)) as stream:
+                    got = [value async for value in stream]
+        return got
+
+    assert testing.run_virtual(main) == [1]
+    assert len(begun) == (3 if why == "no budget" else 2)
+
+
+async def _race_of_streams(seed: int) -> None:
+    draw = random.Random(seed)
+    opened = closed = running = most = 0
+    places = draw.choice([None, 2, 4])
+
+    @ps.node
+    async def instead(value: int) -> AsyncIterator[tuple[int, int]]:
+        for index in range(3):
+            yield -1, index
+
+    @ps.node(
+        hedge=ps.Hedge(after_seconds=0.2, max_share=1),
+        retry=draw.choice([None, ps.Retry(2)]),
+        timeout_seconds=draw.choice([None, 0.5]),
+        failover=draw.choice([None, instead]),
+        concurrency=places,
+        capacity=draw.choice([1, 16]),
+    )
+    async def attempt(value: int) -> AsyncIterator[tuple[int, int]]:
+        nonlocal opened, closed, running, most
+        opened, running, number, task = opened + 1, running + 1, opened, asyncio.current_task()
+        most = max(most, running)
+        try:
+            for index in range(draw.randrange(5)):
+                await asyncio.sleep(draw.choice([0, 0, 0.1, 0.2, 0.2, 0.3, 1]))
+                if draw.random() < 0.1:
+                    raise LookupError(value)
+                yield number, index
+        finally:
+            assert asyncio.current_task() is task
+            running, closed = running - 1, closed + 1
+            await asyncio.sleep(draw.choice([0, 0.1]))
+
+    @ps.graph
+    async def graph(value: int) -> AsyncIterator[tuple[int, int]]:
+        return attempt(value)
+
+    async def one(service: Any, value: int) -> None:
+        leaves, got = draw.choice([0, 1, 9, 9]), list[tuple[int, int]]()
+        with contextlib.suppress(LookupError, TimeoutError, asyncio.CancelledError):
+            async with service.stream(graph(value), timeout_seconds=draw.choice([None, None, 1])) as stream:
+                async for item in stream:
+                    got.append(item)
+                    if len(got) > leaves:
+                        break
+                    await asyncio.sleep(draw.choice([0, 0, 0.2]))
+        assert [index for _, index in got] == [*range(len(got))]
+        assert len({number for number, _ in got}) <= 1  # all are of one attempt
+
+    async with engine.deploy(graph) as service:
+        tasks = [asyncio.create_task(one(service, value)) for value in range(8)]
+        for task in tasks:
+            await asyncio.sleep(draw.choice([0, 0.1, 0.2]))
+            if not draw.randrange(4):
+                task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.sleep(10)
+        assert {actor.in_flight for actor in service.statistics().actors} == {0}
+        assert [task.exception() for task in tasks if not task.cancelled()].count(None) == len(tasks) - sum(
+            task.cancelled() for task in tasks
+        )
+    assert (opened, running) == (closed, 0)
+    assert places is None or most <= places
+
+
+@pytest.mark.parametrize("first", range(0, 200, 40))
+def test_every_stream_has_the_values_of_one_attempt_and_leaves_nothing(first: int, effort: int) -> None:
+    for seed in range(first, first + 40 * effort):
+        testing.run_seeded(lambda seed=seed: _race_of_streams(seed), seed=seed)
+
+
+async def test_the_connection_of_a_stream_that_has_lost_is_closed() -> None:
+    """With a client whose streams belong to the task that has opened them, and a server of which the first hangs."""
+    asked, left = 0, asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            with contextlib.suppress(ConnectionError):
+                await reader.read()  # until the client has gone
+            left.set()
+        else:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\nhello")
+        writer.close()
+
+    @ps.node(hedge=ps.Hedge(after_seconds=0.01, max_share=1))
+    async def tokens(url: str) -> AsyncIterator[str]:
+        async with httpx.AsyncClient() as client, client.stream("GET", url) as response:
+            async for text in response.aiter_text():
+                yield text
+
+    @ps.graph
+    async def chat(url: str) -> AsyncIterator[str]:
+        return tokens(url)
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        host, port = server.sockets[0].getsockname()
+        async with engine.stream(chat(f"http://{host}:{port}/")) as stream:
+            assert [text async for text in stream] == ["hello"]
+        await left.wait()
+
+
 # What is refused.
 
 
@@ -353,11 +608,18 @@ def test_where_a_second_attempt_would_do_harm_it_is_refused() -> None:
     with pytest.raises(TypeError, match="batched node 'later' has hedge="):
         later.with_policy(hedge=SOON)
 
-    with pytest.raises(TypeError, match="async generator, to which hedge= does not apply"):
+    with pytest.raises(TypeError, match="stateful node 'Streaming' cannot have hedge="):
 
         @ps.node(hedge=SOON)
-        async def stream(value: int) -> AsyncIterator[int]:
-            yield value
+        class Streaming:
+            async def __call__(self, value: int) -> AsyncIterator[int]:
+                yield value
+
+    with pytest.raises(TypeError, match="stateful node 'OwnLoop' cannot have hedge="):
+
+        @ps.node(hedge=SOON)
+        class OwnLoop(ps.StreamActor[int, int]):
+            async def loop(self, inbox: ps.Inbox[ps.StreamWork[int, int]], /) -> None: ...
 
     with pytest.raises(TypeError, match="plain `def` that runs on the event loop"):
 
