@@ -4,12 +4,12 @@ import asyncio
 import math
 import sys
 from collections.abc import AsyncIterator, Callable, Hashable
-from heapq import heappop, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypeVar
 from weakref import WeakKeyDictionary
 
-from .._errors import Overloaded
-from ..actors.accepted import KEY, POSITIVE, check, one_of, optional, refuse_awaitable, whole
+from .._errors import OptionsError, Overloaded
+from ..actors.accepted import KEY, NOT_NEGATIVE, POSITIVE, check, one_of, optional, refuse_awaitable, whole
 from ..actors.channel import PriorityFifo
 from ..actors.loop_host import Actor
 from ..actors.own_loops import Inbox, Work
@@ -27,9 +27,9 @@ LimitScope: TypeAlias = Literal["own", "engine"]
 class TokenBucket:
     """A rate with bursts: a state machine without a clock.
 
-    The bucket holds up to `burst` tokens, gets `per_second` of them each second, and an item takes one. It does not
-    store the number of tokens but the time at which it would be full again, which is exact over any time (the "generic
-    cell rate algorithm", ITU-T I.371).
+    The bucket holds up to `burst` tokens, gets `per_second` of them each second, and an item takes one, or its cost. It
+    does not store the number of tokens but the time at which it would be full again, which is exact over any time (the
+    "generic cell rate algorithm", ITU-T I.371).
 
     Args:
         per_second: how many tokens it gets per second.
@@ -42,26 +42,29 @@ class TokenBucket:
         OptionsError: a number is out of its range.
     """
 
-    __slots__ = ("_seconds_per_token", "_slack", "full_at")
+    __slots__ = ("burst", "full_at", "per_second")
 
     def __init__(self, per_second: float, burst: int) -> None:
         check("per_second", per_second, POSITIVE)
         check("burst", burst, whole(1))
-        self._seconds_per_token = 1 / per_second
-        self._slack = (burst - 1) / per_second
+        self.per_second = per_second
+        self.burst = burst
         self.full_at = -math.inf
 
-    @property
-    def ready_at(self) -> float:
-        """The time from which there is a token."""
-        return self.full_at - self._slack
+    def ready_at(self, cost: float = 1) -> float:
+        """Return the time from which there are so many tokens; or it is full, for a cost that it never holds."""
+        return self.full_at - (self.burst - min(cost, self.burst)) / self.per_second
 
-    def take(self, now: float) -> bool:
-        """Take a token at the time `now`; return whether there was one."""
-        if now < self.ready_at:
+    def take(self, now: float, cost: float = 1) -> bool:
+        """Take tokens at the time `now`; return whether there were as many, or it was full."""
+        if now < self.ready_at(cost):
             return False
-        self.full_at = max(now, self.full_at) + self._seconds_per_token
+        self.spend(now, cost)
         return True
+
+    def spend(self, now: float, tokens: float) -> None:
+        """Take tokens that it may not have, which is a debt; or give some back, for a negative number."""
+        self.full_at = max(now, self.full_at) + tokens / self.per_second
 
 
 T = TypeVar("T")
@@ -71,12 +74,17 @@ T = TypeVar("T")
 class RateLimit(Actor[Any, Any]):
     """A node that passes its input on, at a limited rate: `limited = ps.RateLimit(per_second=10, burst=5)`.
 
+    With `cost=` an item takes as many tokens as it costs, and `settle` takes what is known only later, such as the
+    tokens of an answer. An item that costs more than `burst` passes when the limit was not used for so long that it
+    allows a whole burst, and leaves a debt.
+
     Items of higher priority pass first. An item that is cancelled or expires while it waits does not count. All calls
     of a deployment or of a stream share one limit; each `engine.run` has its own, unless `scope="engine"`.
 
     Args:
-        per_second: how many items may pass per second, in the long run.
-        burst: how many items may pass at once after a pause.
+        per_second: how many items, or tokens of their cost, may pass per second, in the long run; or a function of the
+            key that returns that, which is asked when the limit of a key begins.
+        burst: how many items, or tokens, may pass at once after a pause.
         key: returns the key of an item, such as `lambda request: request.tenant`; each key has a limit of its own. The
             limit of a key that was not used for so long that it allows a whole burst again is forgotten.
         on_limit: whether an item that may not pass now waits, or is refused with `Overloaded`, whose
@@ -86,6 +94,7 @@ class RateLimit(Actor[Any, Any]):
         max_keys: how many keys it remembers; an item of a further key is refused with `Overloaded`.
         max_waiting_per_key: how many items of one key may wait; further ones are refused with `Overloaded`. None
             without a limit.
+        cost: returns how many tokens an item takes, 0 or more; by default each takes one.
 
     Raises:
         OptionsError: an option does not accept its value.
@@ -94,15 +103,21 @@ class RateLimit(Actor[Any, Any]):
     def __init__(
         self,
         *,
-        per_second: float,
+        per_second: float | Callable[[Any], float],
         burst: int = 1,
         key: Callable[[Any], Hashable] | None = None,
         on_limit: OnLimit = "wait",
         scope: LimitScope = "own",
         max_keys: int = 100_000,  # some 30 MB
         max_waiting_per_key: int | None = None,
+        cost: Callable[[Any], float] | None = None,
     ) -> None:
-        TokenBucket(per_second, burst)  # checks both
+        if callable(per_second):
+            check("per_second", per_second, KEY)
+            if key is None:
+                raise OptionsError("per_second=, a function of the key, needs key=")
+        TokenBucket(1 if callable(per_second) else per_second, burst)  # checks both
+        check("cost", cost, optional(KEY))
         check("key", key, optional(KEY))
         check("on_limit", on_limit, one_of(OnLimit))
         check("scope", scope, one_of(LimitScope))
@@ -110,6 +125,7 @@ class RateLimit(Actor[Any, Any]):
         check("max_waiting_per_key", max_waiting_per_key, optional(whole(0)))
         self._per_second = per_second
         self._burst = burst
+        self._cost = cost
         self._penstock_key = key
         self._max_keys = max_keys
         self._max_waiting = sys.maxsize if max_waiting_per_key is None else max_waiting_per_key
@@ -126,6 +142,28 @@ class RateLimit(Actor[Any, Any]):
 
         def __rrshift__(self, stream: AsyncIterator[T]) -> AsyncIterator[T]: ...
 
+    def settle(self, key: Hashable, used: float) -> None:
+        """Take tokens that items of a key have used beyond their cost; call it on the event loop.
+
+        This may leave a debt, which the next items of the key wait off, or are refused for.
+
+        Args:
+            key: the key; None for a limit without `key=`.
+            used: how many tokens; a negative number gives some back.
+
+        Raises:
+            OptionsError: the limit does not have `scope="engine"`; or several Engines have it, and no node calls this.
+        """
+        gates = [*self._of_engines.values()]
+        if self._penstock_is_shared and (pools := pools_around()) is not None:
+            gates = [gate] if (gate := self._of_engines.get(pools)) is not None else []
+        if not self._penstock_is_shared or len(gates) > 1:
+            raise OptionsError(
+                'settle: the limit has to have scope="engine", and a node calls it, or one Engine has it'
+            )
+        for gate in gates:
+            gate.settle(key, used)
+
     async def loop(self, inbox: Inbox[Work[Any, Any]], /) -> None:
         """Take all work out of the inbox at once, and have it pass the gate."""
         gate, key_of = self._gate(), self._penstock_key
@@ -138,7 +176,11 @@ class RateLimit(Actor[Any, Any]):
                     if key_of is not None:
                         key = key_of(work.value)
                         refuse_awaitable(key)
-                    gate.add(work, key)
+                    cost = 1.0
+                    if self._cost is not None:
+                        cost = self._cost(work.value)
+                        check("cost(item)", cost, NOT_NEGATIVE, "RateLimit: the result of ")
+                    gate.add(work, key, cost)
                 except Exception as error:  # noqa: BLE001 - the function `key=`, or a key that cannot be hashed
                     work.fail(error)
         finally:
@@ -166,7 +208,7 @@ class _Account:
     Attributes:
         key: the key.
         bucket: its tokens.
-        waiting: its work that waits; None if none does.
+        waiting: its work that waits, with its cost; None if none does.
     """
 
     __slots__ = ("bucket", "key", "waiting")
@@ -174,7 +216,13 @@ class _Account:
     def __init__(self, key: Hashable, bucket: TokenBucket) -> None:
         self.key = key
         self.bucket = bucket
-        self.waiting: PriorityFifo[Work[Any, Any]] | None = None
+        self.waiting: PriorityFifo[tuple[Work[Any, Any], float]] | None = None
+
+    @property
+    def next_at(self) -> float:
+        """The time from which the next work that waits may pass."""
+        assert self.waiting is not None
+        return self.bucket.ready_at(self.waiting.head()[1])
 
 
 class _Gate:
@@ -184,7 +232,7 @@ class _Gate:
         loops: how many loops give it work.
     """
 
-    def __init__(self, per_second: float, burst: int, max_keys: int, max_waiting: int) -> None:
+    def __init__(self, per_second: float | Callable[[Any], float], burst: int, max_keys: int, max_waiting: int) -> None:
         self.loops = 0
         self._clock = asyncio.get_running_loop()
         self._rate = per_second, burst
@@ -200,38 +248,42 @@ class _Gate:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
 
-    def add(self, work: Work[Any, Any], key: Hashable) -> None:
-        """Let work pass, now or later; or refuse it."""
+    def settle(self, key: Hashable, used: float) -> None:
+        """Take tokens that were used, or give some back; work that waits may pass later then, or earlier."""
         now = self._clock.time()
-        account = self._accounts.get(key)
-        if account is None:
-            account = self._new_account(key, now)
-            if account is None:
-                work.fail(Overloaded(
-                    f"RateLimit: key {key!r:.60} is one too many: {self._max_keys} others have used their limits "
-                    "lately (max_keys)",
-                    max(0.0, self._full[0][0] - now),
-                ))  # fmt: skip
-                return
+        account = self._account(key, now)
+        account.bucket.spend(now, used)
+        if account.waiting is not None:
+            self._reschedule(account)
+
+    def add(self, work: Work[Any, Any], key: Hashable, cost: float) -> None:
+        """Let work pass, now or later.
+
+        Raises:
+            Overloaded: it is refused.
+        """
+        now = self._clock.time()
+        account = self._account(key, now)
         waiting = account.waiting
         if waiting is None:
-            if account.bucket.take(now):
+            if account.bucket.take(now, cost):
                 work.finish(work.value)
                 return
             if not self._max_waiting:
-                work.fail(self._refusal(account, 0, now))
-                return
+                raise self._refusal(account, cost, 0, now)
             waiting = account.waiting = PriorityFifo()
-            self._entries += 1
-            heappush(self._next, (account.bucket.ready_at, self._entries, account))
-            self._set_timer()
-        elif waiting.count >= self._max_waiting:
-            for other in [other for other in waiting if not _is_wanted(other, now)]:
-                waiting.discard(other, other.priority)
+            waiting.push((work, cost), work.priority)
+            self._schedule(account)
+            return
+        if waiting.count >= self._max_waiting:
+            for other in [other for other in waiting if not _is_wanted(other[0], now)]:
+                waiting.discard(other, other[0].priority)
             if waiting.count >= self._max_waiting:
-                work.fail(self._refusal(account, waiting.count, now))
-                return
-        waiting.push(work, work.priority)
+                raise self._refusal(account, cost, waiting.count, now)
+        before = account.next_at if waiting else None
+        waiting.push((work, cost), work.priority)
+        if account.next_at != before:  # it is the next one, of another cost
+            self._reschedule(account)
 
     def close(self) -> None:
         """Forget the work that waits, since its scope has ended; keep the limits."""
@@ -247,16 +299,27 @@ class _Gate:
         while self._next and self._next[0][0] <= now:
             _, _, account = heappop(self._next)
             waiting, bucket = account.waiting, account.bucket
-            while waiting and now >= bucket.ready_at:
-                work = waiting.pop()
+            while waiting and now >= account.next_at:
+                work, cost = waiting.pop()
                 if _is_wanted(work, now):
-                    bucket.take(now)
+                    bucket.take(now, cost)
                     work.finish(work.value)
             if waiting:
                 self._entries += 1
-                heappush(self._next, (bucket.ready_at, self._entries, account))
+                heappush(self._next, (account.next_at, self._entries, account))
             else:
                 account.waiting = None
+        self._set_timer()
+
+    def _reschedule(self, account: _Account) -> None:
+        """Note that the next work of a key may pass at another time than before."""
+        self._next = [entry for entry in self._next if entry[2] is not account]
+        heapify(self._next)
+        self._schedule(account)
+
+    def _schedule(self, account: _Account) -> None:
+        self._entries += 1
+        heappush(self._next, (account.next_at, self._entries, account))
         self._set_timer()
 
     def _set_timer(self) -> None:
@@ -267,14 +330,23 @@ class _Gate:
             self._timer = None if due is None else self._clock.call_at(due, self._pass, due)
             self._timer_at = due
 
-    def _new_account(self, key: Hashable, now: float) -> _Account | None:
-        """Make the account of a new key, and forget some that are full; return None if there are too many keys."""
-        full, looks, seconds_per_token = self._full, 0, 1 / self._rate[0]
+    def _account(self, key: Hashable, now: float) -> _Account:
+        """Return the account of a key; for a new one, forget some that are full.
+
+        Raises:
+            Overloaded: there are too many keys.
+        """
+        account = self._accounts.get(key)
+        if account is not None:
+            return account
+        per_second, burst = self._rate
+        bucket = TokenBucket(per_second(key) if callable(per_second) else per_second, burst)
+        full, looks = self._full, 0
         while full and full[0][0] <= now and (looks < _LOOKS or len(self._accounts) >= self._max_keys):
             _, entry, other = full[0]
             full_at = other.bucket.full_at
             if other.waiting is not None:  # it will take more tokens
-                full_at = max(full_at, now + seconds_per_token)
+                full_at = max(full_at, now + 1 / other.bucket.per_second)
             if full_at > now:
                 heapreplace(full, (full_at, entry, other))
             else:
@@ -282,20 +354,24 @@ class _Gate:
                 forget(self._accounts, other.key, other)
             looks += 1
         if len(self._accounts) >= self._max_keys:
-            return None
-        account = self._accounts[key] = _Account(key, TokenBucket(*self._rate))
+            raise Overloaded(
+                f"RateLimit: key {key!r:.60} is one too many: {self._max_keys} others have used their limits "
+                "lately (max_keys)",
+                max(0.0, full[0][0] - now),
+            )
+        account = self._accounts[key] = _Account(key, bucket)
         self._entries += 1
-        heappush(full, (now + seconds_per_token, self._entries, account))
+        heappush(full, (now + 1 / bucket.per_second, self._entries, account))
         return account
 
-    def _refusal(self, account: _Account, waiting: int, now: float) -> Overloaded:
+    def _refusal(self, account: _Account, cost: float, waiting: int, now: float) -> Overloaded:
         key = account.key
-        per_second, burst = self._rate
+        per_second, burst = account.bucket.per_second, account.bucket.burst
         of_key = "" if key is None else f" of key {key!r:.60}"
         what = f"{waiting} items{of_key} wait (max_waiting_per_key)" if waiting else f"the limit{of_key} is used up"
         return Overloaded(
             f"RateLimit(per_second={per_second:g}, burst={burst}): {what}",
-            max(0.0, account.bucket.ready_at - now) + waiting / per_second,
+            max(0.0, account.bucket.ready_at(cost) - now) + waiting / per_second,
             key,
         )
 

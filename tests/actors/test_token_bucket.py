@@ -10,7 +10,7 @@ from penstock.engine.rate_limit import TokenBucket
 def test_a_burst_then_the_rate() -> None:
     bucket = TokenBucket(per_second=2, burst=3)
     assert [bucket.take(100.0) for _ in range(5)] == [True, True, True, False, False]
-    assert bucket.ready_at == 100.5
+    assert bucket.ready_at() == 100.5
     assert not bucket.take(100.49)
     assert bucket.take(100.5)
     assert not bucket.take(100.5)
@@ -31,7 +31,7 @@ def test_no_window_lets_more_through_than_the_burst_and_the_rate(
     passed: list[float] = []
     for pause in pauses:
         now += pause / 8
-        could = bucket.ready_at <= now
+        could = bucket.ready_at() <= now
         assert bucket.take(now) == could
         if could:
             passed.append(now)

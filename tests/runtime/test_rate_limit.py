@@ -1,6 +1,8 @@
 """`RateLimit` passes its input on, so many times per second of a scope or an Engine, for all items or for each key."""
 
 import asyncio
+import random
+from collections import Counter
 from collections.abc import Hashable
 from typing import Any, cast
 
@@ -316,3 +318,131 @@ def test_the_options_of_limits_by_key_are_checked() -> None:
     for option, value in wrong.items():
         with pytest.raises(ps.OptionsError, match=f"{option}="):
             ps.RateLimit(per_second=1, **{option: value})
+
+
+# Tokens, of which items take several.
+
+
+def test_an_item_takes_its_cost_and_one_that_is_too_large_leaves_a_debt() -> None:
+    limit = ps.RateLimit(per_second=10, burst=5, cost=lambda cost: cost)
+
+    @ps.graph
+    async def graph(cost: float) -> float:
+        return await limit(cost)
+
+    async def main() -> list[float]:
+        clock, passed = asyncio.get_running_loop().time, list[float]()
+        async with engine.stream((graph(cost) for cost in (3, 2, 0, 1, 12, 0, 1)), max_in_flight=64) as results:
+            async for _ in results:
+                passed.append(round(clock(), 6))
+        return passed
+
+    # The item of 12 waits for the whole burst of 5; of the debt of 7, the next has to wait off all, and one token more.
+    assert testing.run_virtual(main) == [0, 0, 0, 0.1, 0.6, 1.3, 1.4]
+
+
+def quota_of(tenant: str) -> float:
+    return {"a": 10.0, "b": 1.0}[tenant]
+
+
+def test_each_key_has_its_rate_and_settles_its_debt_alone() -> None:
+    limit = ps.RateLimit(per_second=quota_of, burst=10, key=tenant_of, scope="engine", cost=lambda request: request[1])
+    graph = service_of(limit)
+
+    async def main() -> None:
+        clock = asyncio.get_running_loop().time
+        async with engine.Engine() as own, own.deploy(graph) as service:
+
+            async def passed(tenant: str, cost: int) -> float:
+                await service((tenant, cost))
+                return round(clock(), 6)
+
+            assert [await passed("a", 10), await passed("b", 10)] == [0, 0]
+            limit.settle("a", 20)  # what the answer has cost besides
+            calls = [asyncio.create_task(passed(*request)) for request in [("a", 10), ("b", 1), ("a", 1)]]
+            await asyncio.sleep(0.5)
+            assert [call.done() for call in calls] == [False] * 3
+            limit.settle("a", -5)  # given back while they wait
+            assert await asyncio.gather(*calls) == [2.5, 1, 2.6]
+            calls = [asyncio.create_task(passed("a", 1))]
+            await asyncio.sleep(0)
+            limit.settle("a", 10)
+            assert await asyncio.gather(*calls) == [3.7]
+            with pytest.raises(KeyError):  # a key of no quota fails alone
+                await service(("c", 1))
+
+    testing.run_virtual(main)
+
+
+def test_a_debt_is_told_to_those_who_are_refused() -> None:
+    limit = ps.RateLimit(per_second=2, burst=4, key=tenant_of, on_limit="refuse", scope="engine")
+    graph = service_of(limit)
+
+    async def main() -> None:
+        async with engine.deploy(graph) as service:
+            await service(("a", 1))
+            limit.settle("a", 7)
+            with pytest.raises(ps.Overloaded, match="the limit of key 'a' is used up") as caught:
+                await service(("a", 1))
+            assert caught.value.retry_after_seconds == pytest.approx(2.5)  # 4 of debt, and one token
+            await service(("b", 1))
+
+    testing.run_virtual(main)
+
+
+def test_under_many_interleavings_no_key_uses_more_than_its_tokens(effort: int) -> None:
+    """However costs, debts and cancels come: what was used up to a moment is covered by burst, rate and one item."""
+
+    async def main() -> int:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, testing.SeededLoop)
+        draw = random.Random(loop.seed)
+        limit = ps.RateLimit(
+            per_second=quota_of, burst=8, key=tenant_of, cost=lambda request: request[1], scope="engine"
+        )
+        graph, used, settled = service_of(limit), Counter[str](), list[tuple[str, float, int]]()
+
+        async with engine.Engine() as own, own.deploy(graph) as service:
+
+            async def one(tenant: str, cost: int) -> None:
+                await asyncio.sleep(draw.choice([0, 0, 0.5, 3]))
+                await service.run(graph((tenant, cost)), priority=draw.randrange(2))
+                used[tenant] += cost
+                now = loop.time()
+                before = sum(amount for of, at, amount in settled if of == tenant and (at < now or amount < 0))
+                # Of those that passed in this moment, the last may have been 11 where a whole burst is 8.
+                assert used[tenant] + before <= 8 + 3 + now * quota_of(tenant) + 1e-6
+                if draw.random() < 0.5:
+                    debt = draw.choice([-cost, 1, 20])
+                    settled.append((tenant, now, debt))
+                    limit.settle(tenant, debt)
+
+            calls = [asyncio.create_task(one(draw.choice("aab"), draw.randrange(12))) for _ in range(12)]
+            for call in calls:
+                if not draw.randrange(4):
+                    await asyncio.sleep(0)
+                    call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
+            assert [call.exception() for call in calls if not call.cancelled() and call.exception()] == []
+        return len(settled)
+
+    assert any(testing.interleavings(main, count=60 * effort))
+
+
+async def test_what_cannot_be_settled_is_refused() -> None:
+    with pytest.raises(ps.OptionsError, match="per_second=, a function of the key, needs key="):
+        ps.RateLimit(per_second=quota_of)
+    with pytest.raises(ps.OptionsError, match="cost="):
+        ps.RateLimit(per_second=1, cost=3)  # type: ignore[arg-type]
+    with pytest.raises(ps.OptionsError, match=r'settle: .* scope="engine"'):
+        ps.RateLimit(per_second=1).settle(None, 3)
+    shared = ps.RateLimit(per_second=1, scope="engine", cost=lambda request: request[1])
+    graph = service_of(shared)
+    shared.settle(None, 3)  # nobody has used it
+    async with engine.Engine() as own, engine.Engine() as other:
+        await own.run(graph(("a", 1)))
+        await other.run(graph(("a", 1)))
+        with pytest.raises(ps.OptionsError, match="a node calls it, or one Engine has it"):
+            shared.settle(None, 3)
+        with pytest.raises(ps.OptionsError, match=r"RateLimit: the result of cost\(item\)=-1"):
+            await own.run(graph(("a", -1)))
