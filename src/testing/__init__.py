@@ -3,17 +3,15 @@
 For any asyncio code: clocks that jump to the next timer (`VirtualClockLoop`, `run_virtual`), interleavings that can be
 replayed (`SeededLoop`, `run_seeded`, `interleavings`), a cancellation at each point of a run (`cancel_at_every_step`),
 and waiting until all tasks are blocked (`wait_quiescent`). For graphs: fakes (`replace`), injected `faults`, and
-inboxes for the loops of actors (`inbox`, `stream_inbox`).
+inboxes for the loops of actors (`inbox`, `stream_inbox`); the modules here load the engine only when one of these is
+used.
 """
 
 from typing import TYPE_CHECKING
 
 from .._public import public as _public
-from . import faults
 from ._cancellation import CancelOutcome, cancel_at_every_step
-from ._inbox import StreamReader, inbox, stream_inbox
 from ._quiescence import wait_quiescent
-from ._replace import replace
 from ._run import interleavings, run_seeded, run_virtual
 from ._seeded_loop import SeededLoop
 from ._virtual_clock import VirtualClockLoop
@@ -23,5 +21,18 @@ __all__ = [
     "interleavings", "replace", "run_seeded", "run_virtual", "stream_inbox", "wait_quiescent",
 ]  # fmt: skip
 
-if not TYPE_CHECKING:
-    __getattr__, __dir__ = _public(__name__)
+if TYPE_CHECKING:
+    from . import faults
+    from ._inbox import StreamReader, inbox, stream_inbox
+    from ._replace import replace
+else:
+    __getattr__, __dir__ = _public(
+        __name__,
+        {
+            "faults": ".faults",
+            "StreamReader": "._inbox",
+            "inbox": "._inbox",
+            "stream_inbox": "._inbox",
+            "replace": "._replace",
+        },
+    )

@@ -77,7 +77,31 @@ def test_import_loads_what_most_programs_need_and_no_more() -> None:
     assert len([name for name in loaded if name.startswith("penstock")]) <= 140
 
 
-@pytest.mark.parametrize("module", [penstock, engine, telemetry, data, devices])
+# The package around the modules is an empty one, so what they import is all that is loaded.
+WITHOUT_THE_ENGINE = """
+import asyncio, sys, types
+sys.modules["penstock"] = around = types.ModuleType("penstock")
+around.__path__ = [sys.argv[1]]
+from penstock import testing
+async def main():
+    await asyncio.sleep(1)
+    await testing.wait_quiescent()
+testing.run_virtual(main)
+testing.interleavings(main, count=2)
+outcomes = list(testing.cancel_at_every_step(main))
+print(*(name for name in sys.modules if name.startswith("penstock.")))
+"""
+
+
+def test_tools_for_any_asyncio_code_load_nothing_of_the_engine() -> None:
+    program = [sys.executable, "-c", WITHOUT_THE_ENGINE, str(SOURCE)]
+    done = subprocess.run(program, capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.split())
+    assert {name for name in loaded if not name.startswith("penstock.testing")} == {"penstock._public"}
+    assert not loaded & {f"penstock.testing.{late}" for late in ("faults", "_fault_points", "_inbox", "_replace")}
+
+
+@pytest.mark.parametrize("module", [penstock, engine, telemetry, data, devices, testing])
 def test_names_that_are_imported_late_are_those_that_checkers_see(module: ModuleType) -> None:
     body = ast.parse(Path(str(module.__file__)).read_text()).body
     blocks = [one for one in body if isinstance(one, ast.If)]

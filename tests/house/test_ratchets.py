@@ -22,7 +22,7 @@ LIMITS = {
     "saving": Figures(lines=1902, largest_file=558, slots=0, branches=20, broad_excepts=8),
     "studio": Figures(lines=2217, largest_file=284, slots=0, branches=13, broad_excepts=2),
     "telemetry": Figures(lines=3083, largest_file=358, slots=8, branches=15, broad_excepts=5),
-    "testing": Figures(lines=530, largest_file=135, slots=1, branches=5, broad_excepts=3),
+    "testing": Figures(lines=540, largest_file=135, slots=1, branches=5, broad_excepts=3),
 }
 
 # Files of tests that import what is no public name.
