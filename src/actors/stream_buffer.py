@@ -208,25 +208,22 @@ class BarrierBuffer(StreamBuffer[T]):
 
     Attributes:
         barrier: the first barrier; None if there is none.
+        given: how many values were put, those before a restart included.
         on_barrier: passes the first barrier on and takes it out with `release`; called when the reader asks for what is
             behind it.
         is_draining: whether values are put without a bound, until the next barrier.
     """
 
-    __slots__ = ("_behind", "_end", "barrier", "is_draining", "on_barrier")
+    __slots__ = ("_behind", "_end", "barrier", "given", "is_draining", "on_barrier")
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         super().__init__(capacity)
         self.barrier: Barrier | None = None
+        self.given = 0
         self.on_barrier: Callable[[], Awaitable[None]] | None = None
         self.is_draining = False
         self._behind: deque[tuple[Barrier, list[T]]] = deque()  # each barrier, and the values between it and the next
         self._end: tuple[BaseException | None] | None = None  # the end behind the barriers
-
-    @property
-    def given(self) -> int:
-        """How many values were put, those before a restart included."""
-        return self.position + len(self.held) + sum(len(values) for _, values in self._behind)
 
     def put_barrier(self, barrier: Barrier) -> None:
         """Put a barrier behind the values that were put; there is always room for it."""
@@ -271,6 +268,7 @@ class BarrierBuffer(StreamBuffer[T]):
         is_full = len(self.held) >= self.capacity and not self.is_draining
         if is_full or self._end is not None or self.ended or self.abandoned:
             return False
+        self.given += 1
         if self.barrier is not None:
             self._behind[-1][1].append(value)
             self.capacity -= 1  # so that every check for room counts it

@@ -393,6 +393,11 @@ class Checkpointer:
             await asyncio.wait(self._asked)
         barrier.is_asked = False
 
+    @property
+    def is_overdue(self) -> bool:
+        """Whether the source should have put a barrier before."""
+        return self._schedule.is_overdue(self.position() if self._result is None else self._result.given)
+
     def _bytes_on_way(self) -> int:
         """Return how many bytes the states of barriers on their way have; what several of them share counts once.
 
@@ -476,6 +481,7 @@ class Checkpointer:
         buffer.position = told["position"]
         place = self._place_again(self._path.placed)
         buffer.held.extendleft(reversed(told["unread"] if place is None else [*map(place, told["unread"])]))
+        buffer.given += buffer.position + len(told["unread"])
         buffer.on_barrier = partial(self._at_end, buffer, self._take_reader)
         self._schedule.begin(self.record, buffer.position, len(told["unread"]))
         if self.events is not None:
@@ -755,7 +761,7 @@ class _SourceWithBarriers(_Records):
         saving = self._place.saving
         if not saving.all_begun.is_set():
             await saving.all_begun.wait()
-        if saving.record >= saving.due or monotonic() >= saving.due_time:
+        if saving.record >= saving.due or monotonic() >= saving.due_time or saving.is_overdue:
             await saving.put_barrier(self._place.stop, self._outputs)
         record = await anext(self._records)
         saving.record += 1

@@ -37,6 +37,7 @@ class CheckpointSchedule:
         # How many values have come out before which record: of barriers between which values have come out.
         self._measured: deque[tuple[int, int]] = deque(maxlen=_MEASURED)
         self._last_barrier = self._first_record = 0
+        self._last_arrived = -1, 0  # the last barrier that has come out: before which record, behind how many values
         self._position = self._unread_end = 0
         self._taken_at = 0.0
         self._values_per_second: float | None = None  # of the reader
@@ -95,6 +96,11 @@ class CheckpointSchedule:
         goal = (math.floor(here / distance + _TINY) + 1) * distance
         return max(last + 1, math.ceil(goal * records_per_value + offset - _TINY)), due_time
 
+    def is_overdue(self, values: int) -> bool:
+        """Whether a barrier should have come before, because fewer records make a value now; so many have come out."""
+        record, before = self._last_arrived
+        return self._values is not None and record == self._last_barrier and values - before > self._values / _BARRIERS
+
     def arrived(self, record: int, values: int, position: int) -> None:
         """Note that the barrier before a record has come to the reader's stream.
 
@@ -103,6 +109,7 @@ class CheckpointSchedule:
             values: how many values are before the barrier.
             position: how many of them the reader has taken.
         """
+        self._last_arrived = record, values
         known = self._measured[-1][1] if self._measured else self._unread_end
         if values > known:
             self._measured.append((record, values))
@@ -123,7 +130,7 @@ class CheckpointSchedule:
         """
         share = 0 if position < self._unread_end else 1 / _BARRIERS
         if self._values is not None:
-            return position >= self._due_value + share * self._values
+            return position >= math.floor(self._due_value + share * self._values)
         return self._seconds is not None and monotonic() >= self._due_time + share * self._seconds
 
     def is_among_unread(self, position: int) -> bool:

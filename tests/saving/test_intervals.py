@@ -88,6 +88,10 @@ PIPELINES: dict[str, Callable[[Any], Any]] = {
     "batches": lambda records: records >> data.batched(8, collate=len),
     "packed": lambda records: ps.map_each(tokens, records) >> data.packed(16) >> data.batched(2),
     "some": lambda records: records >> data.filtered(lambda record: record.index % 3 > 0),
+    "two of one": lambda records: records >> data.split(2) >> data.merged("round_robin"),
+    "few, then all": lambda records: (
+        records >> data.filtered(lambda record: record.position % 100 == 0 or record.position >= 2000)
+    ),
 }
 
 
@@ -96,15 +100,25 @@ def tokens(record: data.Record[Any]) -> Any:
     return np.arange(5 + record.index % 90)
 
 
-@pytest.mark.parametrize(("pipeline", "most"), [("one for one", 20), ("batches", 20), ("packed", 25), ("some", 25)])
-async def test_a_reader_meets_a_barrier_in_time(tmp_path: Path, pipeline: str, most: int) -> None:
+@pytest.mark.parametrize(
+    ("pipeline", "every", "most"),
+    [
+        ("one for one", 20, 20),
+        ("batches", 20, 20),
+        ("packed", 20, 25),
+        ("some", 20, 25),
+        ("two of one", 3, 3),
+        ("few, then all", 20, 25 + 2 * 16),  # and what two streams hold
+    ],
+)
+async def test_a_reader_meets_a_barrier_in_time(tmp_path: Path, pipeline: str, every: int, most: int) -> None:
     """At 20, 40 and 60 where a number of records makes one value; else a quarter later at most."""
 
     @ps.graph
     async def made(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[Any]:
         return PIPELINES[pipeline](records)  # type: ignore[no-any-return]
 
-    async with engine.stream(made(ordered()), checkpoint=ps.Checkpoint(tmp_path, every_values=20)) as stream:
+    async with engine.stream(made(ordered()), checkpoint=ps.Checkpoint(tmp_path, every_values=every)) as stream:
         async for _ in first_of(stream, 300):
             await written(stream)
         shown = stream.statistics()
