@@ -190,6 +190,14 @@ class StaleAnswer(OptionsError):
     """An answer is to a question that a key with a durable loop does not wait with, perhaps no longer."""
 
 
+class KeyStopped(OptionsError):
+    """A key with a durable loop has no result, and no call has it: the last one has failed or was stopped."""
+
+
+class UnknownKey(OptionsError):
+    """Nothing is kept under a key with a durable loop."""
+
+
 class UnknownStep(OptionsError):
     """The history of a key with a durable loop has no state of this step."""
 

@@ -129,6 +129,9 @@ def event_stream(
 ) -> "responses.Response":
     """Return a response that sends a stream as server-sent events; the end of the response ends the call.
 
+    Of a detached call, it ends the reading alone. Each event has an `id:` then, which a browser sends as the header
+    `Last-Event-ID` when it comes again, for `service.attach(key, after=...)`. A `Missed` is an event `missed`.
+
     Each value is an event with `data:`, text as it is and everything else as JSON. What a node has emitted has the name
     of its class in `event:` as well. The last event is `end`; its data is the result of the graph, if it has one value.
     A call that ends because a node asks a person (`ps.interrupt`) has the last event `question` instead: its data is an
@@ -168,9 +171,12 @@ def event_stream(
     text = encode or _as_text
 
     def chunk(item: Any) -> str:
+        number = _id_line(stream)
+        if isinstance(item, engine.Missed):
+            return number + _sse(_as_json(item), item.kind)
         is_event = isinstance(item, engine.Event)
         value: Any = cast("Any", item).value if is_event or isinstance(item, engine.Value) else item
-        return _sse(text(value), type(value).__name__ if is_event else None)
+        return number + _sse(text(value), type(value).__name__ if is_event else None)
 
     def last(results: list[Any]) -> str:
         if end is None:
@@ -193,6 +199,11 @@ def event_stream(
     # `no-transform` and the header of nginx: no buffer on the way may hold events back.
     ours = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
     return _response(body, "text/event-stream", status_code, {**ours, **(headers or {})})
+
+
+def _id_line(stream: engine.Stream[Any]) -> str:
+    """Return the line with the number of what was read last of a detached call, which a browser comes again with."""
+    return f"id: {stream.number}\n" if isinstance(stream, engine.DetachedStream) else ""
 
 
 def ndjson(
@@ -423,7 +434,7 @@ class _Body:
                 await self._give(chunk, send, stall, more=not self._is_head)
                 if self._is_head:
                     return None
-            if isinstance(stream, engine.EventStream) and not stream.gives_values:
+            if isinstance(stream, engine.EventStream | engine.DetachedStream) and not stream.gives_values:
                 results.append(await stream.result())
         except Interrupted as asked:  # a question is not a failure, so the response is complete
             return self.asked({"key": asked.key, "question": asked.question, "token": asked.token})
@@ -574,7 +585,9 @@ def _plain(value: Any) -> Any:
     """Return what JSON writes for an object that it does not know."""
     if is_dataclass(value) and not isinstance(value, type):
         known = {one.name: getattr(value, one.name) for one in fields(value) if not one.name.startswith("_")}
-        return {"kind": value.kind, **known} if isinstance(value, engine.Event | engine.Value) else known
+        if isinstance(value, engine.Event | engine.Value | engine.Missed):
+            return {"kind": value.kind, **known}
+        return known
     dumped: Any = getattr(value, "model_dump", None)  # of pydantic
     if dumped is not None:
         return dumped(mode="json")

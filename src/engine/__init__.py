@@ -26,9 +26,9 @@ from .statistics import Bottleneck, StreamStatistics
 
 __all__ = [
     "ActorState", "ActorStatistics", "AdmissionStatistics", "Bottleneck", "CacheStatistics", "CallOptions",
-    "ChannelStatistics", "Drawing", "DrawnEdge", "DrawnNode", "Engine", "EngineStatistics", "Event", "EventStream",
-    "GraphStatistics", "KeyStatistics", "MemoryReport", "NodeMemory", "OnFinished", "Outcome", "Plan",
-    "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState",
+    "ChannelStatistics", "DetachedStream", "Drawing", "DrawnEdge", "DrawnNode", "Engine", "EngineStatistics", "Event",
+    "EventStream", "GraphStatistics", "KeyStatistics", "MemoryReport", "Missed", "NodeMemory", "OnFinished", "Outcome",
+    "Plan", "ProcessPoolStatistics", "ProgramMemory", "RestartMode", "RunsOn", "Scheduler", "Service", "ServiceState",
     "ServiceStatistics", "StoredSnapshot", "Strategy", "Stream", "StreamStatistics", "ThreadPoolStatistics", "Value",
     "deploy", "memory", "plan", "run", "stream", "tuned_for_serving",
 ]  # fmt: skip
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from .. import engine as _engine
     from ..saving.snapshots import StoredSnapshot
     from .deployment import ServiceState
+    from .detached import DetachedStream, Missed
     from .drawing import Drawing, DrawnEdge, DrawnNode
     from .footprint import MemoryReport, NodeMemory
     from .service import Service, ServiceStatistics
@@ -326,10 +327,12 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = _public(
         __name__,
         {
+            "DetachedStream": ".detached",
             "Drawing": ".drawing",
             "DrawnEdge": ".drawing",
             "DrawnNode": ".drawing",
             "MemoryReport": ".footprint",
+            "Missed": ".detached",
             "NodeMemory": ".footprint",
             "Service": ".service",
             "ServiceState": ".deployment",

@@ -149,7 +149,7 @@ class DeploymentScope(CallScope):
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
-        scope, in_flight = self._deployment.check_callable()
+        scope, in_flight = self._scope, self._in_flight  # it was called before, and may be draining by now
         wired = self._deployment.graphs.deployed(call.graph)
         check_key(wired.program.plan, "service.stream", self._key, self._answer)
         await self._deployment.restored(wired, call.graph, deadline)

@@ -51,9 +51,17 @@ class Stream(ABC, Generic[T_co]):
                 closed then.
         """
 
-    @abstractmethod
-    def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
+    async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
         """Iterate over one `Outcome` for each item; the error of an item is in its outcome and not raised."""
+        while True:
+            try:
+                value = await self.__anext__()
+            except StopAsyncIteration:
+                return
+            except Exception as error:  # noqa: BLE001 - any error is the last outcome
+                yield Outcome(self._taken, None, error)
+                return
+            yield Outcome(self._taken - 1, value, None)
 
     @abstractmethod
     async def wait_started(self) -> None:
@@ -99,6 +107,11 @@ class Stream(ABC, Generic[T_co]):
         With `ordered=True` this is the index of the next item: the place in the input to go on from after a restart.
         With `ordered=False` it is only a count: `outcomes()` says which items they were.
         """
+
+    @property
+    def _taken(self) -> int:
+        """How many items of any kind the reader has taken."""
+        return self.position
 
     @abstractmethod
     def statistics(self) -> StreamStatistics:

@@ -25,6 +25,7 @@ from ..telemetry.metrics import Reading
 from .admission import Admission, FairAdmission, FairShares, Share
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
+from .detached import DetachedCalls
 from .graph import Graph, check_key, gives_stream
 from .instances import stateful_nodes
 from .nesting import context_owned_by, owner_deployments, refuse_from_inside
@@ -50,11 +51,12 @@ class InFlight:
         live: the calls in flight, with the accounts of their keys; but not the items of streams of calls.
         items: how many calls were admitted, which is the number of the next call.
         counts: how many calls and items have ended, by their outcome.
+        detached: the detached calls.
         by_key: whether the places are shared fairly between the keys of calls; `share_of` returns their accounts.
     """
 
     __slots__ = (
-        "_changed", "_preparing", "_refusal", "_streams", "admission", "by_key", "counts", "items", "live",
+        "_changed", "_preparing", "_refusal", "_streams", "admission", "by_key", "counts", "detached", "items", "live",
     )  # fmt: skip
 
     def __init__(self, admission: Admission, changed: Condition) -> None:
@@ -67,11 +69,12 @@ class InFlight:
         self._preparing: set[asyncio.Timeout] = set()  # the timers of calls that wait for a resource to be reopened
         self._refusal: Callable[[], PenstockError] | None = None
         self._changed = changed
+        self.detached = DetachedCalls(changed)
 
     @property
     def is_busy(self) -> bool:
         """Whether accepted calls have not ended. An item of a stream has, also before it was read."""
-        if self._preparing or not self.admission.is_idle:
+        if self._preparing or self.detached.running or not self.admission.is_idle:
             return True
         return any(stream.window.running for stream in self._streams)
 
@@ -195,6 +198,7 @@ class InFlight:
             stream.abort(make_error())
         for stream in streams:
             await stream.aclose()
+        await self.detached.end(make_error)
 
     def _count(self, frame: Frame) -> None:
         state = frame.state

@@ -704,10 +704,11 @@ def durable_call(
             "use 'raise'"
         )
 
-    assert plan._durable is not None
+    durable = options.durable or plan._durable
+    assert durable is not None
     arguments = dict(zip(call.graph._signature.parameters, call.arguments, strict=True))
     seconds = options.timeout_seconds
-    return DurableCall(plan._durable, plan.name, arguments, key, answer, threads, seconds, on_finished)
+    return DurableCall(durable, plan.name, arguments, key, answer, threads, seconds, on_finished)
 
 
 def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOptions:

@@ -1,7 +1,7 @@
 """Streams of one call: `StreamingCall`, and what its reader holds: `ValuesStream`, or `EventStream` with events."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
@@ -21,7 +21,6 @@ from ..actors.tasks import start_task, uninterrupted, until
 from .call import RunningCall
 from .call_scopes import CallScope
 from .call_stream import Stream
-from .control import Outcome
 from .events import Event, EventBuffer, Value
 from .graph import Call
 from .nesting import refuse_to_close_from_inside
@@ -405,18 +404,6 @@ class ValuesStream(Stream[T_co]):
             return value
         return await self._next(buffer)
 
-    async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
-        """Iterate over one `Outcome` for each value; an error of the call is in the last outcome and not raised."""
-        while True:
-            try:
-                value = await self.__anext__()
-            except StopAsyncIteration:
-                return
-            except Exception as error:  # noqa: BLE001 - any error is the last outcome
-                yield Outcome(self._taken, None, error)
-                return
-            yield Outcome(self._taken - 1, value, None)
-
     async def wait_started(self) -> None:
         """Wait for the first value without taking it; for a server, before it sends its headers.
 
@@ -442,11 +429,6 @@ class ValuesStream(Stream[T_co]):
     def position(self) -> int:
         """How many values the reader has taken."""
         return 0 if self._buffer is None else self._buffer.position
-
-    @property
-    def _taken(self) -> int:
-        """How many items of any kind the reader has taken."""
-        return self.position
 
     def statistics(self) -> StreamStatistics:
         """Return a snapshot of the counters."""

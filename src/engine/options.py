@@ -6,11 +6,18 @@ from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, Final, Literal, TypeAlias, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unpack
 
 from .._errors import OptionsError
+from .._public import LateModule
 from ..actors.accepted import SWITCH, TIMEOUT, OptionRule, check, check_fields, is_whole, one_of, optional, whole
 from ..actors.policy import Policy
+
+if TYPE_CHECKING:
+    from ..saving import durable as saving
+    from ..saving.durable import Durable
+else:
+    saving = LateModule("penstock.saving.durable")
 
 Scheduler: TypeAlias = Literal["auto", "actors", "parallel", "wave", "sequential"]
 """The values of `scheduler=`."""
@@ -35,6 +42,7 @@ class CallOptions(TypedDict, total=False):
     trace_execution: bool
     trace_items: bool
     collect_metrics: bool
+    durable: "saving.Durable | None"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,6 +80,8 @@ class ExecutionOptions:
             the stream.
         collect_metrics: whether the metrics of the process count a run, a stream or a deployment. Work on devices is
             counted in any case, because one batch belongs to many calls.
+        durable: where durable loops are kept, in the place of the `durable=` of the loop; for a test, or a tenant with
+            a file of its own. A deployment keeps that with which it was made.
 
     Raises:
         OptionsError: a value is out of its range.
@@ -92,6 +102,7 @@ class ExecutionOptions:
     trace_execution: bool = True
     trace_items: bool = False
     collect_metrics: bool = True
+    durable: "Durable | None" = None
 
     def __post_init__(self) -> None:
         check_fields(self, _ACCEPTED)
@@ -115,6 +126,7 @@ _ACCEPTED: Final = {
         "'gpu:1'",
         _is_name_of_place,
     ),
+    "durable": optional(OptionRule("a Durable", lambda value: isinstance(value, saving.Durable))),
     **dict.fromkeys(("ordered", "reuse_plans", "trace_execution", "trace_items", "collect_metrics"), SWITCH),
 }
 DEFAULTS = ExecutionOptions()
@@ -125,12 +137,12 @@ NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 _ONE_CALL = frozenset({"timeout_seconds", "priority", "trace_execution"})
 _ONE_RUN = frozenset({
     "scheduler", "timeout_seconds", "max_workers", "reuse_plans", "device_strategy", "trace_execution",
-    "collect_metrics",
+    "collect_metrics", "durable",
 })  # fmt: skip
 # What applies to each verb. `run` has one item, so nothing that bounds or orders several items applies to it.
 APPLICABLE: Mapping[str, frozenset[str]] = {
     "run": _ONE_RUN,
-    "stream": NAMES - {"max_queue", "priority"},
+    "stream": NAMES - {"durable", "max_queue", "priority"},
     "deploy": NAMES - {"ordered", "on_error", "priority", "trace_items"},
     "stream(call)": _ONE_RUN,
     "service.run": _ONE_CALL,
@@ -149,9 +161,11 @@ OWN: Mapping[str, frozenset[str]] = {
         "within_seconds",
     }),
     "stream(call)": frozenset({"answer", "capacity", "checkpoint", "durable_key", "events", "on_finished", "progress"}),
-    "service.run": frozenset({"answer", "durable_key", "on_finished"}),
+    "service.run": frozenset({"answer", "detached", "durable_key", "on_finished"}),
     "service.stream": frozenset({"progress"}),
-    "service.stream(call)": frozenset({"answer", "capacity", "durable_key", "events", "on_finished", "progress"}),
+    "service.stream(call)": frozenset({
+        "answer", "capacity", "detached", "durable_key", "events", "on_finished", "progress",
+    }),
     "Engine": frozenset({"max_processes"}),
 }  # fmt: skip
 
@@ -234,6 +248,8 @@ def checked(options: Mapping[str, Any], verb: str) -> None:
             why = f"does not apply to {verb}" if name in NAMES else "is no execution option"
             if name == "checkpoint":
                 why = f"is for one call of engine.stream or engine.run, not for {verb}: a deployment goes on for ever"
+            if name == "detached":
+                why = "is for one call of a deployment, in which it goes on: service.run(call, detached=True, ...)"
             raise OptionsError(f"{name!r} {why}; {verb} takes {', '.join(sorted(_keywords(verb)))}{_instead(name)}")
         check(name, value, _ACCEPTED[name])
 

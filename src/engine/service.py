@@ -5,13 +5,15 @@ from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, I
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Never, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
 
 from .._errors import (
     DeploymentFailed,
     Interrupted,
     OptionsError,
     Overloaded,
+    PenstockError,
+    UnknownKey,
 )
 from ..actors.accepted import NAME, SWITCH, TIMEOUT, check, whole
 from ..actors.supervision import SupervisorFlags
@@ -24,6 +26,7 @@ from .admission import AdmissionStatistics, FairShares, keys_less
 from .call_scopes import DeploymentScope
 from .call_stream import CallsStream, Stream
 from .deployment import Deployment, ServiceCall, ServiceState
+from .detached import KEPT, DetachedStream, EventLog, Missed
 from .drawing import Drawing
 from .events import Event, EventBuffer, Value
 from .graph import (
@@ -295,6 +298,7 @@ class Service(Generic[P, R]):
         durable_key: str | None = None,
         answer: object = ...,
         on_finished: OnFinished = "again",
+        detached: bool = False,
         **options: Unpack[CallOptions],
     ) -> T:
         """Run one call of a deployed graph.
@@ -305,6 +309,7 @@ class Service(Generic[P, R]):
             durable_key: for a graph with a durable loop, the key that it is kept under; see `penstock.engine.run`.
             answer: the answer to the question that the key waits with.
             on_finished: what to do if the key has its result already; see `penstock.engine.run`.
+            detached: for a call with `durable_key`, whether it goes on if this is cancelled; `attach` reads it then.
             **options: `timeout_seconds`, `priority` and `trace_execution`.
 
         Returns:
@@ -325,13 +330,19 @@ class Service(Generic[P, R]):
         merged = self._merged("service.run", options)
         call = as_call(call, "service.run", more)
         result: T
-        if durable_key is None and answer is ... and on_finished == "again":
+        check("detached", detached, SWITCH)
+        if durable_key is None and answer is ... and on_finished == "again" and not detached:
             result = await self._run(call.graph, call.arguments, call._trace_headers, merged)
             return result
         self._deployment.check_callable()
         plan = self._deployment.graphs.one_value(
             call.graph, "service.run", durable_key, answer, on_finished
         ).program.plan
+        if detached:
+            key = cast("str", durable_key)  # `stream` refuses a call without
+            return await self.stream(
+                call, events=object, detached=True, durable_key=key, answer=answer, on_finished=on_finished, **options
+            ).result()
         assert durable_key is not None
         async with durable_call(
             plan, call, durable_key, answer, on_finished, self._runtime.pools.threads, merged
@@ -342,26 +353,30 @@ class Service(Generic[P, R]):
         result = kept.result
         return result
 
-    async def resume(self, key: str, /, *, answer: object = ..., **options: Unpack[CallOptions]) -> Any:
+    async def resume(
+        self, key: str, /, *, answer: object = ..., detached: bool = False, **options: Unpack[CallOptions]
+    ) -> Any:
         """Go on with a key of a durable loop without its call, which was stored with it.
 
         Args:
             key: the key.
             answer: the answer to the question that the key waits with.
+            detached: whether it goes on if this is cancelled, as for `run`.
             **options: those of `run`.
 
         Returns:
             The result of the graph, also of a key that has it already.
 
         Raises:
-            OptionsError: nothing is kept under the key, its graph is not deployed here or has other parameters now, or
-                an earlier version has kept it, without arguments.
+            UnknownKey: nothing is kept under the key.
+            OptionsError: its graph is not deployed here or has other parameters now, or an earlier version has kept it,
+                without arguments.
             Exception: as for `run`.
         """
         check("key", key, NAME, "service.resume(")
-        return await self._resume(key, None, answer, options)
+        return await self._resume(key, None, options, answer=answer, detached=detached)
 
-    async def _resume(self, key: str, of_graph: str | None, answer: object, options: CallOptions) -> Any:
+    async def _resume(self, key: str, of_graph: str | None, options: CallOptions, **how: Any) -> Any:
         self._deployment.check_callable()
         elsewhere = ""
         for durable, graphs in self._durable_graphs().items():
@@ -379,14 +394,16 @@ class Service(Generic[P, R]):
                     f"with {list(arguments)}; give the call, service.run({name}(...), key={key!r})"
                 )
             call = Call[Any](graph, tuple(arguments[parameter] for parameter in parameters))
-            return await self.run(call, durable_key=key, answer=answer, on_finished="return", **options)
-        raise OptionsError(
-            f"service.resume({key!r}): the key is that of graph {elsewhere!r}, which is not part of this deployment"
-            if elsewhere
-            else f"service.resume({key!r}): no graph of this deployment keeps anything under this key"
-        )
+            return await self.run(call, durable_key=key, on_finished="return", **how, **options)
+        if elsewhere:
+            raise OptionsError(
+                f"service.resume({key!r}): the key is that of graph {elsewhere!r}, which is not part of this deployment"
+            )
+        raise UnknownKey(f"service.resume({key!r}): no graph of this deployment keeps anything under this key")
 
-    async def resume_all(self, *, concurrency: int = 8, **options: Unpack[CallOptions]) -> dict[str, BaseException]:
+    async def resume_all(
+        self, *, concurrency: int = 8, detached: bool = False, **options: Unpack[CallOptions]
+    ) -> dict[str, BaseException]:
         """Go on with all keys that are unfinished, ask nothing, and that no call has, here or elsewhere.
 
         Those are the keys whose calls have failed, were cancelled, or whose processes have died. This returns when all
@@ -394,6 +411,7 @@ class Service(Generic[P, R]):
 
         Args:
             concurrency: how many go on at a time.
+            detached: whether those that have begun go on if this is cancelled, and `attach` reads them.
             **options: those of `run`, for each call.
 
         Returns:
@@ -419,7 +437,8 @@ class Service(Generic[P, R]):
             while keys:
                 (key, graph), _ = keys.popitem()
                 outcome: Any
-                (outcome,) = await asyncio.gather(self._resume(key, graph, ..., options), return_exceptions=True)
+                resumed = self._resume(key, graph, options, detached=detached)
+                (outcome,) = await asyncio.gather(resumed, return_exceptions=True)
                 if isinstance(outcome, Overloaded):
                     keys[key, graph] = None
                     await asyncio.sleep(outcome.retry_after_seconds or 1)
@@ -472,6 +491,16 @@ class Service(Generic[P, R]):
         **options: Unpack[CallOptions],
     ) -> Stream[T]: ...
     @overload
+    def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
+        self, call: Call[AsyncIterator[T]], /, *, events: type[E], detached: Literal[True], progress: bool = False,
+        durable_key: str, answer: object = ..., on_finished: OnFinished = ..., **options: Unpack[CallOptions],
+    ) -> DetachedStream[Event[E] | Value[T] | Missed, Never]: ...  # fmt: skip
+    @overload
+    def stream(
+        self, call: Call[T], /, *, events: type[E], detached: Literal[True], progress: bool = False,
+        durable_key: str, answer: object = ..., on_finished: OnFinished = ..., **options: Unpack[CallOptions],
+    ) -> DetachedStream[Event[E] | Missed, T]: ...  # fmt: skip
+    @overload
     def stream(
         self,
         calls: Iterable[Call[T]] | AsyncIterable[Call[T]],
@@ -491,6 +520,7 @@ class Service(Generic[P, R]):
         durable_key: str | None = None,
         answer: object = ...,
         on_finished: OnFinished = "again",
+        detached: bool = False,
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
         """Run many calls of deployed graphs, and yield their results in input order; or yield the values of one call.
@@ -507,15 +537,18 @@ class Service(Generic[P, R]):
                 `penstock.engine.run`.
             answer: the answer to the question that the key waits with.
             on_finished: what to do if the key has its result already; see `penstock.engine.run`.
+            detached: for a single call with `durable_key` and `events`, whether it begins at once, waits for no reader
+                and goes on without one; see `attach`.
             **options: `timeout_seconds`, `priority`, `trace_execution`; for many calls also `ordered`, `on_error`,
                 `trace_items`, and `max_in_flight` for this stream.
 
         Returns:
-            A `Stream`, an async iterator and async context manager.
+            A `Stream`, an async iterator and async context manager; of a detached call a `DetachedStream`.
 
         Raises:
             TypeError: the argument is neither a call nor an iterable of calls.
             OptionsError: an option is unknown or does not apply.
+            KeyInUse: a detached call of this deployment has the key.
             PlanError: the single call is not one of this deployment, or gives one value.
             EngineClosedError: the deployment is not ready.
             ReentrantCallError: a node of the deployment makes the call.
@@ -530,8 +563,20 @@ class Service(Generic[P, R]):
                 raise gives_one_value(call.graph, "service")
             merged = self._merged("service.stream(call)", options)
             start = partial(self._streaming_call, call, merged, durable_key, answer, on_finished)
-            return stream_of(call, start, events, capacity, shows_progress=shows_progress)
+            if not detached:
+                return stream_of(call, start, events, capacity, shows_progress=shows_progress)
+            durable = self._durable(call.graph)
+            if durable is None or durable_key is None or events is None or capacity is not None:
+                raise OptionsError(
+                    "detached=True is for a call of a graph with a durable loop: give its durable_key=, by which a "
+                    f"reader attaches again, and events=; its last {KEPT:,} events are kept, so it has no capacity="
+                )
+            stream = stream_of(call, start, object, None, shows_progress=shows_progress)
+            log = self._deployment.check_callable()[1].detached.begin((durable, durable_key), stream)
+            return DetachedStream[Any, Any](log, None, events, log.last)
         refuse_key(durable_key, answer, on_finished, "service.stream")
+        if detached:
+            raise OptionsError("detached=True is for one call with durable_key=, not for many: use service.run")
         merged = resolve("service.stream", options, self._inherited())
         return CallsStream(self._runtime, calls, merged, self._pipeline, shows_progress=shows_progress)
 
@@ -553,6 +598,56 @@ class Service(Generic[P, R]):
         """
         async with self.stream(calls, progress=progress, **options) as results:
             return await results._collect()
+
+    def attach(
+        self, key: str, /, *, events: type[E], after: int = 0
+    ) -> DetachedStream[Event[E] | Value[Any] | Missed, Any]:
+        """Read a detached call: what it has given so far, as far as that is kept, and what comes.
+
+        The last 1,000 events and values of a key are kept in the process of its call. If the call has ended, they are
+        given, as long as they are kept (for the 100 that ended last), and its outcome as the store has it.
+
+        Args:
+            key: the key of the call.
+            events: the class of the events that are read.
+            after: the `number` of what was read last; 0 for all that there is.
+
+        Returns:
+            A `DetachedStream`. Several may read the same call. Its first read raises:
+            `UnknownKey`, if nothing is kept under the key; `KeyInUse`, if another process has it, or a call that is not
+            detached; `KeyStopped`, if it has no result and no call has it; `KeyFinished`, if its result is not kept;
+            `Interrupted`, if it waits for an answer.
+
+        Raises:
+            OptionsError: an argument does not accept its value.
+            EngineClosedError: the deployment takes no calls, and the call is none of its own.
+        """
+        check("key", key, NAME, "service.attach(")
+        check("after", after, whole(0), "service.attach(")
+        check_events(events, None, is_one_call=True)
+        in_flight = self._deployment.in_flight
+        log = None if in_flight is None else in_flight.detached.find(key)
+        if log is None:
+            self._deployment.check_callable()
+        return DetachedStream(log, partial(self._found, key), events, after)
+
+    async def _found(self, key: str) -> EventLog:
+        """Return the log of a call that runs here, or of one that has ended, with the outcome that is stored."""
+        _, in_flight = self._deployment.check_callable()
+        running = in_flight.detached.find(key)
+        if running is not None:
+            return running
+        for durable, graphs in self._durable_graphs().items():
+            log = EventLog(in_flight.detached.ended.get((durable, key)))
+            try:
+                log.outcome.set_result(await durable._result(key, graphs, needs_one=not log.gives_values))
+            except UnknownKey:
+                continue
+            except PenstockError as error:
+                log.outcome.set_exception(error)
+                log.outcome.exception()  # marks it as retrieved: the reader may leave before
+            return log
+        raise UnknownKey(f"service.attach({key!r}): no graph of this deployment keeps anything under this key")
 
     async def wait_ready(self) -> None:
         """Wait until calls are served.
@@ -713,14 +808,20 @@ class Service(Generic[P, R]):
         """Return the graphs with durable loops by their names, for each place where they are kept."""
         found: dict[Durable, dict[str, Graph[..., Any]]] = {}
         for graph in self._graphs:
-            durable = self._deployment.graphs.deployed(graph).program.plan._durable
+            durable = self._durable(graph)
             if durable is not None:
                 found.setdefault(durable, {})[graph.name] = graph
         return found
 
+    def _durable(self, graph: Graph[..., Any]) -> "Durable | None":
+        own = self._deployment.graphs.deployed(graph).program.plan._durable
+        return own and (self._options.durable or own)
+
     def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:
         """Return the options of one call: those of the deployment, if there are no others, as is nearly always so."""
-        return resolve(verb, options, self._inherited()) if options or scoped.get() else self._options
+        if not options and not scoped.get():
+            return self._options
+        return replace(resolve(verb, options, self._inherited()), durable=self._options.durable)
 
     def _inherited(self) -> dict[str, Any]:
         options = self._options

@@ -6,7 +6,7 @@ import math
 import os
 import typing
 import uuid
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, replace
 from types import NoneType, UnionType
@@ -18,11 +18,13 @@ from .._errors import (
     Interrupted,
     KeyFinished,
     KeyInUse,
+    KeyStopped,
     NodeCancelledError,
     NotStorable,
     OptionsError,
     OtherArguments,
     StaleAnswer,
+    UnknownKey,
     UnknownStep,
 )
 from ..actors.accepted import NAME, NOT_NEGATIVE, POSITIVE, OptionRule, check, one_of, optional, whole
@@ -112,16 +114,18 @@ class Durable:
         check("key", key, NAME, "history(")
         return await asyncio.to_thread(_states, await self._store.history(key))
 
-    async def fork(self, key: str, step: int, new_key: str, /) -> None:
+    async def fork(self, key: str, step: int, new_key: str, /, *, state: object = ...) -> None:
         """Have another key go on from a state in the history of a key; `run` it with the same arguments.
 
         Args:
             key: the key.
             step: the number of the state.
             new_key: the other key, which nothing is kept under yet.
+            state: what it goes on from instead, such as that state with another message; by default the state itself.
 
         Raises:
             OptionsError: there is no such state, or something is kept under `new_key`.
+            NotStorable: `state` cannot be stored.
         """
         check("key", key, NAME, "fork(")
         check("step", step, whole(0), "fork(")
@@ -131,6 +135,8 @@ class Durable:
         if found is None:
             steps = ", ".join(str(loop.step) for loop in loops if loop.state is not None) or "none"
             raise UnknownStep(f"fork({key!r}, {step}): there is no such state; the history has {steps}")
+        if state is not ...:
+            found = replace(found, state=await asyncio.to_thread(encoded, state, "state"))
         now = await self._store.now()
         forked = replace(
             found, status="running", owner=None, question=None, answers=(), began_at=now, changed_at=now, error="",
@@ -243,6 +249,32 @@ class Durable:
                 f"service.run({loop.graph}(...), key={key!r})"
             )
         return loop.graph, await asyncio.to_thread(decoded, loop.given)
+
+    async def _result(self, key: str, graphs: Container[str], *, needs_one: bool) -> Any:
+        """Return the result of a key of one of these graphs.
+
+        Raises:
+            UnknownKey: nothing of these graphs is kept under it.
+            KeyInUse: a call has it.
+            Interrupted: it waits for an answer.
+            KeyStopped: no call has it, and it has no result.
+            KeyFinished: its result is not kept, and `needs_one`.
+        """
+        record = await self._store.load(key)
+        loop = None if record is None else Loop.read(record)
+        if loop is None or loop.graph not in graphs:
+            raise UnknownKey(f"nothing is kept under the key {key!r}")
+        now = await self._store.now()
+        if not loop.is_free(now):
+            raise _in_use(key, loop, "is under way", now)
+        if loop.question is not None:
+            raise Interrupted(key, decoded(loop.question), loop.token(key, loop.question))
+        if loop.status != "done":
+            why = f"has failed, {loop.error}" if loop.status == "failed" else "was stopped, or its process has died"
+            raise KeyStopped(f"no call has the key {key!r}: the last one {why}; service.resume({key!r}) goes on")
+        if loop.result is None and needs_one:
+            raise _not_kept(key, loop)
+        return None if loop.result is None else await asyncio.to_thread(decoded, loop.result)
 
 
 # How a state is stored: a key whose process has died is stored as running.
@@ -452,8 +484,7 @@ class DurableCall:
             if self._on_finished == "raise":
                 raise KeyFinished(f"the key {self._key!r} has its result already; on_finished='return' returns that")
             if found.result is None:
-                why = found.error or "it was kept by an earlier version"
-                raise KeyFinished(f"the key {self._key!r} has ended, but its result is not kept: {why}")
+                raise _not_kept(self._key, found)
             return found
         if answer is not None and (found is None or found.question is None):
             why = "nothing is kept under it" if found is None else _WHY_NO_ANSWER[found.status]
@@ -655,6 +686,11 @@ def _in_use(key: str, found: Loop | None, what: str, now: float) -> KeyInUse:
         where = f"in process {found.owner.pid}{'' if here else ' of another machine'}"
         where += f", whose lease lasts {max(0.0, found.lease_until - now):.0f} s if it is not renewed"
     return KeyInUse(f"the key {key!r} {what} {where}; a key is run by one call at a time")
+
+
+def _not_kept(key: str, found: Loop) -> KeyFinished:
+    why = found.error or "it was kept by an earlier version"
+    return KeyFinished(f"the key {key!r} has ended, but its result is not kept: {why}")
 
 
 _WHY_NO_ANSWER: Final[dict[Status, str]] = {

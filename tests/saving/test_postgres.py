@@ -1,19 +1,12 @@
 """Durable loops in a database of PostgreSQL: a server of this test's own, which is killed and restarted under load."""
 
 import asyncio
-import os
-import shutil
-import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
-from itertools import count
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,82 +16,25 @@ import penstock as ps
 from penstock import engine
 from penstock.saving import loops as loops_module
 from penstock.saving import store as store_module
-from tests.packages import needs_package
+from tests.postgres import Server, needs_postgres, postgres_server
 from tests.saving.agents import TURNS, State, agent, next_state
 from tests.saving.test_durable_processes import ROOT, command
 from tests.saving.test_durable_processes import run as run_agent
 
-# Debian has the programs of a server in a folder for its version, and not on the path.
-FOLDERS = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda folder: int(folder.parent.name))
-PG_CTL = shutil.which("pg_ctl", path=os.pathsep.join([*map(str, FOLDERS[::-1]), os.environ.get("PATH", "")]))
-pytestmark = needs_package("postgresql", PG_CTL)
-psycopg: Any = pytest.importorskip("psycopg", reason='needs psycopg: pip install "penstock[postgres]"')
+pytestmark = needs_postgres
 
 WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
 
 
-class Server:
-    """A server with a socket in a folder of its own, and no port."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.databases = count()
-        # A server refuses to run as root; Debian's package has made this user.
-        self.user = "postgres" if os.geteuid() == 0 else None
-        if self.user is not None:
-            shutil.chown(folder, self.user)
-        self.control("initdb", "-o", "-A trust -U penstock --no-sync")
-        self.start()
-
-    def control(self, *arguments: str) -> None:
-        assert PG_CTL is not None
-        subprocess.run(
-            [PG_CTL, "-D", str(self.folder / "data"), "-l", str(self.folder / "log"), *arguments], check=True,
-            cwd=self.folder, user=self.user, stdout=subprocess.DEVNULL, timeout=60,
-        )  # fmt: skip
-
-    def start(self) -> None:
-        # What is killed here is the server and not the machine, so nothing has to reach the disk.
-        self.control("-w", "-o", f"-k {self.folder} -c listen_addresses= -c fsync=off", "start")
-
-    def kill(self) -> None:
-        """Kills the server, as if for want of memory: its sessions end when they notice."""
-        pid = int((self.folder / "data" / "postmaster.pid").read_text().split()[0])
-        os.kill(pid, signal.SIGKILL)
-
-    def restart(self) -> None:
-        while True:
-            with suppress(subprocess.CalledProcessError):  # until the sessions of the one that was killed have ended
-                return self.start()
-
-    def stop(self) -> None:
-        self.control("-w", "-m", "immediate", "stop")
-
-    def execute(self, statement: str, database: str = "postgres") -> list[Any]:
-        with psycopg.connect(self.dsn(database), autocommit=True) as connection:
-            done = connection.execute(statement)
-            return list(done.fetchall()) if done.description else []
-
-    def dsn(self, database: str) -> str:
-        return f"postgresql://penstock@/{database}?host={self.folder}"
-
-
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
-    folder = Path(tempfile.mkdtemp(prefix="pg"))  # the path of a socket may have a hundred characters
-    server = Server(folder)
-    try:
+    with postgres_server() as server:
         yield server
-    finally:
-        server.stop()
-        shutil.rmtree(folder)
 
 
 @pytest.fixture
 def dsn(server: Server) -> str:
-    name = f"test{next(server.databases)}"
-    server.execute(f"CREATE DATABASE {name}")
-    return server.dsn(name)
+    return server.new_database()
 
 
 class Job:

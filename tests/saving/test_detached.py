@@ -1,0 +1,381 @@
+"""Detached calls of a deployment: they go on without a reader, and a reader attaches to them by their key."""
+
+import asyncio
+import os
+import random
+import signal
+import subprocess
+from collections import Counter
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine, testing
+from tests.saving.agents import TURNS, State, agent, next_state
+from tests.saving.test_durable import MemoryStore
+from tests.saving.test_durable_processes import ROOT, command
+
+WORDS = " ".join(f"word{turn}" for turn in range(TURNS))
+
+
+class Job:
+    """What an agent does in its turns: it emits the turn and a word, and waits for its gate in some."""
+
+    def __init__(self, store: ps.LoopStore | Path) -> None:
+        self.durable = ps.Durable(store)
+        self.in_turn: dict[int, Any] = {}
+        self.gate = asyncio.Event()
+        self.at_gate = asyncio.Event()
+        self.emits = 1
+        self.ran: list[int] = []
+        self.graph = agent(self.durable, self)
+
+    async def __call__(self, state: State) -> State:
+        self.ran.append(state.turn)
+        word = f"word{state.turn}"
+        for _ in range(self.emits):
+            await ps.emit(state.turn)
+        await ps.emit(word)
+        if state.turn in self.in_turn:
+            word = await self.in_turn[state.turn]() or word
+        return next_state(state, word)
+
+    async def waits(self) -> None:
+        self.at_gate.set()
+        await self.gate.wait()
+
+    async def asks(self) -> Any:
+        return await ps.interrupt("which word?")
+
+    async def fails(self) -> None:
+        raise LookupError("the model is down")
+
+
+@pytest.fixture
+async def job() -> Job:
+    return Job(MemoryStore())
+
+
+@pytest.fixture
+async def service(job: Job) -> AsyncIterator[engine.Service[[str], str]]:
+    async with engine.deploy(job.graph) as service:
+        yield service
+        job.gate.set()
+
+
+def begin(service: engine.Service[[str], str], job: Job, **options: Any) -> engine.DetachedStream[Any, str]:
+    return service.stream(job.graph("q"), events=int, detached=True, durable_key="k", **options)
+
+
+async def test_a_call_goes_on_when_its_reader_has_left_and_others_attach_from_any_number_on(
+    job: Job, service: engine.Service[[str], str]
+) -> None:
+    job.in_turn = {2: job.waits}
+    async with begin(service, job) as first:
+        assert (await anext(first)).value == 0
+    with pytest.raises(StopAsyncIteration):
+        await anext(first)
+    await job.at_gate.wait()
+    second, third = (service.attach("k", events=int, after=after) for after in (first.number, 0))
+    await third.wait_started()
+    assert [(await anext(stream)).value for stream in (second, third)] == [1, 0]
+    words = service.attach("k", events=str, after=second.number)
+    job.gate.set()
+    assert [event.value async for event in second] == [2, 3, 4]
+    assert [outcome.value.value async for outcome in third.outcomes()] == [1, 2, 3, 4]
+    assert [event.value async for event in words] == [f"word{turn}" for turn in (1, 2, 3, 4)]
+    assert [await stream.result() for stream in (second, words)] == [WORDS, WORDS]
+    assert (second.position, third.position, words.position) == (4, 5, 4)
+    assert second.statistics().completed == 2 * TURNS
+    assert service.statistics().completed == 1
+
+
+@pytest.mark.parametrize("way", ["run", "resume", "resume_all"])
+async def test_a_caller_that_is_cancelled_leaves_its_call_alone(tmp_path: Path, way: str) -> None:
+    job = Job(tmp_path / "loops.db")
+    if way != "run":
+        job.in_turn = {1: job.fails}
+        with pytest.raises(LookupError):
+            await engine.run(job.graph("q"), durable_key="k")
+    job.in_turn = {2: job.waits}
+    async with engine.deploy(job.graph) as service:
+        calls: dict[str, Any] = {
+            "run": lambda: service.run(job.graph("q"), durable_key="k", detached=True),
+            "resume": lambda: service.resume("k", detached=True),
+            "resume_all": lambda: service.resume_all(detached=True),
+        }
+        caller = asyncio.ensure_future(calls[way]())
+        await job.at_gate.wait()
+        caller.cancel()
+        await asyncio.wait([caller])
+        reader = service.attach("k", events=int)
+        job.gate.set()
+        assert await reader.result() == WORDS
+        assert await service.run(job.graph("q"), durable_key="k", detached=True, on_finished="return") == WORDS
+
+
+async def test_a_reader_that_is_slow_holds_nothing_back_and_is_told_what_it_has_missed(
+    job: Job, service: engine.Service[[str], str]
+) -> None:
+    job.emits = 1100 // TURNS
+    stream = begin(service, job)
+    assert await service.attach("k", events=int).result() == WORDS
+    numbers: list[int] = []
+    items: list[Any] = []
+    async for item in stream:
+        numbers.append(stream.number)
+        items.append(item)
+    assert items[0] == engine.Missed(1100 + TURNS - 1000)
+    assert (items[0].kind, len(items)) == ("missed", 1 + 1000 - TURNS)
+    assert numbers == sorted(set(numbers))
+    for after, missed in ((numbers[0] - 7, 7), (numbers[-1] + 5, None), (1, None)):
+        late = service.attach("k", events=object, after=after)
+        assert await anext(late) == engine.Missed(missed)
+        assert len([event async for event in late]) == 1000
+
+
+@pytest.mark.parametrize("kind", ["asks", "fails"])
+async def test_readers_get_the_error_or_the_question_after_the_events_and_numbers_go_on_behind_it(
+    job: Job, service: engine.Service[[str], str], kind: str
+) -> None:
+    job.in_turn = {1: getattr(job, kind)}
+    streams = [begin(service, job), service.attach("k", events=int)]
+    errors: list[Any] = []
+    for stream in streams:
+        assert [(await anext(stream)).value for _ in range(2)] == [0, 1]
+        with pytest.raises((LookupError, ps.Interrupted)) as caught:
+            await anext(stream)
+        with pytest.raises(type(caught.value)):
+            await stream.result()
+        assert [item async for item in stream] == []
+        errors.append(caught.value)
+    assert errors[0] is not errors[1]
+    late = service.attach("k", events=int, after=streams[0].number)
+    with pytest.raises(ps.Interrupted if kind == "asks" else ps.KeyStopped) as caught:
+        await anext(late)
+    if kind == "asks":
+        assert caught.value.token == errors[0].token
+        given: dict[str, Any] = {"answer": ps.Answer("word1", errors[0].token)}
+    else:
+        assert str(caught.value) == (
+            "no call has the key 'k': the last one has failed, LookupError: the model is down; service.resume('k') "
+            "goes on"
+        )
+        given, job.in_turn = {}, {}
+    again = begin(service, job, **given)
+    assert [item.value async for item in again] == [1, 2, 3, 4]
+    both = service.attach("k", events=int, after=streams[0].number)
+    assert [item.value async for item in both] == [1, 2, 3, 4]
+    assert await both.result() == WORDS
+
+
+async def test_values_of_a_stream_are_read_with_events_and_are_kept_until_there_are_a_hundred_others() -> None:
+    durable = ps.Durable(MemoryStore())
+
+    @ps.node(effectful=True)
+    async def add(state: int) -> int:
+        await ps.emit("adds")
+        return state + 1
+
+    @ps.node
+    async def tokens(state: int) -> AsyncIterator[int]:
+        for token in range(state):
+            yield token
+
+    @ps.graph
+    async def counting(limit: int) -> AsyncIterator[int]:
+        return tokens(await ps.while_loop(ps.node(lambda state: state < 2), add, 0, durable=durable))
+
+    async with engine.deploy(counting) as service:
+        for key in ("k", *(f"k{number}" for number in range(99))):
+            stream = service.stream(counting(2), events=str, detached=True, durable_key=key)
+            assert [item.value async for item in stream if item.kind != "missed"] == ["adds", "adds", 0, 1]
+        with pytest.raises(ps.PlanError, match="gives a stream, which has no result"):
+            await stream.result()
+        late = service.attach("k", events=int)
+        assert [item.value async for item in late if item.kind != "missed"] == [0, 1]
+        await service.stream(counting(2), events=str, detached=True, durable_key="k100").wait_started()
+        with pytest.raises(ps.PlanError, match="returns a stream"):
+            await service.run(counting(2), detached=True, durable_key="k")
+    assert service.statistics().completed == 101
+
+
+async def test_what_a_call_can_be_attached_to_by(job: Job, tmp_path: Path) -> None:
+    file = tmp_path / "loops.db"
+    job = Job(file)
+    environment = {**os.environ, "STOP_IN": "2"}
+    async with engine.deploy(job.graph) as service:
+        with pytest.raises(ps.UnknownKey, match=r"'k'\): no graph of this deployment keeps anything under this key"):
+            await anext(service.attach("k", events=int))
+        with subprocess.Popen(  # noqa: ASYNC220 - it starts at once
+            command(file, "k"), cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True
+        ) as one:
+            assert one.stdout is not None
+            try:
+                for _ in range(3):
+                    await asyncio.to_thread(one.stdout.readline)
+                with pytest.raises(ps.KeyInUse, match=f"'k' is under way in process {one.pid}"):
+                    await service.attach("k", events=int).result()
+            finally:
+                one.send_signal(signal.SIGKILL)
+        with pytest.raises(ps.KeyStopped, match=r"was stopped, or its process has died; service\.resume"):
+            await service.attach("k", events=int).wait_started()
+        assert await service.resume("k") == WORDS
+        late = service.attach("k", events=int, after=7)  # a number of the other process
+        assert [item async for item in late] == [engine.Missed(None)]
+        assert await late.result() == WORDS
+
+    @ps.graph
+    async def plain() -> int:
+        return ps.node(lambda: 1)()
+
+    other = engine.deploy(agent(job.durable, job), plain)
+    async with other as service:
+        assert await service.attach("k", events=int).result() == WORDS
+
+
+async def test_refusals_name_the_remedy(job: Job, service: engine.Service[[str], str]) -> None:
+    @ps.graph
+    async def plain() -> int:
+        return ps.node(lambda: 1)()
+
+    job.in_turn = {1: job.waits}
+    stream = begin(service, job)
+    with pytest.raises(ps.KeyInUse, match=r"under way here, in a detached call: service.attach\('k'\) reads it"):
+        begin(service, job)
+    await job.at_gate.wait()
+    with pytest.raises(ps.KeyInUse, match="under way here, in a detached call"):
+        await service.resume("k", detached=True)
+    untyped: Any = service
+    call = job.graph("q")
+    async with engine.deploy(plain) as other:
+        for refused in (
+            lambda: untyped.stream(call, events=int, detached=True),
+            lambda: untyped.stream(call, detached=True, durable_key="k"),
+            lambda: untyped.stream(call, events=int, detached=True, durable_key="k", capacity=3),
+            lambda: other.stream(plain(), events=int, detached=True, durable_key="k"),
+        ):
+            with pytest.raises(
+                (ps.OptionsError, ps.PlanError), match=r"events=|is for a call of a graph with a durable"
+            ):
+                refused()
+    with pytest.raises(ps.OptionsError, match="for one call with durable_key=, not for many"):
+        untyped.stream([call], detached=True)
+    with pytest.raises(ps.OptionsError, match=r"service\.run\(call, detached=True"):
+        await engine.run(call, durable_key="k", detached=True)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    with pytest.raises(ps.OptionsError, match=r"attach\(after=-1\): a whole number of at least 0"):
+        service.attach("k", events=int, after=-1)
+    job.gate.set()
+    assert await stream.result() == WORDS
+
+
+async def test_a_drain_waits_for_detached_calls_which_are_read_meanwhile_and_an_abort_ends_them(job: Job) -> None:
+    job.in_turn = {1: job.waits}
+    async with engine.deploy(job.graph) as service:
+        stream = begin(service, job)  # it has not even taken its key
+        draining = asyncio.ensure_future(service.drain())
+        await job.at_gate.wait()
+        reader = service.attach("k", events=int)
+        assert (await anext(reader)).value == 0
+        assert not draining.done()
+        job.gate.set()
+        await draining
+        assert await reader.result() == await stream.result() == WORDS
+        with pytest.raises(ps.EngineClosedError, match="is stopped and takes no more calls"):
+            service.attach("k", events=int)
+    async with engine.deploy(job.graph) as service:
+        streams = [begin(service, job)]
+        await streams[0].wait_started()
+        streams.append(service.stream(job.graph("q"), events=int, detached=True, durable_key="not begun"))
+        await service.abort()
+        for stream in streams:
+            with pytest.raises(ps.EngineClosedError, match="stopped while the call was in flight"):
+                await stream.result()
+    assert list(job.durable._store.records) == ["k"]  # type: ignore[attr-defined]
+
+
+async def test_a_call_that_a_handler_begins_belongs_to_no_item_of_its(job: Job) -> None:
+    job.in_turn = {1: job.waits}
+    async with engine.deploy(job.graph) as service:
+
+        @ps.node(effectful=True, timeout_seconds=30)
+        async def begins(x: int) -> int:
+            begin(service, job)
+            return x
+
+        @ps.graph
+        async def outer(x: int) -> int:
+            return await begins(x)
+
+        assert await engine.run(outer(1), timeout_seconds=60) == 1
+        await job.at_gate.wait()
+        job.gate.set()
+        assert await service.attach("k", events=int).result() == WORDS
+
+
+async def test_loops_are_kept_where_an_option_says(job: Job, tmp_path: Path) -> None:
+    other = ps.Durable(tmp_path / "tenant.db")
+    assert await engine.run(job.graph("q"), durable_key="k", durable=other) == WORDS
+    async with engine.stream(job.graph("q"), durable_key="s", events=int, durable=other) as stream:
+        assert await stream.result() == WORDS
+    with ps.execution_options(durable=other):
+        await engine.run(job.graph("q"), durable_key="o")
+    async with engine.deploy(job.graph, durable=other) as service:
+        with ps.execution_options(durable=job.durable):  # a deployment keeps its own
+            await service.run(job.graph("q"), durable_key="d")
+        assert await service.stream(job.graph("q"), durable_key="t", events=int, detached=True).result() == WORDS
+        assert await service.resume("k") == await service.attach("k", events=int).result() == WORDS
+        with pytest.raises(ps.OptionsError, match=r"'durable' does not apply to service\.run"):
+            await service.run(job.graph("q"), durable_key="d", durable=other)
+    assert {run.key for run in await other.runs()} == {"k", "s", "o", "d", "t"}
+    assert await job.durable.history("k") == []
+    with pytest.raises(ps.OptionsError, match=r"durable='a\.db': a Durable, or None"):
+        await engine.run(job.graph("q"), durable_key="k", durable="a.db")  # type: ignore[arg-type]
+
+
+async def test_a_fork_goes_on_from_a_state_that_was_edited(job: Job) -> None:
+    await engine.run(job.graph("q"), durable_key="k")
+    state = (await job.durable.history("k"))[2].value
+    edited = State(2, ("other", *state.said[1:]), {})
+    await job.durable.fork("k", 2, "edited", state=edited)
+    assert await engine.run(job.graph("q"), durable_key="edited") == WORDS.replace("word0", "other")
+    with pytest.raises(ps.NotStorable, match="state"):
+        await job.durable.fork("k", 2, "third", state=object())
+
+
+def test_each_detached_call_has_one_outcome_whatever_its_readers_do(effort: int) -> None:
+    """Readers come and leave, and callers are cancelled, at random; a drain ends with nothing left."""
+
+    async def main(seed: int) -> None:
+        draw, job = random.Random(seed), Job(MemoryStore())
+
+        async def reads(key: str) -> None:
+            try:
+                async with service.attach(key, events=object) as stream:
+                    for _ in range(draw.randrange(12)):
+                        await anext(stream)
+            except (StopAsyncIteration, ps.UnknownKey, ps.KeyInUse, ps.KeyStopped):
+                pass
+
+        async with engine.deploy(job.graph) as service:
+            keys = ["k0", "k1", "k2"]
+            tasks = [
+                *(asyncio.create_task(service.run(job.graph("q"), detached=True, durable_key=key)) for key in keys),
+                *(asyncio.create_task(reads(draw.choice(keys))) for _ in range(6)),
+            ]
+            for task in draw.sample(tasks, 5):
+                for _ in range(draw.randrange(30)):
+                    await asyncio.sleep(0)
+                task.cancel()
+            await service.drain()
+        for outcome in await asyncio.gather(*tasks, return_exceptions=True):
+            assert outcome in (WORDS, None) or isinstance(outcome, asyncio.CancelledError | ps.EngineClosedError)
+        for key in keys:  # a caller that was cancelled before its first step has begun nothing
+            assert await engine.run(job.graph("q"), durable_key=key, on_finished="return") == WORDS
+        assert Counter(job.ran) == dict.fromkeys(range(TURNS), 3)
+
+    for seed in range(40 * effort):
+        testing.run_seeded(lambda seed=seed: main(seed), seed=seed)
