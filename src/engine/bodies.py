@@ -575,8 +575,7 @@ class StreamMap(_Bodies):
                     continue
                 ended = next((one for one in inputs if one.ended and not one.held), None)
                 if window.frames or ended is None:
-                    asked = [one for one in inputs if not one.held] if room and ended is None else ()
-                    await window.wait(asked)
+                    await window.wait(self._asked(room, ended))
                 elif ended.error is not None:
                     await ended.get()  # raises it
                 else:
@@ -584,6 +583,10 @@ class StreamMap(_Bodies):
         finally:
             parent.body_ended(self.stop)
             await self._close()
+
+    def _asked(self, room: int, ended: StreamBuffer[Any] | None) -> Sequence[StreamBuffer[Any]]:
+        """Return the streams whose next value could begin, if it were there."""
+        return [one for one in self._inputs if not one.held] if room and ended is None else ()
 
     async def _pass_barriers(self) -> bool:
         """Take in a barrier that comes next, and pass on those before which all items have left.
