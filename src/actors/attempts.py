@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import nullcontext
 from contextvars import copy_context
@@ -10,7 +11,7 @@ from types import CoroutineType, GeneratorType, coroutine
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from .._errors import Interrupted, NodeCancelledError, NodeTimeoutError, add_note
-from ..telemetry import spans
+from ..telemetry import logs, spans
 from .accepted import check
 from .accepted import number as number_of
 from .chains import WATCHED, watched
@@ -175,6 +176,28 @@ def reading(invoke: "Invoke", slots: Sequence[int], *, inside: bool) -> "Invoke"
     return invoke_reading
 
 
+# When an error of each graph and node was logged last, and how many were not logged since.
+_told: Final[dict[tuple[str, str, str], tuple[float, int]]] = {}
+_MOST_TOLD: Final = 1000  # graphs and nodes that are remembered; names may be made up without an end
+_TOLD_AGAIN_SECONDS: Final = 60.0
+
+
+def handled(attempt: Attempt, how: str, error: BaseException) -> None:
+    """Log an error that the policy of a node has handled: a line a minute for each node, with the count since."""
+    actor, now = attempt._actor, attempt._frame.group.loop.time()
+    key = actor.graph, actor.name, how
+    told_at, count = _told.get(key, (math.inf, 0))
+    if 0 <= now - told_at < _TOLD_AGAIN_SECONDS:
+        _told[key] = told_at, count + 1
+        return
+    if len(_told) >= _MOST_TOLD:
+        _told.clear()
+    _told[key] = now, 0
+    logs.warning(
+        "node.error_handled", graph=actor.graph, node=actor.name, by=how, error=repr(error), count=count + 1
+    )  # fmt: skip
+
+
 def _retried(run: Run, retry: Retry) -> Run:
     async def attempts(attempt: Attempt) -> Any:
         actor, member = attempt._actor, attempt._member
@@ -190,6 +213,7 @@ def _retried(run: Run, retry: Retry) -> Run:
                     raise
                 if attempt._frame.span is not None:
                     spans.retried(actor.name, error, position.attempt + 1)
+                handled(attempt, "retry", error)
             # Also without a pause: attempts that fail at once would keep the loop from other tasks and timers.
             await asyncio.sleep(pause)
             await outside_call_ended(member)  # a thread whose attempt timed out holds the place until it returns
@@ -251,6 +275,7 @@ def _failing_over(run: Run, failover: Failover) -> Run:
             actor.counted().failed_over += 1
             if frame.span is not None:
                 spans.failed_over(actor.name, error)
+            handled(attempt, "failover", error)
             position.attempt_deadline = None
             leave_outside_call(attempt._member, actor)
             began = perf_counter()
@@ -550,6 +575,7 @@ async def _race(run: Run, first: Attempt, after_seconds: float, budget: HedgeBud
             await race.second.over()
             if not race.second.has_result:
                 raise
+            handled(first, "hedge", error)
             race.won()
         elif race.was_cancelled():
             raise asyncio.CancelledError from None
@@ -575,16 +601,17 @@ class HedgedAttempt:
     """Two attempts of one item.
 
     Attributes:
+        first: the first attempt.
         second: the second attempt; None before it has begun.
         has_lost: whether the second had its result while the first was running, which was cancelled then.
         is_over: whether it is decided which result counts.
     """
 
-    __slots__ = ("_budget", "_first", "_run", "group", "has_lost", "is_over", "second")
+    __slots__ = ("_budget", "_run", "first", "group", "has_lost", "is_over", "second")
 
     def __init__(self, run: Run, first: Attempt, budget: HedgeBudget) -> None:
         self._run = run
-        self._first = first
+        self.first = first
         self._budget = budget
         self.group: WorkerGroup = first._member.group
         self.second: SecondAttempt | None = None
@@ -593,12 +620,12 @@ class HedgedAttempt:
 
     def begin_second(self) -> None:
         """Begin the second attempt, if there is a place for it, and the budget allows it."""
-        if may_begin_second(self._first, self._budget):
-            self.second = SecondAttempt(self, self._run, self._first)
+        if may_begin_second(self.first, self._budget):
+            self.second = SecondAttempt(self, self._run, self.first)
 
     def second_ended(self) -> None:
         """Cancel the first attempt, if the second has a result and the first is still running."""
-        second, first = self.second, self._first
+        second, first = self.second, self.first
         assert second is not None
         if second.waiter is not None:
             if not second.waiter.done():
@@ -614,20 +641,20 @@ class HedgedAttempt:
 
     def was_cancelled(self) -> bool:
         """Take back the cancellation of the first attempt; return whether its task was cancelled for another reason."""
-        task = self._first._member.task
+        task = self.first._member.task
         assert task is not None
-        return not self.has_lost or task.uncancel() > self._first._undisturbed
+        return not self.has_lost or task.uncancel() > self.first._undisturbed
 
     def won(self) -> None:
         """Count a result of the second attempt."""
-        second_won(self._first)
+        second_won(self.first)
 
     def stop(self) -> None:
         """Cancel the second attempt, whose result is not needed."""
         if self.second is not None:
             self.second.leave()
             if self.second.has_result:
-                self._first._frame.drop_unread(self.second.value)
+                self.first._frame.drop_unread(self.second.value)
 
 
 class SecondAttempt:
@@ -698,8 +725,9 @@ class SecondAttempt:
             self.has_result = True
         except asyncio.CancelledError:
             pass  # by the engine, or with the loop: the first attempt decides what becomes of the item
-        except Exception:  # noqa: BLE001 - the first attempt decides
-            pass
+        except Exception as error:  # noqa: BLE001 - the first attempt decides
+            if self._race is not None:
+                handled(self._race.first, "hedge", error)
         except BaseException as error:  # noqa: BLE001 - as in a worker: it ends more than the item
             self._frame.fail(error, self._actor, self._attempt)
         finally:

@@ -3,9 +3,11 @@
 import asyncio
 import inspect
 import itertools
+import os
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
-from types import CodeType
+from pathlib import Path
+from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 from weakref import WeakSet
 
@@ -26,6 +28,8 @@ State = Literal["running", "done", "failed", "cancelled"]
 
 _MARK = "__penstock_item__"
 _BLAMED = "__penstock_node__"
+_WHOLE = "__penstock_traceback__"
+_OURS = str(Path(__file__).parents[1]) + os.sep  # the files of the library
 _identities = itertools.count(1)
 _NO_ITEM: Final = 0
 
@@ -458,6 +462,8 @@ class Frame:
             elif error.__traceback__ is not None:
                 # The first entry is the engine's own: it is of no use to the user, and would keep a worker alive.
                 error.__traceback__ = error.__traceback__.tb_next
+                if os.environ.get("PENSTOCK_TRACEBACKS") != "full":
+                    _cut_library(error, first_traceback)
             error.add_note(where)
             setattr(error, _MARK, (root.identity, error.__traceback__, (*added, where)))
         except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
@@ -571,6 +577,28 @@ def blame(error: BaseException, label: str) -> None:
     """Mark an error with the node that caused it, because another node will raise it; the first mark counts."""
     if not hasattr(error, _BLAMED):
         setattr(error, _BLAMED, label)
+
+
+def _cut_library(error: BaseException, before: TracebackType | None) -> None:
+    """Cut entries of the library that have one of a user behind them; the whole is `__penstock_traceback__` then.
+
+    Args:
+        error: the error.
+        before: its traceback after an earlier cut, which is the end of the present one; None if there was none.
+    """
+    entries, traceback = list[TracebackType](), error.__traceback__
+    while traceback is not None and traceback is not before:
+        entries.append(traceback)
+        traceback = traceback.tb_next
+    cut, whole, has_user = traceback, getattr(error, _WHOLE, traceback) if traceback else None, traceback is not None
+    for entry in reversed(entries):
+        whole = TracebackType(whole, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        is_ours = entry.tb_frame.f_code.co_filename.startswith((_OURS, LINE_FILE))
+        if not (is_ours and has_user):
+            cut = TracebackType(cut, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        has_user = has_user or not is_ours
+    setattr(error, _WHOLE, whole)
+    BaseException.with_traceback(error, cut)
 
 
 def cut_line(error: BaseException) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._errors import NodeCancelledError
 from ..telemetry import logs
 from . import current
-from .attempts import HedgeBudget, compose, may_begin_second, second_won
+from .attempts import HedgeBudget, compose, handled, may_begin_second, second_won
 from .current import starts_tasks
 from .execution import Around, Attempt, Bound, Run, TracedExecution, end_calls, tell_consumers
 from .loop_host import LoopStream
@@ -293,7 +293,8 @@ class GeneratorTask:
     def _fail(self, error: BaseException) -> None:
         frame, actor, buffer = self._frame, self._actor, self.buffer
         if self._is_second and isinstance(error, Exception):
-            return  # the first attempt decides
+            handled(Attempt(self, actor, frame, (), {}), "hedge", error)  # the first attempt decides
+            return
         actor.failed += 1
         if frame.state != "running" or not isinstance(error, Exception):
             frame.fail(error, actor, self.position.attempt)
@@ -407,18 +408,20 @@ class _StreamRace:
         self._budget = budget
         self._task = cast("GeneratorTask", first._member)
         self._second: GeneratorTask | None = None
+        self._error: BaseException | None = None  # that of the first, which waits for the second
         self._timer = self._task.group.loop.call_later(after_seconds, self._begin_second)
 
     async def __aenter__(self) -> None:
         """Do nothing."""
 
-    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> None:
         self._timer.cancel()
         second = self._second
         if second is None:
             return
         try:
             if kind is not None and issubclass(kind, Exception) and second.task is not None:
+                self._error = error
                 await asyncio.wait([second.task])  # if it has a value, this task is cancelled
         finally:
             if second._is_second:
@@ -434,6 +437,8 @@ class _StreamRace:
         found = await self._run(attempt)
         if not second.buffer.abandoned and self._first._frame.state == "running":
             second_won(self._first)
+            if self._error is not None:
+                handled(self._first, "hedge", self._error)
             self._task.hand_over(second)
         return found
 

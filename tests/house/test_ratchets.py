@@ -14,7 +14,7 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 LIMITS = {
     ".": Figures(lines=757, largest_file=368, slots=0, branches=9, broad_excepts=3),
     "_cli": Figures(lines=393, largest_file=150, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7323, largest_file=517, slots=28, branches=38, broad_excepts=57),
+    "actors": Figures(lines=7369, largest_file=538, slots=28, branches=38, broad_excepts=57),
     "advice": Figures(lines=859, largest_file=274, slots=0, branches=12, broad_excepts=0),
     "data": Figures(lines=1244, largest_file=490, slots=0, branches=11, broad_excepts=6),
     "devices": Figures(lines=6391, largest_file=589, slots=21, branches=15, broad_excepts=21),

@@ -4,11 +4,15 @@ import asyncio
 import email.utils
 import inspect
 import time
+from collections import Counter
+from collections.abc import AsyncIterator
 from itertools import pairwise
-from types import SimpleNamespace
+from traceback import walk_tb
+from types import SimpleNamespace, TracebackType
 from typing import Any
 
 import pytest
+import structlog
 
 import penstock as ps
 from penstock import engine, testing
@@ -269,3 +273,122 @@ async def test_a_wait_that_raises_ends_the_attempts_and_what_follows_a_failure_r
     [error] = errors
     assert isinstance(error, ConnectionError)
     assert error.__notes__[0] == "no further attempt: wait= of Retry raised LookupError('no wait')"
+
+
+# What is logged, and what of the traceback a caller sees.
+
+
+@pytest.mark.parametrize("how", ["retry", "failover", "hedge", "hedge of a stream"])
+def test_errors_that_were_handled_are_one_line_a_minute_with_their_count(how: str) -> None:
+    by = how.partition(" ")[0]
+
+    async def instead(number: int) -> int:
+        return -1
+
+    options: dict[str, Any] = {
+        "retry": {"retry": ps.Retry(2)},
+        "failover": {"failover": ps.node(instead)},
+        "hedge": {"hedge": ps.Hedge(after_seconds=0.5, max_share=1)},
+    }[by]
+    begun: Counter[int] = Counter()
+
+    async def answer(number: int) -> int:
+        begun[number] += 1
+        if begun[number] == 1:
+            await asyncio.sleep(1 if by == "hedge" else 0)
+            raise ConnectionError(number)
+        await asyncio.sleep(2)
+        return number
+
+    async def values(number: int) -> AsyncIterator[int]:
+        yield await answer(number)
+
+    fragile: Any = ps.node(name=f"fragile {how}", **options)(values if "stream" in how else answer)
+
+    @ps.graph
+    async def graph(number: int) -> int:
+        return await only(fragile(number)) if "stream" in how else await fragile(number)
+
+    async def main() -> None:
+        async with engine.deploy(graph) as service:
+            await asyncio.gather(*(service(number) for number in range(10)))
+            await asyncio.sleep(60)
+            await service(10)
+
+    with structlog.testing.capture_logs() as logged:
+        testing.run_virtual(main)
+    assert [(event["event"], event["by"], event["count"]) for event in logged] == [
+        ("node.error_handled", by, 1),
+        ("node.error_handled", by, 10),
+    ]
+    assert (logged[1]["node"], logged[1]["error"]) == (f"fragile {how}", "ConnectionError(10)")
+
+
+@ps.node
+async def only(values: AsyncIterator[int]) -> int:
+    return [value async for value in values][0]  # noqa: RUF015 - to its end
+
+
+def lines_of(error: BaseException, traceback: TracebackType | None) -> list[str]:
+    names = [(frame.f_code.co_filename, frame.f_code.co_name) for frame, _ in walk_tb(traceback)]
+    return [name if file == __file__ else "(library)" for file, name in names]
+
+
+@pytest.mark.parametrize("full", [False, True])
+async def test_the_traceback_goes_from_a_line_of_the_user_to_the_next(
+    full: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if full:
+        monkeypatch.setenv("PENSTOCK_TRACEBACKS", "full")
+
+    @ps.node(retry=ps.Retry(2), timeout_seconds=1)
+    async def broken(number: int) -> int:
+        try:
+            return 1 // 0
+        except ZeroDivisionError as error:
+            raise LookupError(number) from error
+
+    @ps.graph
+    async def inner(number: int) -> int:
+        return await broken(number)
+
+    @ps.node
+    async def calls(number: int) -> int:
+        return await engine.run(inner(number))
+
+    @ps.graph
+    async def outer(number: int) -> list[int]:
+        return await ps.map_each(calls, [number])
+
+    with pytest.raises(LookupError) as caught:
+        await engine.run(outer(1))
+    error = caught.value
+    seen = lines_of(error, error.__traceback__)
+    of_the_user = [name for name in seen if name != "(library)"]
+    assert of_the_user[-2:] == ["calls", "broken"]
+    assert isinstance(error.__cause__, ZeroDivisionError)
+    assert error.__notes__[0] == "in node 'broken' of graph 'inner', item 0, attempt 2"
+    inside = seen[seen.index("calls") :]
+    if full:
+        assert "(library)" in inside
+        assert not hasattr(error, "__penstock_traceback__")
+    else:
+        assert inside == ["calls", "broken"]
+        whole: Any = error.__penstock_traceback__  # type: ignore[attr-defined]
+        names = lines_of(error, whole)
+        assert [name for name in names if name != "(library)"] == ["calls", "broken"]
+        assert names[names.index("calls") + 1] == "(library)"
+
+
+async def test_where_the_library_has_raised_stays_in_the_traceback() -> None:
+    @ps.node(timeout_seconds=0.001)
+    async def slow(number: int) -> None:
+        await asyncio.sleep(60)
+
+    @ps.graph
+    async def graph(number: int) -> None:
+        await slow(number)
+
+    with pytest.raises(ps.NodeTimeoutError) as caught:
+        await engine.run(graph(1))
+    assert lines_of(caught.value, caught.value.__traceback__)[-1] == "(library)"
