@@ -122,13 +122,14 @@ class GeneratorTask:
         cancels: how often the engine has cancelled its task.
         outside_call: always None; it has the attribute because a worker has it.
         readers: the streams that it reads itself.
+        given: an iterator that was passed as an argument; else None.
         inside: for a node that may be restarted: the context managers to leave when the stream has ended.
         failover: makes the iterator that takes over after the last attempt; None for none.
     """
 
     __slots__ = (
-        "_actor", "_begun", "_counts_values", "_first", "_frame", "_given", "_has_failed", "_is_second", "_start",
-        "buffer", "cancels", "failover", "group", "inside", "outside_call", "position", "readers", "task",
+        "_actor", "_begun", "_counts_values", "_first", "_frame", "_has_failed", "_is_second", "_start", "buffer",
+        "cancels", "failover", "given", "group", "inside", "outside_call", "position", "readers", "task",
     )  # fmt: skip
 
     def __init__(
@@ -159,7 +160,7 @@ class GeneratorTask:
         self._frame = frame
         self.buffer = buffer
         self.readers = readers
-        self._given = given
+        self.given = given
         self._begun = False
         self._has_failed = False  # whether the generator has failed, and its error waits in the buffer for the reader
         self._is_second = False  # whether it is a second attempt that has no value yet
@@ -246,7 +247,7 @@ class GeneratorTask:
         self.position.task = self.task
         self.position.remember()  # for the tasks that the generator starts
         try:
-            if self._frame.span is None or self._given is not None:  # a stream from an argument has no node, so no span
+            if self._frame.span is None or self.given is not None:  # a stream from an argument has no node, so no span
                 await self._drive()
             else:
                 with TracedExecution(self._frame.span, self._frame, self._actor) as execution:
@@ -267,7 +268,7 @@ class GeneratorTask:
         buffer = self.buffer
         try:
             if buffer.abandoned or buffer.ended:
-                await close_stream(self._given)
+                await close_stream(self.given)
                 return
             iterator, first = await self._first(Attempt(self, self._actor, self._frame, (), {}, self.readers))
             buffer = self.buffer  # a second attempt has that of the first by now, and one that has lost has its own
@@ -324,7 +325,7 @@ class GeneratorTask:
         for reader in self.readers:
             reader.buffer.read_by = None
             reader.leave()
-        self.readers, self._start, self._given, self.failover = (), _nothing, None, None
+        self.readers, self._start, self.given, self.failover = (), _nothing, None, None
         self._actor.limiter.release()
         if frame.state == "running":
             frame.remove_pending()

@@ -13,6 +13,7 @@ from typing import Any
 
 from .._errors import EngineClosedError, WorkerDied
 from ..telemetry import logs, spans
+from ..telemetry.profiling import collectors
 from . import process_messages
 from .threads import (
     RUNS_SCRIPT_AGAIN,
@@ -304,6 +305,7 @@ class ProcessPool(ThreadOwner):
                 continue
             with self._lock:
                 heappush(self._waiting, call)  # another worker may be free before this one has started
+            began, before = time.perf_counter(), self._completed
             try:
                 worker = WorkerProcess()
             except BaseException as error:  # noqa: BLE001 - such as too many files or processes; the error of the call
@@ -314,6 +316,8 @@ class ProcessPool(ThreadOwner):
                 if self._closed:
                     worker.kill()
             if worker.wait_ready():
+                if self._completed == before:
+                    collectors.worker_started(began, time.perf_counter())
                 return worker
             end = self._remove(worker)
             remedy = 'put code that runs an engine there under `if __name__ == "__main__":`'

@@ -12,6 +12,7 @@ from ..telemetry.metrics import Reading, Series, series
 from .control import Control
 from .node import Node, is_node
 from .program import Plan, PlannedStep, Wired
+from .tracing.ref import definition_location, is_users
 
 if TYPE_CHECKING:  # loaded only when a profile is taken
     from ..actors.threads import ThreadShare
@@ -125,11 +126,13 @@ class Room(NamedTuple):
         limit: how many.
         bound: what bounds them.
         mapping: of the body of a `map_each` over lists, which may have so many for each run: the actor of that step.
+        at: "file:line" of the `map_each`; empty if the limit is a product of several.
     """
 
     limit: int
     bound: "Bound"
     mapping: NodeActor | None = None
+    at: str = ""
 
 
 def step_snapshots(
@@ -149,15 +152,18 @@ def step_snapshots(
     for one in wired:
         room_of_plan = rooms.get(one.program.plan)
         nodes: dict[NodeActor, Node[..., object]] = {}
+        called_at: dict[NodeActor, str] = {}
         for actor, step in _steps(one).items():
             if is_node(step.head.callee):
                 nodes[actor] = step.head.callee
+                called_at[actor] = step.head.location
         for actor, node in nodes.items():
             yield replace(
                 _step_snapshot(actor, node, room_of_plan, pools, threads),
                 consumers=(readers := _readers(actor, nodes)),
                 behind=tuple(set(readers) - {consumer.name for consumer in actor.consumers}),
                 around=around.get(one.program.plan),
+                at=_at(node, called_at[actor]),
             )
 
 
@@ -170,6 +176,13 @@ def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...
             found[consumer] = None
             left += () if consumer in nodes else consumer.consumers
     return tuple([consumer.name for consumer in found if consumer in nodes])
+
+
+def _at(node: Node[..., object], called_at: str) -> str:
+    """Return the "file:line" of the function or class of a node, or else of its call."""
+    found = definition_location(node.runs_on._fn or node.origin.fn)
+    file = found.rpartition(":")[0]
+    return found if file and is_users(file) else called_at
 
 
 def _around(wired: Iterable[Wired]) -> "dict[Plan, BodyPlace]":
@@ -201,9 +214,10 @@ def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
             around, control = rooms[one.program.plan], step.head.callee
             if isinstance(control, Control) and control.kind == "map_each":
                 if not control.over_stream:
-                    around = Room(control.limit, "map_each", actor)
+                    around = Room(control.limit, "map_each", actor, step.head.location)
                 elif around is not None:
-                    around = Room(control.limit * around.limit, "map_each", around.mapping)
+                    at = step.head.location if around.limit == 1 else ""
+                    around = Room(control.limit * around.limit, "map_each", around.mapping, at)
             rooms |= dict.fromkeys(step.bodies, around)
             left += step.bodies
     return rooms
@@ -228,6 +242,8 @@ def _step_snapshot(
         counters, key=id(actor), runs_on=execution._place,
         holds_loop=execution._is_inline and not node.is_async and not is_stream, gathers=execution._gathers,
         holds=execution._holds, is_on_loop=execution._is_inline, owns_loop=execution._runs_loop, pool=execution._pool,
+        batch_size=0 if execution._holds is None else execution._batch.max_size,
+        batch_wait_seconds=0.0 if execution._holds is None else execution._batch.max_wait_seconds,
         places=() if is_stream else tuple(_places(actor, node, room, pools, threads)), timed=timed,
     )  # fmt: skip
 
@@ -242,7 +258,7 @@ def _places(
     if room is not None and room.limit < own.limit:
         mapping = room.mapping
         runs, seconds = (None, 0.0) if mapping is None else (mapping.limiter.in_flight, mapping.busy_seconds)
-        yield Capacity(id(actor), room.limit, room.bound, runs=runs, run_seconds=seconds)
+        yield Capacity(id(actor), room.limit, room.bound, runs=runs, run_seconds=seconds, at=room.at)
         # How many runs of a `map_each` there are at a time has no bound, so all of them together may reach this limit.
         is_own = is_own and mapping is not None
     if is_own:

@@ -83,6 +83,7 @@ class Execution:
     _donates = _takes_unready = False
     _takes_batches = False  # whether `_batcher` makes what gathers items for a function of a list
     _batch: Any = None  # for what gathers items of many calls: how
+    _fn: Any = None  # and the function that takes them
     _holds: int | None = None  # for what gathers items of many calls: how many it may hold
     _runs_loop = False  # whether each scope runs a loop that handles the items; see `_make_loop`
     _pool: Literal["threads", "processes"] | None = None  # of the Engine, whose size is the limit of a node

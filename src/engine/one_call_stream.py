@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
 
@@ -15,6 +16,7 @@ from .._errors import (
 )
 from ..actors.accepted import OptionRule, check, whole
 from ..actors.frame import AnyDeployment, Frame
+from ..actors.generators import GeneratorTask
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, StreamBuffer
 from ..actors.tasks import start_task, uninterrupted, until
@@ -25,7 +27,7 @@ from .events import Event, EventBuffer, Value
 from .graph import Call
 from .nesting import refuse_to_close_from_inside
 from .options import ExecutionOptions
-from .pipeline import Progress, ReaderWait, progress_of
+from .pipeline import Progress, ReaderWait, length_of, opened_at, progress_of
 from .program import Wired
 from .scope import Scope
 from .statistics import StreamStatistics, Uptime
@@ -46,6 +48,7 @@ class StreamingCall:
         saving: the snapshots of the call; None if it is not saved.
         uptime: how long the stream has been open.
         reader_wait: how long the reader has waited for values.
+        at: "file:line" that opened the stream; empty if no profile was taken then.
         progress: the progress bar; None without one.
         has_expired: whether the call has ended with `DeadlineExceeded`.
         interruption: the error of a call that has ended because a node has asked a question.
@@ -89,6 +92,7 @@ class StreamingCall:
             frame.count(where.runtime.counted_runs if where.service is None else None)
         self.uptime = Uptime()
         self.reader_wait = ReaderWait()
+        self.at = opened_at()
         self.progress: Progress | None = None
         # Noted when the call ends: its frame forgets the error once the reader has it.
         self.has_expired = False
@@ -122,6 +126,12 @@ class StreamingCall:
 
     def look(self) -> None:
         """Return None, for a profile: the values of a stream have no window of their own."""
+
+    def inputs(self) -> list[StreamBuffer[Any]]:
+        """Return what holds the values of the streams that are its arguments, once they are open."""
+        open_now = [member for member in list(self._frame.group.workers) if isinstance(member, GeneratorTask)]
+        given = [member for member in open_now if any(member.given is one for one in self._call.arguments)]
+        return [buffer for member in given for buffer in member.buffers]
 
     @property
     def is_over(self) -> bool:
@@ -440,7 +450,8 @@ class ValuesStream(Stream[T_co]):
                 raise EngineClosedError("this stream was closed; a stream is read once: make a new one")
             call = self._call = self._start_call()
             if self._shows_progress and not call.is_over:
-                call.progress = progress_of(call.loop, lambda: call.name, None, partial(_statistics_of, call))
+                total, look = _progress_of(call)
+                call.progress = progress_of(call.loop, lambda: call.name, total, look)
         return self._call
 
     async def _open(self) -> StreamBuffer[Any]:
@@ -750,6 +761,28 @@ _CLASS = OptionRule(
     "common; or `object` for all",
     lambda value: isinstance(value, type) and not hasattr(value, "__args__"),
 )
+
+
+def _progress_of(call: StreamingCall) -> tuple[int | None, Callable[[], StreamStatistics]]:
+    """Return the total and the counters for a progress bar.
+
+    Where the source has a length, its values are counted, and not those of the result: these may be more or fewer.
+    """
+    sources = [given for given in call._call.arguments if hasattr(given, "__aiter__")]
+    total = length_of(sources[0]) if len(sources) == 1 else None
+    buffers: list[StreamBuffer[Any]] = []
+
+    def look() -> StreamStatistics:
+        now = _statistics_of(call)
+        if total is None:
+            return now
+        if not buffers:
+            buffers.extend(call.inputs())
+        # A source that is not open any more, although its graph has begun, was read to its end.
+        read = sum(buffer.position for buffer in buffers) if buffers or call.reader is None else total
+        return replace(now, completed=max(0, read - now.failed))
+
+    return total, look
 
 
 def _statistics_of(call: StreamingCall) -> StreamStatistics:

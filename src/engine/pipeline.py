@@ -23,6 +23,7 @@ from ..actors.tasks import Condition, start_task, uninterrupted
 from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
+from ..telemetry.profiling import collectors
 from .admission import Admission, FairAdmission, Share
 from .call import RunningCall
 from .graph import Call, Graph
@@ -32,6 +33,7 @@ from .program import Wired
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, ReorderWindow, checked_call, enter, feed
 from .statistics import StreamStatistics, Uptime
+from .tracing.ref import call_location
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import WindowLook
@@ -94,6 +96,11 @@ class ReaderWait:
         since = self._since
         # Profiles read this in other threads: a reader may have stopped to wait since it was looked at above.
         return self._before if since is None or not self._readers else self._before + perf_counter() - since
+
+
+def opened_at() -> str:
+    """Return the "file:line" that opens a stream while a profile is taken; otherwise empty, which takes no time."""
+    return call_location() if collectors.running else ""
 
 
 def is_shown(wanted: bool) -> bool:
@@ -170,6 +177,7 @@ class Pipeline:
         window: the window, with the items in flight.
         uptime: how long the stream has been open.
         skipped: how many items were skipped.
+        at: "file:line" that opened the stream; empty if no profile was taken then.
         on_item_settled: called with each item whose last handler has ended; may be None.
         on_closed: called with the pipeline when it has ended; may be None.
         progress: the progress bar; None without one.
@@ -195,6 +203,7 @@ class Pipeline:
         self._graph_name = ""
         self.uptime = Uptime()
         self._reader_wait = ReaderWait()
+        self.at = opened_at()
         self._owns_scope = owns_scope
         self._admission = admission
         self._fair = admission if isinstance(admission, FairAdmission) else None

@@ -64,6 +64,11 @@ class OpenStream(Ongoing, Protocol):
         ...
 
     @property
+    def at(self) -> str:
+        """The "file:line" that opened the stream; empty if no profile was taken then."""
+        ...
+
+    @property
     def reader_wait_seconds(self) -> float:
         """How long the reader has waited for items since this was first read, in seconds."""
         ...

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import termios
 import threading
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from typing import Any
 
@@ -145,6 +146,56 @@ async def test_values_of_one_call_are_counted(screen: Screen) -> None:
     async with engine.stream(counted(7), progress=True) as values:
         assert len([value async for value in values]) == 7
     assert re.fullmatch(r"counted ━+ 7  [\d,.]+/s", screen.last())
+
+
+class Numbers:
+    """A source with a length."""
+
+    def __init__(self, count: int, gate: asyncio.Event | None = None) -> None:
+        self._left, self._gate = deque(range(count)), gate
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def __aiter__(self) -> "Numbers":
+        return self
+
+    async def __anext__(self) -> int:
+        if self._gate is not None and len(self._left) == 2:
+            await self._gate.wait()
+        if not self._left:
+            raise StopAsyncIteration
+        return self._left.popleft()
+
+
+async def odd(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+    async for number in numbers:
+        if number % 2:
+            yield number
+
+
+filter_odd = ps.node(odd)
+
+
+@ps.graph
+async def filtered(numbers: AsyncIterator[int]) -> AsyncIterator[int]:
+    return filter_odd(numbers)
+
+
+async def test_values_of_a_source_with_a_length_have_a_total_and_the_time_left(screen: Screen) -> None:
+    screen.attach()
+    gate, printed = asyncio.Event(), ""
+    async with engine.stream(filtered(Numbers(6, gate)), progress=True) as values:
+        assert [await anext(values), await anext(values)] == [1, 3]
+        while not re.search(r"filtered [━╸╺]+ 4/6 +[\d.,]+/s +\d+ s left", printed):
+            await asyncio.sleep(0)
+            printed += screen.shown()
+        gate.set()
+        assert [value async for value in values] == [5]
+    assert re.fullmatch(r"filtered ━+ 6/6  [\d,.]+/s", screen.last())
+    async with engine.stream(filtered(Numbers(2)), progress=True) as values:  # read before the bar looks
+        assert [value async for value in values] == [1]
+    assert re.fullmatch(r"filtered ━+ 2/2  [\d,.]+/s", screen.last())
 
 
 async def test_streams_of_a_service_have_one_too(screen: Screen) -> None:

@@ -39,6 +39,9 @@ class Collector:
     def device_worked(self, work: "DeviceWork") -> None:
         """Take a piece of work of a device; on any thread."""
 
+    def worker_started(self, began: float, ended: float) -> None:
+        """Take when a worker process started, while no other one had done any work; on any thread."""
+
     def snapshots_saved(self, graph: str, snapshots: "SavedSnapshots") -> None:
         """Take what a part of a snapshot of a call has cost."""
 
@@ -109,6 +112,12 @@ def device_worked(work: "DeviceWork") -> None:
     """Report a piece of work of a device; callable from any thread."""
     for collector in tuple(running):
         collector.device_worked(work)
+
+
+def worker_started(began: float, ended: float) -> None:
+    """Report the start of a worker process, for which its calls have waited; callable from any thread."""
+    for collector in tuple(running):
+        collector.worker_started(began, ended)
 
 
 def snapshots_saved(graph: str, snapshots: "SavedSnapshots") -> None:

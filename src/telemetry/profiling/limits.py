@@ -1,8 +1,11 @@
 """Limits: each bounded thing that can limit the throughput, how much of it was used, and the verdict that names it."""
 
+import os
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from math import inf
+from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..counters import ActorStatistics, name_of
@@ -37,6 +40,7 @@ class Verdict(Rendered):
         headroom: how many times as fast everything would be if that node, or else the reader, took no time; None if
             unknown. See `Profile.what_if`.
         spent: what the node spends its time on, in words, if it uses threads or waits for its turn; otherwise empty.
+        factor: how many times as fast everything would be with the first option of the remedy; None if unknown.
     """
 
     node: str | None
@@ -46,6 +50,7 @@ class Verdict(Rendered):
     limit: Kind = "nothing"
     headroom: float | None = None
     spent: str = ""
+    factor: float | None = None
 
     def __str__(self) -> str:
         subject = "" if self.node is None else f'"{self.name}" limits the pipeline: '
@@ -77,18 +82,55 @@ class Verdict(Rendered):
 MOST_HEADROOM: Final = 100.0
 
 
+class Option(NamedTuple):
+    """What to type, and where.
+
+    Args:
+        text: the option, with {} for its value.
+        now: its value now; 0 for an option without a number.
+        changes: what becomes more with it: a group of places, by its key; the items in flight of a stream, by its name;
+            or None, for a node that becomes faster.
+        at: of what it is an option, such as 'parse (job.py:31)'.
+    """
+
+    text: str
+    now: int = 0
+    changes: Hashable = None
+    at: str = ""
+
+
 class Limit(NamedTuple):
     """A bounded thing that could limit.
 
     Args:
         used: how much of it was used, from 0 to 1.
         precedence: which limit to prefer of several that were used equally.
-        verdict: the verdict that names it.
+        verdict: the verdict that names it; with options, its remedy is what helps besides these.
+        options: what helps; several of them only together.
+        most: how many times as fast the node becomes at most by these options, for a reason that no limit knows.
+        at_once: how many times as fast it becomes by the step from one value of the options to any other.
     """
 
     used: float
     precedence: int
     verdict: Verdict
+    options: tuple[Option, ...] = ()
+    most: float = inf
+    at_once: float = 1.0
+
+
+def _short(at: str) -> str:
+    """Return a "file:line", with the path from the working directory if the file is below."""
+    return at.removeprefix(f"{Path.cwd()}{os.sep}")
+
+
+def _where(at: str) -> str:
+    return f" ({_short(at)})" if at else ""
+
+
+def of_node(node: NodeSum) -> str:
+    """Return the name of a node and where it is written."""
+    return name_of(*node.name) + _where(node.step.at)
 
 
 _REASONS: Final[dict[Kind, str]] = {
@@ -102,7 +144,7 @@ _REMEDIES: Final[dict[Kind, str]] = {
     "the profile after that",
     "transfer": "have the nodes before and after it run on its device as well, send less (smaller dtypes), or keep "
     "there what does not change (a resource)",
-    "device": "have it take more items at once (batch=), or use more devices",
+    "device": "or have it take more items at once (batch=), if these do not fill its device",
 }
 
 
@@ -118,7 +160,9 @@ def devices(evidence: Evidence) -> Iterator[Limit]:
             [((what, remedy), _)] = Counter(cause for causes in again for cause in causes).most_common(1)
             often = f"again and again, {len(again):,} times" if len(again) > 1 else "again"
             reason = f"it is compiled {often}, because of the {what}: {share:.0%} of what its items take there"
-        yield Limit(used, 4, Verdict(name[1], reason, remedy, name[0], kind))
+        found = Limit(used, 4, Verdict(name[1], reason, remedy, name[0], kind))
+        options = (Option("twice the devices (mesh=)"),) if kind == "device" else ()
+        yield found._replace(options=options, most=2.0 if options else 1 / max(1 - share, 1 / MOST_HEADROOM))
 
 
 def _most(node: NodeSum) -> tuple[Kind, float]:
@@ -194,8 +238,13 @@ def without_workers(evidence: Evidence) -> Iterator[Limit]:
 
     The time of a process node counts from when a worker has begun the item.
     """
-    groups = evidence.sums.groups
+    groups, started = evidence.sums.groups, evidence.starting_seconds / evidence.elapsed_seconds
     for (graph, name), node in evidence.sums.nodes.items():
+        if node.step.pool == "processes" and started >= _LEAST_SAID:
+            reason = f"for {started:.0%} of the time it waits for worker processes, which start"
+            yield Limit(
+                started, 2, Verdict(name, reason, _KEPT_WORKERS, graph, "pool"), most=1 / max(1 - started, 0.01)
+            )
         is_idle = all(groups[key].utilisation < LEAST_USED for key in node.places)
         if node.step.pool == "processes" and is_idle and node.inbox_full_share >= LEAST_USED:
             used = node.inbox_full_share
@@ -223,7 +272,9 @@ def inboxes(evidence: Evidence) -> Iterator[Limit]:
         waits = {each: sums.nodes[each].put_wait_seconds for each in following if each in sums.nodes}
         behind = max(waits, key=waits.__getitem__, default=None)
         if behind is not None and sum(_shares(sums, behind)) <= 1 - _LEAST_FREE:
-            yield Limit(min(busy + blocked, 1.0), 0, _verdict_of_inbox(sums, name, behind, blocked))
+            found = sums.nodes[behind]
+            more = Option(f"capacity={max(16, 4 * (found.step.counters.inbox.capacity or 0))}", at=of_node(found))
+            yield Limit(min(busy + blocked, 1.0), 0, _verdict_of_inbox(sums, name, behind, blocked), (more,))
 
 
 def _shares(sums: Sums, name: Name) -> tuple[float, float]:
@@ -247,12 +298,28 @@ def _verdict_of_inbox(sums: Sums, before: Name, name: Name, blocked: float) -> V
         f'its inbox holds {capacity:,} item{"s" * (capacity != 1)}, so that "{before[1]}" stands still for '
         f"{blocked:.0%} of the time, although it is busy for only {_shares(sums, name)[0]:.0%} itself"
     )
-    return Verdict(name[1], reason, "raise its capacity=", name[0], "inbox")
+    return Verdict(name[1], reason, "", name[0], "inbox")
 
 
 # The loop limits if its thread uses nearly all of a core: it takes part in all work, so less is normal.
 _LEAST_CPU: Final = 0.9
-_OFF_LOOP: Final = 'move it off the event loop: runs_on="thread", or "process" if it computes'
+
+
+def _off_loop(evidence: Evidence, found: Limit, held_seconds: float) -> Limit:
+    """Return a limit of a node that holds the loop, with a thread or a process as its remedy."""
+    node = evidence.sums.nodes[found.verdict.graph or "", found.verdict.node or ""]
+    computes = (evidence.loop_cpu_seconds or 0.0) >= held_seconds / 2
+    where, places = ("process", _cores()) if computes else ("thread", _THREADS)
+    option = Option(f'runs_on="{where}"', at=of_node(node) + ("" if node.step.holds_loop else ", as a plain `def`"))
+    return _remedied(found, "", (option,), places * evidence.elapsed_seconds / held_seconds if held_seconds else inf)
+
+
+# The threads of an Engine, where no option says otherwise.
+_THREADS: Final = 32
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def loop(evidence: Evidence) -> Iterator[Limit]:
@@ -265,12 +332,13 @@ def loop(evidence: Evidence) -> Iterator[Limit]:
         others = f", of which it takes {held[name] / total:.0%}" if len(held) > 1 and total else ""
         used = min(total / elapsed, 1)
         reason = f"plain functions hold the event loop for {used:.0%} of the time{others}"
-        yield Limit(used, 5, Verdict(name[1], reason, _OFF_LOOP, name[0], "loop"))
+        yield _off_loop(evidence, Limit(used, 5, Verdict(name[1], reason, "", name[0], "loop")), held[name])
     holder = holding(evidence)
     if holder is not None:
-        used = min((evidence.sums.nodes[holder].busy_seconds or 0.0) / elapsed, 1)
+        seconds = evidence.sums.nodes[holder].busy_seconds or 0.0
+        used = min(seconds / elapsed, 1)
         reason = f"it holds the event loop for {used:.0%} of the time without a wait"
-        yield Limit(used, 5, Verdict(holder[1], reason, _OFF_LOOP, holder[0], "loop"))
+        yield _off_loop(evidence, Limit(used, 5, Verdict(holder[1], reason, "", holder[0], "loop")), seconds)
     elif cpu_seconds >= _LEAST_CPU * elapsed and total < cpu_seconds / 2:
         used = min(cpu_seconds / elapsed, 1)
         reason = (
@@ -321,7 +389,7 @@ _LEAST_GIL: Final = 0.25
 _MOSTLY: Final = 0.75
 # Smaller shares of the time are not mentioned.
 _LEAST_SAID: Final = 0.05
-_BESIDE: Final = 'move it to worker processes (runs_on="process"), or to code that computes without the GIL'
+_BESIDE: Final = "or move it to code that computes without the GIL"
 
 
 def gil(evidence: Evidence) -> Iterator[Limit]:
@@ -329,7 +397,15 @@ def gil(evidence: Evidence) -> Iterator[Limit]:
     name = _holder(evidence)
     if name is not None:
         used = min(sum(evidence.gil.held.values()), 1.0)
-        yield Limit(used, 4, Verdict(name[1], _holds(evidence, name), _BESIDE, name[0], "gil"))
+        verdict = Verdict(name[1], _holds(evidence, name), _BESIDE, name[0], "gil")
+        yield _beside(evidence, name, Limit(used, 4, verdict))
+
+
+def _beside(evidence: Evidence, holder: Name, found: Limit) -> Limit:
+    """Return a limit with worker processes as the remedy; for its only place, how much they bring is unknown."""
+    node = evidence.sums.nodes[holder]
+    places = min([_cores(), *[group.limit for group in evidence.sums.own_places(node)]])
+    return found._replace(options=(Option('runs_on="process"', at=of_node(node)),), most=places if places > 1 else 0.0)
 
 
 def _holder(evidence: Evidence) -> Name | None:
@@ -344,24 +420,27 @@ def _holds(evidence: Evidence, holder: Name) -> str:
     return f"its threads hold the GIL for {evidence.gil.held[holder]:.0%} of the time"
 
 
-def explained(verdict: Verdict, evidence: Evidence) -> Verdict:
-    """Return a verdict that also says what its node spends its time on, or names the holder of the GIL."""
+def explained(found: Limit, evidence: Evidence) -> Limit:
+    """Return a limit that also says what its node spends its time on, or names the holder of the GIL."""
+    verdict = found.verdict
     name = (verdict.graph or "", verdict.node or "")
     node = evidence.sums.nodes.get(name)
     if node is None or verdict.limit not in ("places", "pool", "in_flight", "inbox", "order", "path", "device"):
-        return verdict
+        return found
     spent, holder = TimeBreakdown.by(node, evidence), _holder(evidence)
     share = node.share_of_busy(spent.gil_seconds) or 0.0
     computed = node.share_of_busy(spent.cpu_seconds) or 0.0
+    told = found._replace(verdict=replace(verdict, spent=_in_words(node, spent, evidence)))
     if holder is None:
-        return replace(verdict, spent=_in_words(node, spent, evidence))
+        return told
     if holder == name and computed + share >= _MOSTLY and evidence.gil.held[holder] >= _LEAST_GIL:
-        return replace(verdict, reason=_holds(evidence, holder), remedy=_BESIDE, limit="gil")
+        verdict = replace(verdict, reason=_holds(evidence, holder), remedy=_BESIDE, limit="gil")
+        return _beside(evidence, holder, found._replace(verdict=verdict))
     if share >= _LEAST_GIL:
         waits = "waits for it itself" if holder == name else f'"{name_of(*name)}" waits for it'
         reason = f"{_holds(evidence, holder)}, and {waits} for {share:.0%} of its own"
-        return Verdict(holder[1], reason, _BESIDE, holder[0], "gil")
-    return replace(verdict, spent=_in_words(node, spent, evidence))
+        return _beside(evidence, holder, Limit(found.used, 4, Verdict(holder[1], reason, _BESIDE, holder[0], "gil")))
+    return told
 
 
 def _in_words(node: NodeSum, spent: TimeBreakdown, evidence: Evidence) -> str:
@@ -403,27 +482,29 @@ _WHAT: Final[dict[Bound, str]] = {
     "map_each": "the {n} place{s} of its map_each",
     "call": "the only call",
 }
-_MORE: Final[dict[Bound, str]] = {
-    "concurrency": "raise its concurrency=",
-    "state": "raise its concurrency= if it may have several items at a time",
-    "loop": 'move it off the event loop: runs_on="thread", or "process" if it computes',
-    "threads": 'raise max_workers=, or move what computes to runs_on="process"',
-    "processes": "give it less to do, items that hold more (each is sent to its process and back), or more cores",
-    "max_workers": "raise max_workers=, or give it a concurrency= of its own",
-    "max_in_flight": "raise max_in_flight=",
-    "map_each": "raise map_each(concurrency=)",
-    "call": "make it faster, or have more calls at a time",
+_MORE: Final[dict[Bound, tuple[str, str]]] = {
+    "concurrency": ("concurrency={}", ""),
+    "state": ("concurrency={}", "if it may have several items at a time"),
+    "threads": ("max_workers={}", 'or move what computes to runs_on="process"'),
+    "processes": (
+        "Engine(max_processes={})",
+        "or give it less to do, or items that hold more (each is sent to its process and back)",
+    ),
+    "max_workers": ("concurrency={}", "or raise max_workers="),
+    "max_in_flight": ("max_in_flight={}", ""),
+    "map_each": ("map_each(concurrency={})", ""),
 }
 
 
 def places(evidence: Evidence) -> Iterator[Limit]:
     """Yield the places of all nodes that were busy, and of the pools."""
-    for group in evidence.sums.groups.values():
+    for key, group in evidence.sums.groups.items():
         if any(group.busy.values()):  # a node that was never busy limits nothing
-            yield Limit(group.utilisation, 3 if group.is_pool else 1, _verdict_of_places(evidence.sums, group))
+            yield _limit_of_places(evidence, key, group)
 
 
-def _verdict_of_places(sums: Sums, group: Group) -> Verdict:
+def _limit_of_places(evidence: Evidence, key: Hashable, group: Group) -> Limit:
+    sums = evidence.sums
     name = max(group.busy, key=group.busy.__getitem__)
     node = sums.nodes[name]
     several = group.limit != 1
@@ -435,35 +516,70 @@ def _verdict_of_places(sums: Sums, group: Group) -> Verdict:
     if node.step.gathers and group.bound not in ("map_each", "max_in_flight"):
         what, verb = "what it may have at a time", "is"
     reason = f"{what} {verb} busy for {group.utilisation:.0%} of the time{others}{waiting(node)}"
-    return Verdict(name[1], reason, _remedy(node, group), name[0], "pool" if group.is_pool else "places")
+    kind: Kind = "pool" if group.is_pool else "places"
+    found = Limit(group.utilisation, 3 if group.is_pool else 1, Verdict(name[1], reason, "", name[0], kind))
+    if group.bound == "loop":
+        return _off_loop(evidence, found, group.busy[name])
+    if group.bound == "call":
+        return _remedied(found, "make it faster, or have more calls at a time")
+    if group.bound == "map_each" and not group.at:  # its places are those of several limits, multiplied
+        return _remedied(found, "raise map_each(concurrency=)")
+    return _with_more(evidence, found, node, key, group)
 
 
-def _remedy(node: NodeSum, group: Group) -> str:
-    step, more = node.step, _MORE[group.bound]
-    if step.gathers:
-        return _more_at_a_time(node, more, group.limit)
-    remedies = [more]
-    if step.pool == "threads" and group.bound != "threads":
-        remedies.append('or move it to runs_on="process" if it computes')
-    elif step.is_on_loop and group.bound in ("concurrency", "state"):
-        remedies.append("or have it take many items at once (batch=)")
-    return ", ".join(remedies)
+def _with_more(evidence: Evidence, found: Limit, node: NodeSum, key: Hashable, group: Group) -> Limit:
+    """Return a limit with more places of a group as the remedy."""
+    (option, text), bound, stream = _MORE[group.bound], group.bound, node.name[0]
+    opened = next((_short(reader.at) for reader in evidence.readers if reader.name == stream), "")
+    at = {"map_each": _short(group.at), "max_in_flight": opened, "threads": "", "processes": ""}
+    changes: Hashable = stream if bound == "max_in_flight" else key
+    more = Option(option, group.limit, changes, at.get(bound, of_node(node)))
+    if node.step.gathers:
+        return _more_at_a_time(found, node, more)
+    if bound == "processes" and group.limit >= _cores():
+        return _remedied(found, f"{text.removeprefix('or ')}, or more cores")
+    most = inf
+    if bound in ("threads", "processes"):  # no more can compute at a time than there are cores
+        computed = sum(each.timed.outside.cpu_seconds for each in evidence.sums.nodes.values())
+        most = _cores() / (group.limit if bound == "processes" else computed / evidence.elapsed_seconds or 0.1)
+    elif node.step.pool == "threads":
+        text = 'or move it to runs_on="process" if it computes'
+    elif node.step.is_on_loop and bound in ("concurrency", "state"):
+        text = ", ".join(filter(None, (text, "or have it take many items at once (batch=)")))
+    return _remedied(found, text, (more,), most)
 
 
-def _more_at_a_time(node: NodeSum, more: str, places: int) -> str:
-    """Return a remedy for a node that holds items until their turn, where raising so many places is not all.
+def _remedied(found: Limit, text: str, options: tuple[Option, ...] = (), most: float = inf) -> Limit:
+    return found._replace(verdict=replace(found.verdict, remedy=text), options=options, most=most)
 
-    Larger batches, or more of them, need places for their items; and more places need batches to go into.
+
+def _more_at_a_time(found: Limit, node: NodeSum, more: Option) -> Limit:
+    """Return a limit with the remedy for a node that may hold items until their turn, where more places are not all.
+
+    Larger batches, or more of them, need places for their items; and more places need batches to go into. A batch is
+    taken to last as long however many items it has.
     """
-    holds = node.step.holds
-    if holds is None and node.step.owns_loop:
-        return _MORE_IN_LOOP if node.occupancy >= LEAST_USED else more
-    if holds is None:
-        return f"{more}, or have it take many items at once (batch=)" if node.step.gathers else more
-    batches = "its concurrency= (batches at a time) or its batch="
-    if places > holds:
-        return f"raise {batches}"
-    return more if places < holds else f"{more} together with {batches}, which hold all items that there are now"
+    step, places = node.step, more.now
+    if step.holds is None and step.owns_loop and node.occupancy >= LEAST_USED:
+        return _remedied(found, _MORE_IN_LOOP)
+    if step.holds is None:
+        return _remedied(found, "or have it take many items at once (batch=)" if step.gathers else "", (more,))
+    larger = Option("batch=ps.Batch({})", step.batch_size, at=of_node(node))
+    more, text = more._replace(changes=None), "or a larger concurrency= (batches at a time)"
+    if places > step.holds:
+        return _remedied(found, text, (larger,), places / step.holds)
+    if places == step.holds:
+        # A batch is full if there are places for those of the next one. Now its items wait for others that come late.
+        least = min(node.timed.durations.quantile(0.0) or inf, node.mean_seconds)
+        together = _remedied(found, text, (more._replace(now=2 * places), larger), 2.0)
+        return together._replace(at_once=node.mean_seconds / least if least else 1.0)
+    waited = min(step.batch_wait_seconds / (node.mean_seconds or 1.0), 1 - 1 / MOST_HEADROOM)
+    told, text = found.verdict, ""
+    if waited >= _LEAST_SAID:
+        why = f"its batches hold {step.holds:,}, and wait for more in vain for {waited:.0%} of the time"
+        told, text = replace(told, reason=f"{told.reason}; {why}"), "or max_wait_seconds=0 in its batch="
+    found = _remedied(found._replace(verdict=told), text, (more,), step.holds / places)
+    return found._replace(at_once=1 / (1 - waited))
 
 
 def waiting(node: NodeSum) -> str:
@@ -476,6 +592,7 @@ def waiting(node: NodeSum) -> str:
 # If items are always ready for the reader of a stream, no node before it can limit: the reader itself does.
 _NEVER_WAITS: Final = 0.9
 SOONER: Final = "have the source give items sooner: read ahead, or in several tasks"
+_LESS: Final = "do less for each item outside of the graph, or make a node of it"
 
 
 def streams(evidence: Evidence) -> Iterator[Limit]:
@@ -491,15 +608,14 @@ def streams(evidence: Evidence) -> Iterator[Limit]:
 def _reader(reader: ReaderSum) -> Limit:
     used = reader.busy_share
     reason = f"the reader of {reader.name} limits: it waited for items for only {1 - used:.0%} of the time"
-    remedy = "do less for each item outside of the graph, or make a node of it"
-    verdict = Verdict(None, reason, remedy, limit="reader")
+    verdict = Verdict(None, reason, _LESS + _where(reader.at), limit="reader")
     return Limit(1.0, 6, verdict) if used >= _NEVER_WAITS else Limit(used, 0, verdict)
 
 
 def _source(reader: ReaderSum, window: WindowSum) -> Limit:
     used = min(window.asking_seconds / window.seconds, 1.0)
     reason = f"the source limits: the stream of {reader.name} waits for it for {used:.0%} of the time"
-    return Limit(used, 0, Verdict(None, reason, SOONER, limit="source"))
+    return Limit(used, 0, Verdict(None, reason, SOONER + _where(reader.at), limit="source"))
 
 
 def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iterator[Limit]:
@@ -519,8 +635,10 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
         name = max(names, key=lambda each: nodes[each].mean_seconds)
         are = "item in flight (max_in_flight=) is" if window.size == 1 else "items in flight (max_in_flight=) are"
         reason = f"the {window.size:,} {are} busy for {used:.0%} of the time"
-        remedy = _more_at_a_time(nodes[name], "raise max_in_flight=", window.size)
-        yield Limit(used, 2, Verdict(name[1], reason, remedy, name[0], "in_flight"))
+        found = Limit(used, 2, Verdict(name[1], reason, "", name[0], "in_flight"))
+        yield _more_at_a_time(
+            found, nodes[name], Option("max_in_flight={}", window.size, reader.name, _short(reader.at))
+        )
         return
     of_graph = [name for name in nodes if name[0] == reader.name]
     graph, node = max(of_graph, key=lambda each: nodes[each].spread_seconds)
@@ -528,8 +646,10 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
         f"its slow items hold up the order of the results: {behind / window.size:.0%} of the {window.size:,} items in "
         "flight have ended, and wait for one before them"
     )
-    remedy = "take results as they come (ordered=False), or raise max_in_flight="
-    yield Limit(used, 2, Verdict(node, reason, remedy, graph, "order"))
+    verdict = Verdict(node, reason, "or raise max_in_flight=", graph, "order")
+    yield Limit(
+        used, 2, verdict, (Option("ordered=False", at=_short(reader.at)),), (running + behind) / (running or 1.0)
+    )
 
 
 def limits(evidence: Evidence) -> Iterator[Limit]:

@@ -15,7 +15,7 @@ from . import collectors
 from .limits import Verdict, is_held
 from .records import DeviceWork, Execution, ProfiledScope, ProfiledStream, StepSnapshot
 from .sums import CriticalPath, Evidence, NodeProfile, ReaderSum, critical_paths, node_profile_of
-from .timeline import Timeline, TimelineRecorder, write_whole
+from .timeline import Timeline, TimelineRecorder, union_seconds, write_whole
 from .verdict import Prediction, find_verdict, predict
 from .watching import GilWatch, LoopWatch, OpenScopes, running_loop, settled, thread_seconds
 
@@ -41,6 +41,7 @@ class _Recording(OpenScopes):
         self._loop_threads: set[int] = set()
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._gil_watch = GilWatch(self._loop_threads)
+        self._starts: list[Execution] = []
         self._final: Evidence | None = None
         self.timeline = TimelineRecorder(self._began)
         self.snapshots: dict[str, SavedSnapshots] = {}
@@ -86,6 +87,10 @@ class _Recording(OpenScopes):
     def device_worked(self, work: DeviceWork) -> None:
         """Keep a piece of work of a device for the timeline; on any thread."""
         self.timeline.add_device_work(work)
+
+    def worker_started(self, began: float, ended: float) -> None:
+        """Keep when a worker process started; on any thread."""
+        self._starts.append((began, ended, None, None))
 
     def snapshots_saved(self, graph: str, snapshots: SavedSnapshots) -> None:
         """Add what snapshots have cost."""
@@ -133,7 +138,9 @@ class _Recording(OpenScopes):
             cpu_seconds = self._loop_seconds()
             watches = list(self._watches.values())
         windows = {name: window for watch in watches for name, window in watch.windows.items()}
-        readers = tuple(ReaderSum(name, *times, windows.get(name)) for name, times in read.items())
+        readers = tuple(
+            ReaderSum(name, seconds, waited, windows.get(name), at) for name, (seconds, waited, at) in read.items()
+        )
         taken = [(used / time, places) for each in watches for (_, places), (time, used) in each.admitted.items()]
         admitted = max(taken, default=(0.0, 0))
         looked = max(watches, key=lambda watch: watch.seconds, default=None)
@@ -147,6 +154,7 @@ class _Recording(OpenScopes):
         evidence = Evidence(
             sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered,
             compiled_again=self.timeline.compiled_again(), admitted=admitted, gil=gil,
+            starting_seconds=union_seconds(self._starts, self._began),
         )  # fmt: skip
         # Only if needed: it takes a while to look through the timeline, which only shows which nodes do not hold the
         # loop.

@@ -36,6 +36,7 @@ class Capacity:
         runs: of a `map_each` over lists, each run of which has places of its own: how many of its runs there are now;
             None for other places.
         run_seconds: how long the runs that have ended took, all together.
+        at: "file:line" of the `map_each` that bounds them; empty for other places.
     """
 
     key: Hashable
@@ -44,6 +45,7 @@ class Capacity:
     is_shared: bool = False
     runs: int | None = None
     run_seconds: float = 0.0
+    at: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,9 @@ class StepSnapshot:
         is_on_loop: whether its handler runs on the event loop.
         owns_loop: whether it is an actor with a loop of its own.
         pool: the pool of the Engine in which its handler runs; None for others.
+        at: "file:line" of its function or class, where its options are; or else of its call in the graph.
+        batch_size: of a function that takes batches: how many items one holds at most; else 0.
+        batch_wait_seconds: how long the first item of a batch waits for others.
     """
 
     counters: ActorStatistics
@@ -130,6 +135,9 @@ class StepSnapshot:
     is_on_loop: bool = False
     owns_loop: bool = False
     pool: Literal["threads", "processes"] | None = None
+    at: str = ""
+    batch_size: int = 0
+    batch_wait_seconds: float = 0.0
 
     @property
     def name(self) -> tuple[str, str]:
@@ -199,6 +207,11 @@ class ProfiledStream(Protocol):
     @property
     def name(self) -> str:
         """The name of the stream, for a sentence."""
+        ...
+
+    @property
+    def at(self) -> str:
+        """The "file:line" that opened it; empty if no profile was taken then."""
         ...
 
     @property

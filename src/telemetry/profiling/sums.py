@@ -137,6 +137,7 @@ class Group:
         busy: for each of the nodes, how long its items were in its handler.
         place_seconds: the number of places, times the seconds for which they existed.
         is_of_runs: whether each run of a `map_each` over lists has so many places.
+        at: "file:line" of the `map_each` that bounds them; empty for other places.
     """
 
     bound: Bound
@@ -145,6 +146,7 @@ class Group:
     busy: dict[Name, float] = field(default_factory=dict[Name, float])
     place_seconds: float = 0.0
     is_of_runs: bool = False
+    at: str = ""
     began: float | None = None  # of places that outlive scopes: scopes that overlap do not have more of them
 
     @property
@@ -190,7 +192,7 @@ class Sums:
             for index, places in enumerate(step.places):
                 key = places.key if places.is_shared else (places.bound, frozenset(sharing[places.key]))
                 is_pool = index > 0 and places.bound in ("threads", "processes")
-                group = self.groups.setdefault(key, Group(places.bound, places.limit, is_pool))
+                group = self.groups.setdefault(key, Group(places.bound, places.limit, is_pool, at=places.at))
                 node.places[key] = None
                 group.busy[name] = group.busy.get(name, 0.0) + (done.busy_seconds or 0.0)
                 if places.key not in known:
@@ -345,12 +347,14 @@ class ReaderSum:
         open_seconds: for how long they were open.
         waited_seconds: for how long their readers waited for items.
         window: the sum of the looks at their windows; None if there were none yet, or if they have no windows.
+        at: "file:line" that opened one of them; empty if unknown.
     """
 
     name: str
     open_seconds: float
     waited_seconds: float
     window: WindowSum | None = None
+    at: str = ""
 
     @property
     def busy_share(self) -> float:
@@ -375,6 +379,7 @@ class Evidence:
         admitted: for how much of the time the places of a deployment were taken, and how many there are; of the
             deployment that had most of them taken.
         gil: the use of the GIL.
+        starting_seconds: for how long worker processes started, while none had done any work.
     """
 
     sums: Sums
@@ -388,6 +393,7 @@ class Evidence:
     compiled_again: Sequence[tuple[str, tuple[tuple[str, str], ...]]] = ()
     admitted: tuple[float, int] = (0.0, 0)
     gil: GilUse = field(default_factory=GilUse)
+    starting_seconds: float = 0.0
 
     @property
     def has_source(self) -> bool:

@@ -173,7 +173,7 @@ class TimelineRecorder:
         for graph, node, executions in list(self._batches):
             if (graph, node) in found:
                 found[graph, node] += executions
-        return {name: _union_seconds(executions, self._began) for name, executions in found.items()}
+        return {name: union_seconds(executions, self._began) for name, executions in found.items()}
 
     def compiled_again(self) -> list[tuple[str, tuple[tuple[str, str], ...]]]:
         """Return the node of each program that was compiled again, and why, with remedies."""
@@ -218,7 +218,8 @@ class TimelineRecorder:
                 self._device_work.append(work)
 
 
-def _union_seconds(executions: list[Execution], began: float) -> float:
+def union_seconds(executions: list[Execution], began: float) -> float:
+    """Return for how long at least one of these ran, since `began`."""
     seconds, covered_until = 0.0, began
     for execution in sorted(executions, key=lambda each: each[0]):
         seconds += max(0.0, execution[1] - max(execution[0], covered_until))

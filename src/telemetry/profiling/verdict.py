@@ -1,15 +1,29 @@
 """Verdict: which node limits, why, what to do about it, and what a change would bring."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
+from typing import Final
 
 from ..counters import name_of
 from ..tables import Rendered, Table, milliseconds, rate, significant
 from ..text import printable
 from .durations import NO_DEPTH
-from .limits import LEAST_USED, MOST_HEADROOM, SOONER, Limit, Verdict, explained, holding, limits, obstacles
+from .limits import (
+    LEAST_USED,
+    MOST_HEADROOM,
+    SOONER,
+    Limit,
+    Option,
+    Verdict,
+    explained,
+    holding,
+    limits,
+    obstacles,
+    of_node,
+    without_workers,
+)  # fmt: skip
 from .sums import CriticalPath, Evidence, Name, Sums, TimeBreakdown, WindowSum, critical_paths
 
 # Model: a profile as a network of limits, and what becomes of it when a node changes.
@@ -71,12 +85,12 @@ class Model:
         sums = _scaled(evidence.sums, {name: factor})
         callers = self.callers
         if change.concurrency is not None:
-            own = sums.own_places(sums.nodes[name])
-            for group in [group for group in own if group.is_of_runs] or own:
-                if group.is_of_runs and callers is not None and callers.graph == name[0]:
-                    callers = replace(callers, growth=change.concurrency / group.limit)
-                group.place_seconds *= change.concurrency / group.limit
-                group.limit = change.concurrency
+            own = [key for key in node.places if not sums.groups[key].is_pool]
+            of_runs = [key for key in own if sums.groups[key].is_of_runs]
+            widened = replace(self, evidence=replace(evidence, sums=sums))
+            for key in of_runs or own:
+                widened = widened.more(key, change.concurrency / sums.groups[key].limit)
+            sums, callers = widened.evidence.sums, widened.callers
         # An async handler that only waits holds no loop: what is left of the loop's time is what all others need.
         freed = saved if node.step.holds_loop or holding(evidence) == name else 0.0
         before, after = critical_paths(evidence.sums.nodes), critical_paths(sums.nodes)
@@ -97,6 +111,28 @@ class Model:
             covered_seconds=covered, gil=replace(evidence.gil, held=held),
         )  # fmt: skip
         return replace(self, callers=callers, evidence=left)
+
+    def more(self, what: Hashable, times: float) -> "Model":
+        """Return what would have been measured with more places of a group, or more items of a stream in flight."""
+        sums, callers = self.evidence.sums.copy(), self.callers
+        pool = sums.groups[what].bound if what in sums.groups else None
+        pool = pool if pool in ("threads", "processes") else None  # which nodes without a limit of their own share
+        for key, group in sums.groups.items():
+            graphs = {graph for graph, _ in group.busy}
+            if key == what or group.bound == pool or (group.bound == "max_in_flight" and what in graphs):
+                group.place_seconds *= times
+                group.limit = round(group.limit * times)
+                if group.is_of_runs and callers is not None and callers.graph in graphs:
+                    callers = replace(callers, growth=callers.growth * times)
+        readers = tuple(
+            replace(reader, window=replace(reader.window, size=round(reader.window.size * times)))
+            if reader.window is not None and reader.name == what
+            else reader
+            for reader in self.evidence.readers
+        )
+        if callers is not None and what is CALLS:
+            callers = replace(callers, count=round(callers.count * times))
+        return Model(replace(self.evidence, sums=sums, readers=readers), callers)
 
     def sped_up(self, factor: float) -> "Model":
         """Return what would have been measured if the same items had come in a part of the time."""
@@ -234,16 +270,21 @@ def verdict_of(model: Model) -> Verdict:
 def _choose(found: list[Limit], model: Model, evidence: Evidence) -> Verdict:
     most = max(found, key=lambda limit: (round(limit.used, 2), limit.precedence), default=None)
     if most is not None and most.used >= LEAST_USED:
-        most = most._replace(verdict=explained(most.verdict, evidence))
-        return replace(most.verdict, headroom=_headroom(model, most))
+        most = explained(most, evidence)
+        return _advised(model, most, _headroom(model, most))
     idle = "no node is busy for more than half of the time that it could be"
     taken, places = evidence.admitted
     if taken >= LEAST_USED:
         are = "place is" if places == 1 else f"{places:,} places are"
         reason = f"max_in_flight= limits: its {are} taken for {taken:.0%} of the time, and {idle}"
         return Verdict(None, reason, "raise max_in_flight=, or have the calls take less time", limit="in_flight")
+    started = max(without_workers(evidence), key=lambda limit: limit.used, default=None)
+    if started is not None:  # for which no source is to blame
+        return _advised(model, started, started.most)
     if evidence.has_source:
-        return Verdict(None, f"the source limits: {idle}, and readers wait for items", SOONER, limit="source")
+        reason, bound = f"the source limits: {idle}, and readers wait for items", model.bound()
+        headroom = min(1 / bound, MOST_HEADROOM) if bound else MOST_HEADROOM
+        return Verdict(None, reason, SOONER, limit="source", headroom=headroom, factor=headroom)
     path = _longest_path(model, evidence)
     return path or Verdict(None, f"the callers limit: {idle}", "have more calls at a time", limit="callers")
 
@@ -254,12 +295,54 @@ def _headroom(model: Model, most: Limit) -> float | None:
     node = model.evidence.sums.nodes.get((verdict.graph or "", verdict.node or ""))
     if node is not None and node.busy_seconds is None:
         return None
+    if verdict.limit == "pool" and most.most < inf and not most.options:
+        return most.most  # the start of worker processes, which is no work of the node
     if verdict.node is not None and verdict.graph is not None:
         rest = model.changed(Change((verdict.graph, verdict.node), inf)).bound()
     else:
         others = [limit.used for limit in limits(model.evidence) if limit.verdict.limit != verdict.limit]
         rest = max(others, default=0.0)
     return min(most.used / rest, MOST_HEADROOM) if rest else MOST_HEADROOM
+
+
+# How many times as many of anything are advised: what is told of more is too far from what was measured.
+_TIMES: Final = (2, 3, 4)
+CALLS: Final = "calls at a time"
+
+
+def _advised(model: Model, found: Limit, headroom: float | None) -> Verdict:
+    """Return a verdict that says what to type: as much of it as helps, and how much it helps."""
+    verdict, options = replace(found.verdict, headroom=headroom), found.options
+    if not options or found.most <= 0 or headroom is None:
+        factor = None if options or headroom is None else min(headroom, found.most)
+        said = " and ".join(_typed(option, _TIMES[0]) for option in options)
+        return replace(verdict, remedy="; ".join(filter(None, (said, verdict.remedy))), factor=factor)
+    most = _factor(model, found, max(_TIMES))
+    times = next(times for times in _TIMES if _factor(model, found, times) >= 0.95 * most)
+    factor = _factor(model, found, times)
+    said = " together with ".join(_typed(option, times) for option in options)
+    gain = f"{factor:.1f} times as fast" if factor >= 1.05 else "alone no faster, as something else limits as much"
+    remedy = "; ".join(filter(None, (f"{said}, {gain}", verdict.remedy)))
+    return replace(verdict, remedy=remedy, factor=factor)
+
+
+def _typed(option: Option, times: int) -> str:
+    return " at ".join(filter(None, (option.text.format(option.now * times), option.at)))
+
+
+def _factor(model: Model, found: Limit, times: float) -> float:
+    """Return how many times as fast all becomes if the options of a limit are so many times as large."""
+    name = found.verdict.graph or "", found.verdict.node or ""
+    has_number = any(option.now for option in found.options)
+    gain = min(times * found.at_once, found.most * found.at_once) if has_number else found.most
+    changed = model
+    for what in (option.changes for option in found.options):
+        changed = changed.more(what, times) if what is not None else changed
+    if changed is model and name in model.evidence.sums.nodes:
+        changed = model.changed(Change(name, gain))
+    # What keeps nodes from working although no limit is used up, the model does not know.
+    used, rest = found.used if found.verdict.limit == "inbox" else model.bound(), changed.bound()
+    return max(1.0, min(gain, used / rest if rest else MOST_HEADROOM))
 
 
 def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
@@ -275,8 +358,15 @@ def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
     reason = f"of the longest path through the graph it takes {share:.0%}, {milliseconds(seconds)} each time"
     free = model.changed(Change((path.graph, slowest), inf)).bound()
     headroom = min(model.bound() / free, MOST_HEADROOM) if free else MOST_HEADROOM
-    found = Verdict(slowest, reason, "make it faster, or have more calls at a time", path.graph, "path", headroom)
-    return explained(found, evidence)
+    found = Limit(1.0, 0, Verdict(slowest, reason, "or make it faster", path.graph, "path"))
+    node, count = nodes[path.graph, slowest], 1 if model.callers is None else model.callers.count
+    holds, waited = node.step.holds or 0, node.step.batch_wait_seconds / (seconds or 1.0)
+    found = found._replace(options=(Option("{} calls at a time", count, CALLS),))
+    if holds > count and waited >= LEAST_USED:  # a batch waits for calls that do not come
+        verdict = replace(found.verdict, remedy=f"or have {holds:,} calls at a time")
+        option = Option("max_wait_seconds=0 in the batch=", at=of_node(node))
+        found = found._replace(verdict=verdict, options=(option,), most=1 / max(1 - waited, 1 / MOST_HEADROOM))
+    return _advised(model, explained(found, evidence), headroom)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ class OpenScopes(collectors.Collector):
         self._vanished: deque[ScopeSnapshot] = deque()
         # When each open stream was last looked at, and how long its reader had waited; and the sums of these by name.
         self._readers: dict[ProfiledStream, tuple[float, float]] = {}
-        self._read: dict[str, tuple[float, float]] = {}
+        self._read: dict[str, tuple[float, float, str]] = {}
 
     def scope_opened(self, scope: ProfiledScope) -> None:
         """Count what a new scope of the running loop does, from zero."""
@@ -116,9 +116,9 @@ class OpenScopes(collectors.Collector):
             self._add_vanished()
             sums, self._sums = self._sums, Sums()
             read, self._read = self._read, {}
-        return sums, tuple([ReaderSum(name, *times) for name, times in read.items()])
+        return sums, tuple([ReaderSum(name, seconds, waited, None, at) for name, (seconds, waited, at) in read.items()])
 
-    def sums(self) -> tuple[Sums, dict[str, tuple[float, float]]]:
+    def sums(self) -> tuple[Sums, dict[str, tuple[float, float, str]]]:
         """Return copies of the sums of nodes and readers, with what was done since they were last looked at."""
         with self.lock:
             self._add_vanished()
@@ -154,10 +154,11 @@ def snapshot_of(scope: ProfiledScope) -> ScopeSnapshot:
     return ScopeSnapshot(id(scope), perf_counter(), steps, None if scope.admitted is None else scope.admitted())
 
 
-def _add_reader(read: dict[str, tuple[float, float]], reader: ProfiledStream, since: tuple[float, float]) -> None:
+def _add_reader(read: dict[str, tuple[float, float, str]], reader: ProfiledStream, since: tuple[float, float]) -> None:
     [name] = settled(lambda: [reader.name])
-    open_seconds, waited_seconds = read.get(name, (0.0, 0.0))
-    read[name] = open_seconds + perf_counter() - since[0], waited_seconds + reader.reader_wait_seconds - since[1]
+    open_seconds, waited_seconds, _ = read.get(name, (0.0, 0.0, ""))
+    opened, waited = open_seconds + perf_counter() - since[0], waited_seconds + reader.reader_wait_seconds - since[1]
+    read[name] = opened, waited, reader.at
 
 
 def settled(read: Callable[[], Iterable[T]]) -> list[T]:

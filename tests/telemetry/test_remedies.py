@@ -1,0 +1,308 @@
+"""A verdict says what to type, where, and how much it brings: who follows it finds that to be so, within a quarter."""
+
+import asyncio
+import os
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import engine, telemetry
+from tests.telemetry.virtual_time import VirtualTime
+
+LINES = Path(__file__).read_text().splitlines()
+
+
+async def profile_of(stream: engine.Stream[Any], reader_seconds: float = 0.0) -> telemetry.Profile:
+    with telemetry.profile() as profile:
+        async with stream as results:
+            async for _ in results:
+                if reader_seconds:
+                    await asyncio.sleep(reader_seconds)
+    return profile
+
+
+def check(verdict: telemetry.Verdict, option: str, line: str, gain: float) -> None:
+    """Assert that a verdict advises an option, at a line of this file, and how many times as fast that is."""
+    assert verdict.remedy.startswith(option), verdict.remedy
+    if line:
+        found = re.search(rf"{Path(__file__).name}:(\d+)", verdict.remedy)
+        assert found is not None, verdict.remedy
+        assert line in LINES[int(found[1]) - 1]
+    assert verdict.factor == pytest.approx(gain, rel=0.25)
+    if verdict.node is not None:
+        assert f", {verdict.factor:.1f} times as fast" in verdict.remedy
+
+
+# Twelve programs whose limit is known, each as a function of the option; the last four in real time.
+Program = Callable[..., telemetry.Profile]
+programs: dict[str, tuple[Program, dict[str, Any], str, str]] = {}
+
+
+def follow(option: str, line: str = "", **options: Any) -> Callable[[Program], Program]:
+    def add(program: Program) -> Program:
+        programs[f"{program.__name__}, {option}"] = program, options, option, line
+        return program
+
+    return add
+
+
+@ps.node(concurrency=3)
+async def fetch(number: int) -> int:
+    await asyncio.sleep(0.01)
+    return number
+
+
+@follow("concurrency=3 at parse ", "@ps.node(concurrency=places)  # parse", places=3)
+def a_node_with_one_place(virtual: VirtualTime, places: int = 1) -> telemetry.Profile:
+    @ps.node(concurrency=places)  # parse
+    async def parse(number: int) -> int:
+        await asyncio.sleep(0.01)
+        return number
+
+    @ps.graph
+    async def job(number: int) -> int:
+        return await parse(await fetch(number))
+
+    return virtual.run(lambda: profile_of(engine.stream(job(number) for number in range(200))))
+
+
+@follow("max_workers=6, ", threads=6)
+def a_thread_pool(virtual: VirtualTime, threads: int = 2) -> telemetry.Profile:
+    @ps.node(runs_on="thread")
+    def parse(number: int) -> int:
+        virtual.hold_thread(0.02)
+        return number
+
+    @ps.graph
+    async def job(number: int) -> int:
+        return parse(await fetch(number))
+
+    async def run() -> telemetry.Profile:
+        async with engine.Engine(max_workers=threads) as own:
+            with virtual.threads_of(own):
+                return await profile_of(own.stream(job(number) for number in range(120)))
+
+    return virtual.run(run)
+
+
+@follow('runs_on="thread" at parse ', "@ps.node(runs_on=place)", place="thread")
+def a_blocked_loop(virtual: VirtualTime, place: str = "loop") -> telemetry.Profile:
+    @ps.node(runs_on=place)
+    def parse(number: int) -> int:
+        (virtual.hold if place == "loop" else virtual.hold_thread)(0.02)
+        return number
+
+    @ps.graph
+    async def job(number: int) -> int:
+        return parse(await fetch(number))
+
+    async def run() -> telemetry.Profile:
+        async with engine.Engine() as own:
+            with virtual.threads_of(own):
+                return await profile_of(own.stream(job(number) for number in range(120)))
+
+    return virtual.run(run)
+
+
+@follow("map_each(concurrency=128) at ", "concurrency=places)  # pages", places=128)
+def a_list(virtual: VirtualTime, places: int = 32) -> telemetry.Profile:
+    @ps.node
+    async def parse(number: int) -> int:
+        await asyncio.sleep(0.01)
+        return number
+
+    @ps.node
+    async def listed(count: int) -> list[int]:
+        await asyncio.sleep(0.02)
+        return [count] * count
+
+    @ps.graph
+    async def job(count: int) -> list[int]:
+        return await ps.map_each(parse, await listed(count), concurrency=places)  # pages
+
+    async def run() -> telemetry.Profile:
+        with telemetry.profile() as profile:
+            await engine.run(job(1000))
+        return profile
+
+    return virtual.run(run)
+
+
+@follow("batch=ps.Batch(32) at embed ", "@ps.node(batch=ps.Batch(size))", size=32)
+def a_batch_that_is_too_small(virtual: VirtualTime, size: int = 8) -> telemetry.Profile:
+    @ps.node(batch=ps.Batch(size))
+    async def embed(numbers: list[int]) -> list[int]:
+        await asyncio.sleep(0.02 + 0.0001 * len(numbers))
+        return numbers
+
+    calls = (ps.graph(embed)(number) for number in range(640))
+    return virtual.run(lambda: profile_of(engine.stream(calls)))
+
+
+@follow("max_in_flight=32 at ", "async with stream as results:", in_flight=32)
+def a_batch_that_waits(virtual: VirtualTime, in_flight: int = 16) -> telemetry.Profile:
+    @ps.node(batch=ps.Batch(32, max_wait_seconds=0.05))
+    async def embed(numbers: list[int]) -> list[int]:
+        await asyncio.sleep(0.02)
+        return numbers
+
+    calls = (ps.graph(embed)(number) for number in range(640))
+    return virtual.run(lambda: profile_of(engine.stream(calls, max_in_flight=in_flight)))
+
+
+@follow("max_wait_seconds=0 in the batch= at embed ", "@ps.node(batch=ps.Batch(32, max", waits=0.0)
+def a_batch_that_waits_for_callers(virtual: VirtualTime, waits: float = 0.05) -> telemetry.Profile:
+    @ps.node(batch=ps.Batch(32, max_wait_seconds=waits))
+    async def embed(numbers: list[int]) -> list[int]:
+        await asyncio.sleep(0.02)
+        return numbers
+
+    return virtual.run(lambda: called(ps.graph(embed), 8))
+
+
+@follow("have the source give items sooner", "async with stream as results:", seconds=0.0)
+def a_slow_source(virtual: VirtualTime, seconds: float = 0.008) -> telemetry.Profile:
+    job = ps.graph(fetch)
+
+    async def source() -> AsyncIterator[ps.Call[int]]:
+        for number in range(100):
+            await asyncio.sleep(seconds)
+            yield job(number)
+
+    return virtual.run(lambda: profile_of(engine.stream(source())))
+
+
+@follow("do less for each item outside of the graph", "async with stream as results:", seconds=0.0)
+def a_slow_reader(virtual: VirtualTime, seconds: float = 0.008) -> telemetry.Profile:
+    calls = (ps.graph(fetch)(number) for number in range(100))
+    return virtual.run(lambda: profile_of(engine.stream(calls), seconds))
+
+
+@follow("4 calls at a time, ", count=4)
+def callers(virtual: VirtualTime, count: int = 1) -> telemetry.Profile:
+    @ps.node
+    async def ask(number: int) -> int:
+        await asyncio.sleep(0.02)
+        return number
+
+    @ps.graph
+    async def answer(number: int) -> int:
+        return await ask(await ask(number))
+
+    return virtual.run(lambda: called(answer, count))
+
+
+async def called(graph: ps.Graph[[int], int], count: int) -> telemetry.Profile:
+    async def call(service: engine.Service[[int], int]) -> None:
+        for number in range(64 // count):
+            await service(number)
+
+    async with engine.deploy(graph) as service:
+        with telemetry.profile() as profile:
+            await asyncio.gather(*(call(service) for _ in range(count)))
+    return profile
+
+
+@pytest.mark.parametrize("program", programs)
+def test_who_follows_the_advice_finds_the_gain_that_was_predicted(virtual: VirtualTime, program: str) -> None:
+    run, options, option, line = programs[program]
+    before, after = run(virtual), run(virtual, **options)
+    gain = before.elapsed_seconds / after.elapsed_seconds
+    assert gain > 1.5
+    check(before.verdict, option, line, gain)
+
+
+def test_where_something_else_limits_as_much_the_advice_says_so(virtual: VirtualTime) -> None:
+    verdict = a_node_with_one_place(virtual, 3).verdict
+    assert re.match(r"concurrency=\d+ at \w+ \(.*\), alone no faster, as something else limits as much", verdict.remedy)
+    assert verdict.factor == pytest.approx(1, abs=0.05)
+
+
+def test_of_a_node_without_a_line_of_its_own_the_line_of_its_call_is_named(virtual: VirtualTime) -> None:
+    lent = ps.node(concurrency=1)(asyncio.sleep)
+
+    @ps.graph
+    async def job(seconds: float) -> None:
+        await lent(seconds)  # called
+
+    verdict = virtual.run(lambda: profile_of(engine.stream(job(0.01) for _ in range(50)))).verdict
+    check(verdict, "concurrency=4 at sleep ", "# called", 4.0)
+
+
+# --- In real time, on an idle machine ---
+
+
+def spin(number: int) -> int:
+    return sum(index * number % 7 for index in range(100_000))
+
+
+def nap(number: int) -> int:
+    time.sleep(0.02)
+    return number
+
+
+in_threads, in_processes = (ps.graph(ps.node(runs_on=place, concurrency=4)(spin)) for place in ("thread", "process"))
+napping = ps.graph(ps.node(runs_on="process")(nap))  # napping
+
+
+async def faster(before: Callable[[], Awaitable[telemetry.Profile]], after: Callable[[], Awaitable[Any]]) -> Any:
+    """Return the verdict, and the gain: the median of some pairs."""
+    pairs = [(await before(), await after()) for _ in range(5)]
+    gains = sorted(one.elapsed_seconds / other.elapsed_seconds for one, other in pairs)
+    return pairs[0][0].verdict, gains[2]
+
+
+async def warm(own: engine.Engine, *graphs: ps.Graph[[Any], Any]) -> None:
+    for graph in graphs:
+        async with own.stream(graph(1) for _ in range(8)) as results:
+            async for _ in results:
+                pass
+
+
+ON_AN_IDLE_MACHINE = pytest.mark.skipif(
+    (os.cpu_count() or 1) < 2 or os.getloadavg()[0] > 0.5, reason="gains in real time need idle cores"
+)
+
+
+@pytest.mark.long
+@ON_AN_IDLE_MACHINE
+async def test_worker_processes_and_the_gil() -> None:
+    async with engine.Engine(max_processes=1) as one, engine.Engine(max_processes=2) as two:
+        await warm(one, napping)
+        await warm(two, napping, in_threads, in_processes)
+        calls = [napping(number) for number in range(40)]
+        verdict, gain = await faster(lambda: profile_of(one.stream(calls)), lambda: profile_of(two.stream(calls)))
+        check(verdict, "Engine(max_processes=2), ", "", gain)
+        threads, processes = ([graph(number) for number in range(100)] for graph in (in_threads, in_processes))
+        verdict, gain = await faster(lambda: profile_of(two.stream(threads)), lambda: profile_of(two.stream(processes)))
+        assert (verdict.node, verdict.limit) == ("spin", "gil")
+        check(verdict, 'runs_on="process" at spin ', "def spin", gain)
+
+
+@pytest.mark.long
+@ON_AN_IDLE_MACHINE
+async def test_a_device() -> None:
+    def graph_of(turns: int) -> ps.Graph[[Any], Any]:
+        @ps.device_node(device="cpu")
+        def powers(x: jax.Array) -> jax.Array:
+            return jax.lax.fori_loop(0, turns, lambda _, y: x @ y, x)
+
+        return ps.graph(powers)
+
+    x, slow, quick = np.full((300, 300), 1e-3, np.float32), graph_of(20), graph_of(10)
+    async with engine.Engine() as own:
+        await own.run(slow(x))
+        await own.run(quick(x))
+        verdict, gain = await faster(
+            lambda: profile_of(own.stream(slow(x) for _ in range(60))),
+            lambda: profile_of(own.stream(quick(x) for _ in range(60))),
+        )
+    assert (verdict.node, verdict.limit) == ("powers", "device")
+    check(verdict, "twice the devices (mesh=), ", "", gain)
