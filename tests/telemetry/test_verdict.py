@@ -312,9 +312,14 @@ def test_few_items_in_flight_of_a_graph_of_several_nodes(virtual: VirtualTime) -
         found: int = await third(await second(await first(number)))
         return found
 
-    verdict = virtual.run(lambda: profile_of(engine.stream((pipeline(n) for n in range(90)), max_in_flight=3))).verdict
+    def run(size: int) -> telemetry.Profile:
+        return virtual.run(lambda: profile_of(engine.stream((pipeline(n) for n in range(90)), max_in_flight=size)))
+
+    before, after = run(3), run(12)
+    verdict = before.verdict
     assert verdict.limit == "in_flight"
     assert verdict.remedy.startswith("max_in_flight=12 at ")
+    assert verdict.factor == pytest.approx(before.elapsed_seconds / after.elapsed_seconds, rel=0.25)
     assert verdict.headroom == pytest.approx(1.5, rel=0.05)
 
 

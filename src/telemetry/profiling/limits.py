@@ -497,10 +497,13 @@ _MORE: Final[dict[Bound, tuple[str, str]]] = {
 
 
 def places(evidence: Evidence) -> Iterator[Limit]:
-    """Yield the places of all nodes that were busy, and of the pools."""
-    for key, group in evidence.sums.groups.items():
-        if any(group.busy.values()):  # a node that was never busy limits nothing
-            yield _limit_of_places(evidence, key, group)
+    """Yield the places of the node that uses most of its own, and the pool that is used most: no others can limit."""
+    used = {key: round(group.utilisation, 2) for key, group in evidence.sums.groups.items() if any(group.busy.values())}
+    for is_pool in (False, True):
+        keys = [key for key in used if evidence.sums.groups[key].is_pool == is_pool]
+        if keys:
+            key = max(keys, key=used.__getitem__)
+            yield _limit_of_places(evidence, key, evidence.sums.groups[key])
 
 
 def _limit_of_places(evidence: Evidence, key: Hashable, group: Group) -> Limit:

@@ -317,9 +317,11 @@ def _advised(model: Model, found: Limit, headroom: float | None) -> Verdict:
         factor = None if options or headroom is None else min(headroom, found.most)
         said = " and ".join(_typed(option, _TIMES[0]) for option in options)
         return replace(verdict, remedy="; ".join(filter(None, (said, verdict.remedy))), factor=factor)
-    most = _factor(model, found, max(_TIMES))
-    times = next(times for times in _TIMES if _factor(model, found, times) >= 0.95 * most)
-    factor = _factor(model, found, times)
+    times, factor = _TIMES[-1], _factor(model, found, _TIMES[-1])
+    for fewer in _TIMES[:-1] if any(option.now for option in options) else ():
+        if (least := _factor(model, found, fewer)) >= 0.95 * factor:
+            times, factor = fewer, least
+            break
     said = " together with ".join(_typed(option, times) for option in options)
     gain = f"{factor:.1f} times as fast" if factor >= 1.05 else "alone no faster, as something else limits as much"
     remedy = "; ".join(filter(None, (f"{said}, {gain}", verdict.remedy)))
