@@ -12,7 +12,6 @@ from ..actors.current import source
 from ..actors.tasks import Condition, start_task
 from .call_stream import Stream
 from .events import Event
-from .nesting import owner_deployments
 from .statistics import StreamStatistics
 
 if TYPE_CHECKING:
@@ -105,7 +104,6 @@ class DetachedCalls:
         # The call belongs to no item of the caller, and ends with none.
         context = copy_context()
         context.run(source.set, None)
-        context.run(owner_deployments.set, ())
         loop = context.run(events._start).loop
         log.outcome = start_task(loop, log.record(events), name="penstock-detached", context=context)
         self.running[place] = log

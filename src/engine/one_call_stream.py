@@ -211,8 +211,8 @@ class StreamingCall:
             del error  # breaks a cycle: its traceback refers to this stack frame
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Begin to end the call; `aclose` waits for that."""
-        if self._over.is_set():
+        """Begin to end the call; `aclose` waits for that. A call that has its result or its error keeps it."""
+        if self._over.is_set() or self._frame.state in ("done", "failed"):
             return
         self._was_left = self._was_left or error is None
         if self._error is None:

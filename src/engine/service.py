@@ -634,9 +634,7 @@ class Service(Generic[P, R]):
     async def _found(self, key: str) -> EventLog:
         """Return the log of a call that runs here, or of one that has ended, with the outcome that is stored."""
         _, in_flight = self._deployment.check_callable()
-        running = in_flight.detached.find(key)
-        if running is not None:
-            return running
+        found = None
         for durable, graphs in self._durable_graphs().items():
             log = EventLog(in_flight.detached.ended.get((durable, key)))
             try:
@@ -646,7 +644,11 @@ class Service(Generic[P, R]):
             except PenstockError as error:
                 log.outcome.set_exception(error)
                 log.outcome.exception()  # marks it as retrieved: the reader may leave before
-            return log
+            found = log
+            break
+        found = in_flight.detached.find(key) or found  # one may have begun meanwhile
+        if found is not None:
+            return found
         raise UnknownKey(f"service.attach({key!r}): no graph of this deployment keeps anything under this key")
 
     async def wait_ready(self) -> None:

@@ -4,6 +4,7 @@ import asyncio
 import enum
 import functools
 import json
+import re
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable, MutableMapping
@@ -261,6 +262,51 @@ async def test_a_question_that_json_does_not_have_is_encoded_or_a_failure(
         engine.stream(agent(), durable_key="a", events=str), encode=lambda one: "x" if type(one) is bytes else "e"
     )
     assert '"question": {"may": "x"}' in await Client().asks_for(encoded)
+
+
+async def test_a_client_of_a_detached_call_leaves_and_comes_again_with_the_id_of_its_last_event(
+    tmp_path: Path,
+) -> None:
+    durable, gate = ps.Durable(tmp_path / "loops.db"), asyncio.Event()
+
+    @ps.node(effectful=True)
+    async def step(state: int) -> int:
+        await ps.emit(Progress(state))
+        if state == 1:
+            await gate.wait()
+        return state + 1
+
+    @ps.graph
+    async def agent() -> int:
+        return await ps.while_loop(ps.node(lambda state: state < 3), step, 0, durable=durable)
+
+    async with engine.deploy(agent) as service:
+        client = Client()
+        with pytest.raises(ps.UnknownKey):
+            await client.asks_for(asgi.event_stream(service.attach("a", events=Progress)))
+        assert client.sent == []
+        begun = service.stream(agent(), events=Progress, durable_key="a", detached=True)
+        asking = asyncio.ensure_future(client.asks_for(asgi.event_stream(begun)))
+        while '{"done": 1}' not in client.body:
+            await asyncio.sleep(0)
+        client.gone.set()
+        first = re.fullmatch(
+            r'id: (\d+)\nevent: Progress\ndata: {"done": 0}\n\nid: (\d+)\nevent: Progress\ndata: {"done": 1}\n\n',
+            await asking,
+        )
+        assert first is not None
+        await Client().asks_for(asgi.event_stream(service.attach("a", events=Progress)), "HEAD")
+        gate.set()
+        again = await Client().asks_for(asgi.event_stream(service.attach("a", events=Progress, after=int(first[1]))))
+        assert again.startswith(f'id: {first[2]}\nevent: Progress\ndata: {{"done": 1}}\n\nid: ')
+        assert again.endswith('data: {"done": 2}\n\nevent: end\ndata: 3\n\n')
+        late = asgi.event_stream(service.attach("a", events=str, after=1), encode=lambda value: f"<{value}>")
+        missed, number = '{"kind": "missed", "count": null}', int(first[1]) - 1
+        assert await Client().asks_for(late) == (
+            f"id: {number}\nevent: missed\ndata: {missed}\n\nevent: end\ndata: <3>\n\n"
+        )
+        lines = await Client().asks_for(asgi.ndjson(service.attach("a", events=str, after=1)))
+        assert lines == f'{missed}\n{{"kind": "result", "value": 3}}\n'
 
 
 async def test_an_error_before_the_first_item_comes_before_the_status() -> None:
