@@ -330,10 +330,10 @@ class Service(Generic[P, R]):
         merged = self._merged("service.run", options)
         call = as_call(call, "service.run", more)
         result: T
-        check("detached", detached, SWITCH)
         if durable_key is None and answer is ... and on_finished == "again" and not detached:
             result = await self._run(call.graph, call.arguments, call._trace_headers, merged)
             return result
+        check("detached", detached, SWITCH)
         self._deployment.check_callable()
         plan = self._deployment.graphs.one_value(
             call.graph, "service.run", durable_key, answer, on_finished
