@@ -21,6 +21,7 @@ import penstock as ps
 from docs.reference.render import MARKED, rendered
 from penstock import asgi, data, devices, engine, extension, telemetry, testing
 from penstock.testing import faults
+from tests.docs.snippets import blocks_of
 
 PAGES = sorted((Path(__file__).parents[2] / "docs/reference").glob("*.md"))
 # Each public name in the reference, with the members that are shown.
@@ -80,6 +81,27 @@ def section(kind: type, title: str) -> set[str]:
 def members_in_the_reference(name: str) -> set[str]:
     """Returns the members that the reference lists for a class."""
     return set((DOCUMENTED[name] or "").split(", ")) - {""}
+
+
+def used_in_examples(page: Path) -> set[str]:
+    """Returns what the Python snippets of a page use of modules that they import, and what that is in."""
+    modules: dict[str, str] = {}
+    used: set[str] = set()
+    for node in [node for block in blocks_of(page.read_text()) if block.language == "python"
+                 for node in ast.walk(ast.parse(block.text))]:  # fmt: skip
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            prefix = f"{node.module}." if isinstance(node, ast.ImportFrom) else ""
+            modules |= {name.asname or name.name: prefix + name.name for name in node.names}
+        elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name | ast.Attribute):
+            name, _, rest = ast.unparse(node).partition(".")
+            used |= {modules.get(name, ""), f"{modules.get(name, '')}.{rest}"}
+    return used
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_each_public_name_is_used_by_an_example_on_its_page(page: Path) -> None:
+    documented = {found["name"] for found in MARKED.finditer(page.read_text())}
+    assert documented - used_in_examples(page) == set()  # tests/docs runs the examples
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
