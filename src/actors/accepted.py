@@ -156,8 +156,12 @@ def is_read_at_once(function: object) -> bool:
     return call is not None and not any(kind(one) for kind in kinds for one in (function, call))
 
 
-def refuse_awaitable(key: object) -> None:
+def refuse_awaitable(key: object, option: str = "key") -> None:
     """Refuse an awaitable as a key: each one is equal to itself alone, so every call would have a key of its own.
+
+    Args:
+        key: the key.
+        option: the name of the option whose function has returned it.
 
     Raises:
         TypeError: the key is one; a coroutine is closed.
@@ -165,7 +169,7 @@ def refuse_awaitable(key: object) -> None:
     if hasattr(type(key), "__await__"):
         if isinstance(key, Coroutine):
             key.close()
-        raise TypeError(f"key= returned {key!r:.100}, which is not awaited: a key is what a plain function returns")
+        raise TypeError(f"{option}= returned {key!r:.100}, which nobody awaits: a key is what a plain function returns")
 
 
 SWITCH = instance(bool, "True or False")

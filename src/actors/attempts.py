@@ -277,7 +277,7 @@ def _failing_over(run: Run, failover: Failover) -> Run:
                 spans.failed_over(actor.name, error)
             handled(attempt, "failover", error)
             position.attempt_deadline = None
-            leave_outside_call(attempt._member, actor)
+            leave_outside_call(attempt._member, actor, frame)
             began = perf_counter()
             try:
                 return await failover(attempt)
@@ -311,7 +311,7 @@ def _counted(run: Run) -> Run:
             return await run(attempt)
         finally:
             attempt._member.position.attempt_deadline = None
-            leave_outside_call(attempt._member, attempt._actor)
+            leave_outside_call(attempt._member, attempt._actor, attempt._frame)
             count_execution(attempt._actor, attempt._began, attempt._frame, attempt._member.position)
 
     return execution
@@ -378,7 +378,7 @@ async def invoke_outside(worker: "Worker", actor: "NodeActor", frame: Frame) -> 
     try:
         return await actor.bound.run(attempt)
     finally:
-        leave_outside_call(worker, actor)
+        leave_outside_call(worker, actor, frame)
         count_execution(actor, attempt._began, frame, worker)
 
 
@@ -732,7 +732,7 @@ class SecondAttempt:
             self._frame.fail(error, self._actor, self._attempt)
         finally:
             self.position.attempt_deadline = None
-            leave_outside_call(member, self._actor)
+            leave_outside_call(member, self._actor, self._frame)
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         frame, race = self._frame, self._race

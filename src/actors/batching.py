@@ -450,7 +450,10 @@ class Batcher(Actor[T, U]):
             if not self._ending and (not queue.is_due(now) or queue.waits_for_callers()):
                 return []
             queue.drop_unwanted(now)
-            return queue.take(now, at_once=self._ending)
+            batch = queue.take(now, at_once=self._ending)
+        for work in batch:
+            work.runs = True
+        return batch
 
     async def _run(self, batch: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
         results: list[Any]
@@ -490,6 +493,7 @@ class Batcher(Actor[T, U]):
         if end < len(batch):
             asyncio.get_running_loop().call_soon(self._settle, batch, results, end)
         for work, result in zip(batch[first:end], results[first:end], strict=True):
+            work.runs = False
             if isinstance(result, BaseException):
                 work.fail(result)
             else:
@@ -589,11 +593,15 @@ class ThreadBatcher(Batcher[T, U]):
         self, batch: list[Request[T, U]], clock: Callable[[], float]
     ) -> tuple[list[Request[T, U]], list[Any]]:
         """Run a batch, and then others as long as one is due; in a thread. Return the last one, and its results."""
-        now = clock()
-        batch = [work for work in batch if work.is_wanted(now)]  # it may have waited for this thread
         while True:
             results: list[Any] = []
             began = clock()
+            # It may have waited for this thread; and callers leave at any time, as others run while `_take` looks.
+            unwanted = [work for work in batch if not work.is_wanted(began)]
+            if unwanted:
+                batch = [work for work in batch if work not in unwanted]
+                for work in unwanted:
+                    self._threads_of().post(work.leave_batch)
             try:
                 if batch:
                     returned = copy_context().run(self._call, [work.value for work in batch])

@@ -398,19 +398,20 @@ async def outside_call_ended(worker: "Member") -> None:
         await waiter
 
 
-def leave_outside_call(worker: "Member", actor: "NodeActor") -> None:
+def leave_outside_call(worker: "Member", actor: "NodeActor", frame: Frame) -> None:
     """Abandon a thread, or a process, that still runs; see `abandon`."""
     call, worker.outside_call = worker.outside_call, None
     if call is not None:
-        abandon(call, actor)
+        abandon(call, actor, frame)
 
 
-def abandon(call: OutsideCall, actor: "NodeActor") -> None:
+def abandon(call: OutsideCall, actor: "NodeActor", frame: Frame) -> None:
     """Stop waiting for a call; if it still runs, it keeps a place of the node until it has ended."""
     if call.abandon():
         actor.limiter.take_over_limit()
         actor.counted().abandoned += 1
         call.then(actor.thread_returned)
+        frame.leaves_running(call)
 
 
 # DetachedStep: the first step of a call, if it runs outside of the loop, such as on a device; it needs no worker.
@@ -546,7 +547,7 @@ class DetachedStep:
         self._frame = None  # what runs the step may still hold it, and must not keep the frame alive
         frame.group.detached = None
         if not self.returned:
-            abandon(self, actor)
+            abandon(self, actor, frame)
         ended = perf_counter()
         actor.busy_seconds += ended - self._began  # as in `count_execution`
         if actor.sampler is not None:
@@ -569,6 +570,8 @@ class DetachedRequest(DetachedStep):
         """Cancel the request."""
         if self.request is not None:
             self.request.cancel()
+            if self.request.abandon() and self._frame is not None:
+                self._frame.leaves_running(self.request)
 
     def _over(self) -> Frame:
         self.request = None  # it refers to this step

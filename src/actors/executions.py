@@ -235,7 +235,7 @@ class InOwnLoop(Bound):
     async def run(self, attempt: Attempt) -> Any:
         """Give the actor an item, and return its result."""
         frame = attempt._frame
-        return await self._host.run(attempt.args[0], frame.priority, attempt.deadline, frame.key)
+        return await self._host.run(attempt.args[0], frame.priority, attempt.deadline, frame.key, frame.leaves_running)
 
     def _begin(
         self, actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -221,6 +221,11 @@ class Frame:
                     found.add(outer)
                     frames.append(outer)
 
+    def leaves_running(self, call: "OutsideCall") -> None:
+        """Note work outside of the loop that goes on although its attempt has ended."""
+        for frame in self.lineage():
+            frame.group.outlived_by(call)
+
     @property
     def root(self) -> "Frame":
         """The outermost frame around this one, or this one itself."""

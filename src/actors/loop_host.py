@@ -328,7 +328,14 @@ class LoopHost:
         if not task.cancelled():
             task.result()
 
-    async def run(self, value: Any, priority: int = 0, deadline: float | None = None, key: Hashable = None) -> Any:
+    async def run(
+        self,
+        value: Any,
+        priority: int = 0,
+        deadline: float | None = None,
+        key: Hashable = None,
+        on_left: Callable[[AnyRequest[Any]], None] | None = None,
+    ) -> Any:
         """Have the actor handle one item; return its result.
 
         Args:
@@ -336,6 +343,7 @@ class LoopHost:
             priority: the priority of the call; higher first.
             deadline: the deadline of the call, in the loop's time; None without one.
             key: the key of the call; None without one.
+            on_left: called if the caller leaves while a batch has the item; may be None.
 
         Raises:
             Exception: the error with which the actor failed the item.
@@ -347,6 +355,8 @@ class LoopHost:
             return await work.outcome
         finally:
             work.cancel()
+            if on_left is not None and work.abandon():
+                on_left(work)
             del work  # breaks a cycle: an error refers to this call, and the work to the error
 
     async def submit(self, work: AnyRequest[Any]) -> None:

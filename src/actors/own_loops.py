@@ -199,7 +199,8 @@ class AnyRequest(Generic[In]):
         deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
         key: the key of the call, in a deployment with `key=`; None without.
         taken: whether it was handed out to the loop.
-        on_over: called once with the request when it is settled or cancelled.
+        runs: whether a function has it in a batch, which goes on for the others if its caller leaves.
+        on_over: called once with the request when it is settled, or cancelled and in no batch.
         arrived_at: when it began to wait for a batch, in the loop's time; nothing before that.
         batch: the batch that it is handled in, which is told when its caller leaves; None without one.
         cost: its part of the `max_cost` of a batch; nothing without such a limit.
@@ -217,6 +218,7 @@ class AnyRequest(Generic[In]):
         "key",
         "on_over",
         "priority",
+        "runs",
         "taken",
         "value",
     )
@@ -232,7 +234,7 @@ class AnyRequest(Generic[In]):
         self.priority = priority
         self.deadline = deadline
         self.key = key
-        self.taken = False
+        self.taken = self.runs = False
         self.on_over: Callable[[Any], None] | None = None
         self.batch: RunningBatch | None = None
         self._callbacks: tuple[tuple[Callable[[], object], Context], ...] = ()
@@ -256,7 +258,8 @@ class AnyRequest(Generic[In]):
                 asyncio.get_running_loop().call_soon(self.batch.caller_left)
             for callback, context in self._callbacks:
                 asyncio.get_running_loop().call_soon(callback, context=context)
-            self._over()
+            if not self.runs:
+                self._over()
 
     def on_cancelled(self, callback: Callable[[], object], /) -> None:
         """Have `callback` called soon after the caller has left; it is not called once the work was settled."""
@@ -274,6 +277,27 @@ class AnyRequest(Generic[In]):
         self.fail(error)
         self._cancelled = True
 
+    def abandon(self) -> bool:
+        """Return whether a batch has it, although its caller has left. As of an `OutsideCall`."""
+        return self.runs and self.on_over is not None
+
+    def then(self, callback: Callable[[], None]) -> None:
+        """Call `callback` once the batch has ended. As of an `OutsideCall`."""
+        told = self.on_over
+
+        def over(work: Any) -> None:
+            if told is not None:
+                told(work)
+            callback()
+
+        self.on_over = over
+
+    def leave_batch(self) -> None:
+        """Note that no batch has it any more, whether it is settled or not."""
+        self.runs = False
+        if self.cancelled:
+            self._over()
+
     def _claim(self) -> bool:
         """Mark the request as settled; return False if its caller has left, so that there is nothing to do.
 
@@ -281,6 +305,7 @@ class AnyRequest(Generic[In]):
             WorkSettledError: the request was settled before.
         """
         if self.cancelled:
+            self._over()
             return False
         if self._settled:
             raise WorkSettledError(
@@ -330,7 +355,7 @@ class Request(AnyRequest[In], Work[In, Out]):
         self.priority = priority
         self.deadline = deadline
         self.key = key
-        self.taken = False
+        self.taken = self.runs = False
         self.on_over = None
         self.batch = None
         self._callbacks = ()

@@ -639,6 +639,9 @@ class WorkerGroup:
                 self.runnable -= 1
                 self.left(member)
 
+    def outlived_by(self, call: OutsideCall) -> None:
+        """Note work outside of the loop that goes on although its attempt has ended; most groups do not wait for it."""
+
     def ended(self) -> None:
         """Call `on_empty`, once; the function is forgotten then, because it may refer to this group."""
         on_empty, self._on_empty = self._on_empty, _ignore

@@ -175,7 +175,7 @@ def stream(
         on_finished: what to do if the key has its result already; see `run`.
         checkpoint: of a single call: where it is saved as it goes, and goes on from.
         **options: `scheduler`, `timeout_seconds`, `max_workers`, `reuse_plans`, `device_strategy`; for many calls
-            also `max_in_flight`, `ordered`, `on_error`, `trace_items`.
+            also `max_in_flight`, `ordered`, `order_by`, `on_error`, `trace_items`.
 
     Returns:
         A `Stream`, an async iterator and async context manager.

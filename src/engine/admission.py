@@ -194,18 +194,27 @@ class Admission:
                 "wait for a place (max_queue)",
                 self._retry_after_seconds(),
             )
-        waiter: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting.push(waiter, priority)
+        waiter = self.stand_aside(share, priority)
         try:
             is_admitted = await waiter
         except BaseException:  # a cancel, as a rule; raised again
-            if not waiter.done() or waiter.cancelled():
-                self._waiting.discard(waiter, priority)
-            elif waiter.result():
-                self._pass_on(self._time())  # the call was admitted and cancelled in the same turn of the loop
+            self.leave_line(share, waiter, priority)
             raise
         if not is_admitted and self._end_error is not None:
             raise self._end_error()
+
+    def stand_aside(self, share: "Share | None", priority: int) -> "asyncio.Future[bool]":
+        """Have a call wait that was refused a place; the future is resolved with whether it has got one."""
+        waiter: asyncio.Future[bool] = self._loop.create_future()
+        self._waiting.push(waiter, priority)
+        return waiter
+
+    def leave_line(self, share: "Share | None", waiter: "asyncio.Future[bool]", priority: int) -> None:
+        """Have a call wait no more, or give back the place that it has just got."""
+        if not waiter.done() or waiter.cancelled():
+            self._waiting.discard(waiter, priority)
+        elif waiter.result():
+            self._pass_on(self._time())  # the call was admitted and cancelled in the same turn of the loop
 
     def end(self, make_error: Callable[[], PenstockError]) -> None:
         """Refuse all calls that wait, and those that would have to, each with an error of its own."""
@@ -523,12 +532,13 @@ class FairAdmission(Admission):
         """Whether a key has as many places as it may have."""
         return share.in_flight >= self._max_in_flight_per_key
 
-    def stand_aside(self, share: Share, priority: int) -> "asyncio.Future[bool]":
+    def stand_aside(self, share: Share | None, priority: int) -> "asyncio.Future[bool]":
         """Have the item of a stream wait whose key is full, without counting it in `max_queue`.
 
         Returns:
             A future that is resolved when the item has a place; with False when the deployment ends.
         """
+        assert share is not None
         if self.reserve_nowait(share):  # the item before it was admitted a moment ago, and another has ended since
             waiter = self._loop.create_future()
             waiter.set_result(True)
@@ -538,8 +548,9 @@ class FairAdmission(Admission):
         self._aside += 1
         return waiter
 
-    def leave_line(self, share: Share, waiter: "asyncio.Future[bool]", priority: int) -> None:
+    def leave_line(self, share: Share | None, waiter: "asyncio.Future[bool]", priority: int) -> None:
         """Have a call wait no more, or give back the place that it has just got."""
+        assert share is not None
         if not waiter.done() or waiter.cancelled():
             self._withdraw(share, waiter, priority)
         elif waiter.result():

@@ -281,6 +281,7 @@ class CallsStream(Stream[T_co]):
 
 def _statistics_of(pipeline: Pipeline) -> StreamStatistics:
     window = pipeline.window
+    waiting, key = pipeline.waiting_for_keys()
     return StreamStatistics(
         window.submitted,
         window.completed,
@@ -292,4 +293,6 @@ def _statistics_of(pipeline: Pipeline) -> StreamStatistics:
         pipeline.uptime.seconds,
         pipeline.actors_uptime.seconds,
         window.expired,
+        waiting_for_keys=waiting,
+        busiest_key=key,
     )

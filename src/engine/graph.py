@@ -725,7 +725,7 @@ def refuse_key(key: object, answer: object, on_finished: object, verb: str) -> N
     if key is not None or answer is not ... or on_finished != "again":
         raise OptionsError(
             f"{verb} takes durable_key= and answer= for one call, not for many: use {verb.partition('.')[0]}.run; to "
-            "share places by key, or to run the calls of a key in order, give key= and max_in_flight_per_key= to "
+            "run the calls of a key in order, give the stream order_by=; to share places by key, give key= to "
             "engine.deploy, and use the stream of that service"
         )
 

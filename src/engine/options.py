@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Hashable, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, TypedDict, Unp
 
 from .._errors import OptionsError
 from .._public import LateModule
-from ..actors.accepted import SWITCH, TIMEOUT, OptionRule, check, check_fields, is_whole, one_of, optional, whole
+from ..actors.accepted import KEY, SWITCH, TIMEOUT, OptionRule, check, check_fields, is_whole, one_of, optional, whole
 from ..actors.policy import Policy
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class CallOptions(TypedDict, total=False):
     max_in_flight: int
     max_queue: int | None
     ordered: bool
+    order_by: Callable[[Any], Hashable] | None
     on_error: Literal["raise", "skip"]
     reuse_plans: bool
     device_strategy: str
@@ -67,6 +68,8 @@ class ExecutionOptions:
         max_queue: how many calls may wait for a place in a deployment; further calls are refused with `Overloaded`.
             None: all callers wait.
         ordered: whether a stream yields in input order, or as items are completed.
+        order_by: for one stream of calls: returns the key of a `Call`. A call begins when the calls of its key before
+            it in the stream have ended, and none of their handlers runs. Calls whose key is None have no order.
         on_error: whether a stream raises an item's error in its turn, or skips and logs the item.
         reuse_plans: whether a graph is traced and planned once for all of its calls, and equal calls of `pure` nodes
             in it are made once. With False, each run, stream and deployment traces and plans its graphs anew, for
@@ -96,6 +99,7 @@ class ExecutionOptions:
     max_in_flight: int = 64
     max_queue: int | None = None
     ordered: bool = True
+    order_by: Callable[[Any], Hashable] | None = None
     on_error: Literal["raise", "skip"] = "raise"
     reuse_plans: bool = True
     device_strategy: str = "auto"
@@ -120,6 +124,7 @@ _ACCEPTED: Final = {
     "max_workers": optional(whole(1)),
     "max_in_flight": whole(1),
     "max_queue": optional(whole(0)),
+    "order_by": optional(KEY),
     "on_error": one_of(Literal["raise", "skip"]),
     "device_strategy": OptionRule(
         "'auto', or the name of a platform, 'cpu', 'gpu', 'cuda', 'rocm' or 'tpu', perhaps with a number, as in "
@@ -134,6 +139,7 @@ DEFAULTS = ExecutionOptions()
 DEFAULT_WORKERS: Final = 32
 NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 
+_SHARED = NAMES - {"order_by"}  # a function of the calls of one stream
 _ONE_CALL = frozenset({"timeout_seconds", "priority", "trace_execution"})
 _ONE_RUN = frozenset({
     "scheduler", "timeout_seconds", "max_workers", "reuse_plans", "device_strategy", "trace_execution",
@@ -143,14 +149,14 @@ _ONE_RUN = frozenset({
 APPLICABLE: Mapping[str, frozenset[str]] = {
     "run": _ONE_RUN,
     "stream": NAMES - {"durable", "max_queue", "priority"},
-    "deploy": NAMES - {"ordered", "on_error", "priority", "trace_items"},
+    "deploy": _SHARED - {"ordered", "on_error", "priority", "trace_items"},
     "stream(call)": _ONE_RUN,
     "service.run": _ONE_CALL,
-    "service.stream": _ONE_CALL | {"ordered", "on_error", "max_in_flight", "trace_items"},
+    "service.stream": _ONE_CALL | {"ordered", "order_by", "on_error", "max_in_flight", "trace_items"},
     "service.stream(call)": _ONE_CALL,
-    "Engine": NAMES,
-    "set_execution_options": NAMES,
-    "execution_options": NAMES,
+    "Engine": _SHARED,
+    "set_execution_options": _SHARED,
+    "execution_options": _SHARED,
 }
 # The keyword arguments that a verb has beside these options, since who misspells one is shown all that there are.
 OWN: Mapping[str, frozenset[str]] = {

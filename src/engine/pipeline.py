@@ -8,14 +8,21 @@ from collections import deque
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Iterator
 from contextvars import Context, copy_context
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
 from opentelemetry.trace import Span
 
-from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, MissingExtraError, NodeCancelledError
-from ..actors.accepted import SWITCH, check
+from .._errors import (
+    DeadlineExceeded,
+    DeploymentFailed,
+    EngineClosedError,
+    MissingExtraError,
+    NodeCancelledError,
+    add_note,
+)
+from ..actors.accepted import SWITCH, check, refuse_awaitable
 from ..actors.current import calling_actor, enclosing_frame
-from ..actors.execution import Outcome, outcome_of
+from ..actors.execution import Outcome, OutsideCall, outcome_of
 from ..actors.frame import Frame
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import plain_error
@@ -24,7 +31,7 @@ from ..actors.worker import WorkerGroup
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
-from .admission import Admission, FairAdmission, Share
+from .admission import Admission, FairAdmission, Share, forget
 from .call import RunningCall
 from .graph import Call, Graph
 from .nesting import refuse_to_close_from_inside
@@ -37,6 +44,9 @@ from .tracing.ref import call_location
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import WindowLook
+
+
+T = TypeVar("T")
 
 
 class ReaderWait:
@@ -157,6 +167,49 @@ def progress_of(
     return StreamProgress(loop, name, total, statistics)
 
 
+class KeyLine:
+    """The calls of one key, in a stream with `order_by=`: one has begun, and the others wait for it.
+
+    Attributes:
+        key: the key.
+        has_begun: whether a call of it has a turn.
+        waiting: the calls that wait, in order, each with the time since which it waits, by `perf_counter`.
+    """
+
+    __slots__ = ("has_begun", "key", "waiting")
+
+    def __init__(self, key: Hashable) -> None:
+        self.key = key
+        self.has_begun = False
+        self.waiting: deque[tuple[float, _Waiting]] = deque()
+
+
+class _KeyedCall(RunningCall):
+    """An item of a stream with `order_by=`, which frees its key when its last handler has returned."""
+
+    line: KeyLine | None = None  # once it is its turn
+    on_key_free: Callable[[KeyLine], None]
+    _outside = 0  # how many threads go on that its handlers have left behind
+
+    def outlived_by(self, call: OutsideCall) -> None:
+        """Wait for a thread that goes on although its attempt has ended."""
+        self._outside += 1
+        call.then(self._outside_ended)
+
+    def _outside_ended(self) -> None:
+        self._outside -= 1
+        if self.closed and not self.workers:
+            self.ended()
+
+    def ended(self) -> None:
+        """Leave the scope, and free the key."""
+        super().ended()
+        line = self.line
+        if line is not None and not self._outside:
+            self.line = None
+            self.on_key_free(line)
+
+
 class Pipeline:
     """Takes calls from a source through the actors of a scope.
 
@@ -178,6 +231,7 @@ class Pipeline:
         uptime: how long the stream has been open.
         skipped: how many items were skipped.
         at: "file:line" that opened the stream; empty if no profile was taken then.
+        keys: with `order_by=`, the keys of the calls that have begun, and what waits for these.
         on_item_settled: called with each item whose last handler has ended; may be None.
         on_closed: called with the pipeline when it has ended; may be None.
         progress: the progress bar; None without one.
@@ -212,8 +266,10 @@ class Pipeline:
         self._caller = calling_actor()
         # The items that have workers of their own and a place; in a deployment with `key=`, the accounts of their keys.
         self._items: dict[Frame, Share | None] = {}
-        # By key, the items that have stepped aside, in order, and what the first of them waits for.
-        self._lines: dict[Share, tuple[asyncio.Future[bool], deque[_Waiting]]] = {}
+        # The items that have stepped aside, in order, and what the first of them waits for: by key in a deployment with
+        # `key=`, and else those that have waited for the key of their stream.
+        self._lines: dict[Share | None, tuple[asyncio.Future[bool], deque[_Waiting]]] = {}
+        self.keys: dict[Hashable, KeyLine] = {}
         self._changed = Condition()
         self._wired: dict[Any, Wired] = {}
         self._exhausted = False
@@ -238,7 +294,7 @@ class Pipeline:
         # Unsampled items share a context, and workers that run in it. An item that is sampled, begins a trace, or
         # belongs to a deployment has a context of its own, and so workers of its own.
         is_sampled = self._span is not None and self._span.is_recording()
-        own_workers = admission is not None or options.trace_items or is_sampled
+        own_workers = admission is not None or options.trace_items or is_sampled or options.order_by is not None
         self._group: WorkerGroup | None = None if own_workers else scope.group(self._context, ends_at=self._deadline)
         if self._group is not None:
             self._group.caller = self._caller
@@ -290,7 +346,13 @@ class Pipeline:
 
     def look(self) -> "WindowLook":
         """Return what the items in flight do now, for a profile."""
-        return _window_look(self.window)
+        return _window_look(self.window, *self.waiting_for_keys())
+
+    def waiting_for_keys(self) -> tuple[int, Hashable]:
+        """Return how many items wait for the calls of their keys before them, and the key behind which most do."""
+        lines = [line for line in list(self.keys.values()) if line.waiting]  # of a copy: profiles have other threads
+        longest = max(lines, key=lambda line: len(line.waiting), default=None)
+        return sum(len(line.waiting) for line in lines), None if longest is None else longest.key
 
     @property
     def actors_uptime(self) -> Uptime:
@@ -390,21 +452,29 @@ class Pipeline:
         wired = self._wired.get(graph)
         if wired is None:
             wired = self._wired[graph] = await self._prepare(graph)
-        share = None
-        if self._admission is not None:
-            try:
-                share = self._admission.share_of(graph, call.arguments)
-            except Exception as error:  # noqa: BLE001 - of `key=`, which is the user's: this item fails, not the stream
-                self._waiting_item(call, wired, index).fail(error)
+        share: Share | None = None
+        line: KeyLine | None = None
+        if self._options.order_by is not None:
+            found = _asked(self._line_of, call, self._options.order_by)
+            if isinstance(found, Exception):
+                add_note(found, f"while order_by= of a stream was asked for the key of a call of graph {graph.name!r}")
+                self._waiting_item(call, wired, index)[0].fail(found)
                 return
-            # Only an item whose own key has no place steps aside. While no place is free at all, the source waits: so
-            # the stream stands in line once, however large its window is, and a caller beside it waits no longer.
-            if self._fair is not None and share is not None and (share in self._lines or self._fair.is_full(share)):
-                waiting = self._waiting_item(call, wired, index, share.key), call, wired
-                if share in self._lines:
-                    self._lines[share][1].append(waiting)
-                else:
-                    self._stand_in_line(self._fair, share, deque((waiting,)))
+            line = found
+            if line is not None and line.has_begun:
+                line.waiting.append((perf_counter(), self._waiting_item(call, wired, index)))
+                return
+        if self._admission is not None:
+            account = _asked(self._admission.share_of, graph, call.arguments)
+            if isinstance(account, Exception):
+                self._waiting_item(call, wired, index, line)[0].fail(account)
+                return
+            share = account
+            # Only an item whose own key has no place steps aside, and one behind such items. While no place is free at
+            # all, the source waits: so the stream stands in line once, however large its window is, and a caller beside
+            # it waits no longer.
+            if share in self._lines or (self._fair is not None and share is not None and self._fair.is_full(share)):
+                self._step_aside(self._admission, share, self._waiting_item(call, wired, index, line))
                 return
             await self._admission.reserve(self._options.priority, graph.name, share, patient=True)
         if self._group is not None:
@@ -414,12 +484,67 @@ class Pipeline:
                 frame.deadline = self._deadline
             await enter(frame, self._group.start(frame, wired.entries), self.window)
             return
-        item = self._new_item(call, index)
+        self._launch((self._new_item(call, index, line), call, wired), share)
+
+    def _line_of(self, call: Call[Any], order_by: Callable[[Any], Hashable]) -> KeyLine | None:
+        """Return the line of the key of a call; None if it has no key.
+
+        Raises:
+            Exception: the error of `order_by=`, or of its key.
+        """
+        key = order_by(call)
+        refuse_awaitable(key, "order_by")
+        if key is None:
+            return None
+        line = self.keys.get(key)
+        if line is None:
+            line = self.keys[key] = KeyLine(key)
+        return line
+
+    def _launch(self, waiting: "_Waiting", share: Share | None) -> None:
+        """Have an item begin that has its place, and whose key is free."""
+        item, call, wired = waiting
         item.key = None if share is None else share.key
         self._items[item] = share
-        item.launch(wired, call.arguments, index)
+        item.launch(wired, call.arguments, item.item)
 
-    def _stand_in_line(self, admission: FairAdmission, share: Share, line: "deque[_Waiting]") -> None:
+    def _key_free(self, line: KeyLine) -> None:
+        """Note that the last call of a key has ended; the next one begins in a later turn of the loop."""
+        if line.waiting:
+            self.loop.call_soon(self._next_of_key, line)  # or a thousand that fail at once would call each other
+        else:
+            forget(self.keys, line.key, line)
+
+    def _next_of_key(self, line: KeyLine) -> None:
+        if self._closing is not None:
+            return
+        if not line.waiting:  # they have ended meanwhile
+            forget(self.keys, line.key, line)
+            return
+        since, waiting = line.waiting.popleft()
+        item, call, _ = waiting
+        self._has_turn(item, line)
+        spans.key_free(item.run_span, perf_counter() - since)
+        if self._admission is None:
+            self._launch(waiting, None)
+            return
+        share = _asked(self._admission.share_of, call.graph, call.arguments)
+        if isinstance(share, Exception):
+            item.fail(share)
+        elif share not in self._lines and self._admission.reserve_nowait(share):
+            self._launch(waiting, share)
+        else:
+            self._step_aside(self._admission, share, waiting)
+
+    def _step_aside(self, admission: Admission, share: Share | None, waiting: "_Waiting") -> None:
+        """Have an item wait for a place, behind those of the stream that wait for the same."""
+        waiting[0].key = None if share is None else share.key
+        if share in self._lines:
+            self._lines[share][1].append(waiting)
+        else:
+            self._stand_in_line(admission, share, deque((waiting,)))
+
+    def _stand_in_line(self, admission: Admission, share: Share | None, line: "deque[_Waiting]") -> None:
         """Have the first of these items wait for its key, without a task.
 
         The first one alone, so that other callers of the key do not wait for a whole window.
@@ -430,9 +555,7 @@ class Pipeline:
         def admitted(waiter: asyncio.Future[bool]) -> None:
             if share not in self._lines or not waiter.result():  # the stream has ended, or ends with the deployment
                 return
-            item, call, wired = line.popleft()
-            self._items[item] = share
-            item.launch(wired, call.arguments, item.item)
+            self._launch(line.popleft(), share)
             if line:
                 self._stand_in_line(admission, share, line)
             else:
@@ -440,19 +563,25 @@ class Pipeline:
 
         waiter.add_done_callback(admitted)
 
-    def _waiting_item(self, call: Call[Any], wired: Wired, index: int, key: Hashable = None) -> RunningCall:
-        item = self._new_item(call, index)
-        item.key = key
-        item.wait(wired, index)
-        return item
+    def _has_turn(self, item: RunningCall, line: KeyLine | None) -> None:
+        """Have an item free its key when it has ended; None for an item without a key."""
+        if line is not None and isinstance(item, _KeyedCall):
+            item.line, item.on_key_free = line, self._key_free
+            line.has_begun = True
 
-    def _new_item(self, call: Call[Any], index: int) -> RunningCall:
+    def _waiting_item(self, call: Call[Any], wired: Wired, index: int, line: KeyLine | None = None) -> "_Waiting":
+        item = self._new_item(call, index, line)
+        item.wait(wired, index)
+        return item, call, wired
+
+    def _new_item(self, call: Call[Any], index: int, line: KeyLine | None) -> RunningCall:
         """Return an item with workers of its own, which counts in the window from now on."""
-        item = RunningCall(
+        item = (RunningCall if self._options.order_by is None else _KeyedCall)(
             self.loop, call.graph.name, self._options, call._trace_headers, context=self._context, item=index,
             stream=self._span,
         )  # fmt: skip
-        item.listener = self.window
+        item.listener, item.item = self.window, index
+        self._has_turn(item, line)
         item.parent, item.caller = self._parent, self._caller
         item.ends_at = item.deadline = self._deadline
         item.join(self._scope)
@@ -493,8 +622,8 @@ class Pipeline:
         for frame in list(self.window.frames.values()):
             frame.cancel(expired=expired)
         for share, (waiter, _) in self._lines.items():
-            assert self._fair is not None
-            self._fair.leave_line(share, waiter, self._options.priority)
+            assert self._admission is not None
+            self._admission.leave_line(share, waiter, self._options.priority)
         self._lines.clear()
         await self._changed.wait_for(lambda: not self._items)  # until items with workers of their own have unwound
         if not self._finishing:
@@ -534,6 +663,14 @@ class Pipeline:
 _Waiting: TypeAlias = tuple[RunningCall, Call[Any], Wired]
 
 
+def _asked(ask: Callable[..., T], *args: Any) -> T | Exception:
+    """Return what a function of the user's returns; or its error, which is that of one item."""
+    try:
+        return ask(*args)
+    except Exception as error:  # noqa: BLE001 - this item fails, not the stream
+        return error
+
+
 def _closed_error() -> EngineClosedError:
     return EngineClosedError("this stream was closed")
 
@@ -563,11 +700,12 @@ def _stream_levels(graph: str, window: ReorderWindow) -> Iterator[Reading]:
     yield series(names.METRIC_STREAM_MAX_IN_FLIGHT, of), window.size, None
 
 
-def _window_look(window: ReorderWindow) -> "WindowLook":
+def _window_look(window: ReorderWindow, waiting: int, key: Hashable) -> "WindowLook":
     """Return what the items in a window do now, for a profile."""
     from ..telemetry.profiling.records import WindowLook
 
     return WindowLook(
         size=window.size, ordered=window.ordered, in_flight=window.in_flight, ended=len(window.frames) - window.running,
         is_ready=window.peek() is not None, is_asking=window.asking and bool(window.reserved),
+        waiting_for_keys=waiting, key=f"{key!r:.60}",
     )  # fmt: skip

@@ -539,8 +539,8 @@ class Service(Generic[P, R]):
             on_finished: what to do if the key has its result already; see `penstock.engine.run`.
             detached: for a single call with `durable_key` and `events`, whether it begins at once, waits for no reader
                 and goes on without one; see `attach`.
-            **options: `timeout_seconds`, `priority`, `trace_execution`; for many calls also `ordered`, `on_error`,
-                `trace_items`, and `max_in_flight` for this stream.
+            **options: `timeout_seconds`, `priority`, `trace_execution`; for many calls also `ordered`, `order_by`,
+                `on_error`, `trace_items`, and `max_in_flight` for this stream.
 
         Returns:
             A `Stream`, an async iterator and async context manager; of a detached call a `DetachedStream`.

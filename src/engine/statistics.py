@@ -1,7 +1,7 @@
 """Statistics of streams, the node that limits them, differences of two snapshots, and how long something has run."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, replace
 from time import perf_counter
 
@@ -117,6 +117,10 @@ def find_bottleneck(actors: Iterable[ActorStatistics], elapsed_seconds: float | 
     return Bottleneck(node.graph, node.node, most.waiting, most.busy_share, node.concurrency)
 
 
+def _behind(waiting: str, key: str) -> str:
+    return f"{waiting} waiting for their keys, most of them for {printable(key):.60}"
+
+
 @dataclass(frozen=True)
 class StreamStatistics(Rendered):
     """A snapshot of a stream. It shows itself as a table: printed, with rich, and in a notebook.
@@ -143,6 +147,8 @@ class StreamStatistics(Rendered):
             `max_bytes`.
         snapshots_failed: how many could not be written.
         snapshot_interval: the most values that the reader has taken from one snapshot to the next; 0 before the first.
+        waiting_for_keys: with `order_by=`, how many items wait now for the calls of their keys before them.
+        busiest_key: the key behind which most of these wait; None if none waits.
     """
 
     submitted: int
@@ -160,6 +166,8 @@ class StreamStatistics(Rendered):
     snapshots_skipped: int = 0
     snapshots_failed: int = 0
     snapshot_interval: int = 0
+    waiting_for_keys: int = 0
+    busiest_key: Hashable = None
 
     @property
     def bottleneck(self) -> Bottleneck | None:
@@ -205,6 +213,8 @@ class StreamStatistics(Rendered):
             ("items", ", ".join([*items, mean_rate(self.completed, self.elapsed_seconds)])),
             ("bottleneck", or_unknown(self.bottleneck)),
         ]
+        if self.waiting_for_keys:
+            facts.append(("order", _behind(count(self.waiting_for_keys), repr(self.busiest_key))))
         if any((self.snapshots_saved, self.snapshots_skipped, self.snapshots_failed)):
             snapshots = (
                 f"{count(getattr(self, f'snapshots_{name}'))} {name}" for name in ("saved", "skipped", "failed")

@@ -273,6 +273,12 @@ def admitted(span: Span | None, waited_seconds: float) -> None:
         span.set_attribute(names.ADMISSION_WAIT, waited_seconds)
 
 
+def key_free(span: Span | None, waited_seconds: float) -> None:
+    """Note on the span of an item how long it has waited for the calls of its key before it."""
+    if span is not None:
+        span.set_attribute(names.KEY_WAIT, waited_seconds)
+
+
 def end_run(span: Span | None, outcome: str, error: BaseException | None = None) -> None:
     """End the span of a call, if there is one.
 

@@ -44,6 +44,11 @@ MUTANTS = [
         "tests/actors/test_channel.py",
     ),
     Mutant(
+        "a key is free when all handlers of its call have returned",
+        "engine/pipeline.py", "        frame.group.close()\n", "        frame.group.ended()\n",
+        "tests/promises/test_promise_3_order.py::test_promise_3_the_calls_of_a_key_come_one_after_the_other",
+    ),
+    Mutant(
         "max_workers bounds the threads of a run",
         "actors/threads.py", "        await self._free.acquire()\n", "        pass\n",
         "tests/runtime/test_limits.py::test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_sites",

@@ -2,11 +2,13 @@
 
 import asyncio
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import penstock as ps
 from penstock import engine, testing
 from tests.promises.exploring import Explorer
-from tests.promises.scenario import World
+from tests.promises.scenario import Boom, World
 from tests.promises.ways import as_stream
 
 
@@ -124,3 +126,122 @@ def test_promise_3_a_slow_first_item_with_a_full_window_does_not_stall() -> None
         assert finished[:8] == [1, 2, 3, 4, 5, 6, 7, 0]
 
     testing.run_virtual(main, timeout_seconds=600)
+
+
+class Books:
+    """Which handlers of which calls run, by key: one of a call may begin while no other call of its key has any."""
+
+    def __init__(self, rng: random.Random) -> None:
+        self.rng = rng
+        self.running: dict[int, list[int]] = {}  # by key, the calls whose handlers run
+        self.last: dict[int, int] = {}  # by key, the last call that has begun
+        self.keys: list[int] = []
+        self.ended: dict[int, list[int]] = {}
+        self.wrong: list[str] = []
+        self.waited = self.hedged = self.late = False
+
+        async def handle(key: int, number: int) -> int:
+            running = self.running.setdefault(key, [])
+            if set(running) - {number} or self.last.get(key, 0) > number:  # no assert, which would be its outcome
+                self.wrong.append(f"{number} of key {key} has begun beside {running}, behind {self.last[key]}")
+            self.last[key] = number
+            self.hedged |= bool(running)
+            running.append(number)
+            try:
+                for _ in range(rng.randrange(3)):
+                    await asyncio.sleep(rng.choice([0, 0.3, 1.5]))
+                if rng.random() < 0.3:
+                    raise Boom(number)
+                return number
+            except asyncio.CancelledError:
+                for _ in range(rng.randrange(3)):  # it takes its time to unwind
+                    await asyncio.sleep(0.7)
+                    self.late = True
+                raise
+            finally:
+                running.remove(number)
+
+        @ps.node
+        async def other(key: int, number: int) -> int:
+            return await handle(key, number)
+
+        @ps.node(
+            timeout_seconds=1, retry=ps.Retry(2, backoff_seconds=0.1), hedge=ps.Hedge(after_seconds=0.2, max_share=1),
+            failover=other,
+        )  # fmt: skip
+        async def first(key: int, number: int) -> int:
+            return await handle(key, number)
+
+        @ps.node(concurrency=2)
+        async def second(key: int, number: int) -> int:
+            return await handle(key, number)
+
+        @ps.graph
+        async def both(key: int, number: int) -> tuple[int, int]:
+            return await first(key, number), await second(key, number)
+
+        @ps.graph
+        async def after(key: int, number: int) -> int:
+            return await second(key, await first(key, number))
+
+        self.graphs = both, after
+
+    def calls(self) -> Iterator[ps.Call[Any]]:
+        """Yield 20 calls of three keys, some of which have none."""
+        for number in range(20):
+            self.keys.append(self.rng.choice([0, 1, 2, -number]))
+            yield self.rng.choice(self.graphs)(self.keys[number], number)
+
+    async def read(self, stream: engine.Stream[Any]) -> None:
+        """Read the stream, or leave it early."""
+        outcomes: dict[int, list[int]] = {}
+        leaves_after = self.rng.choice([99, 99, self.rng.randrange(20)])
+        async with stream:
+            async for outcome in stream.outcomes():
+                outcomes.setdefault(outcome.index, []).append(outcome.index)
+                of_key = self.ended.setdefault(self.keys[outcome.index], [-1])
+                assert of_key[-1] < outcome.index, "outcomes of one key come in order"
+                of_key.append(outcome.index)
+                self.waited |= stream.statistics().waiting_for_keys > 0
+                leaves_after -= 1
+                if leaves_after < 0:
+                    return
+                if self.rng.random() < 0.2:
+                    await asyncio.sleep(1)
+        assert outcomes == {number: [number] for number in range(20)}
+
+
+def test_promise_3_the_calls_of_a_key_come_one_after_the_other(explore: Explorer) -> None:
+    async def main() -> Books:
+        books = Books(rng := random.Random(asyncio.get_running_loop().seed))  # type: ignore[attr-defined]
+        options: Any = {
+            "order_by": lambda call: None if call.arguments[0] < 0 else call.arguments[0],
+            "ordered": rng.random() < 0.5, "max_in_flight": rng.choice([2, 6, 30]),
+        }  # fmt: skip
+        if rng.random() < 0.4:
+            await books.read(engine.stream(books.calls(), **options))
+        else:
+            shares: Any = {"key": lambda call: call.arguments[1] % 2} if rng.random() < 0.5 else {}
+            async with engine.deploy(*books.graphs, max_in_flight=rng.choice([1, 3]), **shares) as service:
+                if rng.random() < 0.3:
+                    asyncio.get_running_loop().call_later(rng.random() * 5, asyncio.current_task().cancel)  # type: ignore[union-attr]
+                await books.read(service.stream(books.calls(), **options))
+            admission = service.statistics().admission
+            assert not admission.in_flight
+            assert not admission.queued
+        assert not books.wrong
+        assert not any(books.running.values())
+        return books
+
+    async def perhaps_cancelled() -> Books | None:
+        try:
+            return await main()
+        except asyncio.CancelledError:
+            return None
+
+    explore(perhaps_cancelled, reaches={
+        "a call that waits for its key": lambda books: books is not None and books.waited,
+        "two attempts at a time": lambda books: books is not None and books.hedged,
+        "a handler that unwinds": lambda books: books is not None and books.late,
+        "a cancel": lambda books: books is None,
+    })  # fmt: skip

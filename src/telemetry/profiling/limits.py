@@ -630,8 +630,14 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
     if path is None or not path.seconds:
         return
     running = path.seconds * evidence.sums.items(reader.name) / evidence.elapsed_seconds
-    behind = window.behind_seconds / window.seconds
-    used = min((running + behind) / window.size, 1.0)
+    behind, keyed = window.behind_seconds / window.seconds, window.key_seconds / window.seconds
+    used = min((running + behind + keyed) / window.size, 1.0)
+    if keyed > running + behind:
+        waits = f"{keyed / window.size:.0%} of the {window.size:,} items in flight wait for their keys (order_by=)"
+        reason = f"the order by key limits: {waits}, most of them for {window.key}"
+        remedy = "use keys with fewer calls each; if one has most of the calls, the stream has its speed"
+        yield Limit(used, 2, Verdict(None, reason, remedy + _where(reader.at), limit="order"))
+        return
     names: list[Name] = [(reader.name, node) for node in path.nodes]
     nodes = evidence.sums.nodes
     if behind <= running or not window.ordered:

@@ -156,6 +156,8 @@ class WindowLook:
         ended: how many of these have ended, and were not taken yet.
         is_ready: whether the item whose turn it is has ended, so that the stream waits for its reader.
         is_asking: whether the source was asked for an item, and has not given it yet.
+        waiting_for_keys: with `order_by=`, how many wait for the calls of their keys before them.
+        key: the key behind which most of these wait.
     """
 
     size: int
@@ -164,6 +166,8 @@ class WindowLook:
     ended: int
     is_ready: bool
     is_asking: bool
+    waiting_for_keys: int = 0
+    key: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -319,6 +319,8 @@ class WindowSum:
         in_flight_seconds: for how long items counted, over all items.
         behind_seconds: for how long finished items waited for an item before them, over all items.
         asking_seconds: for how long the source was asked for an item, and had not given it.
+        key_seconds: for how long items waited for the calls of their keys before them, over all items.
+        key: the key behind which most of them waited at last.
     """
 
     size: int
@@ -327,6 +329,8 @@ class WindowSum:
     in_flight_seconds: float = 0.0
     behind_seconds: float = 0.0
     asking_seconds: float = 0.0
+    key_seconds: float = 0.0
+    key: str = ""
 
     def add(self, look: WindowLook, seconds: float) -> None:
         """Add a look, which stands for some time."""
@@ -336,6 +340,8 @@ class WindowSum:
         self.in_flight_seconds += look.in_flight * seconds
         self.behind_seconds += 0 if look.is_ready else look.ended * seconds
         self.asking_seconds += look.is_asking * seconds
+        self.key_seconds += look.waiting_for_keys * seconds
+        self.key = look.key if look.waiting_for_keys else self.key
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,276 @@
+"""`order_by=`: in a stream, the calls of one key come one after the other; promise 3 explores it with faults."""
+
+import asyncio
+import gc
+import threading
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from penstock.testing import run_virtual, wait_quiescent
+
+
+def key_of(call: ps.Call[Any]) -> Any:
+    return call.arguments[0]
+
+
+@ps.node
+async def wait(key: Any, seconds: float) -> float:
+    await asyncio.sleep(seconds)
+    return seconds
+
+
+@ps.graph
+async def waiting(key: Any, seconds: float) -> float:
+    return await wait(key, seconds)
+
+
+@ps.graph
+async def nothing(key: Any, seconds: float) -> float:
+    return seconds
+
+
+@pytest.mark.parametrize("kind", ["thread", "batch", "inside"])
+async def test_a_thread_that_goes_on_after_its_timeout_keeps_the_key(kind: str) -> None:
+    go_on, begun = threading.Event(), list[str]()
+
+    def block(name: str) -> str:
+        begun.append(name)
+        if name == "a0":
+            go_on.wait()
+        return name
+
+    policy: Any = {"timeout_seconds": 0.02, "runs_on": "thread", "concurrency": 4}
+
+    if kind == "batch":
+
+        @ps.node(batch=ps.Batch(1), **policy)
+        def work(names: list[str]) -> list[str]:
+            return [block(name) for name in names]
+
+    else:
+
+        @ps.node(**policy)
+        def work(name: str) -> str:  # type: ignore[misc]
+            return block(name)
+
+    @ps.graph
+    async def graph(name: str) -> str:
+        return await work(name)
+
+    @ps.node
+    async def run(name: str) -> str:
+        return await engine.run(graph(name))
+
+    @ps.graph
+    async def outer(name: str) -> str:
+        return await run(name)
+
+    made = outer if kind == "inside" else graph
+    calls = [made(name) for name in ("a0", "a1", "b0", "a2")]
+    async with engine.stream(calls, ordered=False, order_by=lambda call: call.arguments[0][0]) as results:
+        outcomes = results.outcomes()
+        ended = {(await anext(outcomes)).index for _ in range(2)}
+        assert ended == {0, 2}
+        await wait_quiescent()
+        assert sorted(begun) == ["a0", "b0"]  # a0 has failed, and its thread runs
+        assert results.statistics().waiting_for_keys == 2
+        go_on.set()
+        assert [(one.index, one.value) async for one in outcomes] == [(1, "a1"), (3, "a2")]
+        await results.aclose()
+
+
+@pytest.mark.parametrize("is_deployed", [True, False])
+async def test_an_item_whose_key_fails_fails_alone(is_deployed: bool) -> None:
+    async def asked() -> int:
+        return 1
+
+    def key(call: ps.Call[Any]) -> Any:
+        match call.arguments[0]:
+            case 0:
+                raise LookupError("no key")
+            case 1:
+                return []
+            case 2:
+                return asked()
+        return "key"
+
+    calls = [waiting(number, 0) for number in range(4)]
+    async with engine.deploy(waiting) as service:
+        async with (service if is_deployed else engine).stream(calls, order_by=key) as results:
+            outcomes = [outcome async for outcome in results.outcomes()]
+        errors = [type(outcome.error) for outcome in outcomes]
+        assert errors == [LookupError, TypeError, TypeError, type(None)]
+        assert "while order_by= of a stream was asked for the key of a call of graph 'waiting'" in str(
+            outcomes[0].error.__notes__  # type: ignore[union-attr]
+        )
+        assert not service.statistics().admission.in_flight
+
+
+async def test_it_is_for_one_stream_of_calls() -> None:
+    @ps.node
+    async def count() -> AsyncIterator[int]:
+        yield 1
+
+    @ps.graph
+    async def counting() -> AsyncIterator[int]:
+        return count()
+
+    takers: list[Callable[..., Any]] = [
+        engine.Engine, ps.set_execution_options, lambda **more: ps.execution_options(**more).__enter__(),
+        lambda **more: engine.deploy(waiting, **more), lambda **more: engine.stream(counting(), **more),
+    ]  # fmt: skip
+    for taker in takers:
+        with pytest.raises(ps.OptionsError, match=r"order_by= is for stream$"):
+            taker(order_by=key_of)
+    with pytest.raises(ps.OptionsError, match="order_by"):
+        await engine.run(waiting(1, 0), order_by=key_of)
+    with pytest.raises(ps.OptionsError, match="a function that is not async"):
+        engine.stream([waiting(1, 0)], order_by="key")  # type: ignore[arg-type]
+
+
+def test_what_waits_for_its_key_has_no_place() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        async with engine.deploy(waiting, max_in_flight=2, max_queue=0) as service:
+            calls = [waiting(key, 10) for key in "aaab"]
+            mapped = asyncio.create_task(service.map(calls, order_by=key_of, max_in_flight=10))
+            await asyncio.sleep(5)
+            assert service.statistics().admission.in_flight == 2
+            await asyncio.sleep(10)
+            assert service.statistics().admission.in_flight == 1
+            assert await service("a", 1) == 1  # the callers of a deployment are in no order with its streams
+            assert await mapped == [10] * 4
+            assert loop.time() == pytest.approx(30)
+
+    run_virtual(main)
+
+
+def test_a_key_that_is_free_waits_for_one_round_of_the_others() -> None:
+    async def main() -> None:
+        begun: list[float] = []
+        loop = asyncio.get_running_loop()
+
+        @ps.node
+        async def work(key: int, seconds: float) -> None:
+            if key == 0:
+                begun.append(loop.time())
+            await asyncio.sleep(seconds)
+
+        @ps.graph
+        async def graph(key: int, seconds: float) -> None:
+            await work(key, seconds)
+
+        calls = [graph(key, 20 if key == turn == 0 else 1) for turn in range(10) for key in range(41)]
+        async with engine.deploy(graph, max_in_flight=4) as service:
+            await service.map(calls, max_in_flight=500, order_by=key_of)
+        assert begun[0] == 0
+        assert 20 <= begun[1] <= 32  # the first has ended, and each of 40 others has a call of 1 s on 4 places
+
+    run_virtual(main)
+
+
+class Colliding:
+    """A key whose hash is that of all others."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __hash__(self) -> int:
+        return 1
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Colliding) and other.number == self.number
+
+    def __repr__(self) -> str:
+        return f"key {self.number}"
+
+
+def test_a_slow_key_delays_no_other_key() -> None:
+    async def main() -> None:
+        calls = [waiting(Colliding(number % 50), 60 if number == 7 else 1) for number in range(200)]
+        ended: list[int] = []
+        async with engine.stream(calls, max_in_flight=200, ordered=False, order_by=key_of, max_workers=100) as results:
+            async for outcome in results.outcomes():
+                ended.append(outcome.index)
+                if len(ended) == 196:
+                    assert asyncio.get_running_loop().time() == pytest.approx(4)
+                    statistics = results.statistics()
+                    assert (statistics.waiting_for_keys, statistics.busiest_key) == (3, Colliding(7))
+                    assert "3 waiting for their keys, most of them for key 7" in str(statistics)
+        assert ended[196:] == [7, 57, 107, 157]
+
+    run_virtual(main)
+
+
+async def test_a_key_without_calls_leaves_nothing_behind() -> None:
+    keys = weakref.WeakSet[Colliding]()
+
+    def calls() -> Iterator[ps.Call[float]]:
+        for number in range(300):
+            key = Colliding(number // 3)
+            keys.add(key)
+            yield nothing(key, 0) if number % 2 else waiting(key, 0)
+
+    async def source() -> AsyncIterator[ps.Call[float]]:
+        for call in calls():
+            yield call
+        await asyncio.Event().wait()
+
+    async with engine.stream(source(), order_by=key_of) as results:
+        for _ in range(300):
+            await anext(results)
+        await wait_quiescent()
+        gc.collect()
+        assert not keys
+
+
+@pytest.mark.parametrize("graph", [waiting, nothing])
+async def test_thousands_of_calls_of_a_key_may_end_at_once(graph: ps.Graph[[int, float], float]) -> None:
+    def key(key: int, seconds: float) -> int:
+        if seconds:
+            raise LookupError("no tenant")
+        return key
+
+    calls = [graph(1, 0), *(graph(1, 1) for _ in range(3000)), graph(1, 0)]
+    async with (
+        engine.deploy(graph, key=key) as service,
+        service.stream(calls, order_by=key_of, max_in_flight=5000) as results,
+    ):
+        outcomes = [outcome async for outcome in results.outcomes()]
+    assert [outcome.index for outcome in outcomes if outcome.error is None] == [0, 3001]
+
+
+@pytest.mark.parametrize("end", ["drain", "abort"])
+async def test_a_drain_finishes_what_waits_for_its_key_and_an_abort_ends_it(end: str) -> None:
+    gate, begun = asyncio.Event(), list[int]()
+
+    @ps.node
+    async def work(number: int) -> int:
+        begun.append(number)
+        await gate.wait()
+        return number
+
+    @ps.graph
+    async def graph(number: int) -> int:
+        return await work(number)
+
+    async with engine.deploy(graph, max_in_flight=3) as service:
+        calls = [graph(number) for number in (0, 2, 4, 1)]
+        reading = asyncio.create_task(service.map(calls, max_in_flight=9, order_by=lambda call: call.arguments[0] % 2))
+        await wait_quiescent()
+        assert begun == [0, 1]
+        ending = asyncio.create_task(service.drain() if end == "drain" else service.abort())
+        await wait_quiescent()
+        gate.set()
+        await ending
+        if end == "drain":
+            assert await reading == [0, 2, 4, 1]
+        else:
+            with pytest.raises(ps.EngineClosedError):
+                await reading
+            assert begun == [0, 1]
