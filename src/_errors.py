@@ -88,6 +88,10 @@ class NodeCancelledError(PenstockError):
     """A node raised `CancelledError` although its item was not cancelled, but something that the node awaited."""
 
 
+class NotFinished(PenstockError):
+    """An item of a stream was in flight when the time of `stream.drain(timeout_seconds)` was over."""
+
+
 class NodeTimeoutError(PenstockError, TimeoutError):
     """One attempt of a node took longer than its `timeout_seconds`."""
 

@@ -6,7 +6,7 @@ from time import perf_counter
 from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
-from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, Overloaded
+from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NotFinished, Overloaded
 from ..telemetry.counters import Figure
 from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution, outgoing
 from .chains import WATCHED, Link, watched
@@ -37,7 +37,8 @@ def outcome_of(state: str, error: BaseException | None) -> Outcome:
         return "interrupted"
     if state == "done" and error is None:
         return "done"
-    return "cancelled" if state == "cancelled" or isinstance(error, asyncio.CancelledError) else "failed"
+    was_cancelled = state == "cancelled" or isinstance(error, asyncio.CancelledError | NotFinished)
+    return "cancelled" if was_cancelled else "failed"
 
 
 class TracedExecution(NodeSpan):

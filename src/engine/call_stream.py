@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError, OptionsError
+from ..actors.accepted import TIMEOUT, check
 from ..actors.frame import Frame
 from .control import Outcome
 from .graph import Graph, as_call, one_value
@@ -74,6 +75,26 @@ class Stream(ABC, Generic[T_co]):
     @abstractmethod
     async def aclose(self) -> None:
         """End the stream: cancel what is in flight, close the source, wait until nothing is left. Idempotent."""
+
+    async def drain(self, timeout_seconds: float | None = None) -> int:
+        """Take no more calls from the source, and wait until those that it has given have ended.
+
+        A source that waits for its next call is cancelled and closed. The loop of the reader goes on to the last
+        outcome, and ends as with a source that has ended. The drain does not wait for it: the reader may call this. A
+        second drain waits for the first, and `aclose` ends both.
+
+        Args:
+            timeout_seconds: how long to wait, in seconds; None for as long as it takes. Items that are left then end
+                with `NotFinished`, in their turn.
+
+        Returns:
+            How many items were left.
+
+        Raises:
+            OptionsError: `timeout_seconds` is neither None nor a number of seconds; or this is no stream of calls.
+            ReentrantCallError: a node of the stream calls this; it would wait for itself.
+        """
+        raise OptionsError("drain() is for a stream of calls, and this is one call: read it to its end, or aclose() it")
 
     async def checkpoint(self) -> None:
         """Make a snapshot now, and wait until it is written, in a stream with `checkpoint=`; on SIGTERM, for instance.
@@ -212,6 +233,11 @@ class CallsStream(Stream[T_co]):
         self._closed = True
         if self._pipeline is not None:
             await self._pipeline.aclose()
+
+    async def drain(self, timeout_seconds: float | None = None) -> int:
+        """Take no more calls from the source, and wait until those that it has given have ended; see `Stream`."""
+        check("timeout_seconds", timeout_seconds, TIMEOUT, "drain(")
+        return 0 if self._closed else await self._start().drain(timeout_seconds)
 
     @property
     def position(self) -> int:

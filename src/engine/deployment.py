@@ -11,6 +11,7 @@ from .._errors import (
     EngineClosedError,
     EngineLoopError,
     Interrupted,
+    NotFinished,
     Overloaded,
     PenstockError,
     PlanError,
@@ -204,6 +205,8 @@ class InFlight:
         state = frame.state
         if isinstance(frame.error, Interrupted):
             state = "interrupted"
+        elif isinstance(frame.error, NotFinished):
+            state = "cancelled"
         elif state != "done" and frame.has_expired:
             state = "expired"
         self.counts[state] += 1

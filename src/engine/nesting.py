@@ -89,8 +89,8 @@ def refuse_to_close_from_inside(listener: object) -> None:
     caller = enclosing_frame()
     if caller is not None and any(listener_of(frame) is listener for frame in caller.lineage()):
         raise ReentrantCallError(
-            "a stream was closed from inside one of its own nodes, which would wait for itself for ever; let its "
-            "reader close it"
+            "a stream was closed or drained from inside one of its own nodes, which would wait for itself for ever; "
+            "let its reader do it"
         )
 
 

@@ -18,6 +18,7 @@ from .._errors import (
     EngineClosedError,
     MissingExtraError,
     NodeCancelledError,
+    NotFinished,
     add_note,
 )
 from ..actors.accepted import SWITCH, check, refuse_awaitable
@@ -277,6 +278,10 @@ class Pipeline:
         self._source_error: Exception | None = None
         self._closing: asyncio.Task[None] | None = None
         self._finishing = False
+        self._draining: asyncio.Task[int] | None = None
+        self._not_finished: NotFinished | None = None  # the reason for items that a drain has left
+        self._left = 0  # how many these are
+        self._pulled: PulledSource | None = None
         self.on_item_settled: Callable[[Frame], None] | None = None
         self.on_closed: Callable[[Pipeline], None] | None = None
         self.progress: Progress | None = None
@@ -318,7 +323,9 @@ class Pipeline:
     async def first_ended(self) -> Frame | None:
         """Wait until an item can be taken, and return it without taking it; None at the end of the stream."""
         while (frame := self.window.peek()) is None:
-            if self._error is not None:
+            has_all = self._exhausted and not self.window.in_flight
+            is_over = has_all and self._draining is not None and isinstance(self._error, EngineClosedError)
+            if self._error is not None and not is_over:
                 error, self._error = self._error, _closed_error()
                 if isinstance(error, DeadlineExceeded):
                     self._error = DeadlineExceeded(*error.args)  # `_close` and `_item_settled` ask for it later
@@ -326,7 +333,7 @@ class Pipeline:
                     raise error
                 finally:
                     del error  # breaks a cycle: its traceback refers to this stack frame
-            if self._exhausted and not self.window.in_flight:
+            if has_all:
                 if self._source_error is not None:  # in its turn: all items before it have been taken
                     raise self._source_error
                 return None
@@ -390,6 +397,7 @@ class Pipeline:
                 self._outcome = outcome_of("done" if is_complete else "failed" if error else "cancelled", error), error
         if self._closing is None:
             self._closing = start_task(self.loop, self._close(), name="penstock-stream-close")
+            self._changed.notify_all()
         self.window.wake_reader()
 
     def raised(self, error: BaseException | None) -> None:
@@ -404,9 +412,64 @@ class Pipeline:
 
     def finish(self) -> None:
         """Ask the source for no more calls; items in flight go on to their ends, and can still be read."""
-        self._finishing = self.window.closed = True
+        self._finishing = True
+        self._end_source()
+
+    def _end_source(self) -> None:
+        if self.window.closed:
+            return
+        self.window.closed = True
         if self.window.asking:
             self._source.cancel()
+        elif self._pulled is not None:
+            self._pulled.end()
+
+    async def drain(self, timeout_seconds: float | None) -> int:
+        """End the source, and wait until the last item has; return how many were left when the time was over."""
+        refuse_to_close_from_inside(self.window)
+        if self._draining is None:
+            self._end_source()
+            self._draining = start_task(self.loop, self._drain(timeout_seconds), name="penstock-stream-drain")
+        return await asyncio.shield(self._draining)
+
+    def _settled_one(self, frame: Frame) -> None:
+        self._changed.notify_all()
+
+    async def _drain(self, timeout_seconds: float | None) -> int:
+        if self.window.on_settled is None:
+            self.window.on_settled = self._settled_one
+        try:
+            async with asyncio.timeout(timeout_seconds):
+                await self._changed.wait_for(self._is_drained)
+        except TimeoutError:
+            self._not_finished = NotFinished(f"the stream was drained, which was to take {timeout_seconds:g} s at most")
+            self._source.cancel()
+            self._leave_lines()
+            for frame in list(self.window.frames.values()):
+                if frame.state == "running":
+                    self._leave(frame, self._not_finished)
+            await self._changed.wait_for(self._is_drained)
+        return self._left
+
+    def _leave(self, frame: Frame, error: NotFinished) -> None:
+        self._left += 1
+        frame.fail(NotFinished(f"item {frame.item} of graph {frame.layout.name!r} was in flight when {error}"))
+
+    def _is_drained(self) -> bool:
+        window = self.window
+        if self._closing is not None:
+            return True
+        has_all = self._exhausted and window.in_flight == len(window.frames)  # none was taken whose handlers unwind
+        return has_all and all(frame.settled for frame in window.frames.values())
+
+    def _leave_lines(self) -> None:
+        """Have no more items begin that wait for a place, or for their keys."""
+        for share, (waiter, _) in self._lines.items():
+            assert self._admission is not None
+            self._admission.leave_line(share, waiter, self._options.priority)
+        self._lines.clear()
+        for line in self.keys.values():
+            line.waiting.clear()
 
     async def aclose(self) -> None:
         """End the stream: cancel its items, close the source, leave stateful nodes; wait until all have ended."""
@@ -424,14 +487,19 @@ class Pipeline:
         """Take calls from the source until it ends; this is the task of the source."""
         try:
             if self._group is None or isinstance(calls, AsyncIterable):
-                if not await feed(calls, self.window, self._start) and self._finishing:
+                if not await feed(calls, self.window, self._start) and self._finishing and self._draining is None:
                     self._source_error = _cut_short()
-            else:
-                await PulledSource(calls, self.window, self._group, self._prepare, self._parent, self._deadline).run()
+            elif not self.window.closed:
+                self._pulled = PulledSource(
+                    calls, self.window, self._group, self._prepare, self._parent, self._deadline
+                )  # fmt: skip
+                await self._pulled.run()
         except Exception as error:  # noqa: BLE001 - of the source, or of a stateful node that does not start: it ends the stream
             self._source_error = plain_error(error, "the source, or the start of a stateful node,")
         except asyncio.CancelledError as error:
-            if self._finishing:
+            if self._draining is not None:
+                pass
+            elif self._finishing:
                 self._source_error = _cut_short()
             elif self._closing is None:
                 self._source_error = NodeCancelledError("the source of this stream was cancelled")
@@ -440,8 +508,9 @@ class Pipeline:
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the reader raises it
             self.abort(error)
         finally:
-            self._exhausted = True
+            self._exhausted, self._pulled = True, None
             self.window.wake_reader()
+            self._changed.notify_all()
 
     async def _prepare(self, graph: Graph[..., Any]) -> Wired:
         self._graph_name = self._graph_name or graph.name
@@ -476,7 +545,12 @@ class Pipeline:
             if share in self._lines or (self._fair is not None and share is not None and self._fair.is_full(share)):
                 self._step_aside(self._admission, share, self._waiting_item(call, wired, index, line))
                 return
-            await self._admission.reserve(self._options.priority, graph.name, share, patient=True)
+            try:
+                await self._admission.reserve(self._options.priority, graph.name, share, patient=True)
+            except asyncio.CancelledError:
+                if self._not_finished is not None:
+                    self._leave(self._waiting_item(call, wired, index, line)[0], self._not_finished)
+                raise
         if self._group is not None:
             frame = self.window.new_frame(wired, call.arguments, self._group, self._parent)
             frame.priority = self._options.priority
@@ -621,10 +695,9 @@ class Pipeline:
         expired = isinstance(self._error, DeadlineExceeded)
         for frame in list(self.window.frames.values()):
             frame.cancel(expired=expired)
-        for share, (waiter, _) in self._lines.items():
-            assert self._admission is not None
-            self._admission.leave_line(share, waiter, self._options.priority)
-        self._lines.clear()
+        self._leave_lines()
+        if self._draining is not None:
+            await asyncio.wait([self._draining])
         await self._changed.wait_for(lambda: not self._items)  # until items with workers of their own have unwound
         if not self._finishing:
             self.window.clear()

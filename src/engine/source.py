@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from functools import partial
 from typing import Any, TypeAlias
 
-from .._errors import NodeCancelledError, OptionsError
+from .._errors import NodeCancelledError, NotFinished, OptionsError
 from ..actors.frame import NOTHING, AnyDeployment, Frame
 from ..actors.node_actor import Invoke, NodeActor
 from ..actors.stream_buffer import StreamBuffer
@@ -38,6 +38,7 @@ class ReorderWindow:
         frames: the items that were started and not yet taken, by index.
         turns: whose turn it is at each node that takes items in order.
         on_room: called once when there is room again.
+        on_settled: the same.
         collected: the list that takes results as they end, in their turn; None where a reader takes each item.
         service: the deployment that the stream belongs to.
         asking: whether the task of the source waits for room, or for the source.
@@ -48,9 +49,9 @@ class ReorderWindow:
     """
 
     __slots__ = (
-        "_completion_order", "_loop", "_on_fatal", "_on_settled", "_reader", "_unwinding", "asking", "cancelled",
-        "closed", "collected", "expired", "failed", "frames", "limit", "on_room", "position", "reserved", "service",
-        "size", "submitted", "turns",
+        "_completion_order", "_loop", "_on_fatal", "_reader", "_unwinding", "asking", "cancelled",
+        "closed", "collected", "expired", "failed", "frames", "limit", "on_room", "on_settled", "position", "reserved",
+        "service", "size", "submitted", "turns",
     )  # fmt: skip
 
     def __init__(
@@ -64,7 +65,7 @@ class ReorderWindow:
     ) -> None:
         self._loop = loop
         self._on_fatal = on_fatal
-        self._on_settled = on_settled
+        self.on_settled = on_settled
         self._completion_order: deque[int] | None = None if ordered else deque()
         self._reader: asyncio.Future[None] | None = None
         self._unwinding: set[int] = set()  # items that were taken, but whose handlers still unwind: they count as well
@@ -190,6 +191,7 @@ class ReorderWindow:
         if frame.state != "done":
             self.failed += 1
             self.expired += frame.has_expired
+            self.cancelled += isinstance(frame.error, NotFinished)
             if frame.error is not None and not isinstance(frame.error, Exception):
                 self._on_fatal(frame.error)
         has_turn = frame.item == self.position
@@ -201,15 +203,15 @@ class ReorderWindow:
             has_turn = True
         if has_turn and (self.collected is None or not self._collect(self.collected)):
             self.wake_reader()
-        if self._on_settled is not None and not frame.unwinding:
-            self._on_settled(frame)
+        if self.on_settled is not None and not frame.unwinding:
+            self.on_settled(frame)
         if self.turns:
             advance(self.turns)
 
     def frame_settled(self, frame: Frame) -> None:
         """Report that the last handler of an item has ended; if the item was taken before, its place is free now."""
-        if self._on_settled is not None:
-            self._on_settled(frame)
+        if self.on_settled is not None:
+            self.on_settled(frame)
         if frame.item in self._unwinding:
             self._unwinding.discard(frame.item)
             self.limit += 1
@@ -358,6 +360,12 @@ class PulledSource:
         self._asked_for: Call[Any] | None = None  # a call from the source that could not be started yet
         self._blocked: tuple[Frame, list[NodeActor]] | None = None  # an item, and the full inboxes that it has to enter
         self._stopped: asyncio.Future[None] = group.loop.create_future()
+
+    def end(self) -> None:
+        """Ask the iterable for no further call; one that it has given already begins."""
+        self._next_call = iter(()).__next__
+        if self._asked_for is None and self._blocked is None:
+            self._stop(_Ended())
 
     async def run(self) -> None:
         """Let the workers pull calls until there are no more.
@@ -552,6 +560,9 @@ class PulledSource:
             self._window.reserved = 0
 
     def _wait_for_room(self) -> None:
+        if self._window.closed:
+            self._stop(_Ended())
+            return
         self._group.feed = None
         self._window.on_room = self._go_on
 
@@ -588,8 +599,8 @@ async def feed(calls: Calls, window: ReorderWindow, start: Callable[[Any, int], 
     source = calls.__aiter__() if isinstance(calls, AsyncIterable) else _stepwise(iter(calls))
     try:
         while True:
-            window.asking = True
-            if window.submitted >= window.limit:
+            window.asking = not window.closed
+            if window.asking and window.submitted >= window.limit:
                 room: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                 window.on_room = lambda room=room: None if room.done() else room.set_result(None)
                 await room

@@ -1,0 +1,282 @@
+"""`stream.drain()`: the source gives no more, what is in flight is finished, and the reader's loop ends."""
+
+import asyncio
+import random
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import engine
+from penstock.testing import cancel_at_every_step, run_virtual, wait_quiescent
+
+
+class Gate:
+    """A graph whose items wait for a gate, and sources that say what was taken from them and whether they closed."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.begun: list[int] = []
+        self.taken = 0
+        self.closed = False
+
+        @ps.node
+        async def work(number: int) -> int:
+            self.begun.append(number)
+            await self.open.wait()
+            return number
+
+        @ps.graph
+        async def graph(number: int) -> int:
+            return await work(number)
+
+        self.graph = graph
+
+    def plain(self) -> Iterator[ps.Call[int]]:
+        try:
+            for number in range(1000):
+                self.taken += 1
+                yield self.graph(number)
+        finally:
+            self.closed = True
+
+    async def waiting(self, count: int = 5) -> AsyncIterator[ps.Call[int]]:
+        try:
+            for number in range(count):
+                self.taken += 1
+                yield self.graph(number)
+            await asyncio.Event().wait()
+        finally:
+            self.closed = True
+
+
+@pytest.mark.parametrize("ordered", [True, False])
+@pytest.mark.parametrize("is_plain", [True, False])
+@pytest.mark.parametrize("is_deployed", [True, False])
+async def test_what_is_in_flight_is_finished_and_the_loop_ends(
+    is_deployed: bool, is_plain: bool, ordered: bool
+) -> None:
+    gate = Gate()
+    async with engine.deploy(gate.graph) as service:
+        calls: Any = gate.plain() if is_plain else gate.waiting()
+        async with (service if is_deployed else engine).stream(calls, max_in_flight=5, ordered=ordered) as stream:
+            await wait_quiescent()
+            drains = [asyncio.create_task(stream.drain()), asyncio.create_task(stream.drain(timeout_seconds=0))]
+            await wait_quiescent()
+            assert gate.closed
+            assert gate.taken == 5
+            assert not any(drain.done() for drain in drains)
+            gate.open.set()
+            assert await asyncio.gather(*drains) == [0, 0]  # without a reader; the second one waits for the first
+            assert [outcome.value async for outcome in stream.outcomes()] == list(range(5))
+            assert stream.position == 5
+
+
+@pytest.mark.parametrize("order_by", [None, lambda call: call.arguments[0] % 2])
+@pytest.mark.parametrize("is_deployed", [True, False])
+def test_what_the_timeout_leaves_is_not_finished(is_deployed: bool, order_by: Any) -> None:
+    async def main() -> None:
+        begun: list[int] = []
+
+        @ps.node(retry=ps.Retry(5), fallback=lambda error: -1)
+        async def work(number: int) -> int:
+            begun.append(number)
+            await asyncio.sleep(0.3 if number == 1 else 100)
+            return number
+
+        @ps.graph
+        async def graph(number: int) -> int:
+            return await work(number)
+
+        async def calls() -> AsyncIterator[ps.Call[int]]:
+            for number in range(6):
+                taken.append(number)
+                yield graph(number)
+            await asyncio.Event().wait()
+
+        taken: list[int] = []
+        options: Any = {"order_by": order_by, "max_in_flight": 5}
+        async with engine.deploy(graph, max_in_flight=2) as service:
+            async with (service if is_deployed else engine).stream(calls(), **options) as stream:
+                await asyncio.sleep(0.5)
+                began = asyncio.get_running_loop().time()
+                left = await stream.drain(timeout_seconds=2)
+                assert asyncio.get_running_loop().time() - began == 2
+                outcomes = [outcome async for outcome in stream.outcomes()]
+                assert [outcome.index for outcome in outcomes] == taken
+                errors = [outcome.error for outcome in outcomes]
+                assert all(isinstance(error, ps.NotFinished) == (number != 1) for number, error in enumerate(errors))
+                assert left == len(outcomes) - 1
+                assert len(outcomes) >= 3
+                assert "item 0 of graph 'graph' was in flight when the stream was drained" in str(errors[0])
+            statistics = service.statistics()
+            if is_deployed:
+                assert (statistics.completed, statistics.failed, statistics.cancelled) == (1, 0, left)
+            assert not statistics.admission.in_flight
+            assert not statistics.admission.queued
+        assert len(begun) == len(set(begun))
+
+    run_virtual(main)
+
+
+async def test_a_close_wins() -> None:
+    gate = Gate()
+    stream = engine.stream(gate.waiting())
+    async with stream:
+        await wait_quiescent()
+        draining = asyncio.create_task(stream.drain())
+        await wait_quiescent()
+    assert await draining == 0
+    assert await stream.drain() == 0
+    assert gate.closed
+
+
+async def test_a_reader_drains_its_own_stream() -> None:
+    gate = Gate()
+    gate.open.set()
+    got: list[int] = []
+    async with engine.stream(gate.waiting(100), max_in_flight=4) as stream:
+        async for value in stream:
+            got.append(value)
+            if value == 10:
+                assert await stream.drain() == 0
+    assert got == list(range(gate.taken))
+    assert 11 <= gate.taken <= 15
+
+
+async def test_one_that_was_not_begun_takes_nothing() -> None:
+    for calls in (gate := Gate()).plain(), gate.waiting():
+        async with engine.stream(calls) as stream:
+            assert await stream.drain() == 0
+            assert [value async for value in stream] == []
+    assert not gate.taken
+
+
+async def test_what_is_refused() -> None:
+    @ps.node
+    async def inside() -> None:
+        await streams[0].drain()
+
+    @ps.graph
+    async def graph() -> None:
+        await inside()
+
+    @ps.node
+    async def values() -> AsyncIterator[int]:
+        yield 1
+
+    @ps.graph
+    async def valued() -> AsyncIterator[int]:
+        return values()
+
+    streams = [engine.stream([graph()])]
+    with pytest.raises(ps.ReentrantCallError, match="drained from inside"):
+        await anext(streams[0])
+    async with engine.stream(valued()) as stream:
+        with pytest.raises(ps.OptionsError, match="for a stream of calls"):
+            await stream.drain()
+    with pytest.raises(ps.OptionsError, match="timeout_seconds"):
+        await engine.stream([graph()]).drain(timeout_seconds=-1)
+
+
+async def test_only_a_drain_of_the_stream_ends_it_cleanly() -> None:
+    gate = Gate()
+    async with engine.deploy(gate.graph) as service:
+        drained, cut, listed = service.stream(gate.waiting()), service.stream(gate.waiting()), service.map(gate.plain())
+        reading = asyncio.create_task(listed)
+        async with drained, cut:
+            await wait_quiescent()
+            ends = [asyncio.create_task(drained.drain())]
+            await wait_quiescent()
+            ends.append(asyncio.create_task(service.drain()))
+            await wait_quiescent()
+            gate.open.set()
+            await asyncio.wait(ends)
+            assert [value async for value in drained] == list(range(5))
+            with pytest.raises(ps.EngineClosedError):
+                assert [value async for value in cut] == list(range(5))
+            with pytest.raises(ps.EngineClosedError, match="takes no more calls from its source"):
+                await reading
+
+
+def test_a_cancel_at_any_step_leaves_nothing() -> None:
+    async def main() -> None:
+        gate = Gate()
+        gate.open.set()
+        async with (
+            engine.deploy(gate.graph, max_in_flight=2) as service,
+            service.stream(gate.waiting(), max_in_flight=4, order_by=lambda call: call.arguments[0] % 2) as stream,
+        ):
+            assert await anext(stream) == 0
+            await stream.drain()
+            taken = [value async for value in stream]
+            assert taken == list(range(1, gate.taken))
+
+    for outcome in cancel_at_every_step(main):
+        assert not outcome.tasks_left
+
+
+def test_every_call_that_was_taken_has_one_outcome(effort: int) -> None:
+    """At random moments, with sources of several graphs that wait or do not, places, inboxes and readers."""
+
+    async def main(seed: int) -> None:
+        rng = random.Random(seed)
+        taken: list[int] = []
+
+        @ps.node(concurrency=rng.choice([1, 3]), capacity=1)
+        async def work(number: int) -> int:
+            await asyncio.sleep(rng.choice([0, 0.3, 2]))
+            return number
+
+        @ps.node
+        def plain(number: int) -> int:
+            return number
+
+        @ps.graph
+        async def first(number: int) -> int:
+            return await work(number)
+
+        @ps.graph
+        async def second(number: int) -> int:
+            return plain(await work(plain(number)))
+
+        @ps.graph
+        async def third(number: int) -> int:
+            return plain(number)
+
+        graphs = rng.sample([first, second, third], rng.randint(1, 3))
+
+        def calls() -> Iterator[ps.Call[int]]:
+            for number in range(40):
+                taken.append(number)
+                yield rng.choice(graphs)(number)
+
+        async def slowly() -> AsyncIterator[ps.Call[int]]:
+            for call in calls():
+                yield call
+                await asyncio.sleep(rng.choice([0, 0, 0.2]))
+
+        options: Any = {"max_in_flight": rng.choice([1, 4, 20]), "ordered": rng.random() < 0.5}
+        if rng.random() < 0.3:
+            options["order_by"] = lambda call: call.arguments[0] % 3
+        timeout = rng.choice([None, 0, 0.5, 3])
+        reads_before = rng.randrange(8)
+        async with engine.deploy(*graphs, max_in_flight=rng.choice([1, 4])) as service:
+            made = (service if rng.random() < 0.5 else engine).stream(
+                calls() if rng.random() < 0.5 else slowly(), **options
+            )
+            async with made as stream:
+                found: list[int] = []
+                reader = stream.outcomes()
+                for _ in range(reads_before):
+                    found += [(await anext(reader)).index]
+                left = await stream.drain(timeout)
+                after = [outcome async for outcome in reader]
+                assert sorted(found + [outcome.index for outcome in after]) == taken
+                assert sum(isinstance(outcome.error, ps.NotFinished) for outcome in after) == left
+                assert timeout is not None or not left
+            assert not service.statistics().admission.in_flight
+
+    for seed in range(100 * effort):
+        run_virtual(lambda seed=seed: main(seed), timeout_seconds=10_000)
