@@ -397,7 +397,8 @@ class Pipeline:
                 self._outcome = outcome_of("done" if is_complete else "failed" if error else "cancelled", error), error
         if self._closing is None:
             self._closing = start_task(self.loop, self._close(), name="penstock-stream-close")
-            self._changed.notify_all()
+            if self._draining is not None:
+                self._changed.notify_all()
         self.window.wake_reader()
 
     def raised(self, error: BaseException | None) -> None:
@@ -510,7 +511,8 @@ class Pipeline:
         finally:
             self._exhausted, self._pulled = True, None
             self.window.wake_reader()
-            self._changed.notify_all()
+            if self._draining is not None:
+                self._changed.notify_all()
 
     async def _prepare(self, graph: Graph[..., Any]) -> Wired:
         self._graph_name = self._graph_name or graph.name

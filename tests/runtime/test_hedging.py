@@ -7,7 +7,6 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-import httpx
 import pytest
 
 import penstock as ps
@@ -551,6 +550,7 @@ def test_every_stream_has_the_values_of_one_attempt_and_leaves_nothing(first: in
 
 async def test_the_connection_of_a_stream_that_has_lost_is_closed() -> None:
     """With a client whose streams belong to the task that has opened them, and a server of which the first hangs."""
+    httpx = pytest.importorskip("httpx")
     asked, left = 0, asyncio.Event()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
