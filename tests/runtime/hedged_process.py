@@ -15,7 +15,8 @@ def one_is_slow(folder: str, slow: str) -> int:
     try:
         (path / "first").touch(exist_ok=False)
         is_slow = slow == "first"
-        time.sleep(0 if is_slow else 0.5)  # until the other has begun
+        while not is_slow and len([*path.glob("begun-*")]) < 2:  # until the other has begun
+            time.sleep(0.01)
     except FileExistsError:
         is_slow = slow == "second"
     while is_slow and not (path / "go-on").exists():
