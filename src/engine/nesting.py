@@ -89,7 +89,7 @@ def refuse_to_close_from_inside(listener: object) -> None:
     caller = enclosing_frame()
     if caller is not None and any(listener_of(frame) is listener for frame in caller.lineage()):
         raise ReentrantCallError(
-            "a stream was closed or drained from inside one of its own nodes, which would wait for itself for ever; "
+            "a stream was drained or closed from inside one of its own nodes, which would wait for itself for ever; "
             "let its reader do it"
         )
 
