@@ -171,7 +171,7 @@ async def test_what_is_refused() -> None:
         return values()
 
     streams = [engine.stream([graph()])]
-    with pytest.raises(ps.ReentrantCallError, match="drained from inside"):
+    with pytest.raises(ps.ReentrantCallError, match="drained or closed from inside"):
         await anext(streams[0])
     async with engine.stream(valued()) as stream:
         with pytest.raises(ps.OptionsError, match="for a stream of calls"):
