@@ -38,6 +38,7 @@ def device_node(
     shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
+    fuse: bool = True,
     stateless: bool = False,
     in_specs: Any = None,
     out_specs: Any = None,
@@ -62,6 +63,7 @@ def device_node(
     shared: tuple[str, ...] = (),
     donate: bool = False,
     pure: bool = True,
+    fuse: bool = True,
     stateless: bool = False,
     in_specs: Any = None,
     out_specs: Any = None,
@@ -99,6 +101,8 @@ def device_node(
             stacked arrays are new.
         pure: states that the function has no effects. Then equal calls are merged, a batch that failed is tried again
             in parts, and adjacent nodes become one program.
+        fuse: whether the node may become one program with adjacent ones. False keeps its results those of a program
+            of its own, bit by bit; the execution option of the same name does that for a whole call.
         stateless: states that results up to rounding will do, where a call with `checkpoint=` has state behind this
             node, and `batch=` makes batches of what is there.
         in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
@@ -144,7 +148,7 @@ def device_node(
         label = name or str(getattr(target, "__name__", type(target).__name__))
         _check_function(target, label)
         _check_place(label, device, batch)
-        _check_switches(label, donate, pure)
+        _check_switches(label, donate, pure, fuse)
         sharing = _names(label, "shared", shared)
         _check_batched(target, label, batch, sharing)
         _check_numbers(label, device, replicas, prefetch)
@@ -154,7 +158,7 @@ def device_node(
             stateless=stateless,
         )  # fmt: skip
         options = DeviceOptions(
-            device, on_device(batch), _names(label, "static", static), sharing, donate, pure,
+            device, on_device(batch), _names(label, "static", static), sharing, donate, pure, fuse,
             in_specs, out_specs, replicas, prefetch, _samples(label, sample_input),
         )  # fmt: skip
         find_size: FindSize | None = None
@@ -270,7 +274,7 @@ def _check_elsewhere(label: str, runs_on: object, options: "DeviceOptions") -> N
         "device=": options.device != "auto", "batch=": options.batch is not None, "static=": options.static,
         "donate=True": options.donate, "in_specs=": options.in_specs is not None,
         "out_specs=": options.out_specs is not None, "replicas=": options.replicas > 1,
-        "sample_input=": options.sample_input,
+        "sample_input=": options.sample_input, "fuse=False": not options.fuse,
     }  # fmt: skip
     for option, is_given in given.items():
         if is_given:
@@ -300,13 +304,14 @@ def _check_batched(target: Callable[..., Any], label: str, batch: object, shared
             raise TypeError(f"device node {label!r} has batch=, and no parameter whose arguments could be stacked")
 
 
-def _check_switches(label: str, donate: object, pure: object) -> None:
+def _check_switches(label: str, donate: object, pure: object, fuse: object) -> None:
     if not isinstance(donate, bool):
         raise TypeError(
             f"device node {label!r} has donate={donate!r}: True or False; the planner finds out which arguments it "
             "may overwrite. To name arguments, use penstock.devices.actor(...).run with donate_argnums="
         )
     check("pure", pure, SWITCH, f"device node {label!r} has ")
+    check("fuse", fuse, SWITCH, f"device node {label!r} has ")
 
 
 def _names(label: str, option: str, value: object) -> tuple[str, ...]:

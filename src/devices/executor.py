@@ -58,6 +58,7 @@ class DeviceOptions:
     shared: tuple[str, ...]
     donate: bool
     pure: bool
+    fuse: bool
     in_specs: Any
     out_specs: Any
     replicas: int

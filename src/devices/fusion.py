@@ -357,6 +357,11 @@ def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
     region and comes back, and fusing makes no cycle. If a region waits for a step that a node does not wait for, the
     node is left out: by itself, it may run meanwhile.
     """
+    if not draft.fuse:
+        count = len(draft.steps)
+        return draft, PassReport(
+            "regions", count, count, notes=("each device node is a program of its own: fuse=False",)
+        )
     survey = _Survey(draft)
     steps: list[_Chain] = []
     changes: list[str] = []
@@ -497,6 +502,8 @@ def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> 
     options = executor.options
     if not options.pure:
         return "it is declared pure=False"
+    if not options.fuse:
+        return "it is declared fuse=False"
     if options.donate:
         return "it may overwrite its arguments, by donate=True"
     if dataclasses.replace(node.policy, stateless=False) != _PLAIN:

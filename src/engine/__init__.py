@@ -295,7 +295,7 @@ def plan(graph: Graph[..., object], /) -> Plan:
         GraphTraceError: the graph does something that a trace cannot represent.
         PlanError: the type of a value does not fit the parameter that takes it.
     """
-    return _as_graph(graph, "engine.plan")._planned(is_cached=_resolve("Engine", {}, {}).reuse_plans)
+    return _as_graph(graph, "engine.plan")._planned(_resolve("Engine", {}, {}))
 
 
 async def memory(

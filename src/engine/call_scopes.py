@@ -84,7 +84,7 @@ class OwnScope(CallScope):
         timer = asyncio.timeout_at(deadline)
         try:
             async with timer:
-                plan = call.graph._planned(is_cached=self._options.reuse_plans)
+                plan = call.graph._planned(self._options)
                 check_key(plan, "engine.stream", self._key, self._answer)
                 return self._scope, await self._scope.prepare(plan), 0
         except TimeoutError as error:

@@ -247,7 +247,7 @@ class HostedGraphs:
             Exception: a graph cannot be traced or deployed, or a stateful node did not start.
         """
         for graph in self._graphs:
-            plan = graph._planned(is_cached=scope.options.reuse_plans)
+            plan = graph._planned(scope.options)
             for node in stateful_nodes(plan):
                 if node.policy.ordered:
                     raise PlanError(

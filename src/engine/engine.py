@@ -235,7 +235,7 @@ class Engine:
             if checkpoint is not None:
                 if not gives_stream:
                     raise OptionsError("checkpoint= with events= is for a graph that returns a stream")
-                saving = _saving(checkpoint, call, call.graph._planned(is_cached=merged.reuse_plans), durable_key)
+                saving = _saving(checkpoint, call, call.graph._planned(merged), durable_key)
             start = partial(self._streaming_call, call, merged, durable_key, answer, on_finished, saving)
             is_saved = saving is not None
             return stream_of(call, start, events, capacity, shows_progress=shows_progress, is_saved=is_saved)
@@ -261,7 +261,7 @@ class Engine:
         self._runtime.check_loop()
         kept = None
         if key is not None or on_finished != "again":
-            plan = call.graph._planned(is_cached=options.reuse_plans)
+            plan = call.graph._planned(options)
             key = check_key(plan, "engine.stream", key, answer, on_finished)
             kept = durable_call(plan, call, key, answer, on_finished, self._runtime.pools.threads, options)
         return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept, events)
@@ -325,7 +325,7 @@ class Engine:
 
     def plan(self, graph: Graph[..., Any], /) -> Plan:
         """Return what a graph will do; see `penstock.engine.plan`."""
-        return as_graph(graph, "engine.plan")._planned(is_cached=resolve("Engine", {}, self._options).reuse_plans)
+        return as_graph(graph, "engine.plan")._planned(resolve("Engine", {}, self._options))
 
     async def memory(
         self, what: "Call[Any] | Graph[[], Any] | Plan", /, *, items: int | None = None, **options: Unpack[CallOptions]

@@ -129,7 +129,7 @@ async def memory_of_call(
         run: runs a call that gives one value, and tells of its scope before it begins.
         items: how many values are read of a stream; None for all.
     """
-    plan = call.graph._planned(is_cached=options.reuse_plans)
+    plan = call.graph._planned(options)
     steps = list(_steps(plan))
     before = {
         program.program: program.calls

@@ -20,7 +20,7 @@ from ..telemetry.text import printable
 from .control import Control, map_each
 from .node import Node, global_name, is_async, refuse_pickle
 from .open_resources import run_eagerly
-from .options import ExecutionOptions, OnFinished
+from .options import DEFAULTS, ExecutionOptions, OnFinished
 from .planning import make_plan, merge_equal_calls
 from .program import Pass, Plan
 from .stateful import is_stateful, node_of
@@ -211,7 +211,7 @@ class Graph(Generic[P, R_co]):
         self._positional = len(kinds) - kinds.count(inspect.Parameter.KEYWORD_ONLY)
         self._arity = len(kinds) if self._positional == len(kinds) else -1
         self._trace: Trace | None = None
-        self._plan: Plan | None = None
+        self._plans: dict[bool, Plan] = {}  # by the execution option `fuse`
         self._references = References()
         self._epoch = -1
         self._traces = self._hits = 0
@@ -284,24 +284,25 @@ class Graph(Generic[P, R_co]):
             self._epoch = epoch()
         return self._trace
 
-    def _planned(self, *, is_cached: bool = True) -> Plan:
-        """Return the plan of the present trace, which all callers share.
+    def _planned(self, options: ExecutionOptions = DEFAULTS) -> Plan:
+        """Return the plan of the present trace, which all callers with the same `fuse` share.
 
-        Args:
-            is_cached: the execution option `reuse_plans`; if False, the caller gets a new trace and plan for itself.
+        With `reuse_plans=False`, the caller gets a new trace and plan for itself.
         """
-        if not is_cached:
-            return self._made_plan(self._traced("reuse_plans=False")[0], without=(merge_equal_calls,))
+        if not options.reuse_plans:
+            trace = self._traced("reuse_plans=False")[0]
+            return self._made_plan(trace, without=(merge_equal_calls,), fuse=options.fuse)
         trace = self._present_trace()
-        if self._plan is not None and self._plan.trace is trace:
+        plan = self._plans.get(options.fuse)
+        if plan is not None and plan.trace is trace:
             self._hits += 1
         else:
-            self._plan = self._made_plan(trace)
-        return self._plan
+            plan = self._plans[options.fuse] = self._made_plan(trace, fuse=options.fuse)
+        return plan
 
-    def _made_plan(self, trace: Trace, without: tuple[Pass, ...] = ()) -> Plan:
+    def _made_plan(self, trace: Trace, without: tuple[Pass, ...] = (), *, fuse: bool) -> Plan:
         began = perf_counter()
-        plan = make_plan(trace, without=without)
+        plan = make_plan(trace, without=without, fuse=fuse)
         self._plan_seconds += perf_counter() - began
         return plan
 
@@ -673,7 +674,7 @@ def one_value(
         PlanError: its calls give streams.
         OptionsError: it has a durable loop, and the call no key; or the other way round.
     """
-    plan = graph._planned(is_cached=options.reuse_plans)
+    plan = graph._planned(options)
     if plan._gives_stream:
         raise gives_stream(graph, verb)
     if plan._durable is not None or key is not None or answer is not ... or on_finished != "again":

@@ -39,6 +39,7 @@ class CallOptions(TypedDict, total=False):
     order_by: Callable[[Any], Hashable] | None
     on_error: Literal["raise", "skip"]
     reuse_plans: bool
+    fuse: bool
     device_strategy: str
     trace_execution: bool
     trace_items: bool
@@ -75,6 +76,8 @@ class ExecutionOptions:
             in it are made once. With False, each run, stream and deployment traces and plans its graphs anew, for
             itself alone, and makes every call that its source shows. Programs compiled for devices are kept all the
             same.
+        fuse: whether device nodes that belong together become one program. With False, each is a program of its own,
+            so results do not change by a bit. A deployment keeps what it started with.
         device_strategy: where device nodes with device="auto" run: a name that `penstock.devices.select` accepts, such
             as "auto", "cpu" or "gpu:1". A deployment keeps the strategy that it started with.
         trace_execution: whether spans are opened, if the application has set up tracing and the call is sampled.
@@ -102,6 +105,7 @@ class ExecutionOptions:
     order_by: Callable[[Any], Hashable] | None = None
     on_error: Literal["raise", "skip"] = "raise"
     reuse_plans: bool = True
+    fuse: bool = True
     device_strategy: str = "auto"
     trace_execution: bool = True
     trace_items: bool = False
@@ -132,7 +136,7 @@ _ACCEPTED: Final = {
         _is_name_of_place,
     ),
     "durable": optional(OptionRule("a Durable", lambda value: isinstance(value, saving.Durable))),
-    **dict.fromkeys(("ordered", "reuse_plans", "trace_execution", "trace_items", "collect_metrics"), SWITCH),
+    **dict.fromkeys(("ordered", "reuse_plans", "fuse", "trace_execution", "trace_items", "collect_metrics"), SWITCH),
 }
 DEFAULTS = ExecutionOptions()
 # Without `max_workers`: the threads of an Engine, and the items that an `async def` handles at a time in a stream.
@@ -142,7 +146,7 @@ NAMES = frozenset(field.name for field in dataclasses.fields(ExecutionOptions))
 _SHARED = NAMES - {"order_by"}  # a function of the calls of one stream
 _ONE_CALL = frozenset({"timeout_seconds", "priority", "trace_execution"})
 _ONE_RUN = frozenset({
-    "scheduler", "timeout_seconds", "max_workers", "reuse_plans", "device_strategy", "trace_execution",
+    "scheduler", "timeout_seconds", "max_workers", "reuse_plans", "fuse", "device_strategy", "trace_execution",
     "collect_metrics", "durable",
 })  # fmt: skip
 # What applies to each verb. `run` has one item, so nothing that bounds or orders several items applies to it.

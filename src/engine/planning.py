@@ -612,6 +612,7 @@ def make_plan(
     without: Collection[Pass] = (),
     resources: frozenset[int] = frozenset(),
     effect_behind: Step | None = None,
+    fuse: bool = True,
 ) -> Plan:
     """Run the passes over a trace, and over the traces of its bodies.
 
@@ -621,6 +622,7 @@ def make_plan(
         without: passes to leave out.
         resources: for a body: the numbers of the resources of the graph around it.
         effect_behind: for a body: an ordered effect of the graph around it that waits for all of its steps.
+        fuse: the execution option.
 
     Raises:
         PlanError: the graph cannot work, e.g. the type of a value does not fit the parameter that takes it.
@@ -629,7 +631,7 @@ def make_plan(
     draft = Draft(
         trace.name, (*trace.parameter_sources, *trace.resources.values()), shared,
         (*trace.annotations, *(opening.resource._result_annotation() for opening in trace.resources)),
-        tuple((step,) for step in trace.steps), trace.result, effect_behind,
+        tuple((step,) for step in trace.steps), trace.result, effect_behind, fuse,
     )  # fmt: skip
     reports: list[PassReport] = []
     for run_pass in _all_passes(trace) if run_passes is None else run_passes:
@@ -656,6 +658,7 @@ def make_plan(
                 without=without,
                 resources=shared,
                 effect_behind=behind.get(chain[0].source, effect_behind),
+                fuse=fuse,
             )
             for one in chain[0].bodies
         ]

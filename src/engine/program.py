@@ -37,6 +37,7 @@ class Draft:
         steps: chains of steps in topological order; all steps of a chain share an actor.
         result: the template of the result.
         effect_behind: for a body: an ordered effect of the graph around it that waits for all of its steps.
+        fuse: the execution option.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Draft:
     steps: tuple[tuple[Step, ...], ...]
     result: Template
     effect_behind: Step | None = None
+    fuse: bool = True
 
     def nodes(self) -> int:
         """Return the number of steps."""

@@ -145,6 +145,7 @@ POLICIES: dict[str, dict[str, Any]] = {
     "fallback": {"fallback": lambda error: 0},
     "concurrency": {"concurrency": 2},
     "pure=False": {"pure": False},
+    "fuse=False": {"fuse": False},
     "donate": {"donate": True},
     "out_specs": {
         "device": ps.devices.DeviceMesh(shape=(2,), axis_names=("data",), device="cpu"),
@@ -165,6 +166,25 @@ def test_what_has_rules_of_its_own_stays_alone_and_the_plan_says_why(word: str) 
     note = next(note for note in report_of(around).notes if note.startswith("special stays a program of its own"))
     assert word.partition("=")[0] in note
     assert note in str(engine.plan(around))
+
+
+async def test_a_call_keeps_its_nodes_apart_with_an_option() -> None:
+    counted = ps.device_node(name="counted")(lambda x: x * 3)
+
+    @ps.graph
+    async def chain(x: Any) -> Any:
+        return increment(counted(increment(x)))
+
+    with ps.execution_options(fuse=False):
+        assert names(chain) == ["increment", "counted", "increment"]
+        assert report_of(chain).notes == ("each device node is a program of its own: fuse=False",)
+    assert names(chain) == ["increment → counted → increment"]
+    for fuse, programs in ((True, 1), (False, 2), (True, 2)):
+        assert float(await engine.run(chain(np.float32(3)), fuse=fuse)) == 13
+        assert counted.compile_statistics().programs == programs
+    assert chain.statistics().traces == 1
+    async with engine.deploy(chain, fuse=False) as service:
+        assert float(await service(np.float32(3))) == 13
 
 
 def test_only_one_place_makes_a_region() -> None:
