@@ -31,6 +31,7 @@ else:
 __all__ = ["answer", "event_stream", "lifespan", "ndjson", "overloaded"]
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)  # so that a dict of one class of errors, or of several, is one of classes of errors
 
 _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
@@ -64,7 +65,7 @@ async def answer(
     /,
     *,
     encode: Callable[[Any], str] | None = None,
-    statuses: Mapping[type[Exception], int] | None = None,
+    statuses: Mapping[type[E], int] | None = None,
     encode_error: Callable[[Exception], str] | None = None,
 ) -> "responses.Response":
     """Await a call for a plain endpoint, and return the response; a client that leaves ends the call.
@@ -98,18 +99,13 @@ async def answer(
     check("statuses", statuses, optional(_STATUSES_RULE))
     if not hasattr(call, "__await__"):
         raise TypeError(f"asgi.answer awaits a call, such as service(...) or engine.run(graph(...)), got {call!r}")
-    known = {**_STATUSES, **(statuses or {})}
+    known = _known(statuses)
     try:
         value = await _while_connected(request.receive, call)
     except _ClientGoneError:
         return cast("responses.Response", response(status_code=_CLIENT_GONE))
     except tuple(known) as error:
-        status = next(known[kind] for kind in type(error).__mro__ if kind in known)
-        body = None if encode_error is None else encode_error(error)
-        if isinstance(error, Overloaded | EngineClosedError):
-            return _refused(error, status, body)
-        logs.warning("asgi.failed", status=status, error=repr(error))
-        return _failed(status, body)
+        return _answered(error, known, encode_error)
     if isinstance(value, response):
         return cast("responses.Response", value)
     return cast("responses.Response", response((encode or _as_json)(value), media_type="application/json"))
@@ -122,6 +118,7 @@ def event_stream(
     encode: Callable[[Any], str] | None = None,
     end: str | None = None,
     encode_error: Callable[[Exception], str] | None = None,
+    statuses: Mapping[type[E], int] | None = None,
     heartbeat_seconds: float | None = _HEARTBEAT_SECONDS,
     stall_timeout_seconds: float | None = _STALL_SECONDS,
     status_code: int = 200,
@@ -140,7 +137,7 @@ def event_stream(
     The call begins with the response. Its status waits for the first item, or for `heartbeat_seconds`: an error before
     that, such as `Overloaded`, is raised, so that the application answers it. A later one is told to the client as an
     event `failed`, with the name of its class, and raised then, which cuts the connection. For HEAD, the call ends with
-    the status.
+    the status. With `statuses`, an error before the first item is answered as `answer` does it.
 
     With `end` and `encode_error`, other protocols than that of browsers are spoken, such as that of OpenAI, whose
     events have no names: `end="[DONE]", encode_error=lambda error: json.dumps({"error": {"message": "..."}})`.
@@ -152,6 +149,9 @@ def event_stream(
         encode_error: returns the data of an error after the status. The error is logged, instead of raised, and the
             response ends in good order: with the event `failed`, or, if there is an `end`, with the error as an event
             without a name, and the end.
+        statuses: the status codes of errors before the first item, by class. With a mapping, an empty one included,
+            refusals, timeouts and these are answered as `answer` does it, with the body of `encode_error`; with None
+            they are raised.
         heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
         stall_timeout_seconds: how long a client may take no more of what is sent, in seconds, before its call is ended;
             None for as long as it likes. What lies in buffers of server and network counts as taken.
@@ -168,6 +168,7 @@ def event_stream(
     """
     _check_stream(stream, "event_stream")
     check("heartbeat_seconds", heartbeat_seconds, optional(POSITIVE))
+    check("statuses", statuses, optional(_STATUSES_RULE))
     text = encode or _as_text
 
     def chunk(item: Any) -> str:
@@ -194,7 +195,8 @@ def event_stream(
         failed=failed,
         asked=lambda question: _sse(_as_json(question, encode), "question"),
         heartbeat_seconds=heartbeat_seconds,
-        ends_well=encode_error is not None,
+        encode_error=encode_error,
+        statuses=statuses,
     )  # fmt: skip
     # `no-transform` and the header of nginx: no buffer on the way may hold events back.
     ours = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
@@ -314,6 +316,22 @@ def lifespan(
     return entered
 
 
+def _known(statuses: Mapping[Any, int] | None) -> dict[type[Exception], int]:
+    return {**_STATUSES, **(statuses or {})}
+
+
+def _answered(
+    error: Exception, known: Mapping[type[Exception], int], encode_error: Callable[[Exception], str] | None
+) -> "responses.Response":
+    """Return the response to an error whose class, or one that it is derived from, has a status."""
+    status = next(known[kind] for kind in type(error).__mro__ if kind in known)
+    body = None if encode_error is None else encode_error(error)
+    if isinstance(error, Overloaded | EngineClosedError):
+        return _refused(error, status, body)
+    logs.warning("asgi.failed", status=status, error=repr(error))
+    return _failed(status, body)
+
+
 def _refused(error: Overloaded | EngineClosedError, status: int, body: str | None = None) -> "responses.Response":
     seconds = None
     if isinstance(error, Overloaded):
@@ -354,7 +372,8 @@ class _Body:
         failed: returns what is sent for an error before the connection is cut.
         asked: returns what is sent at the end instead, for the question of a node, its key and its token.
         heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
-        ends_well: whether the response is complete after an error, which is logged then.
+        encode_error: returns the text of an error; with it, the response is complete after one, which is logged then.
+        statuses: the status codes of errors before the response has begun; None to raise all.
     """
 
     stream: engine.Stream[Any]
@@ -365,10 +384,12 @@ class _Body:
     failed: Callable[[Exception], str]
     asked: Callable[[dict[str, Any]], str]
     heartbeat_seconds: float | None = None
-    ends_well: bool = False
+    encode_error: Callable[[Exception], str] | None = None
+    statuses: Mapping[Any, int] | None = None
 
     def __post_init__(self) -> None:
         check("stall_timeout_seconds", self.stall_timeout_seconds, optional(POSITIVE))
+        self._answers = () if self.statuses is None else tuple(_known(self.statuses))
         self._is_lost: Callable[[], bool] = bool  # whether the connection is, as far as the server shows it
         self._begin: _Message | None = None  # the beginning of the response; None once it was sent
         self._is_head = False
@@ -391,6 +412,15 @@ class _Body:
                     stall.close()
         except _ClientGoneError:
             await self._end_unbegun(send)
+        except self._answers as error:
+            await self._answer_unbegun(error, receive, send)
+
+    async def _answer_unbegun(self, error: Exception, receive: _Receive, send: _Send) -> None:
+        """Answer an error that has a status with a response of its own; raise the error if the response has begun."""
+        if self._begin is None:
+            raise error
+        with suppress(OSError):  # of a client that has left meanwhile
+            await _answered(error, _known(self.statuses), self.encode_error)({"type": "http"}, receive, send)
 
     async def _end_unbegun(self, send: _Send) -> None:
         """Answer a client that left before the response began: middleware takes no answer at all for an error."""
@@ -407,7 +437,7 @@ class _Body:
             if self._begin is not None or isinstance(error, _ClientGoneError):
                 raise
             last = self.failed(error)
-            if not self.ends_well:
+            if self.encode_error is None:
                 await self._give(last, send, stall)
                 raise
             logs.warning("asgi.failed", exc_info=error)

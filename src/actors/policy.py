@@ -38,10 +38,10 @@ class Retry:
         max_backoff_seconds: the longest pause, in seconds.
         jitter: the share of a pause that is random, from 0 to 1, so that many callers do not come back at once.
         retry_on: the exception class, or a tuple of classes, after which another attempt is made.
-        wait: a function of the error and the number of the attempt that failed. It returns the pause in seconds, such
-            as `ps.retry_after(error)`, or None for the pause that the other arguments give. Where it is longer than
-            `max_backoff_seconds`, there is no further attempt: it would come too early. Nor
-            is there one if the function raises.
+        wait: a function of the error and the number of the attempt that failed. It returns the pause in seconds, as
+            `wait=ps.retry_after` does, or None for the pause that the other arguments give. Where it is longer than
+            `max_backoff_seconds`, there is no further attempt: it would come too early. Nor is there one if the
+            function raises.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -67,7 +67,7 @@ class Retry:
             except TypeError as error:
                 raise OptionsError(
                     f"Retry(wait={self.wait!r}): it is called with the error and the number of the attempt, but "
-                    f"{error}; write a function of both, such as wait=lambda error, attempt: ps.retry_after(error)"
+                    f"{error}; write a function of both, such as wait=ps.retry_after"
                 ) from None
 
 
@@ -137,13 +137,14 @@ class Cache:
         check_fields(self, accepted, "Cache(")
 
 
-def retry_after(error: BaseException, /) -> float | None:
+def retry_after(error: BaseException, attempt: int = 1, /) -> float | None:
     """Return how many seconds a server asks to wait, in the header Retry-After of its response.
 
-    `Retry(4, wait=lambda error, attempt: ps.retry_after(error))` waits as long as the server asks.
+    `Retry(4, wait=ps.retry_after)` waits as long as the server asks.
 
     Args:
         error: an error of httpx, aiohttp or requests that has a response or its headers. None of these is imported.
+        attempt: the number of the attempt that failed, which changes nothing: `Retry(wait=...)` passes it.
 
     Returns:
         The seconds, from a number or a date, and 0 for a date that has passed; None if the error has no response, or

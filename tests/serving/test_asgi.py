@@ -415,6 +415,42 @@ async def test_an_error_that_has_a_status_is_answered_without_its_text(
     assert [event["event"] for event in logged] == [] if refused else ["asgi.failed"] * 2
 
 
+async def test_a_stream_that_fails_before_its_first_item_has_the_status_of_the_error() -> None:
+    @ps.node
+    async def fails(error: Exception, count: int) -> AsyncIterator[int]:
+        for number in range(count):
+            yield number
+        raise error
+
+    @ps.graph
+    async def failing(error: Exception, count: int) -> AsyncIterator[int]:
+        return fails(error, count)
+
+    def stream(error: Exception, count: int = 0) -> engine.Stream[int]:
+        return engine.stream(failing(error, count))
+
+    statuses, busy = {OSError: 502}, ps.Overloaded("options", 3.2, "tenant")
+    client = Client()
+    body = await client.asks_for(asgi.event_stream(stream(busy), statuses=statuses, encode_error=lambda error: "{}"))
+    begin, _ = client.sent
+    assert (begin["status"], body) == (429, "{}")
+    assert {(b"retry-after", b"4"), (b"content-type", b"application/json")} <= set(begin["headers"])
+    client = Client()
+    assert await client.asks_for(asgi.event_stream(stream(ConnectionError("x")), statuses=statuses)) == "Bad Gateway"
+    assert client.sent[0]["status"] == 502
+    client = Client()
+    assert await client.asks_for(asgi.event_stream(stream(TimeoutError("x")), statuses={})) == "Gateway Timeout"
+    client = Client()
+    with pytest.raises(LookupError):  # a mistake, which has none
+        await client.asks_for(asgi.event_stream(stream(LookupError("x")), statuses=statuses))
+    assert client.sent == []
+    with pytest.raises(ConnectionError):  # the status was sent before
+        await client.asks_for(asgi.event_stream(stream(ConnectionError("x"), 1), statuses=statuses))
+    assert client.body == "data: 0\n\nevent: failed\ndata: ConnectionError\n\n"
+    with pytest.raises(ps.OptionsError, match="statuses="):
+        asgi.event_stream(stream(busy), statuses={OSError: 200})
+
+
 async def test_what_has_no_status_is_raised_and_a_result_is_json() -> None:
     answers, client = Answers(), Client()
     async with answers.service:

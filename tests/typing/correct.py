@@ -49,7 +49,7 @@ async def fetch_safely(url: str) -> bytes:
     return url.encode()
 
 
-@ps.node(hedge=ps.Hedge(after_seconds=0.2), retry=ps.Retry(3, wait=lambda error, attempt: ps.retry_after(error)))
+@ps.node(hedge=ps.Hedge(after_seconds=0.2), retry=ps.Retry(3, wait=ps.retry_after))
 async def fetch_soon(url: str) -> bytes:
     return url.encode()
 
