@@ -136,7 +136,7 @@ class Frame:
     key: Hashable = None
     waiters: "Collection[Frame]" = ()
     waiting_inside: "WeakSet[Frame] | None" = None
-    unread: "dict[int, tuple[Any, NodeActor]] | None" = None
+    unread: "dict[int, tuple[Any, NodeActor]] | None"
     _was_told = False
     unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
@@ -162,7 +162,7 @@ class Frame:
         self.priority = 0
         self.queued_at = None
         self.further_queues = ()
-        self.timer = None
+        self.timer = self.unread = None
         self.unwinding = 0
         self.parent = parent
         self.values: list[Any] = [*inputs, *layout.blank]

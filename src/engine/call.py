@@ -108,7 +108,7 @@ class RunningCall(Frame, WorkerGroup):
         self.priority = options.priority
         self.queued_at = None
         self.further_queues = ()
-        self.timer = None
+        self.timer = self.unread = None
         self.unwinding = 0
 
     # Properties, because an object with an attribute that refers to itself lives until the garbage collector runs.
