@@ -5,7 +5,19 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypeAlias, TypeVar
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Self,
+    TypeAlias,
+    TypeVar,
+    TypeVarTuple,
+    get_args,
+    get_origin,
+    overload,
+)
 
 from .._errors import ActorRestarted, ActorStopped, ChannelClosed, InboxClosed, NodeCancelledError, PenstockError
 from ..telemetry import logs
@@ -545,6 +557,9 @@ class LoopStream:
 
 In = TypeVar("In")
 Out = TypeVar("Out")
+First = TypeVar("First")
+Second = TypeVar("Second")
+More = TypeVarTuple("More")
 
 
 class Actor(Generic[In, Out]):
@@ -559,6 +574,8 @@ class Actor(Generic[In, Out]):
                 while True:
                     work = await inbox.get()
                     work.finish(work.value * 2)
+
+    An `Actor[tuple[A, B], Out]` may be called with an A and a B; the value of its work is a tuple of both.
     """
 
     _penstock_is_shared = False  # whether the loops of all scopes run on one and the same instance
@@ -570,11 +587,16 @@ class Actor(Generic[In, Out]):
         """
         raise NotImplementedError(f"{type(self).__name__} needs `async def loop(self, inbox)`")
 
-    async def __call__(self, value: In, /) -> Out:
+    @overload
+    async def __call__(self, value: In, /) -> Out: ...
+    @overload
+    async def __call__(
+        self: "Actor[tuple[First, Second, *More], Out]", first: First, second: Second, /, *more: *More
+    ) -> Out: ...
+    async def __call__(self, value: Any, /) -> Any:  # type: ignore[misc]  # pyright: ignore[reportInconsistentOverload]
         """Handle one item. Outside of a graph, e.g. in a unit test, a loop is run for this item alone."""
         async with LoopHost(lambda: self, type(self).__name__) as host:
-            result: Out = await host.run(value)
-            return result
+            return await host.run(value)
 
     if TYPE_CHECKING:  # `@ps.node` adds it to each class, which checkers do not see
 
@@ -596,7 +618,13 @@ class StreamActor(Generic[In, Out]):
         """
         raise NotImplementedError(f"{type(self).__name__} needs `async def loop(self, inbox)`")
 
-    async def __call__(self, value: In, /) -> AsyncIterator[Out]:
+    @overload
+    def __call__(self, value: In, /) -> AsyncIterator[Out]: ...
+    @overload
+    def __call__(
+        self: "StreamActor[tuple[First, Second, *More], Out]", first: First, second: Second, /, *more: *More
+    ) -> AsyncIterator[Out]: ...
+    async def __call__(self, value: Any, /) -> AsyncIterator[Any]:  # type: ignore[misc]  # pyright: ignore[reportInconsistentOverload]
         """Handle one item. Outside of a graph, e.g. in a unit test, a loop is run for this item alone."""
         async with LoopHost(lambda: self, type(self).__name__) as host, aclosing(LoopStream(host, value)) as parts:
             async for part in parts:
@@ -611,6 +639,12 @@ OwnsLoop: TypeAlias = Actor[Any, Any] | StreamActor[Any, Any]
 def owns_loop(cls: type[Any]) -> bool:
     """Whether instances of a class run a loop, instead of being called for each item."""
     return issubclass(cls, _BASES)
+
+
+def takes_tuples(cls: type[Any]) -> bool:
+    """Whether the items of a class that owns its loop are tuples, or of no known type."""
+    bases = [base for base in getattr(cls, "__orig_bases__", ()) if get_origin(base) in _BASES]
+    return all(tuple in (items := get_args(base)[0], get_origin(items)) for base in bases)
 
 
 def check_loop(cls: type[Any], call: Any) -> None:

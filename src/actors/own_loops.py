@@ -31,7 +31,7 @@ class Work(ABC, Generic[In, Out]):
     Works may be settled in any order. The engine makes them; in a test, `penstock.testing.inbox` does.
 
     Attributes:
-        value: the argument that the actor was called with.
+        value: the argument that the actor was called with; of several, their tuple.
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
         key: the key of the call, in a deployment with `key=`; None without.
@@ -76,7 +76,7 @@ class StreamWork(ABC, Generic[In, Out]):
     The engine makes it; in a test, `penstock.testing.stream_inbox` does.
 
     Attributes:
-        value: the argument that the actor was called with.
+        value: the argument that the actor was called with; of several, their tuple.
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
         key: the key of the call, in a deployment with `key=`; None without.
@@ -194,7 +194,7 @@ class AnyRequest(Generic[In]):
     """The common part of `Request` and `StreamRequest`.
 
     Attributes:
-        value: the argument that the actor was called with.
+        value: the argument that the actor was called with; of several, their tuple.
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
         key: the key of the call, in a deployment with `key=`; None without.

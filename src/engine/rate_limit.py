@@ -136,7 +136,7 @@ class RateLimit(Actor[Any, Any]):
 
     if TYPE_CHECKING:
 
-        async def __call__(self, value: T, /) -> T:
+        async def __call__(self, value: T, /) -> T:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
             """Return the value when the limit lets it pass."""
             ...
 

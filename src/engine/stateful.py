@@ -8,7 +8,7 @@ from contextlib import aclosing
 from typing import Any, TypeVar, cast
 
 from .._errors import GraphTraceError
-from ..actors.loop_host import check_loop, owns_loop
+from ..actors.loop_host import check_loop, owns_loop, takes_tuples
 from ..actors.policy import Policy
 from .node import Node, RunsOn, as_execution, is_async
 from .tracing.ref import call_location
@@ -67,6 +67,7 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None, runs_on: RunsO
             where = f"@node(runs_on={execution.name!r}) on class {cls.__name__!r}"
             raise TypeError(f"{where}, which owns its loop: leave it out")
         execution = as_execution("own loop")
+    has_tuples = owns_loop(cls) and takes_tuples(cls)
     init = cls.__init__
 
     @functools.wraps(init)
@@ -78,6 +79,8 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None, runs_on: RunsO
 
     @functools.wraps(call)
     def record_or_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if has_tuples and len(args) > 1:
+            args = (args,)
         if active() is not None:
             return node_of(self)(*args, **kwargs)
         recipe: _Recipe | None = self.__dict__.get(_RECIPE)

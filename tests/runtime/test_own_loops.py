@@ -504,6 +504,44 @@ def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> Non
     testing.interleavings(main, count=50 * effort)
 
 
+@ps.node
+class Power(ps.Actor[tuple[int, int], int]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[tuple[int, int], int]], /) -> None:
+        while True:
+            work = await inbox.get()
+            base, exponent = work.value
+            work.finish(base**exponent)
+
+
+async def test_several_arguments_are_one_value() -> None:
+    power = Power()
+
+    @ps.graph
+    async def both(base: int) -> tuple[int, list[int]]:
+        return await power(base, 3), await ps.map_each(power, [(base, 2), (base, 1)])
+
+    assert await engine.run(both(2)) == (8, [4, 2])
+    assert await asyncio.gather(power(2, 5), power((2, 4)), engine.run(ps.graph(power)((2, 3)))) == [32, 16, 8]
+
+    async def fake(pair: tuple[int, int]) -> int:
+        return -sum(pair)
+
+    with testing.replace(power, fake):
+        assert await power(2, 3) == -5
+        assert await engine.run(both(1)) == (-4, [-3, -2])
+
+
+async def test_several_arguments_are_refused_where_items_are_no_tuples() -> None:
+    double = Doubler()
+
+    @ps.graph
+    async def wrong(x: int) -> int:
+        return await double(x, x)  # type: ignore[call-arg]
+
+    with pytest.raises(ps.GraphTraceError, match="'Doubler' is called wrongly: too many positional arguments"):
+        await engine.run(wrong(1))
+
+
 async def test_a_loop_may_be_replaced_by_a_fake() -> None:
     log = Log()
     node = logging_actor(log)

@@ -421,6 +421,65 @@ async def test_the_old_is_not_closed_while_a_thread_works_with_it() -> None:
         may_return.set()
 
 
+ModelWork = ps.StreamWork[tuple[Weights, int], int]
+
+
+@ps.node
+class Decoder(ps.StreamActor[tuple[Weights, int], int]):
+    """Gives each request so many parts, the version of its weights; it has three slots, and looks at each step."""
+
+    async def loop(self, inbox: ps.Inbox[ModelWork], /) -> None:
+        active: dict[ModelWork, int] = {}
+        while True:
+            for work in [] if active else [await inbox.get()]:
+                active[work] = 0
+            active |= dict.fromkeys(inbox.take_nowait(3 - len(active)), 0)
+            await asyncio.sleep(0)
+            for work, given in list(active.items()):
+                model, parts = work.value
+                assert work.cancelled or not model.closed
+                if work.cancelled or given == parts:
+                    work.finish()
+                    del active[work]
+                elif work.put_nowait(model.version):
+                    active[work] += 1
+
+
+def test_a_loop_is_told_of_a_reload_between_two_requests(effort: int) -> None:
+    decode = Decoder()
+
+    @ps.graph
+    async def answer(parts: int) -> AsyncIterator[int]:
+        return decode(await weights("a"), parts)
+
+    async def main() -> None:
+        made.clear()
+        reloaded = 0
+        async with engine.deploy(answer) as service:
+
+            async def ask(number: int, wants: int) -> None:
+                least = reloaded
+                async with service.stream(answer(5 + number), priority=number % 2) as parts:
+                    got = [await anext(parts) for _ in range(wants)]
+                    most = len(made)
+                    if wants == 3:  # it leaves
+                        return
+                    got += [part async for part in parts]
+                assert len(got) == 5 + number
+                [version] = set(got)
+                assert least <= version < most
+
+            async with asyncio.TaskGroup() as group:
+                for number in range(12):
+                    group.create_task(ask(number, number % 4))
+                    if number % 3 == 2:
+                        await service.reload(weights)
+                        reloaded += 1
+        assert [one.closed for one in made] == [1] * 5
+
+    testing.interleavings(main, count=40 * effort)
+
+
 async def test_what_the_deployment_does_not_use_is_an_error_that_names_what_it_uses() -> None:
     async with engine.deploy(predict) as service, engine.deploy(plain) as other:
         with pytest.raises(ps.PlanError, match="'unused' is not used by this deployment of predict; it uses: weights"):

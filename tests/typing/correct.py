@@ -155,7 +155,23 @@ class Decoder(ps.StreamActor[str, int]):
                 work.finish()
 
 
-triple, decode = Tripler("a"), Decoder()
+@ps.node
+class Chooser(ps.StreamActor[tuple[str, int, bytes], int]):
+    async def loop(self, inbox: ps.Inbox[ps.StreamWork[tuple[str, int, bytes], int]], /) -> None:
+        while True:
+            work = await inbox.get()
+            assert_type(work.value, tuple[str, int, bytes])
+            work.finish()
+
+
+@ps.node
+class Pairs(ps.Actor[tuple[int, str], float]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[tuple[int, str], float]], /) -> None:
+        while True:
+            (await inbox.get()).finish(0.0)
+
+
+triple, decode, choose, pairs = Tripler("a"), Decoder(), Chooser(), Pairs()
 limited = ps.RateLimit(per_second=10, burst=5)
 
 
@@ -174,6 +190,9 @@ async def own_loops_outside() -> None:
     assert_type(await embed("a"), float)
     assert_type(await limited(3), int)
     assert_type([part async for part in decode("a")], list[int])
+    assert_type(await pairs(1, "a"), float)
+    assert_type(await pairs((1, "a")), float)
+    assert_type([part async for part in choose("a", 1, b"")], list[int])
     assert_type(await embed.with_policy(name="other", timeout_seconds=2)("a"), float)
 
 

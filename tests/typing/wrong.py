@@ -26,6 +26,7 @@ from tests.typing.correct import (
     index,
     is_good,
     limited,
+    pairs,
     rank,
     search,
     spelling,
@@ -134,6 +135,9 @@ async def no_list(text: str) -> str:
 async def own_loops() -> None:
     await embed(["a"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
     await triple("a")  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
+    await triple(1, 2)  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
+    await pairs("a", 1)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
+    await pairs(1, "a", 2)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     ps.RateLimit()  # type: ignore[call-arg]  # pyright: ignore[reportCallIssue]
     number: int = await limited("a")  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
     print(number)
