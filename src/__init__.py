@@ -15,6 +15,7 @@ The map of the house, in the order in which its floors may import each other:
     data         feeds: records in a known order, stages that shape them, on streams as values
     extension    the names that floors and packages beside this one stand on: what runs nodes elsewhere, stages
     asgi         streams over HTTP, for Starlette and FastAPI
+    consume      consumers of logs and queues, such as Kafka
     testing      virtual time, seeded interleavings, fakes
     _cli         the command line, a module for each command
 """
@@ -87,9 +88,9 @@ __all__ = [
     "PlanError",
     "PostgresStore", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "Run",
     "SQLiteStore", "StaleAnswer", "StreamActor", "StreamWork", "UnknownItemError", "UnknownKey", "UnknownStep", "Work",
-    "WorkSettledError", "WorkerDied", "apply", "asgi", "call", "cond", "current", "data", "device_node", "devices",
-    "emit", "engine", "execution_options", "extension", "fold", "graph", "interrupt", "map_each", "node", "resource",
-    "retry_after", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
+    "WorkSettledError", "WorkerDied", "apply", "asgi", "call", "cond", "consume", "current", "data", "device_node",
+    "devices", "emit", "engine", "execution_options", "extension", "fold", "graph", "interrupt", "map_each", "node",
+    "resource", "retry_after", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
@@ -97,7 +98,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import asgi, data, devices, extension, testing
+    from . import asgi, consume, data, devices, extension, testing
     from .devices.device_node import DeviceNode, device_node
     from .engine.interrupt import interrupt
     from .engine.late_steps import call
@@ -110,6 +111,7 @@ else:
         __name__,
         {
             "asgi": ".asgi",
+            "consume": ".consume",
             "data": ".data",
             "devices": ".devices",
             "extension": ".extension",

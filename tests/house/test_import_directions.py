@@ -28,9 +28,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine", "devices"},
     "extension": {"_public", "telemetry", "actors", "engine"},
     "asgi": {"__init__", "_errors", "_public", "telemetry", "actors", "engine"},
+    "consume": {"__init__", "_errors", "_public", "telemetry", "actors", "engine"},
     "__init__": {
         "_errors", "_public", "telemetry", "actors", "saving", "engine", "devices", "data", "testing", "asgi",
-        "extension",
+        "consume", "extension",
     },
     "_cli": {"__init__", "_errors", "telemetry", "engine", "devices"},
     "__main__": {"_cli"},

@@ -1,0 +1,255 @@
+"""A consumer: it takes messages of a source through a deployment, and settles those that have ended."""
+
+import asyncio
+import signal
+import threading
+from collections.abc import Awaitable, Callable, Generator, Hashable
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Final, Self
+
+from .. import Call, engine
+from ..actors.accepted import FUNCTION, KEY, NOT_NEGATIVE, POSITIVE, OptionRule, check, optional, whole
+from ..telemetry import logs
+from ..telemetry.tables import Column, Rendered, Table, count
+from .partitions import PAUSE_SECONDS, Partition, Partitions
+from .source import DeadLetter, Message, Source
+
+_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_SOURCE: Final = OptionRule("a Source, such as consume.Kafka(...)", lambda value: isinstance(value, Source))
+
+
+def by_key(message: Message) -> Hashable:
+    """Return the key of a message."""
+    return message.key
+
+
+@dataclass(frozen=True)
+class PartitionStatistics:
+    """What a consumer has of one partition.
+
+    Attributes:
+        partition: its name.
+        open: how many messages were taken and have not ended, or wait for one before them.
+        lag: how many messages are not settled, in all; None if the source does not know.
+    """
+
+    partition: str
+    open: int
+    lag: int | None
+
+
+@dataclass(frozen=True)
+class ConsumerStatistics(Rendered):
+    """A snapshot of a consumer. It shows itself as a table.
+
+    Attributes:
+        partitions: the partitions that it holds.
+        ended: how many messages have ended, dead letters included.
+        dead_letters: how many of them were written as dead letters.
+        late_commits: how many commits came too late, because the partition belonged to another consumer by then.
+        open: how many messages are open, over all partitions.
+        lag: how many messages are not settled, over all partitions; None if the source does not know.
+    """
+
+    partitions: tuple[PartitionStatistics, ...]
+    ended: int
+    dead_letters: int
+    late_commits: int
+
+    @property
+    def open(self) -> int:
+        """How many messages are open, over all partitions."""
+        return sum(partition.open for partition in self.partitions)
+
+    @property
+    def lag(self) -> int | None:
+        """How many messages are not settled, over all partitions; None if the source does not know."""
+        known = [partition.lag for partition in self.partitions if partition.lag is not None]
+        return sum(known) if known else None
+
+    def _table(self) -> Table:
+        facts = (
+            ("messages", f"{count(self.ended)} ended, {count(self.open)} open, lag {count(self.lag)}"),
+            ("dead letters", count(self.dead_letters)),
+            ("late commits", count(self.late_commits)),
+        )
+        rows = tuple((one.partition, count(one.open), count(one.lag)) for one in self.partitions)
+        return Table(facts, (Column("partition", is_number=False), Column("open"), Column("lag")), rows)
+
+
+class Consumer:
+    """Takes the messages of a source through a deployment, and settles them when they have ended. A context manager.
+
+    Each partition has a stream of its own. The end of the `async with` takes no more messages, finishes those that are
+    open, settles them and closes the source; after an exception it cancels what is open, and settles what has ended.
+    No signal is handled: `run` does that.
+
+    Args:
+        service: the deployment, whose first graph or others make the calls.
+        source: the source.
+        call_of: returns the call for a message. If it raises, the message has failed.
+        dead_letters: an async function that puts a message aside whose call has failed. If it raises, it is called
+            again until it does not, with pauses of up to 10 seconds, and the position stays before the message.
+        order_by: returns the key of a message: those of one key are handled one after the other, in each partition.
+            None for no order.
+        max_open: the most messages that are taken and not ended, over all partitions. Each partition keeps half of its
+            share for itself.
+        settle_seconds: how often what has ended is settled, in seconds.
+        drain_seconds: how long the end may take, in seconds; what is open then is cancelled and comes again.
+
+    Raises:
+        OptionsError: an argument does not accept its value.
+    """
+
+    def __init__(
+        self,
+        service: engine.Service[..., Any],
+        source: Source,
+        call_of: Callable[[Message], Call[Any]],
+        *,
+        dead_letters: Callable[[DeadLetter], Awaitable[object]],
+        order_by: Callable[[Message], Hashable] | None = by_key,
+        max_open: int = 256,
+        settle_seconds: float = 1.0,
+        drain_seconds: float = 20.0,
+    ) -> None:
+        for option, value, accepted in (
+            ("source", source, _SOURCE),
+            ("call_of", call_of, KEY),
+            ("dead_letters", dead_letters, FUNCTION),
+            ("order_by", order_by, optional(KEY)),
+            ("max_open", max_open, whole(1)),
+            ("settle_seconds", settle_seconds, POSITIVE),
+            ("drain_seconds", drain_seconds, NOT_NEGATIVE),
+        ):
+            check(option, value, accepted, "Consumer(")
+        self._source = source
+        self._settle_seconds, self._drain_seconds = settle_seconds, drain_seconds
+        self._held = Partitions(service, source, call_of, dead_letters, order_by, max_open, self._fail)
+        self._stack = AsyncExitStack()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._over = asyncio.Event()
+        self._error: BaseException | None = None
+
+    async def __aenter__(self) -> Self:
+        keep_seconds = self._source.keep_seconds
+        for each, seconds in ((self._settle, self._settle_seconds), (self._keep, keep_seconds)):
+            if seconds is not None:
+                task = asyncio.create_task(each(seconds), name="penstock-consumer")
+                task.add_done_callback(self._held._task_ended)
+                self._tasks.append(task)
+        try:
+            await self._stack.enter_async_context(self._source.partitions(self._held))
+        except BaseException as error:
+            await self.__aexit__(type(error), error, None)
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
+        try:
+            await self._held._end(self._drain_seconds if error is None and self._error is None else 0)
+        finally:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._stack.aclose()
+        if error is None and self._error is not None:
+            raise self._error
+
+    async def wait_failed(self) -> None:
+        """Wait until the consumer cannot go on.
+
+        Raises:
+            Exception: why: an error of the source that is no outage, or `EngineClosedError` if the deployment has
+                ended. It returns nothing else.
+        """
+        await self._over.wait()
+        assert self._error is not None
+        raise self._error
+
+    def statistics(self) -> ConsumerStatistics:
+        """Return a snapshot of the counters."""
+        held = self._held
+        return ConsumerStatistics(
+            tuple(
+                PartitionStatistics(str(one.name), len(one.open), self._source.lag(one.name))
+                for one in list(held._held.values())
+            ),
+            held._ended,
+            held._dead_letters,
+            held._late,
+        )
+
+    def _fail(self, error: BaseException) -> None:
+        self._error = self._error or error
+        self._over.set()
+
+    async def _settle(self, seconds: float) -> None:
+        while True:
+            try:
+                async with asyncio.timeout(seconds):
+                    await self._held._hurry.wait()
+            except TimeoutError:
+                pass
+            self._held._hurry.clear()
+            await self._for_each(self._held._settle)
+
+    async def _keep(self, seconds: float) -> None:
+        while True:
+            await asyncio.sleep(seconds)
+            await self._for_each(lambda one: self._source.keep(one.name, [*one.open.values(), *one.unsettled]))
+
+    async def _for_each(self, ask: Callable[[Partition], Awaitable[object]]) -> None:
+        for name, partition in list(self._held._held.items()):
+            if self._held._held.get(name) is partition:  # it may have gone while this waited for another one
+                try:
+                    await ask(partition)
+                except self._source.outages as error:
+                    logs.warning("consume.outage", partition=str(name), error=repr(error))
+                    await asyncio.sleep(PAUSE_SECONDS)
+
+
+async def run(consumer: Consumer) -> ConsumerStatistics:
+    """Consume until SIGTERM or SIGINT, and then finish what is open.
+
+    The handlers of both signals are those of before again from the first signal on, and at the end; so a second Ctrl-C
+    ends at once. Outside of the main thread, no signal is handled.
+
+    Args:
+        consumer: the consumer, which was not entered.
+
+    Returns:
+        The last statistics.
+
+    Raises:
+        Exception: the error that ended the consumer; see `Consumer.wait_failed`.
+    """
+    async with consumer:
+        with _set_by_signal(consumer._over):
+            await consumer._over.wait()
+    return consumer.statistics()
+
+
+@contextmanager
+def _set_by_signal(event: asyncio.Event) -> Generator[None, None, None]:
+    """Set an event at the first signal; the handlers of before are there again then, and at the end."""
+    loop = asyncio.get_running_loop()
+    before: dict[signal.Signals, Any] = {}
+
+    def restore() -> None:
+        while before:
+            signal.signal(*before.popitem())
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        restore()
+        loop.call_soon_threadsafe(event.set)
+
+    # Not `loop.add_signal_handler`: nobody can ask a loop for the handler that it had before.
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.signal(number, on_signal) or signal.SIG_DFL for number in _SIGNALS}
+    try:
+        yield
+    finally:
+        restore()

@@ -1,0 +1,270 @@
+"""The partitions that a consumer holds, each with a stream of its own, and the room that they share."""
+
+import asyncio
+import itertools
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
+from typing import Any, Final
+
+from .. import Call, DeploymentFailed, EngineClosedError, NotFinished, engine, telemetry
+from ..actors.tasks import Condition, until
+from ..telemetry import logs
+from .source import DeadLetter, Message, Source
+
+# How long the last commit of a partition may take.
+_LAST_COMMIT_SECONDS: Final = 1.0
+# The pauses before what an outage has refused is asked for again.
+PAUSE_SECONDS: Final = 1.0
+_FIRST_PAUSE_SECONDS: Final = 0.1
+
+
+class Partitions:
+    """The partitions that a consumer holds; a source says to it which these are."""
+
+    def __init__(
+        self,
+        service: engine.Service[..., Any],
+        source: Source,
+        call_of: Callable[[Message], Call[Any]],
+        dead_letters: Callable[[DeadLetter], Awaitable[object]],
+        order_by: Callable[[Message], Hashable] | None,
+        max_open: int,
+        on_error: Callable[[BaseException], None],
+    ) -> None:
+        self._service, self._source, self._call_of, self._bury = service, source, call_of, dead_letters
+        self._order_by, self._max_open, self._on_error = order_by, max_open, on_error
+        self._held: dict[Any, Partition] = {}  # also those that are being drained
+        self._unwinding: dict[Any, asyncio.Task[None]] = {}  # of partitions that were given up
+        self._has_ended = False
+        self._hurry = asyncio.Event()  # messages wait to be settled, and others for their room
+        self._changed = Condition()
+        self._waiting = 0
+        self._ended = self._dead_letters = self._late = 0
+
+    async def given(self, partitions: Iterable[Any], /) -> None:
+        """Begin with partitions; those that are held already go on.
+
+        Args:
+            partitions: the names of the partitions, which may be any objects that can be keys.
+        """
+        for name in partitions:
+            if name not in self._held and not self._has_ended:
+                self._held[name] = Partition(self, name, self._unwinding.pop(name, None))
+                self._held[name].task.add_done_callback(self._task_ended)
+
+    async def taken_away(self, partitions: Iterable[Any], within_seconds: float, /) -> None:
+        """Finish what is open of partitions, settle that, and give the partitions up; this returns when that is done.
+
+        Args:
+            partitions: the names of the partitions; those that are not held are left out.
+            within_seconds: how long this may take, in seconds. What is not finished then is cancelled and not settled;
+                the last commit may take a second beyond.
+        """
+        held = [self._held[name] for name in partitions if name in self._held]
+        try:
+            for error in await asyncio.gather(*(one.drain(within_seconds) for one in held), return_exceptions=True):
+                if isinstance(error, Exception):
+                    self._on_error(error)
+        finally:
+            self._give_up(held)
+
+    async def lost(self, partitions: Iterable[Any], /) -> None:
+        """Cancel what is open of partitions that another consumer may have by now, and settle nothing more of them.
+
+        Args:
+            partitions: the names of the partitions; those that are not held are left out.
+        """
+        self._give_up([self._held[name] for name in partitions if name in self._held])
+
+    def _give_up(self, partitions: "Iterable[Partition]") -> None:
+        for one in partitions:
+            one.task.cancel()
+            if self._held.get(one.name) is one:
+                del self._held[one.name]
+                self._unwinding[one.name] = one.task
+        self._has_room()
+
+    async def _end(self, within_seconds: float) -> None:
+        """Give up all partitions, and wait until all handlers have returned."""
+        self._has_ended = True
+        await self.taken_away(list(self._held), within_seconds)
+        while self._unwinding:
+            await asyncio.wait([self._unwinding.popitem()[1]])
+
+    def _task_ended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_error(error)
+
+    async def _room_for(self, partition: "Partition") -> int:
+        """Wait until a partition may take messages; return how many."""
+        while True:
+            # Each partition keeps some room for itself, or one whose first message is slow would stop all others.
+            own = self._max_open // (2 * len(self._held) or 1)
+            others = sum(max(one.in_hand, own) for one in self._held.values() if one is not partition)
+            room = self._max_open - others - partition.in_hand
+            if room >= max(1, own // 4):  # not one by one, when there is hardly any room
+                return min(room, own or 1)
+            self._waiting += 1
+            self._settle_soon()
+            try:
+                await self._changed.wait()
+            finally:
+                self._waiting -= 1
+
+    def _has_room(self) -> None:
+        """Wake the partitions that wait for room."""
+        self._settle_soon()
+        self._changed.notify_all()
+
+    def _settle_soon(self) -> None:
+        if self._waiting and not self._source.is_log and any(one.unsettled for one in self._held.values()):
+            self._hurry.set()
+
+    async def _settle(self, partition: "Partition") -> None:
+        """Settle what has ended of a partition; if that is too late, the partition is lost."""
+        if not await partition.settle():
+            self._late += 1
+            logs.warning("consume.too_late", partition=str(partition.name))
+            self._give_up([partition])
+
+
+class Partition:
+    """A partition that is held: its stream of calls, and the messages that are open.
+
+    Attributes:
+        name: its name.
+        open: the messages that were taken and have not ended, by number; of a log, also those that have ended behind
+            one that has not.
+        unsettled: the messages that have ended and are to be settled; of a log, the last of them.
+        task: the task that reads the outcomes.
+    """
+
+    def __init__(self, held: Partitions, name: Any, before: asyncio.Task[None] | None) -> None:
+        self._held, self._source, self.name = held, held._source, name
+        self.open: dict[int, Message] = {}
+        self.unsettled: list[Message] = []
+        self._ended: set[int] = set()
+        self._numbers: dict[int, int] = {}  # of the items of the stream
+        self._number = self._taking = 0
+        self._stream: engine.Stream[Any] | None = None
+        self._settling = asyncio.Lock()
+        self.task = asyncio.create_task(self._read(before), name=f"penstock-consume-{name}")
+
+    @property
+    def in_hand(self) -> int:
+        """How many messages count in `max_open`, with those that are being asked for."""
+        return len(self.open) + self._taking + (0 if self._source.is_log else len(self.unsettled))
+
+    async def _read(self, before: asyncio.Task[None] | None) -> None:
+        """Read the outcomes of the messages, until the partition is given up."""
+        if before is not None:
+            await until(before.done, lambda: asyncio.wait([before]))  # its handlers of the last time may still unwind
+        order_by = None if self._held._order_by is None else self._key_of
+        async with self._held._service.stream(
+            self._calls(), ordered=False, order_by=order_by, trace_items=True, max_in_flight=self._held._max_open
+        ) as self._stream:
+            async for outcome in self._stream.outcomes():
+                number, error = self._numbers.pop(outcome.index), outcome.error
+                if isinstance(error, NotFinished):
+                    continue
+                if isinstance(error, EngineClosedError | DeploymentFailed):
+                    raise error
+                if error is not None:
+                    await self._bury(self.open[number], error)
+                self._end(number)
+
+    async def _calls(self) -> AsyncIterator[Call[Any]]:
+        """Yield the calls of the messages, as long as there is room."""
+        index = 0
+        while True:
+            self._taking = await self._held._room_for(self)
+            numbers = itertools.count(self._number + 1)
+            messages = dict(zip(numbers, await self._taken(self._taking), strict=False))
+            self._taking = 0
+            self.open |= messages
+            for self._number, message in messages.items():
+                try:
+                    call = telemetry.continued(self._held._call_of(message), message.headers)
+                except Exception as error:  # noqa: BLE001 - of the user's function: this message has failed, not the consumer
+                    await self._bury(message, error)
+                    self._end(self._number)
+                else:
+                    self._numbers[index] = self._number
+                    index += 1
+                    yield call
+            self._held._has_room()
+
+    async def _taken(self, n: int) -> list[Message]:
+        try:
+            return list(await self._source.take(self.name, n))
+        except self._source.outages as error:
+            logs.warning("consume.outage", partition=str(self.name), error=repr(error))
+            await asyncio.sleep(PAUSE_SECONDS)
+            return []
+
+    def _key_of(self, call: Call[Any]) -> Hashable:
+        assert self._held._order_by is not None
+        return self._held._order_by(self.open[self._number])  # the one that was yielded last
+
+    async def _bury(self, message: Message, error: Exception) -> None:
+        """Write a dead letter; as long as that fails, its message is open."""
+        found = re.search(r", attempt (\d+)$", "\n".join(getattr(error, "__notes__", ())), re.MULTILINE)
+        letter = DeadLetter(message, error, int(found[1]) if found else 0)
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            try:
+                await self._held._bury(letter)
+            except Exception as refusal:  # noqa: BLE001 - whatever it is, the letter is not written
+                logs.warning("consume.letter_not_written", message=message.identity, error=repr(refusal))
+                await asyncio.sleep(pause)
+                pause = min(2 * pause, 10 * PAUSE_SECONDS)
+            else:
+                self._held._dead_letters += 1
+                return
+
+    def _end(self, number: int) -> None:
+        """Note that a message has ended."""
+        self._held._ended += 1
+        if not self._source.is_log:
+            self.unsettled.append(self.open.pop(number))
+        else:
+            self._ended.add(number)
+            while self.open and (first := next(iter(self.open))) in self._ended:
+                self._ended.discard(first)
+                self.unsettled = [self.open.pop(first)]
+        self._held._has_room()
+
+    async def settle(self) -> bool:
+        """Settle what has ended; return False if that was too late."""
+        async with self._settling:
+            messages, self.unsettled = self.unsettled, []
+            if not messages or self._held._held.get(self.name) is not self:
+                return True
+            try:
+                return await self._source.settle(self.name, messages) is not False
+            except BaseException:
+                # Of a log, what has ended meanwhile is a longer prefix.
+                self.unsettled = self.unsettled or messages if self._source.is_log else messages + self.unsettled
+                raise
+            finally:
+                self._held._has_room()
+
+    async def drain(self, within_seconds: float) -> None:
+        """Take no more messages, finish those that are open, and settle them."""
+        loop = asyncio.get_running_loop()
+        ends_at = loop.time() + within_seconds
+        await self._settle_last(min(within_seconds, _LAST_COMMIT_SECONDS))  # which tells whether the partition is lost
+        if self._stream is not None and self._held._held.get(self.name) is self:
+            draining = asyncio.create_task(self._stream.drain(max(ends_at - loop.time(), 0)))
+            draining.add_done_callback(lambda task: task.cancelled() or task.exception())
+            await asyncio.wait([draining, self.task], timeout=max(ends_at - loop.time(), 0))
+        self.task.cancel()
+        await self._settle_last(max(ends_at - loop.time(), 0) + _LAST_COMMIT_SECONDS)
+
+    async def _settle_last(self, within_seconds: float) -> None:
+        passing: tuple[type[Exception], ...] = (TimeoutError, *self._source.outages)
+        try:
+            async with asyncio.timeout(within_seconds):
+                await self._held._settle(self)
+        except passing as error:
+            logs.warning("consume.not_settled", partition=str(self.name), error=repr(error))

@@ -1,0 +1,113 @@
+"""What a consumer reads from: a source with four functions, its messages, and letters about those that failed."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Sequence
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .._public import LateModule
+
+if TYPE_CHECKING:
+    from .. import consume
+else:
+    consume = LateModule(__package__)
+
+
+@dataclass(slots=True, eq=False)
+class Message:
+    """A message of a source.
+
+    Attributes:
+        identity: a name that no other message has, such as "topic/partition/offset"; it is the same each time that the
+            message comes, so that an insert with it as a key writes the message once.
+        value: what the message says.
+        key: messages of one key are handled in order; None for one that has no order.
+        headers: pairs of name and value; a trace in them goes on.
+        position: what the source settles the message by, such as an offset; nobody else looks at it.
+    """
+
+    identity: str
+    value: Any
+    key: Hashable = None
+    headers: Sequence[tuple[str, bytes]] = ()
+    position: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetter:
+    """A message that failed, to be put aside.
+
+    Attributes:
+        message: the message.
+        error: the error of its call.
+        attempts: the attempts of the node that failed; 0 if no call was made of the message.
+    """
+
+    message: Message
+    error: Exception
+    attempts: int
+
+
+class Source(ABC):
+    """Where messages come from, a log or a queue: a class derived from this one has these four functions.
+
+    A source may be asked for several partitions at a time, but not twice at a time for the same one. `take` may be
+    cancelled at each of its awaits. What it has taken and not returned then must come again, from here or elsewhere.
+
+    Attributes:
+        is_log: whether messages are settled in order, by the last one of a prefix, as an offset is committed; False for
+            a queue, whose messages are settled one by one. Set it in the class.
+        keep_seconds: how often `keep` is called, in seconds; None for never.
+        outages: the errors that pass: what raises one is called again after a second. Another error ends the consumer.
+    """
+
+    is_log: bool = True
+    keep_seconds: float | None = None
+    outages: tuple[type[Exception], ...] = (OSError,)
+
+    @abstractmethod
+    def partitions(self, held: "consume.Partitions", /) -> AbstractAsyncContextManager[object]:
+        """Open the source, and say from then on which partitions this consumer holds; leaving the context closes it.
+
+        Args:
+            held: what is to be told, from a callback or a task of the source, or once before the `yield`: `await
+                held.given([...])`, `await held.taken_away([...], within_seconds)`, `await held.lost([...])`. A queue
+                has one partition, which is given once and never changes.
+        """
+
+    @abstractmethod
+    async def take(self, partition: Any, n: int, /) -> Sequence[Message]:
+        """Wait for the next messages of a partition.
+
+        Args:
+            partition: the partition, which is held.
+            n: the most messages to return.
+
+        Returns:
+            The messages, in their order; none if there were none for a while, and then it is called again.
+        """
+
+    @abstractmethod
+    async def settle(self, partition: Any, messages: Sequence[Message], /) -> bool:
+        """Note that messages have ended, and need not come again.
+
+        Args:
+            partition: the partition, which is held.
+            messages: of a log one message: it and all before it have ended. Of a queue all that have ended since.
+
+        Returns:
+            False if this came too late, because the partition belongs to another consumer by now.
+        """
+
+    async def keep(self, partition: Any, unsettled: Sequence[Message], /) -> None:  # noqa: B027 - for some is nothing to do
+        """Tell the other side that this consumer is alive, and renew what it has of a partition.
+
+        Args:
+            partition: the partition, which is held.
+            unsettled: the messages that were taken and are not settled, in their order.
+        """
+
+    def lag(self, partition: Any, /) -> int | None:
+        """Return how many messages of a partition were not settled yet, here or at all; None if that is unknown."""
+        return None

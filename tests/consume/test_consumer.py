@@ -1,0 +1,350 @@
+"""Consumers of sources in memory, under seeded interleavings: nothing lost, order by key, only a prefix settled."""
+
+import asyncio
+import os
+import signal
+from collections.abc import Iterable
+from random import Random
+from typing import Any
+
+import pytest
+
+import penstock as ps
+from penstock import consume, engine, testing
+from tests.consume.memory import Log, Member, Queue, log_of
+
+
+class Boom(Exception):
+    pass
+
+
+class World:
+    """A graph that handles messages, and what it has done with them."""
+
+    def __init__(self, log: Log | None, *, seconds: float = 0.1, poison: float = 0.0) -> None:
+        self.rng = Random(asyncio.get_running_loop().seed)  # type: ignore[attr-defined]
+        self.seconds, self.poison = seconds, poison
+        self.done: list[tuple[str, Any]] = []
+        self.letters: list[consume.DeadLetter] = []
+        self.running: set[Any] = set()
+        self.most_running = 0
+        self.ended = set[str]() if log is None else log.ended
+
+        @ps.node
+        async def work(identity: str, value: Any) -> None:
+            key = value[0] if isinstance(value, tuple) else None
+            assert key not in self.running or not key, "two messages of one key at once"
+            self.running.add(key)
+            self.most_running = max(self.most_running, len(self.running))
+            try:
+                await asyncio.sleep(self.rng.uniform(0, self.seconds))
+                if self.poison and Random(identity).random() < self.poison:
+                    raise Boom(identity)
+            finally:
+                self.running.discard(key)
+            self.done.append((identity, value))
+            self.ended.add(identity)
+
+        @ps.graph
+        async def handle(identity: str, value: Any) -> None:
+            await work(identity, value)
+
+        self.handle = handle
+
+    def call_of(self, message: consume.Message) -> ps.Call[None]:
+        return self.handle(message.identity, message.value)
+
+    async def bury(self, letter: consume.DeadLetter) -> None:
+        await asyncio.sleep(self.rng.uniform(0, 0.02))
+        if self.rng.random() < 0.2:
+            raise ConnectionError("the dead letters are away")
+        self.letters.append(letter)
+        self.ended.add(letter.message.identity)
+
+    def consumer(self, service: Any, source: consume.Source, **options: Any) -> consume.Consumer:
+        return consume.Consumer(service, source, self.call_of, dead_letters=self.bury, **options)
+
+
+def in_order(done: Iterable[tuple[str, Any]]) -> bool:
+    """Whether the first time of each message comes in the order of its key; key 0 has no order."""
+    last: dict[Any, int] = {}
+    seen: set[str] = set()
+    for identity, (key, number) in done:
+        if key and identity not in seen and number < last.get(key, -1):
+            return False
+        seen.add(identity)
+        last[key] = max(number, last.get(key, -1))
+    return True
+
+
+def all_of(log: Log) -> set[str]:
+    return {message.identity for messages in log.partitions for message in messages}
+
+
+async def until(predicate: Any) -> None:
+    async with asyncio.timeout(600):
+        while not predicate():
+            await asyncio.sleep(0.05)
+
+
+def test_partitions_come_and_go_and_nothing_is_lost_or_written_twice(effort: int) -> None:
+    """With drains in time, and a broker that answers, each message is handled once."""
+
+    async def main() -> None:
+        log = log_of(Random(asyncio.get_running_loop().seed), 3, 60)  # type: ignore[attr-defined]
+        world = World(log, poison=0.1)
+        async with engine.deploy(world.handle, max_in_flight=8) as service:
+            first, second = Member(log), Member(log)
+            async with (
+                world.consumer(service, first, max_open=12) as one,
+                world.consumer(service, second, max_open=12) as two,
+            ):
+                while not log.is_settled:
+                    for member in (first, second):  # as aiokafka does: all are taken away, and given anew
+                        await member.held.taken_away([p for p, owner in log.owners.items() if owner is member], 5)
+                    share = {partition: world.rng.choice((first, second)) for partition in range(3)}
+                    for member in (first, second):
+                        await member.give([p for p, owner in share.items() if owner is member])
+                    for _ in range(4):
+                        await asyncio.sleep(world.rng.uniform(0, 0.3))
+                        assert max(one.statistics().open, two.statistics().open) <= 12
+        buried = [letter.message.identity for letter in world.letters]
+        assert sorted([identity for identity, _ in world.done] + buried) == sorted(all_of(log))
+        assert in_order(world.done)
+        assert all(isinstance(letter.error, Boom) and letter.attempts == 1 for letter in world.letters)
+        assert one.statistics().late_commits == two.statistics().late_commits == 0
+
+    testing.interleavings(main, count=40 * effort)
+
+
+def test_whatever_goes_wrong_nothing_is_lost_and_only_a_prefix_is_settled(effort: int) -> None:
+    """Partitions go without a word or too soon, requests fail, their answers are lost, the consumer is cancelled."""
+
+    async def main() -> None:
+        log = log_of(Random(asyncio.get_running_loop().seed), 3, 40, faults=0.1)  # type: ignore[attr-defined]
+        lives = 0
+        while not log.is_settled:
+            world = World(log, poison=0.05)
+            is_cancelled = world.rng.random() < 0.5 and lives < 3
+            lives += 1
+            world.rng.seed(str((world.rng.random(), lives)))
+
+            async def life(world: World = world) -> None:
+                async with engine.deploy(world.handle, max_in_flight=8) as service:
+                    member = Member(log)
+                    async with world.consumer(service, member, max_open=9, drain_seconds=0.3):
+                        while not log.is_settled:
+                            mine = [partition for partition, owner in log.owners.items() if owner is member]
+                            gone = world.rng.sample(mine, world.rng.randint(0, len(mine)))
+                            for partition in gone:
+                                log.owners.pop(partition)
+                            if world.rng.random() < 0.5:
+                                await member.held.lost(gone)
+                            else:
+                                for partition in gone:
+                                    log.owners[partition] = member
+                                await member.held.taken_away(gone, world.rng.choice((0, 0.02, 1)))
+                                for partition in gone:
+                                    log.owners.pop(partition, None)
+                            await asyncio.sleep(world.rng.uniform(0, 0.5))
+                            await member.give([p for p in range(3) if p not in log.owners])
+                            await asyncio.sleep(world.rng.uniform(0, 3))
+
+            task = asyncio.create_task(life())
+            if is_cancelled:
+                await asyncio.sleep(world.rng.uniform(0, 1))
+                task.cancel()
+            await asyncio.wait([task])
+            if not task.cancelled():
+                task.result()
+            log.owners.clear()
+        assert log.ended == all_of(log)
+
+    testing.interleavings(main, count=60 * effort)
+
+
+def test_a_queue_settles_what_has_ended_and_renews_what_is_open(effort: int) -> None:
+    async def main() -> None:
+        world = World(None, seconds=5.0, poison=0.1)
+        queue = Queue(world.rng, [f"value {n}" for n in range(30)], faults=0.05)
+        async with engine.deploy(world.handle, max_in_flight=4) as service:
+            async with world.consumer(service, queue, max_open=8) as consumer:
+                await until(lambda: len(queue.settled) >= 10)
+                assert consumer.statistics().open <= 8
+            taken = len(queue.settled)
+            async with world.consumer(service, queue, max_open=8):
+                await until(lambda: len(queue.settled) == 30)
+        assert taken >= 10
+        assert len(set(queue.settled)) == 30
+        assert world.ended == set(queue.settled)
+        assert len(world.done) + len(world.letters) == 30, "what is renewed does not come twice"
+
+    testing.interleavings(main, count=20 * effort)
+
+
+def test_a_slow_message_delays_its_key_and_no_other_partition() -> None:
+    async def main() -> None:
+        log = log_of(Random(1), 4, 400, keys=40)
+        release = asyncio.Event()
+        world = World(log)
+        slow = log.partitions[1][0].identity
+
+        @ps.node
+        async def work(identity: str) -> None:
+            if identity == slow:
+                await release.wait()
+            log.ended.add(identity)
+
+        @ps.graph
+        async def handle(identity: str) -> None:
+            await work(identity)
+
+        async with engine.deploy(handle, max_in_flight=8) as service:
+            member = Member(log)
+            call_of = lambda message: handle(message.identity)  # noqa: E731
+            async with consume.Consumer(
+                service, member, call_of, dead_letters=world.bury, max_open=32, settle_seconds=0.1
+            ) as consumer:
+                await member.give(range(4))
+                await until(lambda: log.committed[0] + log.committed[2] + log.committed[3] > 200)
+                await until(lambda: all(log.committed[p] == len(log.partitions[p]) for p in (0, 2, 3)))
+                assert log.committed[1] == 0
+                assert 0 < consumer.statistics().open <= 32
+                await until(lambda: {partition for partition, _ in member.kept} == {0, 1, 2, 3})
+                release.set()
+                await until(lambda: log.is_settled)
+                assert consumer.statistics().lag == 0
+
+    testing.run_seeded(main, seed=1)
+
+
+async def test_a_function_that_cannot_make_a_call_fails_its_message_alone() -> None:
+    log = log_of(Random(2), 1, 10)
+    letters: list[consume.DeadLetter] = []
+
+    @ps.node
+    def work(identity: str) -> None:
+        log.ended.add(identity)
+
+    @ps.graph
+    async def handle(identity: str) -> None:
+        work(identity)
+
+    def call_of(message: consume.Message) -> ps.Call[None]:
+        if message.position in {3, 9}:
+            raise Boom("no call")
+        return handle(message.identity)
+
+    async def bury(letter: consume.DeadLetter) -> None:
+        log.ended.add(letter.message.identity)
+        letters.append(letter)
+
+    async with engine.deploy(handle) as service:
+        member = Member(log)
+        async with consume.Consumer(service, member, call_of, dead_letters=bury, settle_seconds=0.01) as consumer:
+            await member.give([0])
+            await until(lambda: log.is_settled)
+    assert [(letter.message.position, letter.attempts) for letter in letters] == [(3, 0), (9, 0)]
+    assert consumer.statistics().ended == 10
+    assert "2" in str(consumer.statistics())
+
+
+async def test_an_error_of_the_source_that_is_no_outage_ends_the_consumer() -> None:
+    class Broken(Member):
+        async def take(self, partition: int, n: int, /) -> list[consume.Message]:
+            raise Boom("not authorized")
+
+    log = log_of(Random(3), 1, 10)
+
+    @ps.graph
+    async def handle(identity: str) -> None: ...
+
+    async def bury(letter: consume.DeadLetter) -> None: ...
+
+    async with engine.deploy(handle) as service:
+        member = Broken(log)
+        consumer = consume.Consumer(service, member, lambda message: handle(message.identity), dead_letters=bury)
+
+        async def main() -> None:
+            async with consumer:
+                await member.give([0])
+                await consumer.wait_failed()
+
+        with pytest.raises(Boom):
+            await main()
+
+
+async def test_a_deployment_that_has_ended_makes_no_dead_letters() -> None:
+    log = log_of(Random(4), 1, 10)
+    begun = asyncio.Event()
+    letters: list[consume.DeadLetter] = []
+
+    @ps.node
+    async def work(identity: str) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    @ps.graph
+    async def handle(identity: str) -> None:
+        await work(identity)
+
+    async def bury(letter: consume.DeadLetter) -> None:
+        letters.append(letter)
+
+    async with engine.deploy(handle) as service:
+        member = Member(log)
+        consumer = consume.Consumer(service, member, lambda message: handle(message.identity), dead_letters=bury)
+
+        async def main() -> None:
+            async with consumer:
+                await member.give([0])
+                await begun.wait()
+                await service.abort()
+                await consumer.wait_failed()
+
+        with pytest.raises(ps.EngineClosedError):
+            await main()
+    assert letters == []
+    assert log.committed == [0]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.Signals) -> None:
+    log = log_of(Random(5), 2, 50)
+    before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
+    release = asyncio.Event()
+
+    @ps.node
+    async def work(identity: str) -> None:
+        if not release.is_set():
+            os.kill(os.getpid(), number)
+            await release.wait()
+        log.ended.add(identity)
+
+    @ps.graph
+    async def handle(identity: str) -> None:
+        await work(identity)
+
+    async def bury(letter: consume.DeadLetter) -> None:
+        raise AssertionError
+
+    class Alone(Member):
+        def partitions(self, held: consume.Partitions, /) -> Any:
+            asyncio.get_running_loop().call_later(0.02, lambda: tasks.append(asyncio.create_task(self.give([0, 1]))))
+            return super().partitions(held)
+
+    tasks: list[asyncio.Task[None]] = []
+    async with engine.deploy(handle, max_in_flight=1) as service:
+        running = asyncio.create_task(
+            consume.run(
+                consume.Consumer(
+                    service, Alone(log), lambda message: handle(message.identity), dead_letters=bury, max_open=4
+                )
+            )
+        )
+        await until(lambda: tasks and tasks[0].done() and signal.getsignal(number) == before[number == signal.SIGINT])
+        release.set()
+        statistics = await running
+    assert 0 < statistics.ended < 50
+    assert sum(log.committed) == statistics.ended == len(log.ended)
+    assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
