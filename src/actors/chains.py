@@ -50,9 +50,9 @@ def compose(
     else:
         arguments = "*args_of(values)" if actor.kwargs_of is None else "*args_of(values), **kwargs_of(values)"
     enclose = _compiled(len(links), arguments, is_sampled=sampler is not None)
-    record = None if sampler is None else _recording(sampler)
+    record, mark = (None, None) if sampler is None else (_recording(sampler), sampler.between.append)
     run: Callable[[list[Any], Worker], Any] = enclose(
-        actor, record, actor.slot, actor.args_of, actor.kwargs_of, *(link.fn for link in links)
+        actor, record, mark, actor.slot, actor.args_of, actor.kwargs_of, *(link.fn for link in links)
     )
     return run
 
@@ -68,14 +68,15 @@ def _recording(sampler: "ExecutionSampler") -> Callable[[float, float], None]:
 @cache
 def _compiled(length: int, arguments: str, *, is_sampled: bool) -> Callable[..., Any]:
     names = [f"f{index}" for index in range(length)]
+    marked = "; mark(perf_counter())" if is_sampled else ""  # on the same line, whose number tells which function runs
     source = "\n".join(
         [
             # The enclosing function makes the functions and the actor closure variables, which are fast to read.
-            f"def enclose(actor, record, slot, args_of, kwargs_of, {', '.join(names)}):",
+            f"def enclose(actor, record, mark, slot, args_of, kwargs_of, {', '.join(names)}):",
             " def chain(values, worker):",
             "  began = perf_counter()",
-            f"  value = f0({arguments})",
-            *(f"  value = {name}(value)" for name in names[1:]),
+            f"  value = f0({arguments}){marked if length > 1 else ''}",
+            *(f"  value = {name}(value){marked if name != names[-1] else ''}" for name in names[1:]),
             "  seconds = perf_counter() - began",
             "  actor.busy_seconds += seconds",
             *(["  record(began, seconds)"] if is_sampled else []),
@@ -229,6 +230,8 @@ def run_linkwise(links: Sequence[Link], actor: "NodeActor", frame: Frame, args: 
     actor.refuse_coroutine(value, links[0].name)
     for number in range(1, len(links)):
         link = links[number]
+        if actor.sampler is not None:
+            actor.sampler.between.append(perf_counter())
         value = link.fn(value) if frame.span is None else _traced(frame.span, link, frame.item, value)
         actor.refuse_coroutine(value, link.name)
     return value

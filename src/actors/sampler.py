@@ -7,7 +7,7 @@ from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..telemetry.profiling import collectors
-from ..telemetry.profiling.durations import NOTHING_OUTSIDE, DepthWatch, Durations, OutsideSeconds
+from ..telemetry.profiling.durations import NO_DEPTH, NOTHING_OUTSIDE, DepthWatch, Durations, OutsideSeconds
 from ..telemetry.profiling.records import Execution, TimedReading
 
 if TYPE_CHECKING:
@@ -59,15 +59,17 @@ class ExecutionSampler:
         sampling: how many executions are timed, and how long the pauses between are.
 
     Attributes:
-        busy_seconds: time of all executions, extrapolated from those that were timed.
+        names: of the node; of a chain of plain functions, of each of them.
+        between: when each function of a chain but the last has returned, in the execution that runs.
+        busy_seconds: time of all executions of each of these, extrapolated from those that were timed.
         blocked_seconds: time that workers held a finished item that found no room after the node.
-        durations: how long executions took.
+        durations: how long executions of each took.
         outside: what items waited for on devices and in threads. The code that runs them there adds to it, on the loop.
     """
 
     __slots__ = (
         "_actor", "_depth", "_ended", "_is_on", "_lock", "_number", "_pause_seconds", "_size", "_switch", "_window",
-        "blocked_seconds", "busy_seconds", "durations", "outside",
+        "between", "blocked_seconds", "busy_seconds", "durations", "names", "outside",
     )  # fmt: skip
 
     def __init__(
@@ -78,7 +80,7 @@ class ExecutionSampler:
         self._switch = switch
         self._size = sampling.first if switch is not None else _SAMPLE
         self._pause_seconds = sampling.pause_seconds
-        self._window: list[Execution] = []
+        self._window: list[tuple[Any, ...]] = []  # moments, then frame and item: two moments, or more for a chain
         self._ended = actor.completed + actor.failed
         self._is_on = True
         self._number = next(_numbers)
@@ -86,9 +88,11 @@ class ExecutionSampler:
         held = inbox.statistics()
         self._depth = DepthWatch(held.depth, held.capacity)
         inbox.watch(self._depth)
-        self.busy_seconds = 0.0
+        self.names = [link.name for link in actor.bound._links] or [actor.name]
+        self.between: list[float] = []
+        self.busy_seconds = [0.0] * len(self.names)
         self.blocked_seconds = 0.0
-        self.durations = Durations()
+        self.durations = [Durations() for _ in self.names]
         self.outside = NOTHING_OUTSIDE
         if switch is not None:
             switch(self)
@@ -102,10 +106,14 @@ class ExecutionSampler:
             frame: of which item; None if unknown.
             loop: on which it runs.
         """
-        window = self._window
+        window, marks, further = self._window, [began], len(self.names) - 1
+        if further:
+            marks += [mark for mark in self.between[-further:] if mark >= began]  # not those of a run that has failed
+            marks += [ended] * (further + 1 - len(marks))
+            self.between.clear()
         if len(window) >= self._size:
             return  # a sampled span has it run where nothing is timed now
-        window.append((began, ended, None, None) if frame is None else (began, ended, frame.identity, frame.item))
+        window.append((*marks, ended, *((None, None) if frame is None else (frame.identity, frame.item))))
         if len(window) < self._size:
             return
         if self._switch is None:
@@ -132,21 +140,28 @@ class ExecutionSampler:
             window, self._window = self._window, []
             self._hand_over_depths()
             total = actor.completed + actor.failed
-            executions, self._ended = total - self._ended, total
+            ran, self._ended = total - self._ended, total
             if not window:
                 return
-            weight = 1.0 if self._switch is None else max(1.0, executions / len(window))
-            seconds = [ended - began for began, ended, _, _ in window]
-            self.durations.add(seconds, weight)
-            self.busy_seconds += sum(seconds) * weight
-        collectors.executed(actor.graph, actor.name, window)
+            weight = 1.0 if self._switch is None else max(1.0, ran / len(window))
+            timed: list[list[Execution]] = [
+                [(each[at], each[at + 1], each[-2], each[-1]) for each in window] for at in range(len(self.names))
+            ]
+            for at, executions in enumerate(timed):
+                seconds = [ended - began for began, ended, _, _ in executions]
+                self.durations[at].add(seconds, weight)
+                self.busy_seconds[at] += sum(seconds) * weight
+        for name, executions in zip(self.names, timed, strict=True):
+            collectors.executed(actor.graph, name, executions)
 
-    def reading(self) -> TimedReading:
-        """Return what was counted up to now."""
+    def reading(self, at: int = 0) -> TimedReading:
+        """Return what was counted up to now; of a chain, of its function at this place."""
         self.fold()
+        is_first, is_last = not at, at == len(self.names) - 1
         return TimedReading(
-            self.durations.since(None), self._depth.totals(), self.blocked_seconds, self.outside,
-            counts_busy=self._actor.is_untimed, begin=self._number,
+            self.durations[at].since(None), self._depth.totals() if is_first else NO_DEPTH,
+            self.blocked_seconds if is_last else 0.0, self.outside,
+            counts_busy=self._actor.is_untimed or not is_first or not is_last, begin=self._number,
         )  # fmt: skip
 
     def end(self) -> None:

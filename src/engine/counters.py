@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..telemetry import names
+from ..telemetry.counters import INBOX_COUNTERS, less
 from ..telemetry.metrics import Reading, Series, series
 from .control import Control
 from .node import Node, is_node
@@ -152,19 +153,35 @@ def step_snapshots(
     for one in wired:
         room_of_plan = rooms.get(one.program.plan)
         nodes: dict[NodeActor, Node[..., object]] = {}
-        called_at: dict[NodeActor, str] = {}
-        for actor, step in _steps(one).items():
+        steps = _steps(one)
+        for actor, step in steps.items():
             if is_node(step.head.callee):
                 nodes[actor] = step.head.callee
-                called_at[actor] = step.head.location
         for actor, node in nodes.items():
-            yield replace(
+            whole = replace(
                 _step_snapshot(actor, node, room_of_plan, pools, threads),
                 consumers=(readers := _readers(actor, nodes)),
                 behind=tuple(set(readers) - {consumer.name for consumer in actor.consumers}),
                 around=around.get(one.program.plan),
-                at=_at(node, called_at[actor]),
+                at=_at(node, steps[actor].head.location),
             )
+            yield from _of_chain(whole, actor, steps[actor]) if steps[actor].tail_labels else (whole,)
+
+
+def _of_chain(whole: "StepSnapshot", actor: NodeActor, step: PlannedStep) -> "Iterator[StepSnapshot]":
+    """Yield a snapshot of each function of a chain, which share one actor; its inbox is that of the first."""
+    sampler, labels = actor.sampler, (step.label, *step.tail_labels)
+    empty = less(whole.counters.inbox, whole.counters.inbox, *INBOX_COUNTERS)
+    for at, (label, called) in enumerate(zip(labels, step.chain, strict=True)):
+        assert is_node(called.callee)  # only nodes are chained
+        busy_seconds = None if sampler is None else sampler.busy_seconds[at]
+        counters = replace(whole.counters, node=label, busy_seconds=busy_seconds)
+        timed = None if sampler is None else sampler.reading(at)
+        one = replace(whole, counters=counters, key=(whole.key, at), timed=timed)
+        if at:
+            counters = replace(counters, failed=0, inbox=empty)
+            one = replace(one, counters=counters, at=_at(called.callee, called.location))
+        yield one if label == labels[-1] else replace(one, consumers=labels[at + 1 : at + 2], behind=())
 
 
 def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...]:
@@ -237,7 +254,7 @@ def _step_snapshot(
     timed = None if sampler is None else sampler.reading()  # it also brings `busy_seconds` up to date
     counters = actor.statistics()
     if sampler is not None and actor.is_untimed and not is_stream:
-        counters = replace(counters, busy_seconds=sampler.busy_seconds)
+        counters = replace(counters, busy_seconds=sampler.busy_seconds[0])
     return StepSnapshot(  # a snapshot keeps no actor alive, but its scope does, so that no other actor gets its id
         counters, key=id(actor), runs_on=execution._place,
         holds_loop=execution._is_inline and not node.is_async and not is_stream, gathers=execution._gathers,

@@ -233,7 +233,7 @@ Record = TypeVar("Record", bound=_Dataclass)
 
 _COUNTERS = "completed", "failed", "retried", "restarts", "busy_seconds", "failed_over", "hedged", "hedges_won"
 _CACHE_COUNTERS = "hits", "misses", "joined", "evicted"
-_INBOX_COUNTERS = "puts", "put_wait_seconds", "get_wait_seconds"
+INBOX_COUNTERS = "puts", "put_wait_seconds", "get_wait_seconds"
 
 
 def less(later: Record, earlier: Record, *counters: str) -> Record:
@@ -258,7 +258,7 @@ def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable
     cache = None
     if now.cache is not None and before.cache is not None:
         cache = less(now.cache, before.cache, *_CACHE_COUNTERS)
-    return replace(changed, inbox=less(now.inbox, before.inbox, *_INBOX_COUNTERS), cache=cache)
+    return replace(changed, inbox=less(now.inbox, before.inbox, *INBOX_COUNTERS), cache=cache)
 
 
 def _total_of_caches(caches: list[CacheStatistics]) -> CacheStatistics | None:

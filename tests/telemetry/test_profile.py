@@ -1,6 +1,7 @@
 """A profile says what nodes did inside its block, and which of them limits."""
 
 import asyncio
+import contextlib
 import gc
 import math
 import threading
@@ -829,6 +830,38 @@ async def test_it_prints_as_a_table() -> None:
 
 
 # --- Times of nodes ---
+
+
+@pytest.mark.parametrize("is_open", [False, True])
+async def test_functions_of_a_chain_have_a_row_each_although_they_share_an_actor(clock: Clock, is_open: bool) -> None:
+    def takes(name: str, seconds: float) -> ps.Node[[int], int]:
+        def take(number: int) -> int:
+            if (name, number) == ("second", 7):
+                raise LookupError
+            clock.take(seconds)
+            return number
+
+        take.__name__ = name
+        return ps.node(take)
+
+    async def ask(*numbers: int) -> None:
+        for number in numbers:
+            with contextlib.suppress(LookupError):
+                await service(number)
+
+    chain = takes("first", 1.0) >> takes("second", 3.0) >> takes("third", 2.0)
+    async with engine.deploy(chain) as service:
+        await ask(*range(5 if is_open else 0))
+        with telemetry.profile() as profile:
+            await ask(*range(10))
+    first, second, third = profile.nodes
+    assert (first.count, first.errors, second.errors, third.errors) == (9, 1, 0, 0)
+    busy = [node.busy_seconds for node in profile.nodes]
+    assert busy == [pytest.approx(seconds, rel=0.15) for seconds in (10.0, 27.0, 18.0)]
+    assert second.p50_seconds == pytest.approx(3.0, rel=0.05)
+    assert (profile.verdict.node, profile.what_if("second", speedup=2).node) == ("second", "second")
+    assert {one.node for one in profile.timeline.slices} == {"first", "second", "third"}
+    assert [step.consumers for step in profile.steps] == [("second",), ("third",), ()]
 
 
 def test_percentiles_tell_how_long_executions_took() -> None:

@@ -40,7 +40,7 @@ def check(verdict: telemetry.Verdict, option: str, line: str, gain: float) -> No
         assert f", {verdict.factor:.1f} times as fast" in verdict.remedy
 
 
-# Twelve programs whose limit is known, each as a function of the option; the last four in real time.
+# Fourteen programs whose limit is known, each as a function of the option; some in real time, below.
 Program = Callable[..., telemetry.Profile]
 programs: dict[str, tuple[Program, dict[str, Any], str, str]] = {}
 
@@ -94,6 +94,11 @@ def a_thread_pool(virtual: VirtualTime, threads: int = 2) -> telemetry.Profile:
 
 @follow('runs_on="thread" at parse ', "@ps.node(runs_on=place)", place="thread")
 def a_blocked_loop(virtual: VirtualTime, place: str = "loop") -> telemetry.Profile:
+    @ps.node
+    def clean(number: int) -> int:  # one chain with the next: where its time is spent, the profile says all the same
+        virtual.hold(0.0002)
+        return number
+
     @ps.node(runs_on=place)
     def parse(number: int) -> int:
         (virtual.hold if place == "loop" else virtual.hold_thread)(0.02)
@@ -101,7 +106,7 @@ def a_blocked_loop(virtual: VirtualTime, place: str = "loop") -> telemetry.Profi
 
     @ps.graph
     async def job(number: int) -> int:
-        return parse(await fetch(number))
+        return parse(clean(await fetch(number)))
 
     async def run() -> telemetry.Profile:
         async with engine.Engine() as own:
@@ -144,6 +149,47 @@ def a_batch_that_is_too_small(virtual: VirtualTime, size: int = 8) -> telemetry.
 
     calls = (ps.graph(embed)(number) for number in range(640))
     return virtual.run(lambda: profile_of(engine.stream(calls)))
+
+
+@follow("max_in_flight=128 at ", "async with stream as results:", size=64, in_flight=128)
+def a_batch_that_needs_places_for_the_next(
+    virtual: VirtualTime, size: int = 32, in_flight: int = 64
+) -> telemetry.Profile:
+    @ps.node
+    def parse(number: int) -> int:
+        virtual.hold(0.0004)
+        return number
+
+    @ps.node(batch=ps.Batch(size))
+    async def embed(numbers: list[int]) -> list[int]:
+        await asyncio.sleep(0.025)
+        return numbers
+
+    @ps.graph
+    async def job(number: int) -> int:
+        return await embed(parse(number))
+
+    calls = (job(number) for number in range(1280))
+    return virtual.run(lambda: profile_of(engine.stream(calls, max_in_flight=in_flight)))
+
+
+@follow("capacity=16 at parse ", "@ps.node(capacity=capacity)", capacity=16)
+def a_small_inbox(virtual: VirtualTime, capacity: int = 1) -> telemetry.Profile:
+    @ps.node
+    async def read(number: int) -> int:
+        await asyncio.sleep(0.005)
+        return number
+
+    @ps.node(capacity=capacity)
+    async def parse(number: int) -> int:
+        await asyncio.sleep(0.055 if number % 8 == 0 else 0.001)
+        return number
+
+    @ps.graph
+    async def job(number: int) -> int:
+        return await parse(await read(number))
+
+    return virtual.run(lambda: profile_of(engine.stream((job(n) for n in range(400)), max_workers=1)))
 
 
 @follow("max_in_flight=32 at ", "async with stream as results:", in_flight=32)
@@ -215,14 +261,35 @@ def test_who_follows_the_advice_finds_the_gain_that_was_predicted(virtual: Virtu
     run, options, option, line = programs[program]
     before, after = run(virtual), run(virtual, **options)
     gain = before.elapsed_seconds / after.elapsed_seconds
-    assert gain > 1.5
+    assert gain > 1.3
     check(before.verdict, option, line, gain)
 
 
-def test_where_something_else_limits_as_much_the_advice_says_so(virtual: VirtualTime) -> None:
-    verdict = a_node_with_one_place(virtual, 3).verdict
-    assert re.match(r"concurrency=\d+ at \w+ \(.*\), alone no faster, as something else limits as much", verdict.remedy)
-    assert verdict.factor == pytest.approx(1, abs=0.05)
+def test_where_two_limit_as_much_the_options_of_both_are_named(virtual: VirtualTime) -> None:
+    def run(places: int, seconds: float = 0.0) -> telemetry.Profile:
+        async def source() -> AsyncIterator[ps.Call[int]]:
+            for number in range(400):
+                await asyncio.sleep(seconds)
+                yield job(number)
+
+        @ps.node(concurrency=places)  # step
+        async def step(number: int) -> int:
+            await asyncio.sleep(0.01)
+            return number
+
+        @ps.node(concurrency=places)  # step
+        async def other(number: int) -> int:
+            await asyncio.sleep(0.01)
+            return number
+
+        job = step >> other
+        return virtual.run(lambda: profile_of(engine.stream(source())))
+
+    before, after = run(3), run(6)
+    assert re.match(r"concurrency=6 at \w+ \(.*\) together with concurrency=6 at \w+ \(", before.verdict.remedy)
+    check(before.verdict, "concurrency=6", "# step", before.elapsed_seconds / after.elapsed_seconds)
+    slow = run(3, seconds=0.0032).verdict
+    assert re.match(r'concurrency=\d+ at step \(.*\), alone no faster, as "other" limits as much', slow.remedy)
 
 
 def test_of_a_node_without_a_line_of_its_own_the_line_of_its_call_is_named(virtual: VirtualTime) -> None:

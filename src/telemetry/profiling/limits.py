@@ -569,13 +569,16 @@ def _more_at_a_time(found: Limit, node: NodeSum, more: Option) -> Limit:
         return _remedied(found, "or have it take many items at once (batch=)" if step.gathers else "", (more,))
     larger = Option("batch=ps.Batch({})", step.batch_size, at=of_node(node))
     more, text = more._replace(changes=None), "or a larger concurrency= (batches at a time)"
-    if places > step.holds:
-        return _remedied(found, text, (larger,), places / step.holds)
-    if places == step.holds:
-        # A batch is full if there are places for those of the next one. Now its items wait for others that come late.
+    # A batch is full if there are places for those of the next one, too.
+    if places >= 4 * step.holds:
+        return _remedied(found, text, (larger,), places / (2 * step.holds))
+    if places >= step.holds:
+        together = _remedied(found, text, (more._replace(now=2 * step.holds), larger))
+        if places > step.holds:
+            return together
+        # Now its items wait for others that come late.
         least = min(node.timed.durations.quantile(0.0) or inf, node.mean_seconds)
-        together = _remedied(found, text, (more._replace(now=2 * places), larger), 2.0)
-        return together._replace(at_once=node.mean_seconds / least if least else 1.0)
+        return together._replace(most=2.0, at_once=node.mean_seconds / least if least else 1.0)
     waited = min(step.batch_wait_seconds / (node.mean_seconds or 1.0), 1 - 1 / MOST_HEADROOM)
     told, text = found.verdict, ""
     if waited >= _LEAST_SAID:

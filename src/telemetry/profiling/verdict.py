@@ -1,7 +1,7 @@
 """Verdict: which node limits, why, what to do about it, and what a change would bring."""
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
@@ -268,7 +268,7 @@ def verdict_of(model: Model) -> Verdict:
 
 
 def _choose(found: list[Limit], model: Model, evidence: Evidence) -> Verdict:
-    most = max(found, key=lambda limit: (round(limit.used, 2), limit.precedence), default=None)
+    most = _most_used(found)
     if most is not None and most.used >= LEAST_USED:
         most = explained(most, evidence)
         return _advised(model, most, _headroom(model, most))
@@ -287,6 +287,10 @@ def _choose(found: list[Limit], model: Model, evidence: Evidence) -> Verdict:
         return Verdict(None, reason, SOONER, limit="source", headroom=headroom, factor=headroom)
     path = _longest_path(model, evidence)
     return path or Verdict(None, f"the callers limit: {idle}", "have more calls at a time", limit="callers")
+
+
+def _most_used(found: Iterable[Limit]) -> Limit | None:
+    return max(found, key=lambda limit: (round(limit.used, 2), limit.precedence), default=None)
 
 
 def _headroom(model: Model, most: Limit) -> float | None:
@@ -317,34 +321,53 @@ def _advised(model: Model, found: Limit, headroom: float | None) -> Verdict:
         factor = None if options or headroom is None else min(headroom, found.most)
         said = " and ".join(_typed(option, _TIMES[0]) for option in options)
         return replace(verdict, remedy="; ".join(filter(None, (said, verdict.remedy))), factor=factor)
-    times, factor = _TIMES[-1], _factor(model, found, _TIMES[-1])
-    for fewer in _TIMES[:-1] if any(option.now for option in options) else ():
-        if (least := _factor(model, found, fewer)) >= 0.95 * factor:
-            times, factor = fewer, least
-            break
-    said = " together with ".join(_typed(option, times) for option in options)
-    gain = f"{factor:.1f} times as fast" if factor >= 1.05 else "alone no faster, as something else limits as much"
+    said, factor, changed = _typed_as_needed(model, found)
+    gain = f"{factor:.1f} times as fast"
+    if factor < _LEAST_GAIN and (other := _most_used(limits(changed.evidence))) is not None:
+        also, both, _ = _typed_as_needed(changed, other) if other.options else ("", 1.0, changed)
+        name = f'"{other.verdict.name}"' if other.verdict.node else f"the {other.verdict.limit}"
+        gain = f"alone no faster, as {name} limits as much"
+        if both >= _LEAST_GAIN:
+            said, factor = f"{said} together with {also}", factor * both
+            gain = f"{factor:.1f} times as fast"
     remedy = "; ".join(filter(None, (f"{said}, {gain}", verdict.remedy)))
     return replace(verdict, remedy=remedy, factor=factor)
+
+
+# A smaller gain is none.
+_LEAST_GAIN: Final = 1.05
+
+
+def _typed_as_needed(model: Model, found: Limit) -> tuple[str, float, Model]:
+    """Return the options of a limit, as large as brings the most, how many times as fast all becomes, and the model."""
+    times = _TIMES[-1]
+    factor, changed = _factor(model, found, times)
+    for fewer in _TIMES[:-1] if any(option.now for option in found.options) else ():
+        less = _factor(model, found, fewer)
+        if less[0] >= 0.95 * factor:
+            times, (factor, changed) = fewer, less
+            break
+    return " together with ".join(_typed(option, times) for option in found.options), factor, changed
 
 
 def _typed(option: Option, times: int) -> str:
     return " at ".join(filter(None, (option.text.format(option.now * times), option.at)))
 
 
-def _factor(model: Model, found: Limit, times: float) -> float:
-    """Return how many times as fast all becomes if the options of a limit are so many times as large."""
+def _factor(model: Model, found: Limit, times: float) -> tuple[float, Model]:
+    """Return how many times as fast all becomes with so many times as much of the options of a limit, and the model."""
     name = found.verdict.graph or "", found.verdict.node or ""
     has_number = any(option.now for option in found.options)
     gain = min(times * found.at_once, found.most * found.at_once) if has_number else found.most
     changed = model
     for what in (option.changes for option in found.options):
         changed = changed.more(what, times) if what is not None else changed
-    if changed is model and name in model.evidence.sums.nodes:
+    is_inbox = found.verdict.limit == "inbox"
+    if changed is model and name in model.evidence.sums.nodes and not is_inbox:
         changed = model.changed(Change(name, gain))
-    # What keeps nodes from working although no limit is used up, the model does not know.
-    used, rest = found.used if found.verdict.limit == "inbox" else model.bound(), changed.bound()
-    return max(1.0, min(gain, used / rest if rest else MOST_HEADROOM))
+    # The model does not know what keeps nodes from working although no limit is used up: without that, it is as it is.
+    used, rest = found.used if is_inbox else model.bound(), changed.bound()
+    return max(1.0, min(gain, used / rest if rest else MOST_HEADROOM)), changed
 
 
 def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
