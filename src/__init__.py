@@ -71,7 +71,7 @@ from .engine.checkpoint import Checkpoint
 from .engine.control import cond, fold, map_each, switch, while_loop
 from .engine.decorator import apply, node
 from .engine.events import emit
-from .engine.graph import Call, Graph, graph
+from .engine.graph import Call, Graph, graph, tagged
 from .engine.node import Node
 from .engine.options import ExecutionOptions, execution_options, set_execution_options
 from .engine.rate_limit import RateLimit
@@ -90,7 +90,8 @@ __all__ = [
     "SQLiteStore", "StaleAnswer", "StreamActor", "StreamWork", "UnknownItemError", "UnknownKey", "UnknownStep", "Work",
     "WorkSettledError", "WorkerDied", "apply", "asgi", "call", "cond", "consume", "current", "data", "device_node",
     "devices", "emit", "engine", "execution_options", "extension", "fold", "graph", "interrupt", "map_each", "node",
-    "resource", "retry_after", "set_execution_options", "switch", "telemetry", "testing", "while_loop",
+    "resource", "retry_after", "set_execution_options", "switch", "tagged", "telemetry", "testing",
+    "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a

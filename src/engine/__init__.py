@@ -47,6 +47,7 @@ else:
 
 P = ParamSpec("P")
 R = TypeVar("R")
+Tag = TypeVar("Tag")
 E = TypeVar("E")
 
 
@@ -138,12 +139,12 @@ def stream(
 ) -> Stream[R]: ...
 @overload
 def stream(
-    calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
+    calls: Iterable[Call[R, Tag]] | AsyncIterable[Call[R, Tag]],
     /,
     *,
     progress: bool = False,
     **options: Unpack[CallOptions],
-) -> Stream[R]: ...
+) -> Stream[R, Tag]: ...
 def stream(
     calls: Any,
     /,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from .._errors import EngineClosedError, OptionsError
 from ..actors.accepted import TIMEOUT, check
 from ..actors.frame import Frame
-from .control import Outcome
+from .control import Outcome, Tag_co
 from .graph import Graph, as_call, one_value
 from .node import Node
 from .options import ExecutionOptions
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 T_co = TypeVar("T_co", covariant=True)
 
 
-class Stream(ABC, Generic[T_co]):
+class Stream(ABC, Generic[T_co, Tag_co]):
     """An async iterator of results, and an async context manager; made by `engine.stream`.
 
     The items are the results of many calls, in input order; or the values of a single call, whose graph returns an
@@ -52,7 +52,7 @@ class Stream(ABC, Generic[T_co]):
                 closed then.
         """
 
-    async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
+    async def outcomes(self) -> AsyncIterator[Outcome[T_co, Tag_co]]:
         """Iterate over one `Outcome` for each item; the error of an item is in its outcome and not raised."""
         while True:
             try:
@@ -146,7 +146,7 @@ class Stream(ABC, Generic[T_co]):
         return [result async for result in self]
 
 
-class CallsStream(Stream[T_co]):
+class CallsStream(Stream[T_co, Tag_co]):
     """The results of many calls."""
 
     def __init__(
@@ -206,16 +206,19 @@ class CallsStream(Stream[T_co]):
             pipeline.skip(frame)
         raise StopAsyncIteration
 
-    async def outcomes(self) -> AsyncIterator[Outcome[T_co]]:
+    async def outcomes(self) -> AsyncIterator[Outcome[T_co, Tag_co]]:
         """Iterate over one `Outcome` for each item; the error of an item is in its outcome and not raised."""
-        self._start()
-        while not self._closed and (frame := await self._next()) is not None:
+        pipeline = self._start()
+        while not self._closed and (frame := pipeline.window.take() or await self._next()) is not None:
             error = frame.error
             if error is not None and not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit: no item's error
                 await self.aclose()
                 frame.outcome()
             else:
-                yield Outcome(frame.item, frame.result, error)
+                outcome: Outcome[T_co, Tag_co] = Outcome(frame.item, frame.result, error)
+                if pipeline.tags:
+                    outcome.__dict__["_tag"] = pipeline.tags.pop(frame.item, None)
+                yield outcome
 
     async def wait_started(self) -> None:
         """Wait for the first item without taking it out; for a server, before it sends its headers.

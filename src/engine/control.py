@@ -15,7 +15,9 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, cast, overload
+
+from typing_extensions import TypeVar
 
 from .._errors import GraphTraceError, IterationLimitError, OptionsError
 from .._public import LateModule
@@ -38,6 +40,7 @@ S = TypeVar("S")
 T = TypeVar("T")
 U = TypeVar("U")
 T_co = TypeVar("T_co", covariant=True)
+Tag_co = TypeVar("Tag_co", covariant=True, default=Any)
 
 # An agent's loop or a search rarely passes a hundred turns; a loop that never ends is reported before it costs much.
 DEFAULT_MAX_ITERATIONS = 10_000
@@ -62,18 +65,29 @@ _ARGUMENTS: dict[Kind, tuple[str, ...]] = {
 
 
 @dataclass(frozen=True)
-class Outcome(Generic[T_co]):
+class Outcome(Generic[T_co, Tag_co]):
     """The outcome of one item of a stream or of `map_each`: a result or an error.
 
     Attributes:
         index: the index of the item in the input, from 0.
         value: the result; None if the item failed.
         error: the error; None if the item did not fail.
+        tag: what `penstock.tagged` has given to the call; None without. Outcomes are compared and pickled without it.
     """
 
     index: int
     value: T_co | None
     error: Exception | None
+    _tag: ClassVar[Any] = None  # no field, or snapshots would store it
+
+    @property
+    def tag(self) -> Tag_co:
+        """What `penstock.tagged` has given to the call; None without."""
+        return cast(Tag_co, self._tag)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave out the tag: a message of a queue seldom pickles."""
+        return {**self.__dict__, "_tag": None}
 
 
 @dataclass(frozen=True)

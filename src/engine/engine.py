@@ -56,6 +56,7 @@ else:
 P = ParamSpec("P")
 E = TypeVar("E")
 R = TypeVar("R")
+Tag = TypeVar("Tag")
 T = TypeVar("T")
 
 
@@ -202,12 +203,12 @@ class Engine:
     @overload
     def stream(
         self,
-        calls: Iterable[Call[R]] | AsyncIterable[Call[R]],
+        calls: Iterable[Call[R, Tag]] | AsyncIterable[Call[R, Tag]],
         /,
         *,
         progress: bool = False,
         **options: Unpack[CallOptions],
-    ) -> Stream[R]: ...
+    ) -> Stream[R, Tag]: ...
     def stream(
         self,
         calls: Any,

@@ -17,7 +17,7 @@ from ..actors.accepted import NAME, check, one_of
 from ..actors.loop_host import StreamActor
 from ..actors.threads import ThreadPool
 from ..telemetry.text import printable
-from .control import Control, map_each
+from .control import Control, Tag_co, map_each
 from .node import Node, global_name, is_async, refuse_pickle
 from .open_resources import run_eagerly
 from .options import DEFAULTS, ExecutionOptions, OnFinished
@@ -107,9 +107,10 @@ R_co = TypeVar("R_co", covariant=True)
 A = TypeVar("A")
 B = TypeVar("B")
 Rest = ParamSpec("Rest")
+Tag = TypeVar("Tag")
 
 
-class Call(Unawaited, Generic[R_co]):
+class Call(Unawaited, Generic[R_co, Tag_co]):
     """A graph with its arguments, not started; `engine.run`, `engine.stream` and a service run it.
 
     `await call` runs the graph without an engine, step by step as plain Python; the policies of its nodes (retry,
@@ -118,12 +119,14 @@ class Call(Unawaited, Generic[R_co]):
     Attributes:
         graph: the graph.
         arguments: the arguments, in the order of the parameters of the graph.
+        tag: what `penstock.tagged` has given to the call; None without.
     """
 
     __slots__ = ("arguments", "graph")
 
-    # Set by `telemetry.continued`. A default in the class, not a slot, since few calls have headers.
+    # Set by `telemetry.continued` and `tagged`. Defaults in the class, not slots, since few calls have them.
     _trace_headers: Mapping[str, str] | None = None
+    tag: Tag_co = None  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
 
     def __init__(self, graph: "Graph[..., R_co]", arguments: tuple[Any, ...]) -> None:
         self.graph = graph
@@ -136,16 +139,16 @@ class Call(Unawaited, Generic[R_co]):
         tracer.awaited(self)
         return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
 
-    def _continued(self, headers: Mapping[str, str]) -> "Call[R_co]":
+    def _continued(self, headers: Mapping[str, str]) -> "Call[R_co, Tag_co]":
         """Return the same call with the headers of a trace that it continues."""
-        return _ContinuedCall(self.graph, self.arguments, headers)
+        return _MarkedCall(self.graph, self.arguments, headers, self.tag)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the call: the graph by module and name, and the arguments."""
         return (
             (Call, (self.graph, self.arguments))
             if self._trace_headers is None
-            else (_ContinuedCall, (self.graph, self.arguments, self._trace_headers))
+            else (_MarkedCall, (self.graph, self.arguments, self._trace_headers))
         )
 
     def __repr__(self) -> str:
@@ -153,12 +156,35 @@ class Call(Unawaited, Generic[R_co]):
         return f"<Call of graph {printable(self.graph.name)}, which `await engine.run(call)` runs>"
 
 
-class _ContinuedCall(Call[R_co]):
-    __slots__ = ("_trace_headers",)
+class _MarkedCall(Call[R_co, Tag_co]):
+    """A call with the headers of a trace, with a tag, or with both."""
 
-    def __init__(self, graph: "Graph[..., R_co]", arguments: tuple[Any, ...], headers: Mapping[str, str]) -> None:
+    __slots__ = ("_trace_headers", "tag")
+
+    def __init__(self, graph: "Graph[..., R_co]", arguments: tuple[Any, ...], headers: Any, tag: Any = None) -> None:
         super().__init__(graph, arguments)
         self._trace_headers = headers
+        self.tag = tag
+
+
+def tagged(call: Call[R, Any], tag: Tag) -> Call[R, Tag]:
+    """Return a call with an object that comes back with its outcome, such as the message that the call handles.
+
+    A stream of calls gives the tag back as `outcome.tag`, in whatever way and order its calls end; `order_by=` finds it
+    as `call.tag`. No node sees the tag: it is not part of the arguments, and neither compared nor pickled.
+
+    Args:
+        call: a call of a graph, not yet started; a tag that it has is replaced.
+        tag: any object. It is kept until the outcome of the call is read.
+
+    Returns:
+        The call to pass to the stream; `telemetry.continued` takes it as well.
+
+    Raises:
+        TypeError: the first argument is not a call.
+    """
+    one = as_call(call, "ps.tagged")
+    return _MarkedCall(one.graph, one.arguments, one._trace_headers, tag)
 
 
 @dataclass(frozen=True)

@@ -232,6 +232,7 @@ class Pipeline:
         uptime: how long the stream has been open.
         skipped: how many items were skipped.
         at: "file:line" that opened the stream; empty if no profile was taken then.
+        tags: what `tagged` has given to the items, by index, until their outcomes are read.
         keys: with `order_by=`, the keys of the calls that have begun, and what waits for these.
         on_item_settled: called with each item whose last handler has ended; may be None.
         on_closed: called with the pipeline when it has ended; may be None.
@@ -270,6 +271,7 @@ class Pipeline:
         # The items that have stepped aside, in order, and what the first of them waits for: by key in a deployment with
         # `key=`, and else those that have waited for the key of their stream.
         self._lines: dict[Share | None, tuple[asyncio.Future[bool], deque[_Waiting]]] = {}
+        self.tags: dict[int, Any] = {}
         self.keys: dict[Hashable, KeyLine] = {}
         self._changed = Condition()
         self._wired: dict[Any, Wired] = {}
@@ -492,7 +494,7 @@ class Pipeline:
                     self._source_error = _cut_short()
             elif not self.window.closed:
                 self._pulled = PulledSource(
-                    calls, self.window, self._group, self._prepare, self._parent, self._deadline
+                    calls, self.window, self._group, self._prepare, self._tagged, self._parent, self._deadline
                 )  # fmt: skip
                 await self._pulled.run()
         except Exception as error:  # noqa: BLE001 - of the source, or of a stateful node that does not start: it ends the stream
@@ -518,8 +520,17 @@ class Pipeline:
         self._graph_name = self._graph_name or graph.name
         return await self._prepare_graph(graph)
 
+    def _tagged(self, tag: Any) -> None:
+        """Keep the tag of the next item until its outcome is read."""
+        window = self.window
+        if len(self.tags) >= 2 * window.size:  # the reader takes no outcomes, but only values
+            self.tags = {index: kept for index, kept in self.tags.items() if index in window.frames}
+        self.tags[window.submitted] = tag
+
     async def _start(self, call: Any, index: int) -> None:
         graph = checked_call(call, index, trace_items=self._options.trace_items).graph
+        if call.tag is not None:
+            self._tagged(call.tag)
         wired = self._wired.get(graph)
         if wired is None:
             wired = self._wired[graph] = await self._prepare(graph)
@@ -703,6 +714,7 @@ class Pipeline:
         await self._changed.wait_for(lambda: not self._items)  # until items with workers of their own have unwound
         if not self._finishing:
             self.window.clear()
+            self.tags.clear()
         if self._group is not None:
             self._group.close()
         try:

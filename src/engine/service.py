@@ -164,6 +164,7 @@ P = ParamSpec("P")
 E = TypeVar("E")
 R = TypeVar("R")
 T = TypeVar("T")
+Tag = TypeVar("Tag")
 
 
 @dataclass(frozen=True)
@@ -503,12 +504,12 @@ class Service(Generic[P, R]):
     @overload
     def stream(
         self,
-        calls: Iterable[Call[T]] | AsyncIterable[Call[T]],
+        calls: Iterable[Call[T, Tag]] | AsyncIterable[Call[T, Tag]],
         /,
         *,
         progress: bool = False,
         **options: Unpack[CallOptions],
-    ) -> Stream[T]: ...
+    ) -> Stream[T, Tag]: ...
     def stream(
         self,
         calls: Any,

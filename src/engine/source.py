@@ -337,6 +337,7 @@ class PulledSource:
         window: ReorderWindow,
         group: WorkerGroup,
         prepare: Prepare,
+        tagged: Callable[[Any], None],
         parent: Frame | None,
         deadline: float | None,
     ) -> None:
@@ -347,6 +348,7 @@ class PulledSource:
         self._window = window
         self._group = group
         self._prepare = prepare
+        self._tagged = tagged
         self._parent = parent
         self._deadline = deadline
         # Items with spans or a deadline cannot run inside of `pull`: a worker has to look after these between steps.
@@ -454,12 +456,20 @@ class PulledSource:
 
     def _knows_graph_of(self, call: Any) -> bool:
         """Note the actors of a call of another graph than the last one; return False if they are not known yet."""
-        wired = self._wired.get(call.graph) if call.__class__ is Call else None
+        is_plain = call.__class__ is Call
+        is_known = is_plain or getattr(call, "_trace_headers", ...) is None  # one with a tag alone
+        wired = self._wired.get(call.graph) if is_known else None
         if wired is None:
             return False
+        if not is_plain:
+            self._tagged(call.tag)
         self._graph, self._actors, self._entry = call.graph, wired, wired.only_entry
         self._chain = wired.chain if self._may_run else None
         return True
+
+    def _goes_on_with(self, call: Any, graph: Graph[..., Any]) -> bool:
+        """Return whether a call that is no plain one of this graph is one with a tag."""
+        return getattr(call, "graph", None) is graph and self._knows_graph_of(call)
 
     def wanted(self) -> int:
         """Return how many workers would get an item now, supposing that items begin in the same actor as the last."""
@@ -514,7 +524,7 @@ class PulledSource:
                 except BaseException as error:  # noqa: BLE001 - it ends the stream, as in `pull`
                     self._stop(_Ended() if isinstance(error, StopIteration) else error)
                     return
-                if call.__class__ is not Call or call.graph is not graph:
+                if (call.__class__ is not Call or call.graph is not graph) and not self._goes_on_with(call, graph):
                     self._asked_for = call
                     return
         finally:
@@ -543,7 +553,7 @@ class PulledSource:
                 except BaseException as error:  # noqa: BLE001 - it ends the stream, as in `pull`
                     self._stop(_Ended() if isinstance(error, StopIteration) else error)
                     return
-                if call.__class__ is not Call or call.graph is not graph:
+                if (call.__class__ is not Call or call.graph is not graph) and not self._goes_on_with(call, graph):
                     self._asked_for = call
                     return
         finally:

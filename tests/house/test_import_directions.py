@@ -36,9 +36,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "_cli": {"__init__", "_errors", "telemetry", "engine", "devices"},
     "__main__": {"_cli"},
 }  # fmt: skip
-# What the package may import from outside: its three dependencies. JAX is an extra, for devices alone. Rich is
+# What the package may import from outside: its four dependencies. JAX is an extra, for devices alone. Rich is
 # loaded by modules of telemetry that are for it alone, and that nobody loads who does not ask for it.
-DEPENDENCIES = {"anyio", "structlog", "opentelemetry"}
+DEPENDENCIES = {"anyio", "structlog", "opentelemetry", "typing_extensions"}
 EXTRAS: dict[str, set[str]] = {
     "advice": {"jax", "numpy"},
     "asgi": {"starlette"},

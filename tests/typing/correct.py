@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Self, assert_type
+from typing import Any, Self, assert_type
 
 from starlette.applications import Starlette
 
 import penstock as ps
-from penstock import asgi, devices, engine, testing
+from penstock import asgi, devices, engine, telemetry, testing
 from penstock.testing import faults
 
 
@@ -365,6 +365,17 @@ async def calls(urls: list[str], more: AsyncIterator[str]) -> None:
         assert_type(results.statistics(), engine.StreamStatistics)
     assert_type(engine.stream(search(url) async for url in more), engine.Stream[list[Hit]])
     assert_type(engine.stream([first("a")], progress=True, ordered=False), engine.Stream[Hit])
+    tagged = ps.tagged(first("a"), b"offset")
+    assert_type(tagged, ps.Call[Hit, bytes])
+    assert_type(tagged.tag, bytes)
+    assert_type(ps.tagged(telemetry.continued(first("a"), {}), 1), ps.Call[Hit, int])
+    assert_type(telemetry.continued(tagged, {}), ps.Call[Hit, bytes])
+    assert_type(await engine.run(tagged), Hit)
+    plain: ps.Call[Hit] = tagged
+    assert_type(plain, ps.Call[Hit, Any])
+    async for each in engine.stream([tagged]).outcomes():
+        assert_type(each, engine.Outcome[Hit, bytes])
+        assert_type(each.tag, bytes)
     assert_type(engine.plan(search), engine.Plan)
 
 
@@ -375,12 +386,15 @@ async def deployments(urls: list[str]) -> None:
         assert_type(await service.map(first(url) for url in urls), list[Hit])
         assert_type(await service.map([first("a")], progress=True), list[Hit])
         assert_type(service.stream([search("a")], on_error="skip"), engine.Stream[list[Hit]])
+        assert_type(service.stream(ps.tagged(first(url), url) for url in urls), engine.Stream[Hit, str])
+        assert_type(await service.map(ps.tagged(first(url), url) for url in urls), list[Hit])
         await service.wait_ready()
         await service.drain(timeout_seconds=3)
         assert_type(service.statistics(), engine.ServiceStatistics)
     async with engine.Engine(max_workers=4) as mine:
         assert_type(await mine.run(search("a")), list[Hit])
         assert_type(mine.stream([first("a")]), engine.Stream[Hit])
+        assert_type(mine.stream([ps.tagged(first("a"), 1)]), engine.Stream[Hit, int])
         assert_type(await mine.deploy(first)("a", weight=0.5), Hit)
         supervised = mine.deploy(first, strategy="rest_for_one", max_restarts=5, within_seconds=60, max_queue=3)
         assert_type(await supervised("a"), Hit)

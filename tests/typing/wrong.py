@@ -93,7 +93,9 @@ async def results() -> None:
     hits: list[Hit] = best([])  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
     hit: Hit = await engine.run(search("a"))  # type: ignore[arg-type]  # pyright: ignore[reportAssignmentType]
     call: ps.Call[Hit] = search("a")  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
-    print(text, hits, hit, call)
+    offset: int = ps.tagged(search("a"), "a").tag  # type: ignore[assignment]  # pyright: ignore[reportAssignmentType]
+    print(text, hits, hit, call, offset)
+    ps.tagged("a", 1)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
 
 
 @ps.graph
