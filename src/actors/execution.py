@@ -270,7 +270,7 @@ class Bound:
         return None
 
     def figures(self) -> Sequence[Figure]:
-        """Return figures of its own, which statistics, metrics and `top` show; several call sites are added up."""
+        """Return figures of its own, which statistics, metrics, `top` and verdicts show; call sites are added up."""
         return ()
 
     def held_bytes(self) -> int:

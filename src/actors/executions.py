@@ -1,16 +1,18 @@
 """Executions: where the handler of a node runs: on the loop, in a thread, a worker process, or a loop of its own."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import copy_context
+from math import isfinite
 from time import perf_counter
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any
 
+from ..telemetry.counters import Figure
 from .chains import WATCHED, run_linkwise, watched
 from .execution import LOST, Attempt, Bound, DetachedRequest, DetachedStep, ThreadCall, take_thread
 from .frame import Frame
-from .loop_host import LoopHost
+from .loop_host import LoopHost, figure_of
 from .own_loops import Mailbox, Request
 from .supervision import Child
 from .tasks import start_task, until
@@ -231,6 +233,10 @@ class InOwnLoop(Bound):
     def _inbox(self) -> Mailbox[Any]:
         """The inbox of the loop."""
         return self._host.inbox
+
+    def figures(self) -> Sequence[Figure]:
+        """Return the finite numbers that the actor has told of itself; each call site returns the same."""
+        return [figure_of(name, value) for name, value in self._host.told.copy().items() if isfinite(value)]
 
     async def run(self, attempt: Attempt) -> Any:
         """Give the actor an item, and return its result."""

@@ -21,7 +21,9 @@ from typing import (
 
 from .._errors import ActorRestarted, ActorStopped, ChannelClosed, InboxClosed, NodeCancelledError, PenstockError
 from ..telemetry import logs
+from ..telemetry.counters import Figure
 from . import current
+from .accepted import OptionRule, check
 from .own_loops import AnyRequest, Inbox, Mailbox, Request, StreamRequest, StreamWork, Work
 from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer
 from .tasks import Condition, no_item, start_task, until
@@ -225,6 +227,7 @@ class LoopHost:
 
     Attributes:
         inbox: the work that waits for the loop.
+        told: what the instance has told of itself, by name.
     """
 
     def __init__(
@@ -239,6 +242,7 @@ class LoopHost:
     ) -> None:
         self.name = name
         self.inbox: Mailbox[Any] = Mailbox(capacity or DEFAULT_CAPACITY, max_bytes=max_bytes)
+        self.told: dict[str, float] = {}
         self._make = make
         self._shutdown_seconds = SHUTDOWN_SECONDS if shutdown_seconds is None else shutdown_seconds
         self._on_exit = on_exit
@@ -440,6 +444,7 @@ class LoopHost:
         current.source.set(None)  # the loop works for no particular item
         no_item.set("in the loop of an actor or in a batch, which are for many items: use a node of one item")
         instance = self._make()
+        self.told = told_by(instance)
         crash: BaseException | None = None
         try:
             async with AsyncExitStack() as stack:
@@ -562,7 +567,45 @@ Second = TypeVar("Second")
 More = TypeVarTuple("More")
 
 
-class Actor(Generic[In, Out]):
+class Reporter:
+    """The common part of `Actor` and `StreamActor`."""
+
+    _penstock_is_shared = False  # whether the loops of all scopes run on one and the same instance
+
+    def report(self, **figures: float) -> None:
+        """Tell figures of the actor: statistics, `penstock top`, metrics and the verdict of a profile show them.
+
+        A figure stays as it was told last, until the actor ends or is restarted. Call it as often as you like, such as
+        in each step of a loop: it only keeps the numbers. What is not finite is not shown.
+
+        Args:
+            **figures: numbers by name. A name may end with its unit, `_seconds` or `_bytes`; other figures are counts.
+
+        Raises:
+            OptionsError: a figure is no number.
+        """
+        for name, value in figures.items():
+            check(name, value, _FIGURE, "report(")
+        told_by(self).update(figures)
+
+
+def told_by(instance: object) -> dict[str, float]:
+    """Return what an actor has told of itself, by name; later reports change it."""
+    found: dict[str, float] = vars(instance).setdefault("_penstock_told", {})
+    return found
+
+
+_FIGURE = OptionRule("a number: int() or float() makes one of a scalar", lambda value: isinstance(value, int | float))
+_UNITS = {"seconds": "s", "bytes": "By"}
+
+
+def figure_of(name: str, value: float) -> Figure:
+    """Return what an actor has told under a name, of which the unit may be the last word."""
+    what, _, unit = name.rpartition("_")
+    return Figure(what, _UNITS[unit], value) if what and unit in _UNITS else Figure(name, f"{{{name}}}", value)
+
+
+class Actor(Reporter, Generic[In, Out]):
     """Base class of an actor that owns its loop and gives one result for each item.
 
     Decorate the class with `@ps.node` and write the method `loop`. Each scope (`run`, `stream`, `deploy`) makes an
@@ -577,8 +620,6 @@ class Actor(Generic[In, Out]):
 
     An `Actor[tuple[A, B], Out]` may be called with an A and a B; the value of its work is a tuple of both.
     """
-
-    _penstock_is_shared = False  # whether the loops of all scopes run on one and the same instance
 
     async def loop(self, inbox: Inbox[Work[In, Out]], /) -> None:
         """Take work out of the inbox and settle it, in any order, until `inbox.get()` raises `InboxClosed`.
@@ -603,13 +644,11 @@ class Actor(Generic[In, Out]):
         def __rrshift__(self, stream: AsyncIterator[In]) -> AsyncIterator[Out]: ...
 
 
-class StreamActor(Generic[In, Out]):
+class StreamActor(Reporter, Generic[In, Out]):
     """Base class of an actor that owns its loop and gives many parts for each item.
 
     It works as `Actor` does, but a call of an instance gives an async iterator, and `loop` gets `StreamWork`.
     """
-
-    _penstock_is_shared = False
 
     async def loop(self, inbox: Inbox[StreamWork[In, Out]], /) -> None:
         """Take work out of the inbox, put parts into it, and settle it, until `inbox.get()` raises `InboxClosed`.

@@ -79,7 +79,7 @@ def node_levels(wired: Iterable[Wired]) -> Iterator[Reading]:
                 (names.FIGURE, figure.name),
                 (names.UNIT, figure.unit),
             )
-            yield series(names.METRIC_NODE_FIGURE, *named), figure.value, None
+            yield series(names.METRIC_NODE_FIGURE, *named), figure.value, actor.bound._inbox
         if now.cache is not None:
             yield _of_node(names.METRIC_NODE_CACHE_SIZE, *of), now.cache.bytes_held, now.cache.store
         if actor.policy.max_bytes is not None:

@@ -104,7 +104,8 @@ class ActorStatistics:
         hedges_won: how many of these had their result from the second attempt.
         cache: the results that it keeps; None for a node without `cache=`.
         failed_over: how many items its failover took over, after the last attempt.
-        figures: what its execution tells besides; see `penstock.extension.Bound.figures`.
+        figures: what an actor that owns its loop tells by `report`, or another execution by its
+            `penstock.extension.Bound.figures`.
         success_rate: the share of the items that ended with a result, from 0 to 1; None before one has ended.
     """
 

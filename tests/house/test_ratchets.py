@@ -14,7 +14,7 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 LIMITS = {
     ".": Figures(lines=781, largest_file=387, slots=0, branches=9, broad_excepts=3),
     "_cli": Figures(lines=393, largest_file=150, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7458, largest_file=538, slots=28, branches=38, broad_excepts=57),
+    "actors": Figures(lines=7478, largest_file=538, slots=28, branches=38, broad_excepts=57),
     "advice": Figures(lines=859, largest_file=274, slots=0, branches=12, broad_excepts=0),
     "consume": Figures(lines=398, largest_file=198, slots=0, branches=6, broad_excepts=4),
     "data": Figures(lines=1244, largest_file=490, slots=0, branches=11, broad_excepts=6),
@@ -22,7 +22,7 @@ LIMITS = {
     "engine": Figures(lines=15142, largest_file=594, slots=21, branches=21, broad_excepts=54),
     "saving": Figures(lines=1924, largest_file=558, slots=0, branches=20, broad_excepts=8),
     "studio": Figures(lines=2217, largest_file=284, slots=0, branches=13, broad_excepts=2),
-    "telemetry": Figures(lines=3298, largest_file=449, slots=8, branches=15, broad_excepts=5),
+    "telemetry": Figures(lines=3303, largest_file=454, slots=8, branches=15, broad_excepts=5),
     "testing": Figures(lines=540, largest_file=135, slots=1, branches=5, broad_excepts=3),
 }
 

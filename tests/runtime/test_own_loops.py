@@ -4,10 +4,13 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, Self, TypeAlias
 
+import numpy as np
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from penstock.telemetry import names
+from tests.telemetry.collected import collecting
 
 IntInbox = ps.Inbox[ps.Work[int, int]]
 Scheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
@@ -540,6 +543,69 @@ async def test_several_arguments_are_refused_where_items_are_no_tuples() -> None
 
     with pytest.raises(ps.GraphTraceError, match="'Doubler' is called wrongly: too many positional arguments"):
         await engine.run(wrong(1))
+
+
+@ps.node
+class Teller(ps.Actor[int, int]):
+    """Tells the sum of its items, and two times; a negative item ends the loop."""
+
+    async def loop(self, inbox: IntInbox, /) -> None:
+        total = 0
+        while True:
+            work = await inbox.get()
+            if work.value < 0:
+                raise OSError
+            total += work.value
+            self.report(total=total)
+            self.report(step_seconds=0.25, cache_bytes=2**20, mean=float("nan"))
+            work.finish(total)
+
+
+def told(service: engine.Service[..., object]) -> list[dict[tuple[str, str], float]]:
+    return [{(one.name, one.unit): one.value for one in actor.figures} for actor in service.statistics().actors]
+
+
+async def test_what_a_loop_tells_of_itself_shows_in_statistics_and_metrics(monkeypatch: pytest.MonkeyPatch) -> None:
+    tell = Teller()
+
+    @ps.graph
+    async def once(x: int) -> int:
+        return await tell(x)
+
+    monkeypatch.setenv("COLUMNS", "300")  # which xdist makes 80
+    with collecting(monkeypatch) as collected:
+        async with engine.deploy(once) as service, engine.deploy(once) as other:
+            assert told(service) == [{}]
+            assert [await service(3), await service(1), await other(6)] == [3, 4, 6]
+            figures = {("total", "{total}"): 4, ("step", "s"): 0.25, ("cache", "By"): 2**20}
+            assert told(service) == [figures]
+            assert str(service.statistics()).endswith("4  0.250  1,048,576")
+            of = {"graph": "once", "node": "Teller", "figure": "total", "unit": "{total}"}
+            assert collected.total(names.METRIC_NODE_FIGURE, **of) == 4 + 6  # of two loops
+            with pytest.raises(ps.ActorRestarted):
+                await service(-1)
+            assert await service(2) == 2
+            assert told(service) == [{**figures, ("total", "{total}"): 2}]
+
+
+async def test_call_sites_of_one_loop_tell_the_same() -> None:
+    tell = Teller()
+
+    @ps.graph
+    async def twice(x: int) -> int:
+        return await tell(await tell(x))
+
+    async with engine.deploy(twice) as service:
+        assert await service(3) == 6
+        assert [one["total", "{total}"] for one in told(service)] == [6, 6]
+
+
+async def test_only_numbers_are_told() -> None:
+    tell = Teller()
+    tell.report(total=3, mean=0.5)
+    for wrong in ("3", None, np.arange(1)):
+        with pytest.raises(ps.OptionsError, match=r"report\(total=.*: a number: int\(\) or float\(\) makes one"):
+            tell.report(total=wrong)  # type: ignore[arg-type]
 
 
 async def test_a_loop_may_be_replaced_by_a_fake() -> None:

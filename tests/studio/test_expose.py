@@ -120,6 +120,25 @@ async def test_a_look_tells_what_goes_on(path: Path) -> None:
     assert (found.in_flight, found.limit, found.inbox_depth, found.inbox_capacity) == (2, 2, 3, 3)
 
 
+async def test_what_a_loop_tells_of_itself_shows_over_all_of_its_scopes(path: Path) -> None:
+    @ps.node
+    class Slots(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+            while True:
+                work = await inbox.get()
+                self.report(slots=work.value, step_seconds=0.25, mean=float("inf"))
+                work.finish(work.value)
+
+    graph = ps.graph(Slots())
+    with telemetry.expose(path), looking(path) as client:
+        async with engine.deploy(graph) as one, engine.deploy(graph) as other:
+            assert (await one(3), await other(4)) == (3, 4)
+            look = client.look()
+    table = look_table(look)
+    assert [column.title for column in table.columns[-2:]] == ["slots", "step (s)"]
+    assert table.rows[0][-2:] == ("7", "0.500")
+
+
 async def test_places_that_scopes_share_count_once(path: Path) -> None:
     with telemetry.expose(path), looking(path) as client:
         async with engine.stream([work(1)]) as one, engine.stream([work(2)]) as other:

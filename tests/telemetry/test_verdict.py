@@ -511,6 +511,7 @@ class Slots(ps.StreamActor[int, int]):
             fresh = [] if active else [await inbox.get()]
             active |= dict.fromkeys([*fresh, *inbox.take_nowait(4 - len(active) - len(fresh))], 10)
             await asyncio.sleep(0.002)
+            self.report(slots=4, step_seconds=0.002)
             for work, left in list(active.items()):
                 work.put_nowait(left)
                 active[work] = left - 1
@@ -566,6 +567,7 @@ def test_an_actor_limits_if_items_wait_in_its_inbox(virtual: VirtualTime, folds:
     assert (verdict.node, verdict.limit, verdict.headroom) == ("Slots", "places", None)
     assert verdict.reason.startswith("its loop takes no more: items wait in its inbox for ")
     assert verdict.remedy == "have its loop work on more items at a time, or make it faster"
+    assert verdict.spent == "it tells slots 4, step (s) 0.002"
     seldom = profile_of_callers(virtual, Slots(), 8, 2, folds=folds).verdict
     assert (seldom.node, seldom.limit) == (None, "callers")
 

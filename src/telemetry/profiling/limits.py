@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeAlias
 
 from ..counters import ActorStatistics, name_of
-from ..tables import Rendered, Table, significant
+from ..tables import Rendered, Table, figure_cells, figure_columns, significant
 from ..text import printable
 from .records import Bound
 from .sums import Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum, critical_paths
@@ -39,7 +39,8 @@ class Verdict(Rendered):
         limit: the kind of thing that there is too little of.
         headroom: how many times as fast everything would be if that node, or else the reader, took no time; None if
             unknown. See `Profile.what_if`.
-        spent: what the node spends its time on, in words, if it uses threads or waits for its turn; otherwise empty.
+        spent: what the node spends its time on, in words, if it uses threads or waits for its turn; and its figures.
+            Otherwise empty.
         factor: how many times as fast everything would be with the first option of the remedy; None if unknown.
     """
 
@@ -459,6 +460,11 @@ def _in_words(node: NodeSum, spent: TimeBreakdown, evidence: Evidence) -> str:
     beside = {"got a second attempt": now.hedged, "went on with the failover": now.failed_over}
     ended = now.completed + now.failed
     told = [f"{count / ended:.0%} of its items {what}" for what, count in beside.items() if count]
+    figures = node.step.counters.figures  # levels, of which the last ones count
+    columns = figure_columns([figures])
+    if columns:
+        cells = figure_cells(figures, columns)
+        told.append(f"it tells {', '.join(map(' '.join, zip(columns, cells, strict=True)))}")
     # A node that gathers items is busy with all that wait for their turn, and its device for a part of that.
     whose = "of the time in it, an item" if node.step.gathers else "of that it"
     return "; ".join([*([f"{whose} spends {', '.join(parts)}"] if parts else []), *told])
