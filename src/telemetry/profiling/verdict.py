@@ -326,7 +326,8 @@ def _advised(model: Model, found: Limit, headroom: float | None) -> Verdict:
     if factor < _LEAST_GAIN and (other := _most_used(limits(changed.evidence))) is not None:
         also, both, _ = _typed_as_needed(changed, other) if other.options else ("", 1.0, changed)
         name = f'"{other.verdict.name}"' if other.verdict.node else f"the {other.verdict.limit}"
-        gain = f"alone no faster, as {name} limits as much"
+        why = other.verdict.reason if other.verdict.node == verdict.node else f"{name} limits as much"
+        gain = f"alone no faster, as {why}"
         if both >= _LEAST_GAIN:
             said, factor = f"{said} together with {also}", factor * both
             gain = f"{factor:.1f} times as fast"
