@@ -198,6 +198,7 @@ class Policy:
     cache: Cache | None = None
     stateless: bool = False
     discard: Callable[[Any], Any] | None = None
+    inbox_capacity: int | None = None
 
     def __post_init__(self) -> None:
         check_fields(self, _POLICY)
@@ -270,7 +271,7 @@ _RETRY: Final = {
     "wait": optional(OptionRule("a function of the error and the number of the attempt", FUNCTION.fits)),
 }
 _POLICY: Final = {
-    **dict.fromkeys(("concurrency", "capacity", "max_bytes"), optional(whole(1))),
+    **dict.fromkeys(("concurrency", "capacity", "inbox_capacity", "max_bytes"), optional(whole(1))),
     "timeout_seconds": optional(POSITIVE),
     "retry": optional(instance(Retry, "a Retry, such as penstock.Retry(3)")),
     "fallback": optional(OptionRule("a function of the exception", FUNCTION.fits)),

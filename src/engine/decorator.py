@@ -26,7 +26,7 @@ from weakref import WeakValueDictionary
 
 from ..actors.accepted import NAME, check, optional, refuse_beside, refuse_unknown
 from ..actors.batching import BATCH, Batch, results_of
-from ..actors.loop_host import owns_loop
+from ..actors.loop_host import StreamActor, owns_loop
 from ..actors.policy import Cache, Effectful, Hedge, Policy, Retry
 from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.supervision import RestartMode
@@ -204,6 +204,7 @@ def node(
     name: str | None = None,
     concurrency: int | None = None,
     capacity: int | None = None,
+    inbox_capacity: int | None = None,
     max_bytes: int | None = None,
     runs_on: RunsOn = "loop",
     timeout_seconds: float | None = None,
@@ -228,6 +229,7 @@ def node(
     name: str | None = None,
     concurrency: int | None = None,
     capacity: int | None = None,
+    inbox_capacity: int | None = None,
     max_bytes: int | None = None,
     runs_on: RunsOn = "loop",
     timeout_seconds: float | None = None,
@@ -271,6 +273,7 @@ def node(
     name: str | None = None,
     concurrency: int | None = None,
     capacity: int | None = None,
+    inbox_capacity: int | None = None,
     max_bytes: int | None = None,
     runs_on: RunsOn = "loop",
     timeout_seconds: float | None = None,
@@ -301,7 +304,9 @@ def node(
             stateful node; an actor that owns its loop takes what its inbox holds. With `batch`: how many batches are
             handled at a time; default 1.
         capacity: how many items the inbox of the node holds in a pipeline; 16 by default, or `concurrency`, or the
-            size of a batch, if that is more.
+            size of a batch, if that is more. Of a node that gives a stream: how many values its stream holds; 16 by
+            default.
+        inbox_capacity: for a `StreamActor`: how many items its inbox holds; 16 by default.
         max_bytes: how many bytes the inbox holds, counted for values that know their size (`nbytes`, `bytes`, `str`).
         runs_on: where a plain `def` runs: "loop", "thread" or "process"; or a `penstock.extension.Execution`, which may
             take other functions as well. A class whose `__call__` is a plain `def` may
@@ -362,7 +367,7 @@ def node(
         concurrency, capacity, max_bytes, timeout_seconds, retry, fallback,
         pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
         shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, stateless=stateless, failover=failover,
-        hedge=hedge, cache=cache, discard=discard,
+        hedge=hedge, cache=cache, discard=discard, inbox_capacity=inbox_capacity,
     )  # fmt: skip
 
     def decorate(target: Any) -> Any:
@@ -379,6 +384,13 @@ def node(
             raise TypeError(
                 f"node {name or getattr(target, '__name__', target)!r} does not own its loop, so shutdown_seconds= "
                 "does not apply; it is for classes derived from ps.Actor or ps.StreamActor"
+            )
+        if inbox_capacity is not None and not (
+            isinstance(target, type) and issubclass(cast("type[Any]", target), StreamActor)
+        ):
+            raise TypeError(
+                f"node {name or getattr(target, '__name__', target)!r} is no class derived from ps.StreamActor, for "
+                "which inbox_capacity= is: capacity= bounds what waits for a node, or in its stream if it gives one"
             )
         if ordered and not _may_be_ordered(target):
             raise TypeError(

@@ -240,7 +240,7 @@ class LoopInstance:
         self.host = LoopHost(
             make,
             node.name,
-            capacity=None if node.gives_stream else node.policy.capacity,  # for a stream, capacity= counts its values
+            capacity=node.policy.inbox_capacity if node.gives_stream else node.policy.capacity,
             max_bytes=node.policy.max_bytes,
             shutdown_seconds=node.policy.shutdown_seconds,
             on_exit=self._exited,

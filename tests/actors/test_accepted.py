@@ -63,6 +63,7 @@ WRONG: list[tuple[Callable[..., Any], str, object, str]] = [
     (ps.node, "runs_on", ["thread"], "one of 'loop', 'thread', 'process'"),
     (ps.node, "restart", None, "one of 'permanent', 'transient', 'temporary'"),
     (ps.node, "restart_on", ValueError, "a tuple of exception classes"),
+    (ps.node, "inbox_capacity", 0, "a whole number of at least 1, or None"),
     (ps.node, "shutdown_seconds", "1", "a finite number that is not negative, or None"),
     (ps.node, "model", 5, "the name of the model"),
     (half.with_policy, "retry", 3, "a Retry, such as penstock.Retry(3), or None"),

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import pytest
 import structlog
@@ -140,6 +140,56 @@ async def test_a_reader_holds_no_more_than_the_capacity(capacity: int) -> None:
         assert work.put_nowait(taken + 1)
         work.finish()
         assert [part async for part in parts] == list(range(1, taken + 2))
+
+
+async def test_the_inbox_has_a_capacity_of_its_own() -> None:
+    waiting = asyncio.Event()
+    held: list[int] = []
+    depths: list[int] = []
+
+    @ps.node(capacity=2, inbox_capacity=20)
+    class Holding(ps.StreamActor[int, int]):
+        async def loop(self, inbox: PartInbox, /) -> None:
+            await waiting.wait()
+            depths.append(len(inbox))
+            while True:
+                work = await inbox.get()
+                held.append(sum(work.put_nowait(part) for part in range(9)))
+                work.finish()
+
+    holding = Holding()
+
+    @ps.graph
+    async def graph(n: int) -> AsyncIterator[int]:
+        return holding(n)
+
+    async with engine.deploy(graph, max_in_flight=30) as service:
+        streams = [service.stream(graph(n)) for n in range(30)]
+        reads = [asyncio.create_task(anext(stream)) for stream in streams]
+        await testing.wait_quiescent()
+        inbox = service.statistics().actors[0].inbox
+        assert (inbox.depth, inbox.capacity, inbox.waiting_putters) == (20, 20, 10)
+        waiting.set()
+        await asyncio.gather(*reads)
+        for stream in streams:
+            await stream.aclose()
+    assert (held, depths) == ([2] * 30, [20])
+
+
+def test_only_an_actor_that_gives_streams_has_two_capacities() -> None:
+    async def function(number: int) -> int:
+        return number
+
+    async def generator(number: int) -> AsyncIterator[int]:
+        yield number
+
+    class Single(ps.Actor[int, int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None: ...
+
+    for target in (function, generator, Single):
+        decorate: Any = ps.node(inbox_capacity=3)
+        with pytest.raises(TypeError, match=f"'{target.__name__}' is no class derived from ps.StreamActor"):
+            decorate(target)
 
 
 async def test_a_reader_that_leaves_cancels_the_work_at_once() -> None:
