@@ -110,6 +110,7 @@ class Frame:
         bodies: what stops the bodies that its steps of control flow run now.
         span: the parent of the spans of its node executions; None if the frame is not sampled.
         key: the key of the call, in a deployment with `key=`; None without.
+        owns_state: whether it is an iteration of a loop, and alone has the state that it begins with.
         waiters: for a computation of a cache, which has no parent: the frames that wait for it now.
         waiting_inside: for such a computation: frames in it, and in runs inside of it, that waited for shared places.
         unread: by their ids, the results of nodes with `discard=` that no step has begun to read, each with the actor
@@ -134,6 +135,7 @@ class Frame:
     expired = False
     is_substitute = False
     key: Hashable = None
+    owns_state = False
     waiters: "Collection[Frame]" = ()
     waiting_inside: "WeakSet[Frame] | None" = None
     unread: "dict[int, tuple[Any, NodeActor]] | None"
@@ -324,7 +326,7 @@ class Frame:
         """Build the result and claim the outcome "done"; for a frame whose steps are all done."""
         if self.unread:
             held, self.unread = self.unread, {}
-            for value in _inside([self.values[slot] for slot in self.layout.result_slots]):
+            for value in values_inside([self.values[slot] for slot in self.layout.result_slots]):
                 if id(value) in held:
                     self.unread[id(value)] = held.pop(id(value))
             _discard(self, held)
@@ -400,7 +402,7 @@ class Frame:
             if frame.unread:
                 ledgers.append(frame.unread)
             frame = frame.parent
-        for value in (_inside(values) if inside else values) if ledgers else ():
+        for value in (values_inside(values) if inside else values) if ledgers else ():
             for held in ledgers:
                 held.pop(id(value), None)
 
@@ -476,7 +478,7 @@ class Frame:
         return error
 
 
-def _inside(values: Iterable[Any]) -> Iterator[Any]:
+def values_inside(values: Iterable[Any]) -> Iterator[Any]:
     """Yield values, and what is in those of them that a graph may have built: containers and dataclasses."""
     stack, seen = list(values), set[int]()
     while stack:

@@ -97,7 +97,8 @@ def device_node(
             objects) run in other batches. Arrays that are written in the graph itself need not be named. Only with
             `batch=`.
         donate: whether the result may take over the memory of arguments. Only arguments that are results of device
-            nodes, and that nothing else reads, not even another attempt, are donated. No effect with `batch=`, because
+            nodes, and that nothing else reads, not even another attempt, are donated; and the state of a `fold` or a
+            `while_loop` that device nodes make, once all other steps have read it. No effect with `batch=`, because
             stacked arrays are new.
         pure: states that the function has no effects. Then equal calls are merged, a batch that failed is tried again
             in parts, and adjacent nodes become one program.

@@ -19,7 +19,7 @@ from .batch_items import BatchItem
 from .compiling import CACHE, JittedFunction
 from .device_errors import ORIGINS, Origin, raise_explained
 from .job_times import JobTimes, jax_profiles, named_in_jax_profile
-from .parameters import owned
+from .parameters import overwritable, owned
 from .programs import UnlikeBeforeError, are_ready, is_device_array, wait_until_ready
 from .self_check import self_check
 from .shardings import Placement
@@ -706,7 +706,7 @@ class SingleJob(Job):
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the call."""
-        args, self._call_args = self._call_args, ()
+        args, self._call_args = overwritable(self._call_args, self._jitted.donate_argnums), ()
         if self._parameters:
             args = self._place(args, self._parameters)
         # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.

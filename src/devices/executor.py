@@ -25,7 +25,7 @@ from .engine_device import (
     share,
 )
 from .failed_batches import in_parts
-from .parameters import SameParameters, check_same_shapes
+from .parameters import EVERYTHING, LoopState, SameParameters, check_same_shapes
 from .programs import UNSET, holds_array, own_x64, refuse_own_x64
 from .recompilation import CompileLog
 from .selection import AUTO
@@ -112,6 +112,7 @@ class DeviceExecutor(Execution):
         self.options = options
         self.batch = options.batch
         self._passes, self._donates, self._batch = passes, options.donate, options.batch
+        self._overwrites = options.donate and options.batch is None
         self._takes_unready = options.batch is None and not self.runs_many_programs  # not where they are stacked or cut
         self.members = members
         self.find_size = find_size
@@ -309,7 +310,7 @@ class DeviceExecutor(Execution):
         options = self.options
         if not options.donate or options.batch is not None:
             return ()
-        return self.arguments(site.resources).positions(site.owned)
+        return self.arguments(site.resources).positions([*site.owned, *([site.state] if site.state else ())])
 
     async def opened(
         self, pools: "Pools", device_strategy: str, arguments: Arguments, donated: tuple[int, ...] = ()
@@ -515,6 +516,7 @@ class OnDevice(Bound):
         self._arguments = executor.arguments_at(site)
         self._parameter_count = len(self._arguments.names)
         self._donated = executor.donated(site)
+        self._state = None if site.state is None else self._arguments.names.index(site.state)
         self._label, self._returns_pending = site.label, site.returns_pending
         self._placed: PlacedNode | None = None  # for as long as the Engine is open, and so are its devices
 
@@ -527,6 +529,11 @@ class OnDevice(Bound):
                 self._pools, self._device_strategy, self._arguments, self._donated
             )
         call = self._call(placed, actor, frame, attempt.args, attempt.kwargs)
+        if (state := self._state) is not None:
+            events = frame.group.events
+            kept = () if events is None else events.kept()
+            held = LoopState(call.args[state], kept if frame.owns_state else EVERYTHING)
+            call.args = (*call.args[:state], held, *call.args[state + 1 :])
         attempt.keeps_place_until(call)
         if frame.span is not None:
             call.wait = spans.waiting()

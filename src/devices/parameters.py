@@ -1,8 +1,10 @@
 """Parameters: arguments that come from resources; they are placed on a device once, and not with each call."""
 
+import sys
+from collections.abc import Container
 from contextlib import nullcontext
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
@@ -68,6 +70,40 @@ def owned(value: Any) -> Any:
 
 def _is_of_numpy(leaf: object) -> bool:
     return issubclass(type(leaf), np.ndarray)
+
+
+EVERYTHING: Final = range(sys.maxsize)  # it has the id of every object
+
+
+class LoopState(NamedTuple):
+    """The state of a loop, in the place of the argument that is donated.
+
+    Attributes:
+        value: the state.
+        kept: the ids of arrays that something else may still read.
+    """
+
+    value: Any
+    kept: Container[int]
+
+
+def overwritable(args: tuple[Any, ...], donated: tuple[int, ...]) -> tuple[Any, ...]:
+    """Return arguments with a `LoopState` replaced by the state, of which arrays with other readers are copied.
+
+    XLA refuses a donated array that stands twice in the arguments.
+    """
+    for at in donated:
+        if type(args[at]) is LoopState:
+            value, kept = args[at]
+            before, behind = args[:at], args[at + 1 :]
+            met = set(map(id, jax.tree.leaves((before, behind))))
+            leaves, structure = jax.tree.flatten(value)
+            for index, leaf in enumerate(leaves):
+                if is_device_array(leaf) and (id(leaf) in kept or id(leaf) in met):
+                    leaves[index] = jax.device_put(leaf, leaf.sharding, may_alias=False)
+                met.add(id(leaf))
+            return (*before, structure.unflatten(leaves), *behind)
+    return args
 
 
 def check_same_shapes(old: Any, new: Any) -> None:

@@ -9,6 +9,7 @@ from typing import Any, Self, cast
 
 from opentelemetry.trace import Span
 
+from .._errors import add_note
 from ..actors import current
 from ..actors.attempts import Failover
 from ..actors.execution import Attempt, Bound, Run, take_thread
@@ -77,7 +78,7 @@ def body_of(
         for iteration in range(control.limit):
             if not await run_body(worker, predicate, frame, (value, *outside[0]), iteration):
                 return value
-            value = await run_body(worker, body, frame, (value, *outside[1]), iteration)
+            value = await run_body(worker, body, frame, (value, *outside[1]), iteration, owned=value is not args[0])
             # A body that never suspends must not keep the event loop from other tasks, nor from the timer of a
             # deadline.
             if iteration % 64 == 63:
@@ -141,7 +142,7 @@ def _durable_loop(limit: int, predicate: Wired, body: Wired) -> _RunBodies:
         while await run_body(worker, predicate, frame, (value, *args[1:first]), step):
             if step >= limit:
                 raise iteration_limit(limit)
-            iteration = run_body(worker, body, frame, (value, *args[first:]), step)
+            iteration = run_body(worker, body, frame, (value, *args[first:]), step, owned=value is not args[0])
             step += 1
             value = await call.iteration(step, iteration)
         return value
@@ -149,9 +150,11 @@ def _durable_loop(limit: int, predicate: Wired, body: Wired) -> _RunBodies:
     return durable_loop
 
 
-async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int) -> Any:
-    """Run a body once, for one value; return its result."""
-    return (await _ListMap(worker, wired, parent, inputs).run([()], 1, item))[0]
+async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int, *, owned: bool = False) -> Any:
+    """Run a body once, for one value, which is `owned` if the body has made it itself; return its result."""
+    runs = _ListMap(worker, wired, parent, inputs)
+    runs.owns_state = owned
+    return (await runs.run([()], 1, item))[0]
 
 
 def runs_beside_others(frame: Frame) -> bool:
@@ -169,12 +172,14 @@ class _Bodies:
     """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
 
     frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
+    owns_state = False  # whether the next frame gets a state that the one before has made
     _error: BaseException | None = None  # of the frame that has ended the whole
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args, step: str) -> None:
         self._wired = wired
         self._parent = parent
         self._outside = outside
+        self._overwrites = wired.program.plan.overwrites
         self._span: Span | None = None  # the span of the control-flow step, if it is sampled
         self._stopped = False
         self._empty = asyncio.Event()
@@ -191,6 +196,8 @@ class _Bodies:
             frame.on_result_stream = on_stream
         if parent.key is not None:
             frame.key = parent.key
+        if self.owns_state and self._overwrites is not None:
+            frame.owns_state = True
         if self._span is not None:
             frame.span = spans.FrameSpan(self._span, wired.program.name)
         group.start(frame, wired.entries)
@@ -228,6 +235,12 @@ class _Bodies:
             self._parent.body_ended(self.stop)
             current.source.reset(token)
             await self._unwound()
+
+    def _with_loss(self, error: BaseException) -> BaseException:
+        """Return the error of an iteration, with a note if the state that it began with is gone."""
+        if (step := self._overwrites) is not None and isinstance(error, Exception):
+            add_note(error, f"the state of {self._group.step} is lost: {step.label}, with donate=True, overwrites it")
+        return error
 
     async def _unwound(self) -> None:
         """Wait until all handlers have ended, even if the caller is cancelled."""
@@ -326,7 +339,7 @@ class _ListMap(_Bodies):
             self._actor.failed += 1
             self._failed[index] = frame.error
         elif self._error is None and frame.error is not None:
-            self._error = frame.error
+            self._error = self._with_loss(frame.error)
             self.stop()
         if frame.settled:
             self.frame_settled(frame)
@@ -404,7 +417,7 @@ class _Fold(_Bodies):
     def frame_done(self, frame: Frame) -> None:
         """Keep the state; a failure ends the whole, unless what failed is left out."""
         if frame.state == "done":
-            self._state = frame.result
+            self._state, self.owns_state = frame.result, True
             if frame.unread:
                 frame.pass_unread()
             self._actor.completed += 1
@@ -412,7 +425,7 @@ class _Fold(_Bodies):
             if self._skips and isinstance(frame.error, Exception):
                 self._skip(frame)
             else:
-                self._error = frame.error
+                self._error = self._with_loss(frame.error)
         if frame.settled:
             self.frame_settled(frame)
 

@@ -4,15 +4,17 @@ import asyncio
 import concurrent.futures
 import sys
 from collections import deque
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Container, Generator, Iterable
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar, cast
+from weakref import WeakValueDictionary
 
 from .._errors import GraphTraceError
 from ..actors.current import Cancellable, Handling, Position, position_outside, source
+from ..actors.frame import values_inside
 from ..actors.stream_buffer import StreamBuffer
 from ..actors.tasks import no_item
 from .tracing.ref import call_location
@@ -76,12 +78,13 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         thread: the thread of the loop, by its `get_ident`.
     """
 
-    __slots__ = ("_restored_end", "_waiters", "_wanted", "thread", "values")
+    __slots__ = ("_kept", "_restored_end", "_waiters", "_wanted", "thread", "values")
 
     def __init__(self, wanted: type[Any], capacity: int) -> None:
         super().__init__(capacity)
         self.values: StreamBuffer[Any] | None = None
         self.thread = get_ident()
+        self._kept: WeakValueDictionary[int, Any] | None = None  # by their ids, the arrays in events
         self._wanted = wanted
         self._restored_end = 0  # the position behind the events of a snapshot
         self._waiters: deque[tuple[Event[Any], Cancellable, _Turn]] = deque()
@@ -96,6 +99,8 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         """Add an event that a node emits for an item; to be awaited, since it may have to wait for room."""
         if self.ended or self.abandoned or frame.state != "running" or not isinstance(value, self._wanted):
             return _NOTHING
+        if self._kept is not None:
+            self._keep(value)
         after = 0 if self.values is None else self._given
         event = Event(value, actor.name, frame.item, attempt, after)
         held = self.held
@@ -112,10 +117,22 @@ class EventBuffer(StreamBuffer[Event[Any]]):
     ) -> None:
         """Add an event for a thread, which waits for `turn`."""
         if isinstance(value, self._wanted):
+            if self._kept is not None:
+                self._keep(value)
             self._waiters.append((Event(value, where.actor.name, frame.item, where.attempt, self._given), where, turn))
             self._let_in()
         else:
             turn.set_result(None)
+
+    def kept(self) -> Container[int]:
+        """Return the ids of the arrays in events, which their reader may hold; noted from now on."""
+        if self._kept is None:
+            self._kept = WeakValueDictionary()
+        return self._kept
+
+    def _keep(self, value: object) -> None:
+        assert self._kept is not None
+        self._kept.update((id(one), one) for one in values_inside([value]) if hasattr(one, "is_deleted"))
 
     async def _wait_turn(self, event: Event[Any], frame: "Frame") -> None:
         turn = asyncio.get_running_loop().create_future()

@@ -79,8 +79,8 @@ class Execution:
     _is_compiled = False  # whether arguments and results are converted, and nothing is kept between two calls
     _gathers = False  # whether it takes items before it has a place for them
     _has_one_instance = True  # whether a class has one instance for each scope, which handles an item at a time
-    # Whether a result may take over the memory of arguments, and whether arguments need not be ready.
-    _donates = _takes_unready = False
+    # Whether a result may take over the memory of arguments, or of the state of a loop; whether these may be unready.
+    _donates = _overwrites = _takes_unready = False
     _takes_batches = False  # whether `_batcher` makes what gathers items for a function of a list
     _batch: Any = None  # for what gathers items of many calls: how
     _fn: Any = None  # and the function that takes them
@@ -877,6 +877,8 @@ class CallSite:
             handed to them before it is ready; all other readers need a finished value.
         owned: the parameters whose arguments were handed on, and that this call alone reads, in one attempt: the
             execution may overwrite their memory.
+        state: the parameter that gets the state of a loop, which the execution may overwrite: where `Frame.owns_state`,
+            in place, apart from what was emitted of it. None for none.
     """
 
     node: Node[..., Any]
@@ -885,3 +887,4 @@ class CallSite:
     constants: Mapping[str, Any]
     returns_pending: bool
     owned: frozenset[str]
+    state: str | None

@@ -11,6 +11,7 @@ from typing import Any, Final, TypeGuard, cast, get_origin
 from .._errors import NotStorable, PlanError
 from ..telemetry import logs
 from .control import Control
+from .donation import with_donation
 from .node import Node, is_node
 from .program import Draft, Pass, PassReport, Plan, PlannedStep, Program, Unit, data_edges
 from .tracing.template import Constant, Container, Read, Template, key, reads, with_reads
@@ -649,6 +650,7 @@ def make_plan(
     has_effects = any(step.is_effect for step in trace.steps)
     behind = _effects_behind(draft.steps, effect_behind) if has_effects else {}
     steps: list[PlannedStep] = []
+    changes, notes = list[str](), list[str]()  # of states of loops
     for chain in draft.steps:
         label, *further = [labels.next(step.callee.name) for step in chain]
         bodies = [
@@ -662,7 +664,10 @@ def make_plan(
             )
             for one in chain[0].bodies
         ]
+        bodies = with_donation(chain[0], bodies, changes, notes)
         steps.append(PlannedStep(label, chain, tuple(further), tuple(bodies)))
+    if changes or notes:
+        reports.append(PassReport("donation", len(changes + notes), len(notes), tuple(changes), tuple(notes)))
     plan = Plan(
         trace.name, trace.parameters, trace.parameter_sources, tuple(steps), draft.result, trace.captures, shared,
         tuple(reports), trace, merge_equal_calls not in without,

@@ -120,6 +120,7 @@ class Plan:
         reports: what each pass changed.
         trace: the recorded steps, before the passes.
         keeps_results: whether nodes with `cache=` keep their results; not with `reuse_plans=False`.
+        overwrites: for the body of a loop: the step that may overwrite the state, its first parameter; None for none.
     """
 
     name: str
@@ -132,6 +133,7 @@ class Plan:
     reports: tuple[PassReport, ...]
     trace: Trace
     keeps_results: bool = True
+    overwrites: PlannedStep | None = None
 
     @cached_property
     def _kept_by_engines(self) -> WeakKeyDictionary[object, object]:
@@ -285,6 +287,9 @@ class Program:
         unit_of = {unit.source: unit.index for unit in self.units}
         for source, waits in order_edges(plan._chains).items():
             edges[unit_of[source]] |= {unit_of[one] for one in waits}
+        if plan.overwrites is not None:
+            last, state = unit_of[plan.overwrites.source], plan.parameter_sources[0]
+            edges[last] |= {unit.index for unit in self.units[:last] if state in unit.sources}
         if scheduler == "sequential":
             for index in range(1, len(self.units)):
                 edges[index].add(index - 1)

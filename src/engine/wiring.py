@@ -514,7 +514,7 @@ def _call_site(program: Program, unit: Unit) -> CallSite:
     shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
     return CallSite(
         node, step.label, frozenset(shared), _constants(step, node), _returns_pending(program, unit, node),
-        _owned(program, unit, node),
+        _owned(program, unit, node), _state(program, unit, node),
     )  # fmt: skip
 
 
@@ -551,7 +551,8 @@ def _returns_pending(program: Program, unit: Unit, node: Node[..., Any]) -> bool
     policy = node.policy
     if not policy.is_once:
         return False  # only with the result is it known whether an attempt succeeded, and in time
-    readers = [executor_of(program.units[index].step) for index in unit.consumers]
+    consumers = [program.units[index] for index in unit.consumers]  # some may only have to wait for it
+    readers = [executor_of(one.step) if unit.source in one.sources else None for one in consumers]
     is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
     kind = type(node._runs_on)
     return (
@@ -578,6 +579,13 @@ def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]
         if len(maker.consumers) == 1 and _returns_pending(program, maker, made_by):
             owned.add(name)
     return frozenset(owned)
+
+
+def _state(program: Program, unit: Unit, node: Node[..., Any]) -> str | None:
+    if unit.step is None or unit.step is not program.plan.overwrites:
+        return None
+    state = Read(program.plan.parameter_sources[0])
+    return next(name for name, template in _arguments(unit.step, node) if template == state)
 
 
 def inbox_capacity(policy: Policy) -> int:
