@@ -334,9 +334,7 @@ def test_a_deployment_whose_callers_come_back_by_themselves_shows_what_it_does(p
         await asyncio.sleep(0.2)
         return [2 * number for number in numbers]
 
-    @ps.graph
-    async def doubled(number: int) -> int:
-        return await double(number)
+    doubled = ps.graph(double)
 
     async def main() -> None:
         async def caller() -> None:
@@ -1025,9 +1023,7 @@ def test_calls_that_wait_for_a_place_get_the_end_at_once() -> None:
             await unwound.wait()
         return tenant
 
-    @ps.graph
-    async def graph(tenant: str) -> str:
-        return await hangs_on(tenant)
+    graph = ps.graph(hangs_on)
 
     async def main(**options: Any) -> None:
         unwound.clear()

@@ -27,9 +27,7 @@ class Gate:
             await self.open.wait()
             return number
 
-        @ps.graph
-        async def graph(number: int) -> int:
-            return await work(number)
+        graph = ps.graph(work)
 
         self.graph = graph
 
@@ -166,9 +164,7 @@ async def test_what_is_refused() -> None:
     async def values() -> AsyncIterator[int]:
         yield 1
 
-    @ps.graph
-    async def valued() -> AsyncIterator[int]:
-        return values()
+    valued = ps.graph(values)
 
     streams = [engine.stream([graph()])]
     with pytest.raises(ps.ReentrantCallError, match="drained or closed from inside"):
@@ -233,17 +229,13 @@ def test_every_call_that_was_taken_has_one_outcome(effort: int) -> None:
         def plain(number: int) -> int:
             return number
 
-        @ps.graph
-        async def first(number: int) -> int:
-            return await work(number)
+        first = ps.graph(work)
 
         @ps.graph
         async def second(number: int) -> int:
             return plain(await work(plain(number)))
 
-        @ps.graph
-        async def third(number: int) -> int:
-            return plain(number)
+        third = ps.graph(plain)
 
         graphs = rng.sample([first, second, third], rng.randint(1, 3))
 

@@ -268,9 +268,7 @@ def test_the_timeout_of_a_generator_is_until_its_first_value() -> None:
                 yield number
                 await asyncio.sleep(4)
 
-        @ps.graph
-        async def graph() -> AsyncIterator[int]:
-            return slow()
+        graph = ps.graph(slow)
 
         async with engine.stream(graph()) as values:
             assert [value async for value in values] == [0, 1, 2, 3, 4]
@@ -413,9 +411,7 @@ async def test_a_drain_waits_for_open_streams() -> None:
         for number in range(40):
             yield number
 
-    @ps.graph
-    async def graph() -> AsyncIterator[int]:
-        return few()
+    graph = ps.graph(few)
 
     async with engine.deploy(graph) as service:
         values = service.stream(graph())
@@ -465,9 +461,7 @@ async def test_closing_a_stream_from_one_of_its_own_nodes() -> None:
         yield 1
         await holder[0].aclose()
 
-    @ps.graph
-    async def graph() -> AsyncIterator[int]:
-        return closes()
+    graph = ps.graph(closes)
 
     values = engine.stream(graph())
     holder.append(values)
@@ -607,9 +601,7 @@ async def test_leaving_waits_for_a_generator_that_takes_its_time_to_close() -> N
                 await asyncio.sleep(0)
             steps.append("closed")
 
-    @ps.graph
-    async def graph() -> AsyncIterator[int]:
-        return careful()
+    graph = ps.graph(careful)
 
     async with engine.stream(graph()) as values:
         await anext(values)
@@ -646,9 +638,7 @@ async def test_a_generator_that_is_cancelled_by_something_that_it_awaits() -> No
         future.cancel()
         await future
 
-    @ps.graph
-    async def graph() -> AsyncIterator[int]:
-        return awaits_cancelled()
+    graph = ps.graph(awaits_cancelled)
 
     with pytest.raises(ps.NodeCancelledError):
         await read(engine.stream(graph()))

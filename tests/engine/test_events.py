@@ -47,14 +47,10 @@ def is_left(amount: int) -> bool:
     return amount > 0
 
 
-@ps.graph
-async def one(amount: int) -> int:
-    return await work(amount)
+one = ps.graph(work)
 
 
-@ps.graph
-async def in_thread(amount: int) -> int:
-    return work_in_thread(amount)
+in_thread = ps.graph(work_in_thread)
 
 
 async def seen(stream: engine.EventStream[Progress, Any]) -> list[int]:
@@ -278,9 +274,7 @@ async def test_an_error_of_the_stream_is_raised_after_the_events_before_it() -> 
         await ps.emit(Progress(2))
         raise OSError("the model is gone")
 
-    @ps.graph
-    async def graph() -> AsyncIterator[int]:
-        return breaks()
+    graph = ps.graph(breaks)
 
     async with engine.stream(graph(), events=Progress) as items:
         assert [(await anext(items)).value for _ in range(3)] == [Progress(1), 1, Progress(2)]
@@ -394,9 +388,7 @@ def test_what_a_node_waits_for_its_reader_is_part_of_its_timeout() -> None:
             await ps.emit(number)
         return 10
 
-    @ps.graph
-    async def graph() -> int:
-        return await counts()
+    graph = ps.graph(counts)
 
     async def main() -> None:
         async with engine.stream(graph(), events=int, capacity=1) as events:
@@ -482,9 +474,7 @@ async def test_a_node_that_does_not_say_so_may_not_emit() -> None:
         await ps.emit(1)
         return 1
 
-    @ps.graph
-    async def graph() -> int:
-        return await silent()
+    graph = ps.graph(silent)
 
     for run in (_run, _result):
         with pytest.raises(TypeError, match=r"""node 'silent' .*@ps.node\(effectful="unordered"\)"""):
@@ -506,9 +496,7 @@ async def test_a_plain_def_on_the_loop_may_not_emit() -> None:
         ps.emit(1)
         return 1
 
-    @ps.graph
-    async def graph() -> int:
-        return plain()
+    graph = ps.graph(plain)
 
     for run in (_run, _result):
         with pytest.raises(TypeError, match=r"node 'plain' is a plain `def` .*runs_on=.thread."):
@@ -522,9 +510,7 @@ def emits_in_a_process() -> int:
 
 
 async def test_a_process_may_not_emit() -> None:
-    @ps.graph
-    async def graph() -> int:
-        return emits_in_a_process()
+    graph = ps.graph(emits_in_a_process)
 
     with pytest.raises(TypeError, match=r'in a worker process.*use runs_on="thread"'):
         await _result(graph)
@@ -714,9 +700,7 @@ async def test_a_refusal_and_a_deadline_are_errors_of_the_call() -> None:
         await held.wait()
         return 1
 
-    @ps.graph
-    async def graph() -> int:
-        return await waits()
+    graph = ps.graph(waits)
 
     async with engine.deploy(graph, max_in_flight=1, max_queue=0) as service:
         async with service.stream(graph(), events=Progress) as events:
@@ -794,9 +778,7 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_open() -> None:
         await asked.wait()
         return 3
 
-    @ps.graph
-    async def graph() -> int:
-        return await tells()
+    graph = ps.graph(tells)
 
     async def cancelled(read: "asyncio.Future[Any]") -> None:
         await testing.wait_quiescent()

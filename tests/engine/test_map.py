@@ -54,9 +54,7 @@ def test_it_gives_what_a_reader_of_the_stream_gets(
             raise Refused(item.number)
         return item.number
 
-    @ps.graph
-    async def of(item: Item) -> int:
-        return await work(item)
+    of = ps.graph(work)
 
     async def main() -> Any:
         async with engine.deploy(of) as service:
@@ -86,9 +84,7 @@ async def test_the_source_is_asked_for_no_more_than_may_be_in_flight() -> None:
         await gates[number].wait()
         return number
 
-    @ps.graph
-    async def of(number: int) -> int:
-        return await wait(number)
+    of = ps.graph(wait)
 
     def numbers() -> Any:
         for number in range(8):
@@ -125,9 +121,7 @@ async def test_a_cancelled_map_cancels_its_items() -> None:
             raise
         return number
 
-    @ps.graph
-    async def of(number: int) -> int:
-        return await stay(number)
+    of = ps.graph(stay)
 
     async with engine.deploy(of) as service:
         mapping = asyncio.ensure_future(service.map(map(of, range(2))))
@@ -148,9 +142,7 @@ async def make(number: int) -> Value:
     return Value()
 
 
-@ps.graph
-async def values(number: int) -> Value:
-    return await make(number)
+values = ps.graph(make)
 
 
 async def test_results_are_freed_when_the_caller_drops_them_and_not_when_cycles_are_collected() -> None:
@@ -179,9 +171,7 @@ def test_its_reader_is_not_woken_for_each_result(monkeypatch: pytest.MonkeyPatch
         await asyncio.sleep(5 + number % 5)  # with five in flight, one ends after the other
         return number
 
-    @ps.graph
-    async def of(number: int) -> int:
-        return await work(number)
+    of = ps.graph(work)
 
     async def main() -> list[int]:
         async with engine.deploy(of) as service:
@@ -204,9 +194,7 @@ async def test_a_profile_that_ends_during_a_map_does_not_blame_its_reader() -> N
             some.set()
         return number
 
-    @ps.graph
-    async def loads(number: int) -> int:
-        return await load(number)
+    loads = ps.graph(load)
 
     async with engine.deploy(loads) as service:
         with telemetry.profile() as profile:

@@ -209,13 +209,9 @@ async def test_items_are_counted_good_and_bad_ones_alike(on_error: OnError) -> N
 
 
 async def test_a_stream_that_fails_is_not_counted_as_given_as_well() -> None:
-    @ps.graph
-    async def broken(limit: int) -> AsyncIterator[int]:
-        return breaks(limit)
+    broken = ps.graph(breaks)
 
-    @ps.graph
-    async def whole(limit: int) -> AsyncIterator[int]:
-        return count(limit)
+    whole = ps.graph(count)
 
     async with engine.stream(broken(3)) as values:
         with pytest.raises(OSError, match="the stream"):

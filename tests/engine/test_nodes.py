@@ -193,9 +193,7 @@ async def test_an_instance_that_cannot_be_opened_fails_the_scope() -> None:
 
     broken = Broken()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await broken(x)
+    graph = ps.graph(broken)
 
     with pytest.raises(ConnectionError, match="refused") as caught:
         await engine.run(graph(1))
@@ -213,10 +211,7 @@ def test_a_class_stays_what_it_was() -> None:
 def test_pickling_and_copying_an_instance(used: bool) -> None:
     original = Index("a", 5)
     if used:
-
-        @ps.graph
-        async def graph(item: str) -> int:
-            return await original(item)
+        graph = ps.graph(original)
 
         engine.plan(graph)
     original.count = 7
@@ -230,9 +225,7 @@ def test_pickling_and_copying_an_instance(used: bool) -> None:
 async def test_a_copy_is_a_node_of_its_own(used: bool) -> None:
     original = Index("a", 5)
 
-    @ps.graph
-    async def first(item: str) -> int:
-        return await original(item)
+    first = ps.graph(original)
 
     assert not used or await engine.run(first("x")) == 6
     shallow = copy.copy(original)
@@ -338,9 +331,7 @@ async def test_a_dataclass_with_slots() -> None:
 
     plain = Plain(3)
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return plain(x)
+    graph = ps.graph(plain)
 
     assert await engine.run(graph(2)) == 6
     assert plain == Plain(3)

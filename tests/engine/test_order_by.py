@@ -58,17 +58,13 @@ async def test_a_thread_that_goes_on_after_its_timeout_keeps_the_key(kind: str) 
         def work(name: str) -> str:  # type: ignore[misc]
             return block(name)
 
-    @ps.graph
-    async def graph(name: str) -> str:
-        return await work(name)
+    graph = ps.graph(work)
 
     @ps.node
     async def run(name: str) -> str:
         return await engine.run(graph(name))
 
-    @ps.graph
-    async def outer(name: str) -> str:
-        return await run(name)
+    outer = ps.graph(run)
 
     made = outer if kind == "inside" else graph
     calls = [made(name) for name in ("a0", "a1", "b0", "a2")]
@@ -116,9 +112,7 @@ async def test_it_is_for_one_stream_of_calls() -> None:
     async def count() -> AsyncIterator[int]:
         yield 1
 
-    @ps.graph
-    async def counting() -> AsyncIterator[int]:
-        return count()
+    counting = ps.graph(count)
 
     takers: list[Callable[..., Any]] = [
         engine.Engine, ps.set_execution_options, lambda **more: ps.execution_options(**more).__enter__(),
@@ -255,9 +249,7 @@ async def test_a_drain_finishes_what_waits_for_its_key_and_an_abort_ends_it(end:
         await gate.wait()
         return number
 
-    @ps.graph
-    async def graph(number: int) -> int:
-        return await work(number)
+    graph = ps.graph(work)
 
     async with engine.deploy(graph, max_in_flight=3) as service:
         calls = [graph(number) for number in (0, 2, 4, 1)]

@@ -35,9 +35,7 @@ class Seen:
                 self.running[key] -= 1
             return name
 
-        @ps.graph
-        async def graph(name: str, seconds: float) -> str:
-            return await work(name, seconds)
+        graph = ps.graph(work)
 
         self.graph = graph
 

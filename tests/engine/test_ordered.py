@@ -195,9 +195,7 @@ def test_what_could_not_wait_for_its_turn_is_refused() -> None:
 async def test_a_deployment_refuses_it() -> None:
     noting = Noting([])
 
-    @ps.graph
-    async def each(number: int) -> int:
-        return await noting(number)
+    each = ps.graph(noting)
 
     with pytest.raises(ps.PlanError, match="the calls of a deployment have no order"):
         async with engine.deploy(each):

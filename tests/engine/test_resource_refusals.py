@@ -193,9 +193,7 @@ async def late() -> AsyncIterator[int]:
 async def test_a_generator_that_yields_twice_or_never(
     wrong: ps.Resource[[], int], error: type[Exception], message: str
 ) -> None:
-    @ps.graph
-    async def use() -> int:
-        return await wrong()
+    use = ps.graph(wrong)
 
     with pytest.raises(error, match=message):
         await engine.run(use)

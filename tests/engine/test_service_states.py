@@ -45,9 +45,7 @@ async def sleep_for_ever(x: int) -> int:
     return x
 
 
-@ps.graph
-async def endless(x: int) -> int:
-    return await sleep_for_ever(x)
+endless = ps.graph(sleep_for_ever)
 
 
 async def test_everybody_who_waits_until_a_service_is_ready_goes_on() -> None:
@@ -91,9 +89,7 @@ async def test_abort_cancels_a_start_and_waits_until_nothing_is_left() -> None:
 
     node = ps.node(Slow)(asyncio.Event())
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)
+    graph = ps.graph(node)
 
     service = engine.deploy(graph)
     entering = asyncio.create_task(service.__aenter__())
@@ -151,9 +147,7 @@ async def test_every_call_that_was_made_is_counted_once_by_how_it_ended() -> Non
             raise ValueError
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await step(x)
+    graph = ps.graph(step)
 
     async with engine.deploy(graph, max_in_flight=3, max_queue=3) as service:
         assert await service(0) == 0
@@ -188,9 +182,7 @@ async def test_every_stream_of_one_call_is_counted_once_by_how_it_ended() -> Non
             yield x
         await release.wait()
 
-    @ps.graph
-    async def graph(n: int) -> AsyncIterator[int]:
-        return numbers(n)
+    graph = ps.graph(numbers)
 
     async def read(n: int, timeout_seconds: float | None = None) -> list[int]:
         async with service.stream(graph(n), timeout_seconds=timeout_seconds) as values:
@@ -233,13 +225,9 @@ def test_what_expires_while_its_handler_unwinds_has_expired_and_not_failed(of: s
         finally:
             await asyncio.sleep(1)
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await slow_to_leave(x)
+    graph = ps.graph(slow_to_leave)
 
-    @ps.graph
-    async def values(x: int) -> AsyncIterator[int]:
-        return values_slow_to_leave(x)
+    values = ps.graph(values_slow_to_leave)
 
     async def main() -> None:
         async with engine.deploy(graph, values) as service:
@@ -265,9 +253,7 @@ def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_kinds_
         await asyncio.Event().wait()
         return x
 
-    @ps.graph
-    async def hanging(x: int) -> int:
-        return await hang(x)
+    hanging = ps.graph(hang)
 
     @ps.node
     async def ask(x: int) -> int:
@@ -278,9 +264,7 @@ def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_kinds_
         for number in range(count):
             yield number
 
-    @ps.graph
-    async def asked(x: int) -> int:
-        return await ask(x)
+    asked = ps.graph(ask)
 
     @ps.graph
     async def values(x: int) -> AsyncIterator[int]:
@@ -309,9 +293,7 @@ def test_an_item_whose_reader_has_its_error_while_others_of_its_nodes_unwind_is_
     async def ask(x: int) -> int:
         return await engine.run(waiting(x), timeout_seconds=5)
 
-    @ps.graph
-    async def waiting(x: int) -> int:
-        return await slow_to_leave(x)
+    waiting = ps.graph(slow_to_leave)
 
     @ps.graph
     async def both(x: int) -> list[int]:

@@ -232,9 +232,7 @@ async def test_the_policy_of_a_node_holds_for_its_fake() -> None:
 
     persistent = fetch.with_policy(retry=ps.Retry(3))
 
-    @ps.graph
-    async def graph(url: str) -> str:
-        return await persistent(url)
+    graph = ps.graph(persistent)
 
     with testing.replace(fetch, unlucky):
         assert await engine.run(graph("a")) == "third time"
@@ -244,9 +242,7 @@ async def test_the_policy_of_a_node_holds_for_its_fake() -> None:
 async def test_thread_and_process_nodes_are_replaced_by_closures(node: ps.Node[[int], str]) -> None:
     seen: list[object] = []
 
-    @ps.graph
-    async def graph(x: int) -> str:
-        return node(x)
+    graph = ps.graph(node)
 
     def closure(x: int) -> str:
         seen.append(threading.current_thread() is not threading.main_thread())
@@ -263,9 +259,7 @@ async def test_a_stateful_node_is_neither_made_nor_entered() -> None:
     Index.opened.clear()
     index = Index()
 
-    @ps.graph
-    async def graph(url: str) -> str:
-        return await index(url)
+    graph = ps.graph(index)
 
     with testing.replace(index, fake):
         assert await engine.run(graph("a")) == await graph("a") == "fake a"

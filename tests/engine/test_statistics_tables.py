@@ -349,9 +349,7 @@ class Model:
 model = Model()
 
 
-@ps.graph
-async def infer(number: int) -> int:
-    return await model(number)
+infer = ps.graph(model)
 
 
 async def test_what_a_deployment_needs_to_get_ready_does_not_count() -> None:

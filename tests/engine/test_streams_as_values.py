@@ -154,9 +154,7 @@ async def test_an_argument_may_be_a_stream() -> None:
     async def returned(values: AsyncIterator[int]) -> AsyncIterator[int]:
         return values
 
-    @ps.graph
-    async def leaves(values: AsyncIterator[int]) -> int:
-        return await first(values)
+    leaves = ps.graph(first)
 
     assert await engine.run(total(numbers())) == [2 * number for number in range(10)]
     for graph in (passed, returned):
@@ -257,9 +255,7 @@ async def test_a_task_that_a_generator_starts_knows_its_item() -> None:
 
         yield await asyncio.create_task(inner())
 
-    @ps.graph
-    async def graph() -> AsyncIterator[str]:
-        return starts_tasks()
+    graph = ps.graph(starts_tasks)
 
     async with engine.stream(graph()) as values:
         assert [value async for value in values] == ["starts_tasks"]
@@ -274,9 +270,7 @@ async def test_a_generator_that_waits_for_its_own_place_is_refused() -> None:
                     yield value
         yield depth
 
-    @ps.graph
-    async def graph(depth: int) -> AsyncIterator[int]:
-        return nested(depth)
+    graph = ps.graph(nested)
 
     async with engine.stream(graph(0)) as values:
         assert [value async for value in values] == [0]
@@ -301,9 +295,7 @@ async def test_a_stateful_generator_holds_its_instance_until_it_has_ended() -> N
 
     numbered = Numbered()
 
-    @ps.graph
-    async def graph(limit: int) -> AsyncIterator[int]:
-        return numbered(limit)
+    graph = ps.graph(numbered)
 
     async with engine.deploy(graph) as service:
 
@@ -355,9 +347,7 @@ async def test_outcomes_position_and_statistics() -> None:
         yield 2
         raise ValueError("third")
 
-    @ps.graph
-    async def graph() -> AsyncIterator[int]:
-        return two_then_error()
+    graph = ps.graph(two_then_error)
 
     async with engine.stream(graph()) as values:
         outcomes = [outcome async for outcome in values.outcomes()]
@@ -514,17 +504,13 @@ async def test_annotations_that_only_type_checkers_can_evaluate() -> None:
     async def total(values: AsyncIterator[NotHere], start: NotHere = 0) -> int:  # type: ignore[name-defined] # noqa: F821
         return start + sum([value async for value in values])
 
-    @ps.graph
-    async def later(values: AsyncIterator[NotHere]) -> NotHere:  # type: ignore[name-defined] # noqa: F821
-        return await total(values)
+    later = ps.graph(total)
 
     @ps.node(batch=ps.Batch(4))
     async def doubled(numbers: list[NotHere]) -> list[NotHere]:  # type: ignore[name-defined] # noqa: F821
         return [2 * number for number in numbers]
 
-    @ps.graph
-    async def twice(number: NotHere) -> NotHere:  # type: ignore[name-defined] # noqa: F821
-        return await doubled(number)
+    twice = ps.graph(doubled)
 
     assert await engine.run(later(count(4))) == 6  # the parameter is known as a stream by its text
     assert await engine.run(twice(4)) == 8

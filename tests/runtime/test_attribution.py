@@ -172,9 +172,7 @@ async def test_a_task_that_outlives_its_handler_is_not_taken_for_another_item() 
             await testing.wait_quiescent()
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await handle(x)
+    line = ps.graph(handle)
 
     async with engine.stream(line(x) for x in range(4)) as stream:
         assert [x async for x in stream] == [0, 1, 2, 3]

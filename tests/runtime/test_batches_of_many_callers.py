@@ -86,9 +86,7 @@ async def through_a_stream_of_calls(call: Any) -> None:
 
 
 async def through_a_deployment(call: Any) -> None:
-    @ps.graph
-    async def graph(number: int) -> int:
-        return await call(number)
+    graph = ps.graph(call)
 
     async def client(service: Any) -> None:
         for number in range(ROUNDS):
@@ -124,9 +122,7 @@ async def test_nothing_waits_for_a_caller_alone() -> None:
         handled_in.append(turns)
         return numbers
 
-    @ps.graph
-    async def graph(number: int) -> int:
-        return await call(number)
+    graph = ps.graph(call)
 
     def turn() -> None:
         nonlocal turns, handle

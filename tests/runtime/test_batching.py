@@ -131,9 +131,7 @@ async def test_a_batch_is_limited_by_what_its_items_cost() -> None:
         sizes.append([*map(len, texts)])
         return [*map(len, texts)]
 
-    @ps.graph
-    async def of(text: str) -> int:
-        return await lengths(text)
+    of = ps.graph(lengths)
 
     async with engine.deploy(of) as service:
         results = await asyncio.gather(*(service("x" * size) for size in (6, 4, 1, 1, 1, 1, 10, 9, 2)))

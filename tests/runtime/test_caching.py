@@ -276,9 +276,7 @@ async def test_the_size_of_common_results_is_known(result: Any, parts: list[Any]
     async def make() -> Any:
         return result
 
-    @ps.graph
-    async def only() -> Any:
-        return await make()
+    only = ps.graph(make)
 
     async with engine.deploy(only) as service:
         await service.run(only())

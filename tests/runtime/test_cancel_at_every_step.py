@@ -262,9 +262,7 @@ def test_a_second_cancel_does_not_leave_what_unwinds_behind() -> None:
 
     slow = Slow()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await slow(x)
+    graph = ps.graph(slow)
 
     async def main() -> None:
         for way in (as_run, as_stream, as_service, in_own_engine):

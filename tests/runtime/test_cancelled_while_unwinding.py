@@ -44,9 +44,7 @@ class LeftSlowly:
 left_slowly = LeftSlowly()
 
 
-@ps.graph
-async def slow(seconds: float) -> float:
-    return await unwinds_slowly(seconds)
+slow = ps.graph(unwinds_slowly)
 
 
 @ps.graph
@@ -54,9 +52,7 @@ async def slow_bodies(seconds: float) -> list[float]:
     return await ps.map_each(unwinds_slowly, [0.0, seconds])
 
 
-@ps.graph
-async def stateful(x: int) -> int:
-    return await left_slowly(x)
+stateful = ps.graph(left_slowly)
 
 
 async def one_run() -> None:

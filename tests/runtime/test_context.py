@@ -34,19 +34,13 @@ async def with_policy(x: int) -> str:
     return seen
 
 
-@ps.graph
-async def reading(x: int) -> str:
-    return await read_and_set(x)
+reading = ps.graph(read_and_set)
 
 
-@ps.graph
-async def reading_in_thread(x: int) -> str:
-    return read_and_set_in_thread(x)
+reading_in_thread = ps.graph(read_and_set_in_thread)
 
 
-@ps.graph
-async def reading_with_policy(x: int) -> str:
-    return await with_policy(x)
+reading_with_policy = ps.graph(with_policy)
 
 
 @ps.graph
@@ -149,9 +143,7 @@ async def test_current_tells_where_a_handler_is() -> None:
         note(f"body {x}")
         return x
 
-    @ps.graph
-    async def inner(x: int) -> int:
-        return threaded(x)
+    inner = ps.graph(threaded)
 
     @ps.graph
     async def outer(x: int) -> list[int]:
@@ -208,9 +200,7 @@ async def test_a_thread_can_ask_whether_anybody_still_waits() -> None:
             loop.call_soon_threadsafe(stopped.set)
             raise
 
-    @ps.graph
-    async def spinning(x: int) -> int:
-        return spin(x)
+    spinning = ps.graph(spin)
 
     run = asyncio.create_task(engine.run(spinning(1)))
     await begun.wait()

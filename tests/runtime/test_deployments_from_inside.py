@@ -23,9 +23,7 @@ async def by_a_run(service: Service, graph: ps.Graph[[int], int]) -> None:
     async def calls(x: int) -> int:
         return await service(x)
 
-    @ps.graph
-    async def outer(x: int) -> int:
-        return await calls(x)
+    outer = ps.graph(calls)
 
     await engine.run(outer(0))
 
@@ -35,9 +33,7 @@ async def by_a_deployment(service: Service, graph: ps.Graph[[int], int]) -> None
     async def calls(x: int) -> int:
         return await service(x)
 
-    @ps.graph
-    async def outer(x: int) -> int:
-        return await calls(x)
+    outer = ps.graph(calls)
 
     async with engine.deploy(outer) as other:
         await other(0)
@@ -115,9 +111,7 @@ async def test_a_task_of_a_stateful_node_cannot_wait_for_its_own_deployment(way:
 
     node = Watched()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)
+    graph = ps.graph(node)
 
     async with engine.deploy(graph) as service:
         asked.set()
@@ -130,9 +124,7 @@ async def test_a_stateful_node_may_call_another_deployment() -> None:
     async def double(x: int) -> int:
         return 2 * x
 
-    @ps.graph
-    async def doubled(x: int) -> int:
-        return await double(x)
+    doubled = ps.graph(double)
 
     @ps.node
     class Calls:
@@ -148,9 +140,7 @@ async def test_a_stateful_node_may_call_another_deployment() -> None:
 
     node = Calls()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)
+    graph = ps.graph(node)
 
     async with engine.deploy(doubled) as inner, engine.deploy(graph) as service:
         assert await service(1) == 43

@@ -38,9 +38,7 @@ async def test_another_node_takes_over_after_the_last_attempt() -> None:
         attempts.append(ps.current().attempt)
         raise Down
 
-    @ps.graph
-    async def ask_twice(question: str) -> str:
-        return await twice(question)
+    ask_twice = ps.graph(twice)
 
     assert await engine.run(ask_twice("why")) == "backup: why"
     assert attempts == [1, 2, 3]
@@ -51,9 +49,7 @@ async def test_what_does_not_fail_is_not_taken_over() -> None:
     async def fine(question: str) -> str:
         return question
 
-    @ps.graph
-    async def ask_fine(question: str) -> str:
-        return await fine(question)
+    ask_fine = ps.graph(fine)
 
     assert await engine.run(ask_fine("why")) == "why"
 
@@ -81,9 +77,7 @@ async def test_it_has_a_policy_of_its_own() -> None:
 
     other = primary.with_policy(failover=flaky)
 
-    @ps.graph
-    async def ask_flaky(question: str) -> str:
-        return await other(question)
+    ask_flaky = ps.graph(other)
 
     assert await engine.run(ask_flaky("why")) == "why"
     assert attempts == 3
@@ -97,9 +91,7 @@ async def test_with_both_the_fallback_gets_the_error_of_the_failover() -> None:
     last = primary.with_policy(failover=broken, fallback=lambda error: f"{type(error).__name__}: {error}")
     worse = primary.with_policy(failover=broken)
 
-    @ps.graph
-    async def ask_last(question: str) -> str:
-        return await last(question)
+    ask_last = ps.graph(last)
 
     @ps.graph
     async def ask_worse(question: str) -> str:
@@ -119,9 +111,7 @@ async def test_a_failover_may_have_one_as_well() -> None:
     async def first(question: str) -> str:
         raise Down
 
-    @ps.graph
-    async def ask_first(question: str) -> str:
-        return await first(question)
+    ask_first = ps.graph(first)
 
     assert await engine.run(ask_first("why")) == "backup: why"
 
@@ -135,9 +125,7 @@ async def test_an_abandoned_thread_is_not_waited_for_and_keeps_its_place() -> No
         go_on.wait(30)
         return "too late"
 
-    @ps.graph
-    async def ask_stuck(question: str) -> str:
-        return stuck(question)
+    ask_stuck = ps.graph(stuck)
 
     async with engine.deploy(ask_stuck) as service:
         while not entered.is_set():  # on a busy machine, the time is over before the thread has begun
@@ -162,9 +150,7 @@ async def test_the_place_of_the_node_is_free_while_its_failover_runs() -> None:
             raise Down
         return question
 
-    @ps.graph
-    async def ask_narrow(question: str) -> str:
-        return await narrow(question)
+    ask_narrow = ps.graph(narrow)
 
     async with engine.deploy(ask_narrow) as service:
         bad = asyncio.create_task(service.run(ask_narrow("bad")))
@@ -185,9 +171,7 @@ async def test_for_items_of_a_batch_it_is_decided_item_by_item() -> None:
     async def even(numbers: list[int]) -> list[int | Exception]:
         return [Down() if number % 2 else number for number in numbers]
 
-    @ps.graph
-    async def halves(number: int) -> int:
-        return await even(number)
+    halves = ps.graph(even)
 
     async with engine.deploy(halves) as service:
         results = await asyncio.gather(*[service.run(halves(number)) for number in range(6)])
@@ -216,9 +200,7 @@ async def test_a_stream_is_taken_over_only_before_its_first_value() -> None:
 
     taken_over = words.with_policy(failover=words_of_other)
 
-    @ps.graph
-    async def read(text: str, fails_after: int) -> AsyncIterator[str]:
-        return taken_over(text, fails_after)
+    read = ps.graph(taken_over)
 
     assert [word async for word in engine.stream(read("a b c", 0))] == ["other", "a b c"]
     stream = engine.stream(read("a b c", 1))
@@ -244,9 +226,7 @@ async def test_a_reader_that_leaves_closes_the_stream_of_the_failover() -> None:
             raise Down
         yield text
 
-    @ps.graph
-    async def read(text: str) -> AsyncIterator[str]:
-        return never(text)
+    read = ps.graph(never)
 
     async with engine.stream(read("a")) as stream:
         assert await anext(stream) == "a"
@@ -267,9 +247,7 @@ async def test_a_caller_that_leaves_cancels_the_failover() -> None:
 
     other = primary.with_policy(failover=waits)
 
-    @ps.graph
-    async def ask_waits(question: str) -> str:
-        return await other(question)
+    ask_waits = ps.graph(other)
 
     call = asyncio.create_task(engine.run(ask_waits("why")))
     await entered.wait()
@@ -298,9 +276,7 @@ async def test_no_failover_begins_for_a_call_that_has_ended() -> None:
             raise Down from None
         return "never"
 
-    @ps.graph
-    async def ask_late() -> str:
-        return await turns_the_cancel_into_an_error()
+    ask_late = ps.graph(turns_the_cancel_into_an_error)
 
     async with engine.deploy(ask_late) as service:
         call = asyncio.create_task(service.run(ask_late()))
@@ -448,9 +424,7 @@ async def test_too_many_parameters_are_refused_when_the_graph_is_traced() -> Non
 
     other = primary.with_policy(failover=needs_more)  # type: ignore[call-overload]
 
-    @ps.graph
-    async def wrong(question: str) -> str:
-        return await other(question)
+    wrong = ps.graph(other)
 
     with pytest.raises(ps.GraphTraceError, match="'needs_more' is called wrongly"):
         await engine.run(wrong("why"))

@@ -162,9 +162,7 @@ async def test_a_handler_that_cancels_its_own_item_sees_it_at_its_next_suspensio
     async def line(x: int) -> int:
         return await next_one(await suicide(x))
 
-    @ps.graph
-    async def harmless(x: int) -> int:
-        return await next_one(x)
+    harmless = ps.graph(next_one)
 
     async with engine.deploy(line, harmless) as service:
         box[1] = asyncio.create_task(service(1))
@@ -216,9 +214,7 @@ async def test_a_handler_that_cancels_its_own_task_fails_its_item_only() -> None
             await asyncio.sleep(0)
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await suicide(x)
+    line = ps.graph(suicide)
 
     async with engine.stream((line(x) for x in range(10)), max_in_flight=3) as results:
         outcomes = [outcome async for outcome in results.outcomes()]
@@ -365,9 +361,7 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
     async def waiting(x: int) -> int:
         return await wait(await quick(x))
 
-    @ps.graph
-    async def quickly(x: int) -> int:
-        return await quick(x)
+    quickly = ps.graph(quick)
 
     for turns in range(6):
         run = asyncio.create_task(engine.run(waiting(1)))

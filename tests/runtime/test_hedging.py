@@ -40,9 +40,7 @@ class Attempts:
             self.log.append(f"{number} done")
             return result
 
-        @ps.graph
-        async def ask(value: int) -> str:
-            return await attempt(value)
+        ask = ps.graph(attempt)
 
         self.ask = ask
 
@@ -155,9 +153,7 @@ def test_max_share_is_a_bucket_that_each_call_fills() -> None:
             slow.add(number)
             await asyncio.sleep(5)
 
-    @ps.graph
-    async def ask(number: int) -> None:
-        return await call(number)
+    ask = ps.graph(call)
 
     async def main() -> None:
         async with engine.deploy(ask) as service:
@@ -234,9 +230,7 @@ async def test_a_thread_that_loses_keeps_its_place_until_it_returns() -> None:
             return "first"
         return "second"
 
-    @ps.graph
-    async def ask(value: int) -> str:
-        return blocking(value)
+    ask = ps.graph(blocking)
 
     async with engine.deploy(ask) as service:
         assert await service.run(ask(1)) == "second"
@@ -299,9 +293,7 @@ async def _race(seed: int) -> None:
             finally:
                 running -= 1
 
-    @ps.graph
-    async def ask(value: int) -> int:
-        return await attempt(value)
+    ask = ps.graph(attempt)
 
     async def one(service: Any, value: int) -> None:
         call = asyncio.create_task(service.run(ask(value)))
@@ -353,9 +345,7 @@ class Streams:
                 await asyncio.sleep(5)
                 self.log.append(f"{number} closed")
 
-        @ps.graph
-        async def graph(value: int) -> AsyncIterator[str]:
-            return attempt(value)
+        graph = ps.graph(attempt)
 
         self.graph = graph
 
@@ -429,9 +419,7 @@ def test_a_stream_that_fails_waits_for_the_other_and_a_retry_and_the_failover_fo
             return
         raise Slow(number)
 
-    @ps.graph
-    async def graph(value: int) -> AsyncIterator[str]:
-        return attempt(value)
+    graph = ps.graph(attempt)
 
     async def read(value: int) -> list[str]:
         attempts.clear()
@@ -510,9 +498,7 @@ async def _race_of_streams(seed: int) -> None:
             running, closed = running - 1, closed + 1
             await asyncio.sleep(draw.choice([0, 0.1]))
 
-    @ps.graph
-    async def graph(value: int) -> AsyncIterator[tuple[int, int]]:
-        return attempt(value)
+    graph = ps.graph(attempt)
 
     async def one(service: Any, value: int) -> None:
         leaves, got = draw.choice([0, 1, 9, 9]), list[tuple[int, int]]()
@@ -571,9 +557,7 @@ async def test_the_connection_of_a_stream_that_has_lost_is_closed() -> None:
             async for text in response.aiter_text():
                 yield text
 
-    @ps.graph
-    async def chat(url: str) -> AsyncIterator[str]:
-        return tokens(url)
+    chat = ps.graph(tokens)
 
     async with await asyncio.start_server(serve, "127.0.0.1") as server:
         host, port = server.sockets[0].getsockname()

@@ -394,13 +394,9 @@ async def test_a_circle_of_waits_is_refused(how: str) -> None:
     first: Any = instance if how == "an instance" else ps.node(**keeps)(calls)
     second = ps.node(concurrency=1)(calls_back)
 
-    @ps.graph
-    async def begins(x: int) -> Any:
-        return await first(x)
+    begins = ps.graph(first)
 
-    @ps.graph
-    async def begins_elsewhere(x: int) -> Any:
-        return await second(x)
+    begins_elsewhere = ps.graph(second)
 
     runs = [engine.run(begins(0)), *([engine.run(begins_elsewhere(0))] if how == "one another" else [])]
     results = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 10)
@@ -524,9 +520,7 @@ async def test_it_is_refused_where_nothing_could_wait_for_it(tmp_path: Path) -> 
     async def values(x: int) -> AsyncIterator[int]:
         yield x
 
-    @ps.graph
-    async def of_values(x: int) -> AsyncIterator[int]:
-        return values(x)
+    of_values = ps.graph(values)
 
     @ps.graph
     async def looping(x: int) -> int:

@@ -37,9 +37,7 @@ async def test_a_limit_is_exact_over_a_thousand_concurrent_runs() -> None:
             await asyncio.sleep(0)
         return x
 
-    @ps.graph
-    async def one(x: int) -> int:
-        return await limited(x)
+    one = ps.graph(limited)
 
     @ps.graph
     async def other(x: int) -> int:
@@ -81,9 +79,7 @@ async def test_a_limit_covers_runs_streams_deployments_and_bodies_of_one_engine(
             await asyncio.sleep(0)
         return x
 
-    @ps.graph
-    async def single(x: int) -> int:
-        return await limited(x)
+    single = ps.graph(limited)
 
     @ps.graph
     async def mapped(x: int) -> list[int]:
@@ -113,9 +109,7 @@ async def test_two_engines_have_limits_of_their_own() -> None:
             await gate.wait()
         return x
 
-    @ps.graph
-    async def single(x: int) -> int:
-        return await limited(x)
+    single = ps.graph(limited)
 
     async with engine.Engine() as a, engine.Engine() as b:
         runs = [asyncio.create_task(e.run(single(x))) for e in (a, b) for x in range(5)]
@@ -134,9 +128,7 @@ async def test_a_pool_of_threads_is_bounded_by_max_workers() -> None:
         with gauge:
             return x
 
-    @ps.graph
-    async def working(x: int) -> int:
-        return work(x)
+    working = ps.graph(work)
 
     async with engine.Engine(max_workers=2) as own:
         async with own.stream(working(x) for x in range(40)) as results:
@@ -275,13 +267,9 @@ async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> 
         begun.append(x)
         return x
 
-    @ps.graph
-    async def slow(x: int) -> int:
-        return stuck(x)
+    slow = ps.graph(stuck)
 
-    @ps.graph
-    async def fast(x: int) -> int:
-        return quick(x)
+    fast = ps.graph(quick)
 
     async with engine.Engine() as own, own.deploy(slow, fast, max_workers=1) as service:
         left = asyncio.create_task(service(0))
@@ -303,9 +291,7 @@ async def test_what_waits_for_a_thread_is_cancelled_and_leaves_none_behind() -> 
     def held(x: int) -> int:
         return gate.wait(x)
 
-    @ps.graph
-    async def holding(x: int) -> int:
-        return held(x)
+    holding = ps.graph(held)
 
     async with engine.Engine() as own, own.deploy(holding, max_workers=1) as service:
         calls = [asyncio.create_task(service(x)) for x in range(4)]
@@ -332,9 +318,7 @@ class Short:
             self._begins.release()
             return self.gate.wait(x)
 
-        @ps.graph
-        async def graph(x: int) -> int:
-            return short(x)
+        graph = ps.graph(short)
 
         self.graph = graph
 
@@ -460,9 +444,7 @@ async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
             raise ValueError("once")
         return x
 
-    @ps.graph
-    async def holding(x: int) -> int:
-        return held(x)
+    holding = ps.graph(held)
 
     @ps.graph
     async def both(x: int) -> list[int]:
@@ -519,13 +501,9 @@ async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt
         begun.append("quick")
         return x
 
-    @ps.graph
-    async def slow(x: int) -> int:
-        return stuck(x)
+    slow = ps.graph(stuck)
 
-    @ps.graph
-    async def fast(x: int) -> int:
-        return quick(x)
+    fast = ps.graph(quick)
 
     async with engine.Engine() as own, own.deploy(slow, fast, max_workers=1) as service:
         first = asyncio.create_task(service.run(slow(0)))
@@ -574,9 +552,7 @@ async def test_an_engine_made_under_process_wide_options_has_as_many_threads() -
     def wait(x: int) -> bool:
         return go_on.wait(20)
 
-    @ps.graph
-    async def waiting(x: int) -> bool:
-        return wait(x)
+    waiting = ps.graph(wait)
 
     async def threads_of(own: engine.Engine) -> int:
         calls = [asyncio.create_task(own.run(waiting(x))) for x in range(45)]
@@ -631,9 +607,7 @@ def test_an_async_node_without_a_limit_grows_to_max_workers_in_a_pipeline(width:
             await asyncio.sleep(1)
         return x
 
-    @ps.graph
-    async def waiting(x: int) -> int:
-        return await wait(x)
+    waiting = ps.graph(wait)
 
     async def main() -> float:
         async with engine.stream((waiting(x) for x in range(20)), max_workers=width) as results:

@@ -50,9 +50,7 @@ async def collect(parts: AsyncIterator[int]) -> list[int]:
     return [part async for part in parts]
 
 
-@ps.graph
-async def counted(n: int) -> AsyncIterator[int]:
-    return count(n)
+counted = ps.graph(count)
 
 
 @ps.graph
@@ -225,9 +223,7 @@ async def test_a_reader_that_leaves_before_the_first_part_leaves_the_inbox() -> 
 
     late = Late()
 
-    @ps.graph
-    async def graph(x: int) -> AsyncIterator[int]:
-        return late(x)
+    graph = ps.graph(late)
 
     async with engine.deploy(graph) as service:
         first, second = service.stream(graph(1)), service.stream(graph(2))
@@ -357,9 +353,7 @@ async def test_the_end_of_a_loop_ends_its_streams(parts_before: int) -> None:
 
     ending = Ending()
 
-    @ps.graph
-    async def graph(x: int) -> AsyncIterator[int]:
-        return ending(x)
+    graph = ps.graph(ending)
 
     async with engine.deploy(graph) as service:
         for _ in range(2):

@@ -58,9 +58,7 @@ async def test_a_batch_dies_with_its_worker_and_the_next_one_gets_another() -> N
 
 
 async def test_an_item_that_does_not_pickle_fails_alone_in_its_batch() -> None:
-    @ps.graph
-    async def graph(value: object) -> object:
-        return await unlocked(value)
+    graph = ps.graph(unlocked)
 
     lock, generator = threading.Lock(), (number for number in range(3))
     async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
@@ -88,9 +86,7 @@ async def test_what_results_of_a_batch_share_is_sent_once() -> None:
 
 
 async def test_a_timeout_counts_from_the_begin_in_the_worker() -> None:
-    @ps.graph
-    async def graph(seconds: float) -> float:
-        return timed(seconds)
+    graph = ps.graph(timed)
 
     async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
         # Together they take longer than the timeout of each.
@@ -103,9 +99,7 @@ async def test_a_timeout_counts_from_the_begin_in_the_worker() -> None:
 
 
 async def test_the_time_that_each_attempt_has_waited_for_a_worker_is_not_that_of_the_node() -> None:
-    @ps.graph
-    async def graph(x: int) -> int:
-        return failing_once(x)
+    graph = ps.graph(failing_once)
 
     async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
         assert await asyncio.gather(*map(service, range(8))) == list(range(8))
@@ -116,9 +110,7 @@ async def test_the_time_that_each_attempt_has_waited_for_a_worker_is_not_that_of
 
 @pytest.mark.parametrize(("node", "in_inbox"), [(slow, 0), (slow_with_capacity, 1), (slow_with_max_bytes, 3)])
 async def test_bounds_of_an_inbox_bound_what_is_ahead_of_the_workers(node: ps.Node[[int], None], in_inbox: int) -> None:
-    @ps.graph
-    async def graph(x: int) -> None:
-        return node(x)
+    graph = ps.graph(node)
 
     async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
         calls = [asyncio.create_task(service(x)) for x in range(4)]
@@ -148,9 +140,7 @@ async def test_a_batch_whose_callers_have_left_is_killed(tmp_path: Path, monkeyp
 async def test_a_method_takes_a_list_in_a_process() -> None:
     offset = Offset(100)
 
-    @ps.graph
-    async def graph(number: int) -> int:
-        return await offset.added(number)
+    graph = ps.graph(offset.added)
 
     async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
         assert await asyncio.gather(*map(service, range(3))) == [100, 101, 102]

@@ -16,9 +16,7 @@ from penstock import engine, testing
 limited = ps.RateLimit(per_second=10, burst=3)
 
 
-@ps.graph
-async def pass_on(x: int) -> int:
-    return await limited(x)
+pass_on = ps.graph(limited)
 
 
 def test_a_burst_passes_and_then_the_rate_holds() -> None:
@@ -58,9 +56,7 @@ def test_all_calls_of_a_deployment_share_one_limit_and_priorities_go_first() -> 
 def test_items_that_leave_use_nothing_up_and_the_end_does_not_wait_for_them() -> None:
     slow = ps.RateLimit(per_second=0.001)
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await slow(x)
+    graph = ps.graph(slow)
 
     async def main() -> None:
         clock = asyncio.get_running_loop().time
@@ -83,9 +79,7 @@ def test_items_that_leave_use_nothing_up_and_the_end_does_not_wait_for_them() ->
 async def test_each_scope_has_its_own() -> None:
     once = ps.RateLimit(per_second=0.001)
 
-    @ps.graph
-    async def graph(x: str) -> str:
-        return await once(x)
+    graph = ps.graph(once)
 
     assert await asyncio.gather(*(engine.run(graph("x")) for _ in range(3))) == ["x"] * 3
     assert await once("y") == "y"
@@ -326,9 +320,7 @@ def test_the_options_of_limits_by_key_are_checked() -> None:
 def test_an_item_takes_its_cost_and_one_that_is_too_large_leaves_a_debt() -> None:
     limit = ps.RateLimit(per_second=10, burst=5, cost=lambda cost: cost)
 
-    @ps.graph
-    async def graph(cost: float) -> float:
-        return await limit(cost)
+    graph = ps.graph(limit)
 
     async def main() -> list[float]:
         clock, passed = asyncio.get_running_loop().time, list[float]()

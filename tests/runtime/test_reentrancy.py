@@ -83,9 +83,7 @@ async def test_it_is_refused_however_the_node_came_to_run(how) -> None:
             async with engine.stream(reading(0) for _ in range(40)) as results:
                 return [x async for x in results]
 
-        @ps.graph
-        async def reading(x: int) -> list[int]:
-            return await reads(x)
+        reading = ps.graph(reads)
 
         with pytest.raises(ps.ReentrantCallError):
             await engine.run(reading(1))
@@ -104,9 +102,7 @@ async def test_callers_that_hold_all_places_together_are_told_so_and_not_all_of_
         await gate.wait()
         return 1 + await engine.run(graph(depth - 1))
 
-    @ps.graph
-    async def graph(depth: int) -> int:
-        return await shared(depth)
+    graph = ps.graph(shared)
 
     runs = [asyncio.create_task(engine.run(graph(1))) for _ in range(3)]
     await testing.wait_quiescent()
@@ -135,9 +131,7 @@ def ring(length: int, limit: int, verb: str = "run") -> list[ps.Graph[[int, int]
             async with engine.stream([call]) as results:
                 return await anext(results)
 
-        @ps.graph
-        async def calling(depth: int, item: int) -> int:
-            return await step(depth, item)
+        calling = ps.graph(step)
 
         @ps.graph
         async def mapping(depth: int, item: int) -> int:
@@ -181,9 +175,7 @@ async def test_an_item_that_waits_behind_a_circle_is_not_the_one_that_fails() ->
     async def outside(item: int) -> int:
         return await engine.run(first(0, item))
 
-    @ps.graph
-    async def waiting(item: int) -> int:
-        return await outside(item)
+    waiting = ps.graph(outside)
 
     calls = [engine.run(call) for call in (first(1, 0), second(1, 1), waiting(2))]
     results = await asyncio.gather(*calls, return_exceptions=True)
@@ -208,13 +200,9 @@ async def test_a_caller_that_joins_a_computation_which_waits_for_its_place_by_wa
         await testing.wait_quiescent()  # the run inside of the computation is in line for the place
         return await engine.run(kept_alone(x))
 
-    @ps.graph
-    async def limited_alone(x: int, joins: bool) -> int:
-        return await limited(x, joins)
+    limited_alone = ps.graph(limited)
 
-    @ps.graph
-    async def kept_alone(x: int) -> int:
-        return await kept(x)
+    kept_alone = ps.graph(kept)
 
     holder = asyncio.create_task(engine.run(limited_alone(1, True)))
     await holds.wait()
@@ -232,9 +220,7 @@ async def test_a_caller_may_handle_it_and_go_on() -> None:
         except ps.ReentrantCallError:
             return "refused"
 
-    @ps.graph
-    async def graph(x: int) -> str:
-        return await careful(x)
+    graph = ps.graph(careful)
 
     assert await engine.run(graph(1)) == "refused"
 
@@ -253,9 +239,7 @@ async def test_a_sibling_that_holds_the_place_and_ends_is_waited_for() -> None:
     async def nests(x: int) -> int:
         return await engine.run(inner(x + 1))
 
-    @ps.graph
-    async def inner(x: int) -> int:
-        return await limited(x)
+    inner = ps.graph(limited)
 
     @ps.graph
     async def outer(x: int) -> list[int]:
@@ -315,9 +299,7 @@ async def test_a_task_of_a_handler_counts_as_the_handler() -> None:
             return 0
         return sum(await asyncio.gather(engine.run(graph(0)), engine.run(graph(0))))
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await gathers(x)
+    graph = ps.graph(gathers)
 
     with pytest.raises(ps.ReentrantCallError):
         await engine.run(graph(1))
@@ -350,9 +332,7 @@ async def test_a_deployment_may_be_called_by_way_of_a_thread_and_inherits_the_de
     async def left(x: int) -> float | None:
         return ps.current().remaining_seconds()
 
-    @ps.graph
-    async def other(x: int) -> float | None:
-        return await left(x)
+    other = ps.graph(left)
 
     graph = through_a_thread(lambda: service, asyncio.get_running_loop())
     async with engine.deploy(other) as service:
@@ -373,18 +353,14 @@ async def test_a_call_made_by_way_of_a_thread_ends_at_the_deadline_around_it(ver
         await release.wait()
         return 0
 
-    @ps.graph
-    async def inner() -> int:
-        return await waits()
+    inner = ps.graph(waits)
 
     @ps.node
     async def nothing() -> AsyncIterator[None]:
         await release.wait()
         yield
 
-    @ps.graph
-    async def values() -> AsyncIterator[None]:
-        return nothing()
+    values = ps.graph(nothing)
 
     async def call() -> None:
         try:
@@ -428,9 +404,7 @@ async def test_a_limited_thread_that_waits_for_its_own_place_is_refused() -> Non
     def calls(x: int) -> int:
         return 0 if x == 0 else asyncio.run_coroutine_threadsafe(engine.run(graph(x - 1)), loop).result()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return calls(x)
+    graph = ps.graph(calls)
 
     with pytest.raises(ps.ReentrantCallError):
         await engine.run(graph(1))
@@ -450,9 +424,7 @@ async def test_a_limited_thread_that_waits_for_an_item_ahead_of_it_is_refused(li
         all_inside.wait(30)
         return asyncio.run_coroutine_threadsafe(engine.run(graph(0)), loop).result()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return calls(x)
+    graph = ps.graph(calls)
 
     async with engine.stream(graph(0) for _ in range(20)) as results:
         assert [result async for result in results] == [0] * 20

@@ -510,9 +510,7 @@ async def test_a_closing_that_raises_afterwards_is_logged(capsys: pytest.Capture
             problems.append(LookupError())
             raise LookupError("cut")
 
-    @ps.graph
-    async def use() -> int:
-        return await cable()
+    use = ps.graph(cable)
 
     async with engine.deploy(use) as service:
         await service.reload(cable)

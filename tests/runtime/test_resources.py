@@ -212,9 +212,7 @@ async def test_it_sees_nothing_of_the_context_of_whoever_comes_first() -> None:
     async def seen() -> AsyncIterator[str]:
         yield _variable.get()
 
-    @ps.graph
-    async def look() -> str:
-        return await seen()
+    look = ps.graph(seen)
 
     _variable.set("the first caller's")
     assert await engine.run(look) == ""
@@ -374,9 +372,7 @@ async def test_a_new_opening_waits_until_a_cancelled_one_has_unwound() -> None:
                 await unwound.wait()
         yield opening
 
-    @ps.graph
-    async def use() -> int:
-        return await port()
+    use = ps.graph(port)
 
     async with engine.Engine() as e:
         first = asyncio.create_task(e.run(use))
@@ -515,9 +511,7 @@ async def test_outside_of_a_graph_it_is_refused_and_open_is_for_tests_of_itself(
     async def late() -> Client:
         return await http("web")
 
-    @ps.graph
-    async def use() -> Client:
-        return await late()
+    use = ps.graph(late)
 
     with pytest.raises(ps.ResourceError, match="call it in the graph and pass the value to the node"):
         await engine.run(use)
@@ -576,9 +570,7 @@ async def test_a_resource_with_scopes_of_anyio_is_left_in_its_own_task() -> None
                 yield 1
             group.cancel_scope.cancel()
 
-    @ps.graph
-    async def use() -> int:
-        return await beating()
+    use = ps.graph(beating)
 
     assert await engine.run(use) == 1
     assert await use() == 1

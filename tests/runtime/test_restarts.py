@@ -813,13 +813,9 @@ async def test_a_temporary_node_is_not_restarted(scheduler: Any) -> None:
     life, other = Life("machine"), Life("other")
     node, second = machine(life, restart="temporary", concurrency=2, retry=ps.Retry(attempts=9)), machine(other)
 
-    @ps.graph
-    async def one(item: Any) -> Any:
-        return await node(item)
+    one = ps.graph(node)
 
-    @ps.graph
-    async def two(item: Any) -> Any:
-        return await second(item)
+    two = ps.graph(second)
 
     with capture_logs() as logs:
         async with engine.deploy(one, two, scheduler=scheduler, max_restarts=0) as service:
@@ -840,13 +836,9 @@ async def test_a_temporary_sibling_is_stopped_and_gone() -> None:
     life, other = Life("machine"), Life("other")
     node, brief = machine(life), machine(other, restart="temporary")
 
-    @ps.graph
-    async def one(item: Any) -> Any:
-        return await node(item)
+    one = ps.graph(node)
 
-    @ps.graph
-    async def two(item: Any) -> Any:
-        return await brief(item)
+    two = ps.graph(brief)
 
     async with engine.deploy(one, two, strategy="one_for_all") as service:
         waiting = asyncio.create_task(service.run(two("wait")))
@@ -1215,9 +1207,7 @@ async def test_a_thread_keeps_its_instance_until_it_returns() -> None:
 
     node = Blocking()
 
-    @ps.graph
-    async def call(item: str) -> str:
-        return node(item)
+    call = ps.graph(node)
 
     async with engine.deploy(call) as service:
         results = await outcomes(service("wait"), service("crash"))

@@ -41,9 +41,7 @@ def pauses(wait: Any, **options: Any) -> list[float]:
         at.append(asyncio.get_running_loop().time())
         raise Busy({"Retry-After": "7"})
 
-    @ps.graph
-    async def ask() -> None:
-        return await busy()
+    ask = ps.graph(busy)
 
     async def main() -> None:
         await engine.run(ask)
@@ -77,9 +75,7 @@ async def test_a_wait_that_is_no_number_of_seconds_raises(wrong: Any) -> None:
     async def busy() -> None:
         raise Busy(None)
 
-    @ps.graph
-    async def ask() -> None:
-        return await busy()
+    ask = ps.graph(busy)
 
     with pytest.raises(ps.OptionsError, match=r"Retry\.wait\(error, attempt\)=.*not negative") as caught:
         await engine.run(ask)
@@ -142,9 +138,7 @@ def test_retry_after_reads_the_errors_of_the_clients_themselves() -> None:
 async def run(fn: Any, **policy: Any) -> Any:
     node: Any = ps.node(**policy)(fn)
 
-    @ps.graph
-    async def only() -> Any:
-        return await node()
+    only = ps.graph(node)
 
     return await engine.run(only)
 
@@ -265,9 +259,7 @@ async def test_a_wait_that_raises_ends_the_attempts_and_what_follows_a_failure_r
     async def fails() -> str:
         raise ConnectionError
 
-    @ps.graph
-    async def ask() -> str:
-        return await fails()
+    ask = ps.graph(fails)
 
     assert await engine.run(ask()) == "fallback"
     [error] = errors

@@ -148,9 +148,7 @@ async def test_a_deployment_that_idles_holds_nothing_of_its_calls() -> None:
         mapped = await ps.map_each(pass_on, [in_thread(await pass_on(value))])
         return mapped[0]
 
-    @ps.graph
-    async def once(value: Value) -> Value:
-        return in_thread(value)
+    once = ps.graph(in_thread)
 
     gc.disable()
     try:
@@ -225,9 +223,7 @@ async def test_an_item_that_was_yielded_is_the_readers_alone() -> None:
     async def make(x: int) -> Value:
         return watch(Value(x), made)
 
-    @ps.graph
-    async def making(x: int) -> Value:
-        return await make(x)
+    making = ps.graph(make)
 
     gc.disable()
     try:
@@ -253,9 +249,7 @@ async def test_nothing_is_left_of_finished_runs() -> None:
     async def fail(value: Value) -> Value:
         raise LookupError(value.label)
 
-    @ps.graph
-    async def making(value: Value) -> Value:
-        return await make(value)
+    making = ps.graph(make)
 
     @ps.graph
     async def mapping(value: Value) -> list[Value]:

@@ -50,9 +50,7 @@ async def test_an_item_that_waits_for_a_node_does_not_get_the_place_of_a_thread_
         log.append(f"end {x}")
         return x
 
-    @ps.graph
-    async def blocking(x: int) -> int:
-        return block(x)
+    blocking = ps.graph(block)
 
     async with engine.Engine(max_workers=2) as own:
         first = asyncio.create_task(own.run(blocking(1)))
@@ -75,9 +73,7 @@ async def test_the_traceback_of_an_error_shows_the_handler_and_not_the_worker(wa
         await asyncio.sleep(0)
         raise LookupError(x)
 
-    @ps.graph
-    async def failing(x: int) -> int:
-        return await fail(x)
+    failing = ps.graph(fail)
 
     if way == "run":
         with pytest.raises(LookupError) as raised:
@@ -123,9 +119,7 @@ async def test_the_error_of_leaving_a_stateful_node_keeps_that_of_the_item() -> 
 
     broken = Broken()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await broken(x)
+    graph = ps.graph(broken)
 
     with pytest.raises(RuntimeError, match="leaving") as raised:
         await engine.run(graph(1))

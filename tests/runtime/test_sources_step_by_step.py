@@ -48,14 +48,10 @@ class Source:
         self.tasks.append(asyncio.current_task())
 
 
-@ps.graph
-async def of_plain(x: int) -> int:
-    return plain(x)
+of_plain = ps.graph(plain)
 
 
-@ps.graph
-async def of_suspending(x: int) -> int:
-    return await suspending(x)
+of_suspending = ps.graph(suspending)
 
 
 def with_one_place() -> tuple[Any, asyncio.Event]:
@@ -67,9 +63,7 @@ def with_one_place() -> tuple[Any, asyncio.Event]:
         await release.wait()
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await waiting(x)
+    graph = ps.graph(waiting)
 
     return graph, release
 
@@ -147,9 +141,7 @@ async def narrow(x: int) -> int:
     return x
 
 
-@ps.graph
-async def of_narrow(x: int) -> int:
-    return await narrow(x)
+of_narrow = ps.graph(narrow)
 
 
 @given(

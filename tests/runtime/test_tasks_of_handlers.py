@@ -124,13 +124,9 @@ async def test_a_task_that_a_helper_started_says_when_it_cannot_tell() -> None:
         await asyncio.sleep(0)
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await plain(x)
+    graph = ps.graph(plain)
 
-    @ps.graph
-    async def knowing(x: int) -> int:
-        return await knows(x)
+    knowing = ps.graph(knows)
 
     @ps.graph
     async def starting(x: int) -> int:
@@ -164,9 +160,7 @@ async def test_a_task_of_a_handler_that_has_ended_says_so() -> None:
         asked.append(start_hidden(ask()))
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await plain(x)
+    graph = ps.graph(plain)
 
     await engine.run(graph(1))
     gate.set()
@@ -179,9 +173,7 @@ async def test_a_thread_that_a_handler_starts_knows_its_item() -> None:
     async def threads(x: int) -> int:
         return await asyncio.to_thread(lambda: ps.current().item)
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await threads(x)
+    graph = ps.graph(threads)
 
     assert await read(graph(x) for x in range(10)) == list(range(10))
 
@@ -191,9 +183,7 @@ async def test_a_run_in_a_task_of_a_handler_is_nested() -> None:
     async def left(x: int) -> float | None:
         return ps.current().remaining_seconds()
 
-    @ps.graph
-    async def inner(x: int) -> float | None:
-        return await left(x)
+    inner = ps.graph(left)
 
     @ps.node
     async def outside(x: int) -> list[float | None]:
@@ -249,9 +239,7 @@ async def test_a_task_whose_item_is_done_may_call_the_deployment() -> None:
             tasks.append(asyncio.create_task(later()))
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await leaves(x)
+    graph = ps.graph(leaves)
 
     async with engine.deploy(graph) as service:
         assert await service(1) == 1
