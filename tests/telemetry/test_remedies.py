@@ -265,6 +265,40 @@ def test_who_follows_the_advice_finds_the_gain_that_was_predicted(virtual: Virtu
     check(before.verdict, option, line, gain)
 
 
+def test_of_a_batch_that_can_never_be_full_it_says_why(virtual: VirtualTime) -> None:
+    @ps.node(batch=ps.Batch(32, max_wait_seconds=0.015))
+    async def embed(numbers: list[int]) -> list[int]:
+        await asyncio.sleep(0.005)
+        return numbers
+
+    def of_step_before(places: int) -> telemetry.Verdict:
+        @ps.node(concurrency=places)
+        async def read(number: int) -> int:
+            await asyncio.sleep(0.01)
+            return number
+
+        job = read >> embed
+        return virtual.run(lambda: profile_of(engine.stream(job(number) for number in range(200)))).verdict
+
+    said = (
+        '; the batches of "embed" hold 32, and wait for more in vain, 15.0 ms each time: "read" gives it 8 in that time'
+    )
+    assert of_step_before(4).reason.endswith(said)
+    assert "in vain" not in str(of_step_before(16))
+
+    async def deployed(places: int) -> telemetry.Profile:
+        async with engine.deploy(ps.graph(embed), max_in_flight=places) as service:
+            with telemetry.profile() as profile:
+                await asyncio.gather(*map(service, range(200)))
+        return profile
+
+    verdict = virtual.run(lambda: deployed(8)).verdict
+    assert verdict.reason.endswith("; its batches hold 32, and wait for more in vain for 75% of the time")
+    assert verdict.remedy.startswith("max_in_flight=32, ")
+    assert "or max_wait_seconds=0 in its batch=" in verdict.remedy
+    assert "in vain" not in str(virtual.run(lambda: deployed(64)).verdict)
+
+
 def test_where_two_limit_as_much_the_options_of_both_are_named(virtual: VirtualTime) -> None:
     def run(places: int, seconds: float = 0.0) -> telemetry.Profile:
         async def source() -> AsyncIterator[ps.Call[int]]:
