@@ -1,7 +1,7 @@
 """Device actor: runs functions on a device, for code that keeps its own state there."""
 
 from collections.abc import Callable, Coroutine
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, TypeVarTuple, cast, overload
 
 from .._public import LateModule
 from .jax_import import Device, require_jax
@@ -9,12 +9,14 @@ from .selection import DeviceMesh
 
 if TYPE_CHECKING:
     import jax.sharding
+    import numpy.typing as npt
 
     from .device_pool import DeviceFunction
 else:
     jax = LateModule("jax")
 
 R = TypeVar("R")
+T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 
@@ -40,9 +42,10 @@ class DeviceActor:
     """
 
     def __init__(self, device: Any) -> None:
-        from .device_pool import DeviceFunction  # once, as every call would pay for it; it needs JAX
+        from .device_pool import DeviceFunction, put  # once, as every call would pay for it; it needs JAX
 
         self._device = device
+        self._put = put
         self._function = DeviceFunction
 
     def bind(
@@ -64,6 +67,31 @@ class DeviceActor:
             OptionsError: an argument does not accept its value.
         """
         return BoundFunction(self._function(self._device, fn, donate_argnums, ready))
+
+    @overload
+    async def put(self, value: "npt.NDArray[Any] | float", specs: Any = None, /) -> "jax.Array": ...
+    @overload
+    async def put(self, value: T, specs: Any = None, /) -> T: ...
+    async def put(self, value: Any, specs: Any = None, /) -> Any:
+        """Put arrays on the device, such as the weights of a model; off the event loop.
+
+        Functions of this actor take them without another transfer. The caller may change or drop its arrays of NumPy
+        afterwards. An array that is there already is returned as it is, so donating the one takes the other.
+
+        Args:
+            value: an array of NumPy or JAX, a number, or a pytree of them.
+            specs: for a mesh, how the arrays are split: a `PartitionSpec` for all of them, or a prefix of the
+                structure of `value` with one for each; None is a copy on every device.
+
+        Returns:
+            The value with arrays of JAX, when they are there.
+
+        Raises:
+            ValueError: `specs` does not fit the value or the device.
+            DeviceError: there is no such device, or the call is inside of `jax.enable_x64`.
+            EngineClosedError: the event loop is being shut down, or the Engine was closed.
+        """
+        return await self._put(self._device, value, specs)
 
     async def run(
         self, fn: Callable[[*Ts], R], /, *args: *Ts, donate_argnums: tuple[int, ...] = (), ready: bool = True

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable, Hashable
+from contextvars import Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
@@ -21,6 +22,7 @@ from .compiling import CACHE, JittedFunction
 from .engine_device import DeviceCall, EngineDevice
 from .jax_import import is_device, start_backends
 from .parameter_checks import parameter_names
+from .parameters import put_there
 from .programs import UNSET, are_arrays, is_device_array, on_host_of, own_x64, refuse_own_x64
 from .recompilation import CompileLog
 from .selection import following, select
@@ -182,6 +184,27 @@ class DeviceFunction:
         if collectors.running and (actor := calling_actor()) is not None:
             call.sampler, call.frame = actor.sampler, enclosing_frame()
         return await (device.functions.run_to_end(call) if self._donate_argnums else device.functions.run(call))
+
+
+async def put(device: Any, value: Any, specs: Any) -> Any:
+    """Return a value on a device of the Engine that makes this call, or of the default one, when it is there.
+
+    Args:
+        device: the device, as `select` takes it.
+        value: a pytree of arrays.
+        specs: how they are split over a mesh; a prefix of the structure of the value.
+    """
+    pools = pools_around() or default_engine()._runtime.pools
+    pool = pools.pool("devices", DevicePool)
+    (opened,) = pool.opened(device) or await pool.open(device)
+    if own_x64() is not UNSET:
+        refuse_own_x64("put")
+
+    def work() -> Any:
+        placement = opened.placement
+        return jax.block_until_ready(put_there(value, placement.shardings(specs, value, "the value"), placement, "put"))
+
+    return await pools.threads().submit(Context(), None, work)
 
 
 def _kept(args: tuple[Any, ...], mesh: Any) -> "tuple[Any, ...] | None":

@@ -18,6 +18,7 @@ from .untyped_jax import jax
 if TYPE_CHECKING:
     from ..telemetry.spans import JobSpan
     from .compiling import JittedFunction
+    from .shardings import Placement
 
 
 class PlacedParameters:
@@ -47,7 +48,8 @@ class PlacedParameters:
             present = next(same, None)
             if present is None:
                 with nullcontext() if span is None else span.transfer(_size_bytes(value)):
-                    present = _Placed(value, specs, _put_there(jitted, position, value))
+                    shardings = jitted.shardings(position, value)
+                    present = _Placed(value, specs, put_there(value, shardings, jitted.placement, jitted.name))
             self._present[user] = present
         return present.placed
 
@@ -136,18 +138,23 @@ def _size_bytes(value: Any) -> int:
     return sum(getattr(leaf, "nbytes", 0) for leaf in jax.tree.leaves(value))
 
 
-def _put_there(jitted: "JittedFunction", position: int, value: Any) -> Any:
-    began = perf_counter()
-    placed = _put(owned(value), jitted.shardings(position, value))
-    collectors.device_worked(DeviceWork("to device", jitted.placement.name, jitted.name, began, perf_counter()))
-    return placed
+def put_there(value: Any, shardings: Any, placement: "Placement", name: str) -> Any:
+    """Return a pytree of arrays on a device or mesh, without waiting until they are there.
 
+    Args:
+        value: the pytree; arrays of NumPy in it may be changed afterwards.
+        shardings: the same pytree of shardings.
+        placement: the device or mesh.
+        name: the name of what needs them, for a profile.
+    """
 
-def _put(value: Any, shardings: Any) -> Any:
     def put(leaf: Any, sharding: Any) -> Any:
         return reshard(leaf, sharding) if is_device_array(leaf) else jax.device_put(leaf, sharding)
 
-    return jax.tree.map(put, value, shardings)
+    began = perf_counter()
+    placed = jax.tree.map(put, owned(value), shardings)
+    collectors.device_worked(DeviceWork("to device", placement.name, name, began, perf_counter()))
+    return placed
 
 
 class _Placed:

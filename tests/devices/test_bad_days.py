@@ -218,7 +218,7 @@ async def test_x64_on_and_off() -> None:
     assert alone.compile_statistics().programs == 2
 
 
-@pytest.mark.parametrize("what", ["alone", "batched", "function", "warmup"])
+@pytest.mark.parametrize("what", ["alone", "batched", "function", "put", "warmup"])
 async def test_x64_of_the_thread_of_a_caller_is_refused(what: str) -> None:
     """The thread of the device has not got it: results would be float32 without a word, or the call would fail."""
 
@@ -242,6 +242,7 @@ async def test_x64_of_the_thread_of_a_caller_is_refused(what: str) -> None:
             "alone": lambda x: service.run(of(x)),
             "batched": lambda x: service.run(of_batch(x)),
             "function": bound,
+            "put": devices.actor("cpu").put,
             "warmup": batched.warmup,
         }
         call, value = calls[what], np.ones(2, np.float32)
@@ -258,7 +259,7 @@ async def test_x64_of_the_thread_of_a_caller_is_refused(what: str) -> None:
         try:
             with jax.enable_x64(True):
                 result = await call(value)
-            assert what == "warmup" or str(result.dtype) == "float64"
+            assert what in ("warmup", "put") or str(result.dtype) == "float64"
         finally:
             jax.config.update("jax_enable_x64", False)
 

@@ -5,7 +5,8 @@ import gc
 import re
 import threading
 import time
-from typing import Any, Self
+from collections.abc import AsyncIterator
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -166,6 +167,78 @@ async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
 
 def _open_pools() -> list[DevicePool]:
     return [pool for pool in gc.get_objects() if isinstance(pool, DevicePool) and not pool._closed]
+
+
+@jax.tree_util.register_pytree_node_class
+class Flattened:
+    """A part of a tree, which notes the threads that look into it."""
+
+    threads: ClassVar[set[int]] = set()
+
+    def __init__(self, x: Any) -> None:
+        self.x = x
+
+    def tree_flatten(self) -> tuple[tuple[Any], None]:
+        self.threads.add(threading.get_ident())
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, children: tuple[Any]) -> "Flattened":
+        return cls(*children)
+
+
+async def test_weights_are_put_on_a_mesh_off_the_loop_and_are_not_moved_again() -> None:
+    mesh = devices.DeviceMesh(shape=(4, 2), axis_names=("data", "model"), device="cpu")
+    host = {"w": np.ones((8, 4), np.float32), "b": Flattened(jnp.arange(4.0)), "scale": 2.0}
+    Flattened.threads.clear()
+    actor = devices.actor(mesh)
+    placed: Any = await actor.put(host, {"w": jax.P("data", "model"), "b": jax.P("model"), "scale": None})
+    assert Flattened.threads
+    assert threading.get_ident() not in Flattened.threads
+    assert [placed["w"].sharding.spec, placed["b"].x.sharding.spec] == [jax.P("data", "model"), jax.P("model")]
+    assert placed["scale"].sharding.is_fully_replicated
+    host["w"][:] = 0
+    assert np.asarray(placed["w"]).sum() == 32
+    times = actor.bind(lambda tree: tree["w"] * tree["scale"])
+    jax.config.update("jax_transfer_guard", "disallow_explicit")  # also in the thread of the device
+    try:
+        result = await times(placed)
+    finally:
+        jax.config.update("jax_transfer_guard", None)
+    assert result.sharding == placed["w"].sharding
+    again: Any = await devices.actor("cpu:3").put(placed)
+    assert {device.id for leaf in jax.tree.leaves(again) for device in leaf.devices()} == {3}
+    with pytest.raises(ValueError, match=r"the value\['w'\] has 6 elements along axis 0.*no multiple of 4"):
+        await actor.put({"w": np.ones(6)}, jax.P("data"))
+    with pytest.raises(ValueError, match="splits an array over a mesh, and cpu:0 is one device"):
+        await devices.actor("cpu").put(np.ones(6), jax.P("data"))
+
+
+async def test_weights_of_a_resource_reach_a_loop_and_are_reloaded() -> None:
+    versions = iter([1.0, 2.0])
+
+    @ps.resource
+    async def weights() -> AsyncIterator[jax.Array]:
+        yield await devices.actor("cpu:1").put(np.full(4, next(versions), np.float32))
+
+    @ps.node
+    class Model(ps.Actor[tuple[jax.Array, float], float]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[tuple[jax.Array, float], float]], /) -> None:
+            times = devices.actor("cpu:1").bind(jnp.multiply)
+            while True:
+                work = await inbox.get()
+                work.finish(float((await times(*work.value))[0]))
+
+    model = Model()
+
+    @ps.graph
+    async def ask(x: float) -> float:
+        return await model(await weights(), x)
+
+    async with engine.deploy(ask) as service:
+        assert await service(3.0) == 3.0
+        await service.reload(weights)
+        assert await service(3.0) == 6.0
 
 
 async def test_an_array_that_is_donated_and_read_in_one_call_is_named_twice() -> None:

@@ -6,6 +6,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Self, assert_type
 
+import jax
+import numpy as np
 from starlette.applications import Starlette
 
 import penstock as ps
@@ -491,6 +493,9 @@ async def functions_on_a_device() -> None:
     assert_type(step, devices.BoundFunction[dict[str, float], list[int], tuple[dict[str, float], float]])
     assert_type(await step({}, [1]), tuple[dict[str, float], float])
     assert_type(await device.run(train_step, {"a": 1.0}, [1]), tuple[dict[str, float], float])
+    parameters: dict[str, jax.Array] = {}
+    assert_type(await device.put(parameters), dict[str, jax.Array])
+    assert_type(await device.put(np.ones(3)), jax.Array)
 
 
 @ps.node(effectful=True)
