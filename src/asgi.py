@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import KW_ONLY, dataclass, fields, is_dataclass
 from http import HTTPStatus
 from importlib import import_module
+from traceback import format_exception
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from . import engine
@@ -148,7 +149,7 @@ def event_stream(
         end: the data of the last event, which has no name then; a result of the graph is an event before it.
         encode_error: returns the data of an error after the status. The error is logged, instead of raised, and the
             response ends in good order: with the event `failed`, or, if there is an `end`, with the error as an event
-            without a name, and the end.
+            without a name, and the end. The log has the traceback, unless `statuses` names the class.
         statuses: the status codes of errors before the first item, by class. With a mapping, an empty one included,
             refusals, timeouts and these are answered as `answer` does it, with the body of `encode_error`; with None
             they are raised.
@@ -440,7 +441,9 @@ class _Body:
             if self.encode_error is None:
                 await self._give(last, send, stall)
                 raise
-            logs.warning("asgi.failed", exc_info=error)
+            # As text: structlog, if nobody has configured it, would print all variables of all frames, for seconds.
+            trace = {} if isinstance(error, self._answers) else {"exception": "".join(format_exception(error))}
+            logs.warning("asgi.failed", error=repr(error), **trace)
         if last is not None:
             await self._give(last, send, stall, more=False)
 

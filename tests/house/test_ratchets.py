@@ -12,7 +12,7 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=781, largest_file=387, slots=0, branches=9, broad_excepts=3),
+    ".": Figures(lines=783, largest_file=389, slots=0, branches=9, broad_excepts=3),
     "_cli": Figures(lines=393, largest_file=150, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7480, largest_file=538, slots=28, branches=38, broad_excepts=57),
     "advice": Figures(lines=859, largest_file=274, slots=0, branches=12, broad_excepts=0),

@@ -342,9 +342,12 @@ async def test_another_protocol_is_two_arguments() -> None:
         body = await client.asks_for(asgi.event_stream(engine.stream(broken(1)), **openai))
     assert body == 'data: 0\n\ndata: {"error": "a secret"}\n\ndata: [DONE]\n\n'
     assert [message.get("more_body") for message in client.sent] == [None, True, False]
-    assert [(event["event"], repr(event["exc_info"])) for event in logged] == [
-        ("asgi.failed", "LookupError('a secret')")
-    ]
+    assert [(event["event"], event["error"]) for event in logged] == [("asgi.failed", "LookupError('a secret')")]
+    assert logged[0]["exception"].startswith("Traceback")
+    with structlog.testing.capture_logs() as logged:
+        named = asgi.event_stream(engine.stream(broken(1)), statuses={LookupError: 404}, **openai)
+        assert await Client().asks_for(named) == body
+    assert "exception" not in logged[0]  # an error that was to be expected
     del openai["end"]
     body = await Client().asks_for(asgi.event_stream(engine.stream(broken(1)), **openai))
     assert body == 'data: 0\n\nevent: failed\ndata: {"error": "a secret"}\n\n'

@@ -1,0 +1,380 @@
+"""The gateway over real sockets: 300 clients, and two model servers that refuse, hang, cut streams and are busy."""
+
+import asyncio
+import contextlib
+import json
+import re
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+
+import penstock as ps
+from examples.gateway import PLACES, Upstream, create_app
+from examples.rag_server import serving
+
+CLIENTS = 300
+TOKENS = 5  # of an answer, and as many beside the question
+CUT = 2  # tokens of an answer that is cut
+# Tokens a minute.
+KEYS = {f"sk-{number}": 10**9 for number in range(4)} | {f"sk-small-{number}": 6000 for number in range(3)}
+PATIENCE_SECONDS = 30
+
+# What a server does with a request: it answers, though perhaps not at first; it has no answer; it cuts the answer.
+GOOD = "good", "hangs once", "busy once"
+BAD = "refuses", "fails", "hangs", "busy for long", "cut before"
+CUTS = "cut after", "ends early"
+
+
+class ModelServer:
+    """A server that does with each request what the question says, and counts those whose connections are open.
+
+    A connection without a request does not count: httpcore (1.0.9) keeps one whose request was cancelled before it was
+    sent.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.asked = Counter[str]()  # by client
+        self.bodies: list[dict[str, Any]] = []
+        self.open = 0
+        self.hanging: list[asyncio.StreamWriter] = []
+        self.hangs_up = False
+        self.resumed = asyncio.Event()
+        self._changed = asyncio.Condition()
+
+    @asynccontextmanager
+    async def listening(self) -> AsyncGenerator[str]:
+        async with await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=1024) as server:
+            yield "http://{}:{}/v1".format(*server.sockets[0].getsockname())
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(PATIENCE_SECONDS), self._changed:
+            await self._changed.wait_for(condition)
+
+    async def _has_changed(self) -> None:
+        async with self._changed:
+            self._changed.notify_all()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
+                head = await reader.readuntil(b"\r\n\r\n")
+                length = re.search(rb"content-length: (\d+)", head.lower())
+                assert length is not None
+                body = json.loads(await reader.readexactly(int(length[1])))
+                self.open += 1
+                try:
+                    await self._answer(reader, writer, body)
+                    await writer.drain()
+                finally:
+                    self.open -= 1
+        finally:
+            writer.close()
+            await self._has_changed()
+
+    def hang_up(self) -> None:
+        """Close the connections that hang, now and later, as a server that is started again does."""
+        self.hangs_up = True
+        for writer in self.hanging:
+            writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, body: dict[str, Any]) -> None:
+        client, plans = json.loads(body["messages"][0]["content"])
+        plan = plans[self.name]
+        self.asked[client] += 1
+        self.bodies.append(body)
+        attempt = len(self.bodies)
+        await self._has_changed()
+        if plan.endswith(" once"):
+            plan = plan.removesuffix(" once") if self.asked[client] == 1 else "good"
+        if plan == "hangs" and not self.hangs_up:
+            self.hanging.append(writer)
+            await reader.read()  # until one of the two closes the connection
+        elif plan == "fails":
+            self._send(writer, "500 Internal Server Error", "{}")
+        elif plan == "rejects":
+            self._send(writer, "400 Bad Request", '{"error": {"message": "too long", "type": "invalid_request_error"}}')
+        elif plan.startswith("busy"):
+            self._send(writer, "429 Too Many Requests", "{}", f"Retry-After: {60 if plan == 'busy for long' else 0}")
+        elif plan not in ("hangs", "refuses"):
+            await self._say(reader, writer, plan, body, attempt)
+
+    def _send(self, writer: asyncio.StreamWriter, status: str, body: str, *headers: str) -> None:
+        lines = [f"HTTP/1.1 {status}", "Connection: close", f"Content-Length: {len(body)}", *headers]
+        writer.write("\r\n".join([*lines, "", body]).encode())
+
+    async def _say(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, plan: str, body: dict[str, Any], attempt: int
+    ) -> None:
+        words = [f"{self.name}-{attempt}-{number} " for number in range(TOKENS)]
+        common = {"id": "1", "created": 1, "model": "m"}
+        usage = {"prompt_tokens": TOKENS, "completion_tokens": TOKENS, "total_tokens": body.get("total", 2 * TOKENS)}
+        if body.get("stream"):
+            common["object"] = "chat.completion.chunk"
+            choices = [[{"index": 0, "delta": {"content": word}, "finish_reason": None}] for word in words]
+            values = [{**common, "choices": choice, "usage": None} for choice in choices]
+            values.append({**common, "choices": [], "usage": usage})
+            parts = [f"data: {json.dumps(value)}\n\n" for value in values] + ["data: [DONE]\n\n"]
+        else:
+            message = {"role": "assistant", "content": "".join(words)}
+            choice = {"index": 0, "message": message, "finish_reason": "stop"}
+            text = json.dumps({**common, "object": "chat.completion", "choices": [choice], "usage": usage})
+            parts = [text[:9], text[9:18], text[18:]]
+
+        def send(*parts: str) -> None:
+            writer.writelines(b"%x\r\n%s\r\n" % (len(part), part.encode()) for part in parts)
+
+        writer.write(b"HTTP/1.1 200 OK\r\nConnection: close\r\nTransfer-Encoding: chunked\r\n\r\n")
+        if plan == "cut before":
+            return
+        send(*parts[:CUT])
+        if plan == "cut after" or (plan == "ends early" and not body.get("stream")):
+            return
+        if plan == "endless":
+            await reader.read()
+        if plan == "pauses":
+            await self.resumed.wait()
+        if plan != "ends early":
+            send(*parts[CUT:])
+        writer.write(b"0\r\n\r\n")
+
+
+class Gateway:
+    """The gateway at work, its two servers, and a client."""
+
+    def __init__(
+        self,
+        url: str,
+        client: httpx.AsyncClient,
+        servers: tuple[ModelServer, ModelServer],
+        stop: Callable[[], Coroutine[Any, Any, None]],
+    ) -> None:
+        self.url = url
+        self.client = client
+        self.stop = stop
+        self.servers = self.first, self.second = servers
+
+    @staticmethod
+    def request(name: str, first: str, second: str = "good", key: str = "sk-0", **more: Any) -> dict[str, Any]:
+        question = json.dumps([name, {"first": first, "second": second}])
+        body = {"model": "m", "messages": [{"role": "user", "content": question}], **more}
+        return {"url": "/v1/chat/completions", "json": body, "headers": {"Authorization": f"Bearer {key}"}}
+
+    async def ask(self, *plan: str, **options: Any) -> httpx.Response:
+        return await self.client.post(**self.request(*plan, **options))
+
+    async def words(self, *plan: str, **options: Any) -> AsyncGenerator[str]:
+        """Ask for a stream, and give its words; of an error the status, or the message behind the first word."""
+        async with self.client.stream("POST", **self.request(*plan, stream=True, **options)) as answer:
+            if answer.status_code != 200:
+                yield str(answer.status_code)
+                return
+            async for line in answer.aiter_lines():
+                if line.startswith("data: {"):
+                    event = json.loads(line.removeprefix("data: "))
+                    yield event["error"]["message"] if "error" in event else event["choices"][0]["delta"]["content"]
+                elif line:
+                    yield line
+
+    async def is_up(self) -> bool:
+        try:
+            await self.ask("up", "good")
+        except httpx.TransportError:
+            return False
+        return True
+
+    async def nothing_is_open(self) -> None:
+        for server in self.servers:
+            await server.until(lambda server=server: server.open == 0)  # type: ignore[misc]
+
+
+@asynccontextmanager
+async def gateway(monkeypatch: pytest.MonkeyPatch, **policy: Any) -> AsyncGenerator[Gateway]:
+    """Start the gateway, perhaps with another policy of its nodes."""
+    for name in ("chunks", "whole"):
+        monkeypatch.setattr(Upstream, name, getattr(Upstream, name).with_policy(**policy))
+    servers = ModelServer("first"), ModelServer("second")
+    async with AsyncExitStack() as stack:
+        urls = [await stack.enter_async_context(server.listening()) for server in servers]
+        monkeypatch.setenv("UPSTREAMS", " ".join(urls))
+        monkeypatch.setenv("KEYS", json.dumps(KEYS))
+        stack.enter_context(structlog.testing.capture_logs())
+        serves = await stack.enter_async_context(AsyncExitStack())
+        url = await serves.enter_async_context(serving(create_app()))
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        client = await stack.enter_async_context(httpx.AsyncClient(base_url=url, limits=limits, timeout=60))
+        yield Gateway(url, client, servers, serves.aclose)
+
+
+def outcome_by(server: str, plan: str, *, is_stream: bool) -> tuple[str, str]:
+    """Return who answers where this server decides, and how the answer ends."""
+    if plan in GOOD:
+        return server, "good"
+    if plan in CUTS and is_stream:
+        return server, "cut"
+    return "nobody", "502"
+
+
+async def read_stream(gate: Gateway, *plan: str, key: str = "sk-0") -> tuple[str, str]:
+    words = [word async for word in gate.words(*plan, key=key)]
+    if len(words) == 1:
+        return "nobody", words[0]
+    *tokens, last = words
+    assert last == "data: [DONE]"
+    ends_well = len(tokens) == TOKENS
+    if not ends_well:
+        assert tokens.pop() == "RemoteProtocolError"
+        assert len(tokens) == CUT
+    [source] = {word.rpartition("-")[0] for word in tokens}  # one attempt at one server
+    assert tokens == [f"{source}-{number} " for number in range(len(tokens))]
+    return source.partition("-")[0], "good" if ends_well else "cut"
+
+
+async def read_whole(gate: Gateway, *plan: str, key: str = "sk-0") -> tuple[str, str]:
+    answer = await gate.ask(*plan, key=key)
+    if answer.status_code != 200:
+        assert answer.json()["error"]["type"] == "gateway_error"
+        return "nobody", str(answer.status_code)
+    words = answer.json()["choices"][0]["message"]["content"].split()
+    assert len(words) == TOKENS
+    return words[0].partition("-")[0], "good"
+
+
+async def leave_early(gate: Gateway, name: str, key: str) -> tuple[str, str]:
+    """Leave before an answer has begun."""
+    asking = asyncio.create_task(read_stream(gate, name, "hangs", "hangs", key=key))
+    asked = asyncio.create_task(gate.first.until(lambda: gate.first.asked[name] > 0))
+    await asyncio.wait([asking, asked], return_when=asyncio.FIRST_COMPLETED)
+    asking.cancel()
+    asked.cancel()
+    await asyncio.wait([asking, asked])
+    return ("left", "early") if asking.cancelled() else asking.result()
+
+
+async def leave_late(gate: Gateway, name: str, key: str) -> tuple[str, str]:
+    """Leave behind the first token."""
+    async with aclosing(gate.words(name, "endless", "endless", key=key)) as words:
+        word = await anext(words)
+    return ("left", "late") if "-" in word else ("nobody", word)
+
+
+async def holds_all_places(gate: Gateway) -> None:
+    """Have as many streams as there are places begin, before one of them ends."""
+    async with AsyncExitStack() as stack, asyncio.TaskGroup() as tasks:
+        for number in range(PLACES):
+            words = gate.words(f"holds {number}", "endless", key=f"sk-{number % 4}")
+            await stack.enter_async_context(aclosing(words))
+            tasks.create_task(anext(words))
+
+
+@pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
+async def test_each_of_300_clients_has_one_outcome_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = [(first, second) for first in (*GOOD, *BAD, *CUTS) for second in (*GOOD, *BAD, *CUTS)]
+    async with gateway(monkeypatch) as gate:
+        clients: list[asyncio.Task[tuple[str, str]]] = []
+        async with asyncio.TaskGroup() as tasks:
+            for number in range(CLIENTS):
+                name, key, plan = str(number), f"sk-{number % 4}", plans[number // 3]
+                if number % 3 == 0:
+                    client = (leave_early if number % 2 else leave_late)(gate, name, key)
+                else:
+                    client = (read_stream if number % 3 == 1 else read_whole)(gate, name, *plan, key=key)
+                clients.append(tasks.create_task(client, name=" ".join(plan)))
+            await asyncio.wait([client for client in clients if "hangs" not in client.get_name()])
+            for server in gate.servers:
+                server.hang_up()
+        for number, ended in enumerate(clients):
+            outcome, (first, second), is_stream = ended.result(), plans[number // 3], number % 3 == 1
+            if number % 3 == 0:
+                assert outcome == ("left", "early" if number % 2 else "late")
+            elif str(number) not in gate.second.asked:
+                assert first not in BAD or (first == "cut before" and not is_stream)
+                assert outcome == outcome_by("first", first, is_stream=is_stream)
+            else:
+                assert first in BAD
+                assert outcome == outcome_by("second", second, is_stream=is_stream)
+        await gate.nothing_is_open()
+        await holds_all_places(gate)
+        await gate.nothing_is_open()
+
+
+async def test_a_server_that_hangs_is_left_for_the_other_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(monkeypatch, timeout_seconds=1) as gate:
+        for second, outcome in (("good", ("second", "good")), ("hangs", ("nobody", "504"))):
+            both = (read(gate, f"{read} {second}", "hangs", second) for read in (read_stream, read_whole))
+            assert await asyncio.gather(*both) == [outcome] * 2
+        await gate.nothing_is_open()
+
+
+async def test_a_slow_first_token_is_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(monkeypatch, hedge=ps.Hedge(after_seconds=0.05), timeout_seconds=None) as gate:
+        assert await read_stream(gate, "a", "hangs once") == ("first", "good")
+        assert await read_whole(gate, "b", "hangs once") == ("first", "good")
+        await gate.nothing_is_open()
+        assert not gate.second.asked
+
+
+async def test_tokens_a_minute_are_those_that_were_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(monkeypatch) as gate:
+        for number, is_stream in enumerate((True, False)):
+            key = f"sk-small-{number}"
+            assert (await gate.ask("a", "good", key=key, stream=is_stream, total=3000)).status_code == 200
+            refused = await gate.ask("b", "good", key=key, stream=is_stream)
+            assert refused.status_code == 429
+            assert 15 <= int(refused.headers["retry-after"]) <= 30  # 100 a second, and 1,000 of them at once
+            assert refused.json()["error"]["message"] == "Overloaded"
+        assert (await gate.ask("c", "good")).status_code == 200  # another key
+        for _ in range(2):  # some 800 tokens, which cost nothing
+            failed = await gate.ask("d", "fails", "fails", key="sk-small-2", stream=True, padding="x" * 3000)
+            assert failed.status_code == 502
+        assert (await gate.ask("e", "good", key="sk-small-2", stream=True)).status_code == 200
+
+
+async def test_what_the_client_gets_is_what_the_server_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(monkeypatch) as gate:
+        assert (await gate.ask("a", "good", key="sk-unknown")).status_code == 401
+        for is_stream in (True, False):
+            rejected = await gate.ask("b", "rejects", "rejects", stream=is_stream)
+            assert (rejected.status_code, rejected.json()["error"]["message"]) == (400, "too long")
+        assert (await gate.ask("c", "good")).json()["usage"]["total_tokens"] == 2 * TOKENS
+        for options in ({}, {"stream_options": {"include_usage": True}}):
+            lines = (await gate.ask("d", "good", stream=True, temperature=0.5, **options)).text.split("\n\n")
+            assert ('"total_tokens"' in lines[-3]) == bool(options)
+            assert lines[-2:] == ["data: [DONE]", ""]
+        assert gate.first.bodies[-1]["temperature"] == 0.5
+
+
+async def test_a_stream_that_has_begun_is_finished_when_the_gateway_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with gateway(monkeypatch) as gate, aclosing(gate.words("a", "pauses")) as words:
+        first = await anext(words)
+        stopping = asyncio.create_task(gate.stop())
+        async with asyncio.timeout(PATIENCE_SECONDS):
+            while await gate.is_up():
+                pass
+        gate.first.resumed.set()
+        *rest, last = [word async for word in words]
+        assert (len([first, *rest]), last) == (TOKENS, "data: [DONE]")
+        await stopping
+
+
+async def test_the_client_of_openai_understands_the_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    openai = pytest.importorskip("openai")
+    async with gateway(monkeypatch) as gate:
+        asked = {key: gate.request("a", "good")["json"][key] for key in ("model", "messages")}
+        cut = {**asked, "messages": gate.request("b", "cut after")["json"]["messages"]}
+        options = {"base_url": f"{gate.url}/v1", "max_retries": 0}
+        async with openai.AsyncOpenAI(api_key="sk-small-0", **options) as client:
+            chunks = await client.chat.completions.create(**asked, stream=True)
+            assert len([chunk.choices[0].delta.content async for chunk in chunks]) == TOKENS
+            chunks = await client.chat.completions.create(**cut, stream=True)
+            with pytest.raises(openai.APIError, match="RemoteProtocolError"):
+                _ = [chunk async for chunk in chunks]
+            whole = await client.chat.completions.create(**asked, extra_body={"total": 3000})
+            assert whole.usage.total_tokens == 3000
+            with pytest.raises(openai.RateLimitError):
+                await client.chat.completions.create(**asked)
