@@ -193,8 +193,10 @@ def handled(attempt: Attempt, how: str, error: BaseException) -> None:
     if len(_told) >= _MOST_TOLD:
         _told.clear()
     _told[key] = now, 0
+    seconds = actor.retrying()[0]
     logs.warning(
-        "node.error_handled", graph=actor.graph, node=actor.name, by=how, error=repr(error), count=count + 1
+        "node.error_handled", graph=actor.graph, node=actor.name, by=how, error=repr(error), count=count + 1,
+        **({"retried_for_seconds": round(seconds)} if seconds >= 1 else {}),
     )  # fmt: skip
 
 
@@ -202,23 +204,32 @@ def _retried(run: Run, retry: Retry) -> Run:
     async def attempts(attempt: Attempt) -> Any:
         actor, member = attempt._actor, attempt._member
         position = member.position
-        while True:
-            try:
-                return await run(attempt)
-            except Interrupted:
-                raise
-            except Exception as error:
-                pause = _pause_seconds(retry, attempt, error)
-                if pause is None:
+        retried: dict[Attempt, Any] | None = None
+        since = 0.0
+        try:
+            while True:
+                try:
+                    return await run(attempt)
+                except Interrupted:
                     raise
-                if attempt._frame.span is not None:
-                    spans.retried(actor.name, error, position.attempt + 1)
-                handled(attempt, "retry", error)
-            # Also without a pause: attempts that fail at once would keep the loop from other tasks and timers.
-            await asyncio.sleep(pause)
-            await outside_call_ended(member)  # a thread whose attempt timed out holds the place until it returns
-            position.attempt += 1
-            actor.counted().retried += 1
+                except Exception as error:
+                    pause = _pause_seconds(retry, attempt, error)
+                    if pause is None:
+                        raise
+                    if attempt._frame.span is not None:
+                        spans.retried(actor.name, error, position.attempt + 1)
+                    if retried is None:
+                        retried, since = actor.counted().in_retry, member.group.loop.time()
+                    retried[attempt] = member.group.loop.time, since, type(error).__qualname__
+                    handled(attempt, "retry", error)
+                # Also without a pause: attempts that fail at once would keep the loop from other tasks and timers.
+                await asyncio.sleep(pause)
+                await outside_call_ended(member)  # a thread whose attempt timed out holds the place until it returns
+                position.attempt += 1
+                actor.counted().retried += 1
+        finally:
+            if retried is not None:
+                del retried[attempt]
 
     return attempts
 
@@ -228,7 +239,8 @@ def _pause_seconds(retry: Retry, attempt: Attempt, error: Exception) -> float | 
     if attempt._frame.state != "running":
         return None  # it was cancelled, and has made another error of that
     number = attempt._member.position.attempt
-    if number >= retry.attempts or not isinstance(error, retry.retry_on) or attempt._actor.bound._is_stopped:
+    is_last = retry.attempts is not None and number >= retry.attempts
+    if is_last or not isinstance(error, retry.retry_on) or attempt._actor.bound._is_stopped:
         return None
     if any(reader.buffer.position for reader in attempt._readers):
         return None  # the values that it has read from a stream are gone: another attempt would miss them
@@ -253,7 +265,10 @@ def pause_after(retry: Retry, error: Exception, failed_attempt: int) -> float | 
         return None
     if asked is not None:
         check("wait(error, attempt)", asked, _WAIT, "the result of Retry.")
-        return None if asked > retry.max_backoff_seconds else float(asked)
+        if retry.attempts is not None:
+            return None if asked > retry.max_backoff_seconds else float(asked)
+        if asked:  # a date that has passed is none: an outage would be asked without a pause
+            return min(float(asked), retry.max_backoff_seconds)
     import random  # here, because the import takes a while and most programs have no retries
 
     # The exponent is bounded because a float overflows at 2**1024, long after any sensible pause.

@@ -21,6 +21,7 @@ from .tasks import Condition
 if TYPE_CHECKING:
     from ..telemetry.spans import AttributeValue
     from .chains import AsyncLine
+    from .execution import Attempt
     from .frame import Frame
     from .sampler import ExecutionSampler, Sampling
     from .threads import ThreadSlots
@@ -237,6 +238,7 @@ class StepCounts:
 
     Attributes:
         retried: how many further attempts there were.
+        in_retry: of each item that is retried: the clock of its loop, since when, and the class of its last error.
         failed_over: how many items the failover took over.
         hedged: how many second attempts have begun beside a first one.
         hedges_won: how many of these had the result that counts.
@@ -247,7 +249,8 @@ class StepCounts:
     """
 
     __slots__ = (
-        "abandoned", "all_returned", "failed_over", "has_warned", "hedged", "hedges_won", "retried", "span_attributes",
+        "abandoned", "all_returned", "failed_over", "has_warned", "hedged", "hedges_won", "in_retry", "retried",
+        "span_attributes",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -255,6 +258,7 @@ class StepCounts:
         self.all_returned: Condition | None = None
         self.has_warned = False
         self.span_attributes: dict[str, AttributeValue] | None = None
+        self.in_retry: dict[Attempt, tuple[Callable[[], float], float, str]] = {}
 
 
 _NOTHING_COUNTED: Final = StepCounts()
@@ -462,8 +466,15 @@ class NodeActor:
                 counts.all_returned = Condition()
             await counts.all_returned.wait_for(lambda: not counts.abandoned)
 
+    def retrying(self) -> tuple[float, str]:
+        """Return for how long its items are retried, in seconds, and after which error; 0.0 and "" if none is."""
+        for clock, since, error in list(self.counts.in_retry.values()):  # of a copy: metrics have other threads
+            return clock() - since, error  # the first has waited for longest
+        return 0.0, ""
+
     def statistics(self) -> ActorStatistics:
         """Return a snapshot of the counters."""
+        retrying_seconds, retrying_error = self.retrying()
         limited, instance = self.limiter.limit < UNLIMITED, self.bound._instance
         return ActorStatistics(
             graph=self.graph,
@@ -483,6 +494,8 @@ class NodeActor:
             hedges_won=self.counts.hedges_won,
             cache=self.bound._cache_statistics(),
             figures=tuple(self.bound.figures()),
+            retrying_seconds=retrying_seconds,
+            retrying_error=retrying_error,
         )
 
 

@@ -33,7 +33,8 @@ class Retry:
     """How often, and after which errors, a node runs again for an item.
 
     Args:
-        attempts: how many attempts there are in all, including the first.
+        attempts: how many attempts there are in all, including the first. None for as many as the deadline of the call
+            allows, to wait out an outage; it needs `backoff_seconds` and `retry_on`.
         backoff_seconds: the pause before the second attempt, in seconds; it doubles with each further attempt.
         max_backoff_seconds: the longest pause, in seconds.
         jitter: the share of a pause that is random, from 0 to 1, so that many callers do not come back at once.
@@ -41,13 +42,13 @@ class Retry:
         wait: a function of the error and the number of the attempt that failed. It returns the pause in seconds, as
             `wait=ps.retry_after` does, or None for the pause that the other arguments give. Where it is longer than
             `max_backoff_seconds`, there is no further attempt: it would come too early. Nor is there one if the
-            function raises.
+            function raises. With `attempts=None`, a longer pause is cut to `max_backoff_seconds`, and 0 is as None.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
     """
 
-    attempts: int
+    attempts: int | None
     _: KW_ONLY
     backoff_seconds: float = 0.0
     max_backoff_seconds: float = 30.0
@@ -57,6 +58,17 @@ class Retry:
 
     def __post_init__(self) -> None:
         check_fields(self, _RETRY, "Retry(")
+        if self.attempts is None and not min(self.backoff_seconds, self.max_backoff_seconds) > 0:
+            raise OptionsError(
+                "Retry(attempts=None) has no last attempt, so it needs a pause between two: give backoff_seconds=0.5, "
+                "which doubles up to max_backoff_seconds="
+            )
+        named = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
+        if self.attempts is None and any(issubclass(Exception, one) for one in named):
+            raise OptionsError(
+                "Retry(attempts=None) with retry_on=Exception would retry a bug or a bad message for ever: name the "
+                "errors of an outage, such as retry_on=(ConnectionError, TimeoutError)"
+            )
         if self.wait is not None:
             import inspect  # here, because the import takes a while and most programs have no retries
 
@@ -261,7 +273,7 @@ class Policy:
 
 
 _RETRY: Final = {
-    "attempts": OptionRule(f"{whole(1).text}, with the first time", whole(1).fits),
+    "attempts": optional(OptionRule(f"{whole(1).text}, with the first time", whole(1).fits)),
     "backoff_seconds": NOT_NEGATIVE,
     "max_backoff_seconds": NOT_NEGATIVE,
     "jitter": SHARE,

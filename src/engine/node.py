@@ -732,7 +732,7 @@ class Node(Generic[P, Ret_co]):
             self._runs_on._drawn,
             "stateful" if self.template is not None and not self._runs_on._runs_loop else "",
             f"{policy.concurrency} at once" if policy.concurrency else "",
-            f"{policy.retry.attempts} attempts" if policy.retry else "",
+            f"{policy.retry.attempts or 'unlimited'} attempts" if policy.retry else "",
             f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
             f"failover to {_name_of(policy.failover)}" if policy.failover else "",
             "fallback" if policy.fallback else "",

@@ -59,7 +59,8 @@ def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
         (*_row(one), *[_if_any(of_actor(one)) for _, of_actor in rare], *figure_cells(one.figures, figures))
         for one in ordered
     )
-    return Table(facts, columns, rows, _rest(actors, shown), headings)
+    outages = tuple(("outage", actor.outage) for actor in actors if actor.outage)
+    return Table((*facts, *outages), columns, rows, _rest(actors, shown), headings)
 
 
 def _if_any(number: int | None) -> str:

@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from .tables import duration
+
 ActorState: TypeAlias = Literal["running", "restarting", "stopped"]
 """What the `state` of a stateful node may be, in its statistics."""
 
@@ -106,6 +108,9 @@ class ActorStatistics:
         failed_over: how many items its failover took over, after the last attempt.
         figures: what an actor that owns its loop tells by `report`, or another execution by its
             `penstock.extension.Bound.figures`.
+        retrying_seconds: for how long items are retried now: of these, the time since the earliest first failure.
+        retrying_error: the class of the error that this item has failed with last; empty if no item is retried.
+        outage: the two in a sentence; empty if no item is retried.
         success_rate: the share of the items that ended with a result, from 0 to 1; None before one has ended.
     """
 
@@ -126,6 +131,14 @@ class ActorStatistics:
     hedges_won: int = 0
     cache: CacheStatistics | None = None
     figures: tuple[Figure, ...] = ()
+    retrying_seconds: float = 0.0
+    retrying_error: str = ""
+
+    @property
+    def outage(self) -> str:
+        """For how long its items are retried now, and after which error, as a sentence; empty if none is."""
+        lasting = f"{name_of(self.graph, self.node)} has been retried for {duration(self.retrying_seconds)}"
+        return f"{lasting}: {self.retrying_error}" if self.retrying_error else ""
 
     @property
     def success_rate(self) -> float | None:
@@ -169,6 +182,8 @@ class ActorStatistics:
             hedges_won=sum(one.hedges_won for one in every),
             cache=_total_of_caches([one.cache for one in every if one.cache is not None]),
             figures=_total_of_figures(figure for one in every for figure in one.figures),
+            retrying_seconds=(longest := max(every, key=lambda one: one.retrying_seconds)).retrying_seconds,
+            retrying_error=longest.retrying_error,
         )
 
 

@@ -290,6 +290,25 @@ def test_the_node_that_limits_is_that_of_a_profile(monkeypatch: pytest.MonkeyPat
     assert shown[:6] == ("slow", "◀ limits", "20.0", "2/2", "16/16", "100%")
 
 
+def test_an_outage_is_shown() -> None:
+    @ps.node(retry=ps.Retry(None, backoff_seconds=1, max_backoff_seconds=5, retry_on=ConnectionError))
+    async def write(number: int) -> int:
+        raise ConnectionRefusedError
+
+    @ps.graph
+    async def store(number: int) -> int:
+        return await write(number)
+
+    async def look_at_it() -> LiveSnapshot:
+        with contextlib.closing(telemetry.Monitor()) as monitor:
+            async with engine.stream(store(number) for number in range(3)):
+                await asyncio.sleep(30)
+                return look_of(monitor.snapshot())
+
+    look = testing.run_virtual(look_at_it)
+    assert ("outage", "write has been retried for 30.0 s: ConnectionRefusedError") in look_table(look).facts
+
+
 def test_of_many_nodes_those_that_do_most_are_shown() -> None:
     nodes = tuple(
         NodeLook("g", f"n{n}", "loop", n % 7, 0, n, 0, None, 9 if n == 3 else 0, None, 0, None) for n in range(30)

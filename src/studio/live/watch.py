@@ -40,6 +40,7 @@ class NodeLook:
         in_flight: items in it now.
         limit: how many may be in it; None if unlimited.
         figures: what its execution tells besides, now.
+        outage: for how long its items are retried, and after which error, as a sentence; empty if none is.
     """
 
     graph: str
@@ -55,6 +56,7 @@ class NodeLook:
     in_flight: int
     limit: int | None
     figures: tuple[Figure, ...] = ()
+    outage: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,7 @@ def _look_of(name: tuple[str, str], steps: Sequence[StepSnapshot], then: tuple[N
         0 if now is None else now.in_flight,
         limit,
         getattr(now, "figures", ()),
+        getattr(now, "outage", ""),
     )
 
 
@@ -145,7 +148,8 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
         max_rows: how many nodes there is room for; None for all.
     """
     over = "" if look.seconds is None else f", over {duration(look.seconds)}"
-    facts = (("process", f"{look.process}{over}"), ("limits", _limits(look)))
+    outages = tuple(("outage", node.outage) for node in look.nodes if node.outage)
+    facts = (("process", f"{look.process}{over}"), ("limits", _limits(look)), *outages)
     shown = _most_telling(look, max_rows)
     remark = "" if look.nodes else "no nodes yet"
     if len(shown) < len(look.nodes):
