@@ -18,7 +18,6 @@ import argparse
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -29,17 +28,11 @@ import penstock as ps
 from penstock import devices, engine
 
 Tokens = npt.NDArray[np.int32]
+Work = ps.StreamWork[tuple[str, Tokens], int]  # who asks, and the prompt
 
 END = 0
 MAX_PROMPT = 64  # all prompts are padded to it, so that one program is enough
 STATES = 251  # a prime, so that every state comes to END
-
-
-class Prompt(NamedTuple):
-    """A request: who asks, and the prompt."""
-
-    client: str
-    tokens: Tokens
 
 
 @dataclass
@@ -67,7 +60,7 @@ def step(cache: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 @ps.node
-class Decoder(ps.StreamActor[Prompt, int]):
+class Decoder(ps.StreamActor[tuple[str, Tokens], int]):
     """Decodes for as many requests at a time as it has slots."""
 
     def __init__(self, slots: int, step_seconds: float, history: History) -> None:
@@ -75,11 +68,11 @@ class Decoder(ps.StreamActor[Prompt, int]):
         self.step_seconds = step_seconds
         self.history = history
 
-    async def loop(self, inbox: ps.Inbox[ps.StreamWork[Prompt, int]], /) -> None:
+    async def loop(self, inbox: ps.Inbox[Work], /) -> None:
         """Fill free slots, decode one token for each, give them out; until no more work comes."""
         device = devices.actor("auto")
         cache = jnp.zeros(self.slots, jnp.int32)
-        active: dict[int, ps.StreamWork[Prompt, int]] = {}
+        active: dict[int, Work] = {}
         while True:
             fresh = [] if active else [await inbox.get()]
             for slot in [slot for slot in range(self.slots) if slot not in active]:
@@ -87,7 +80,8 @@ class Decoder(ps.StreamActor[Prompt, int]):
                 if not fresh:
                     break
                 work = fresh.pop()
-                cache = await device.run(prefill, cache, slot, work.value.tokens, donate_argnums=(0,), ready=False)
+                _, prompt = work.value
+                cache = await device.run(prefill, cache, slot, prompt, donate_argnums=(0,), ready=False)
                 active[slot] = work
             self.record(active, len(inbox))
             await asyncio.sleep(self.step_seconds)  # the time that a larger model takes
@@ -103,18 +97,19 @@ class Decoder(ps.StreamActor[Prompt, int]):
                     work.fail(TimeoutError("the client is too slow"))
                 del active[slot]
 
-    def record(self, active: dict[int, ps.StreamWork[Prompt, int]], waiting: int) -> None:
-        """Note which client has which slot."""
+    def record(self, active: dict[int, Work], waiting: int) -> None:
+        """Note which client has which slot, and tell how many are in use."""
         slots = (active.get(slot) for slot in range(self.slots))
-        self.history.steps.append(tuple([None if work is None else work.value.client for work in slots]))
+        self.history.steps.append(tuple([None if work is None else work.value[0] for work in slots]))
         self.history.waiting.append(waiting)
+        self.report(slots=len(active), waiting=waiting, steps=len(self.history.steps))
 
 
 @ps.node
-def tokenize(client: str, text: str) -> Prompt:
+def tokenize(text: str) -> Tokens:
     """Make tokens of a text."""
     tokens = np.frombuffer(text.encode(), dtype=np.uint8).astype(np.int32)
-    return Prompt(client, np.pad(tokens[:MAX_PROMPT], (0, max(MAX_PROMPT - len(tokens), 0))))
+    return np.pad(tokens[:MAX_PROMPT], (0, max(MAX_PROMPT - len(tokens), 0)))
 
 
 @ps.node
@@ -130,7 +125,7 @@ def build(slots: int, step_seconds: float, history: History) -> ps.Graph[[str, s
 
     @ps.graph
     async def generate(client: str, text: str) -> AsyncIterator[str]:
-        return detokenize(decode(tokenize(client, text)))
+        return detokenize(decode(client, tokenize(text)))
 
     return generate
 

@@ -681,9 +681,10 @@ def owns_loop(cls: type[Any]) -> bool:
 
 
 def takes_tuples(cls: type[Any]) -> bool:
-    """Whether the items of a class that owns its loop are tuples, or of no known type."""
+    """Whether the items of a class that owns its loop are tuples, or of no known class."""
     bases = [base for base in getattr(cls, "__orig_bases__", ()) if get_origin(base) in _BASES]
-    return all(tuple in (items := get_args(base)[0], get_origin(items)) for base in bases)
+    items = [get_args(base)[0] for base in bases]
+    return all((kind := get_origin(item) or item) is tuple or not isinstance(kind, type) for item in items)
 
 
 def check_loop(cls: type[Any], call: Any) -> None:

@@ -534,6 +534,25 @@ async def test_several_arguments_are_one_value() -> None:
         assert await engine.run(both(1)) == (-4, [-3, -2])
 
 
+async def test_several_arguments_need_no_class_that_is_known() -> None:
+    @ps.node
+    class Quoted(ps.Actor["tuple[int, int]", int]):
+        async def loop(self, inbox: ps.Inbox[ps.Work[tuple[int, int], int]], /) -> None:
+            while True:
+                work = await inbox.get()
+                work.finish(sum(work.value))
+
+    @ps.node
+    class Derived(Quoted):
+        pass
+
+    @ps.node
+    class Untyped(ps.Actor):  # type: ignore[type-arg]
+        loop = Quoted.loop
+
+    assert [await Quoted()(1, 2), await Derived()(3, 4), await Untyped()(5, 6)] == [3, 7, 11]
+
+
 async def test_several_arguments_are_refused_where_items_are_no_tuples() -> None:
     double = Doubler()
 
