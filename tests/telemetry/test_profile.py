@@ -7,6 +7,7 @@ import math
 import threading
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
+from dataclasses import replace
 from typing import Any, Self
 
 import pytest
@@ -204,6 +205,37 @@ def test_who_holds_the_gil_limits_and_not_who_waits_for_it() -> None:
     )
     assert 'runs_on="process"' in verdict.remedy
     assert verdict.headroom == pytest.approx(2.0, rel=0.01)
+
+
+def test_no_larger_inbox_is_advised_where_worker_processes_are_busy() -> None:
+    full = engine.ChannelStatistics(16, 16, 16, 0, 900, 0, 0, 8.0, 0.0)
+    read = engine.ActorStatistics("graph", "read", 1_000, 0, 0, 0, 1, 1, 2.0, replace(full, put_wait_seconds=0.0))
+    parse = engine.ActorStatistics("graph", "parse", 1_000, 0, 0, 0, 2, None, 19.0, full)
+    steps = (
+        StepSnapshot(
+            read,
+            "read",
+            "loop",
+            True,
+            False,
+            (Capacity("read", 1, "loop"),),
+            ("parse",),
+            timed=TimedReading(blocked_seconds=8.0),
+        ),
+        StepSnapshot(
+            parse,
+            "parse",
+            "process",
+            False,
+            False,
+            (Capacity("flight", 64, "max_in_flight"), Capacity("pool", 2, "processes")),
+            pool="processes",
+        ),
+    )
+    sums = Sums()
+    sums.add(ScopeSnapshot(1, 0.0), ScopeSnapshot(1, 10.0, steps))
+    verdict = find_verdict(Evidence(sums, 10.0))
+    assert (verdict.node, verdict.limit) == ("parse", "pool")
 
 
 def test_a_node_that_nobody_times_limits_if_items_wait_for_it_as_in_statistics() -> None:

@@ -265,6 +265,13 @@ def test_who_follows_the_advice_finds_the_gain_that_was_predicted(virtual: Virtu
     check(before.verdict, option, line, gain)
 
 
+def test_threads_bring_no_more_than_one_gil_lets_compute(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.4 * virtual())
+    verdict = a_blocked_loop(virtual).verdict
+    assert verdict.remedy.startswith('runs_on="thread" at parse ')
+    assert verdict.factor == pytest.approx(1 / 0.4, rel=0.05)
+
+
 def test_of_a_batch_that_can_never_be_full_it_says_why(virtual: VirtualTime) -> None:
     @ps.node(batch=ps.Batch(32, max_wait_seconds=0.015))
     async def embed(numbers: list[int]) -> list[int]:

@@ -272,8 +272,11 @@ def inboxes(evidence: Evidence) -> Iterator[Limit]:
         following = [(name[0], reader) for reader in sums.nodes[name].step.consumers]
         waits = {each: sums.nodes[each].put_wait_seconds for each in following if each in sums.nodes}
         behind = max(waits, key=waits.__getitem__, default=None)
-        if behind is not None and sum(_shares(sums, behind)) <= 1 - _LEAST_FREE:
-            found = sums.nodes[behind]
+        found = None if behind is None else sums.nodes[behind]
+        # Items that wait for worker processes are in the inbox: no larger one has them begin sooner.
+        if found is None or behind is None or found.step.pool == "processes":
+            continue
+        if sum(_shares(sums, behind)) <= 1 - _LEAST_FREE:
             more = Option(f"capacity={max(16, 4 * (found.step.counters.inbox.capacity or 0))}", at=of_node(found))
             yield Limit(min(busy + blocked, 1.0), 0, _verdict_of_inbox(sums, name, behind, blocked), (more,))
 
@@ -309,10 +312,13 @@ _LEAST_CPU: Final = 0.9
 def _off_loop(evidence: Evidence, found: Limit, held_seconds: float) -> Limit:
     """Return a limit of a node that holds the loop, with a thread or a process as its remedy."""
     node = evidence.sums.nodes[found.verdict.graph or "", found.verdict.node or ""]
-    computes = (evidence.loop_cpu_seconds or 0.0) >= held_seconds / 2
-    where, places = ("process", _cores()) if computes else ("thread", _THREADS)
+    computed = evidence.loop_cpu_seconds or 0.0
+    where, places = ("process", _cores()) if computed >= held_seconds / 2 else ("thread", _THREADS)
     option = Option(f'runs_on="{where}"', at=of_node(node) + ("" if node.step.holds_loop else ", as a plain `def`"))
-    return _remedied(found, "", (option,), places * evidence.elapsed_seconds / held_seconds if held_seconds else inf)
+    most = places / held_seconds if held_seconds else inf
+    if where == "thread" and computed:  # what computes in threads and on the loop has one GIL
+        most = min(most, 1 / computed)
+    return _remedied(found, "", (option,), most * evidence.elapsed_seconds)
 
 
 # The threads of an Engine, where no option says otherwise.
