@@ -20,6 +20,7 @@ import httpx
 import uvicorn
 from fastapi import FastAPI, HTTPException
 from fastapi.responses import StreamingResponse
+from starlette.applications import Starlette
 
 import penstock as ps
 from penstock import asgi, engine
@@ -143,7 +144,7 @@ class _Server(uvicorn.Server):
 
 
 @contextlib.asynccontextmanager
-async def serving(app: FastAPI, port: int = 0) -> AsyncGenerator[str, None]:
+async def serving(app: Starlette, port: int = 0) -> AsyncGenerator[str, None]:
     """Serve an application on this event loop, and give its address."""
     with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
         server = _Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
