@@ -34,10 +34,10 @@ from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
 from .admission import Admission, FairAdmission, Share, forget
 from .call import RunningCall
-from .graph import Call, Graph
+from .graph import Call
 from .nesting import refuse_to_close_from_inside
 from .options import ExecutionOptions
-from .program import Wired
+from .program import Program, Wired
 from .scope import Scope
 from .source import Calls, Prepare, PulledSource, ReorderWindow, checked_call, enter, feed
 from .statistics import StreamStatistics, Uptime
@@ -516,9 +516,21 @@ class Pipeline:
             if self._draining is not None:
                 self._changed.notify_all()
 
-    async def _prepare(self, graph: Graph[..., Any]) -> Wired:
-        self._graph_name = self._graph_name or graph.name
-        return await self._prepare_graph(graph)
+    async def _prepare(self, call: Call[Any]) -> Wired:
+        self._graph_name = self._graph_name or call.graph.name
+        try:
+            return await self._prepare_graph(call.graph)
+        except asyncio.CancelledError:
+            if self._not_finished is not None:  # the call was taken, and has an outcome, although it has no actors
+                if call.tag is not None:
+                    self._tagged(call.tag)
+                never_wired = Wired(Program(call.graph._planned(), self._scope.scheduler), (), ())
+                if self._group is None:
+                    frame: Frame = self._waiting_item(call, never_wired, self.window.submitted)[0]
+                else:
+                    frame = self.window.new_frame(never_wired, call.arguments, self._group, self._parent)
+                self._leave(frame, self._not_finished)
+            raise
 
     def _tagged(self, tag: Any) -> None:
         """Keep the tag of the next item until its outcome is read."""
@@ -533,7 +545,7 @@ class Pipeline:
             self._tagged(call.tag)
         wired = self._wired.get(graph)
         if wired is None:
-            wired = self._wired[graph] = await self._prepare(graph)
+            wired = self._wired[graph] = await self._prepare(call)
         share: Share | None = None
         line: KeyLine | None = None
         if self._options.order_by is not None:

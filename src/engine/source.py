@@ -336,7 +336,7 @@ class PulledSource:
         calls: Iterable[Call[Any]],
         window: ReorderWindow,
         group: WorkerGroup,
-        prepare: Prepare,
+        prepare: Callable[[Call[Any]], Awaitable[Wired]],
         tagged: Callable[[Any], None],
         parent: Frame | None,
         deadline: float | None,
@@ -563,9 +563,7 @@ class PulledSource:
         """Make the actors of a graph that comes for the first time; `pull` then starts the call."""
         self._window.reserved = 1
         try:
-            self._wired[call.graph] = await self._prepare(
-                checked_call(call, self._window.submitted, trace_items=False).graph
-            )
+            self._wired[call.graph] = await self._prepare(checked_call(call, self._window.submitted, trace_items=False))
         finally:
             self._window.reserved = 0
 

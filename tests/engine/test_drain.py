@@ -3,6 +3,7 @@
 import asyncio
 import random
 from collections.abc import AsyncIterator, Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -118,6 +119,53 @@ def test_what_the_timeout_leaves_is_not_finished(is_deployed: bool, order_by: An
     run_virtual(main)
 
 
+@pytest.mark.parametrize("order_by", [None, lambda call: call.arguments[0]])
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_a_call_whose_actors_have_not_started_is_not_finished(is_plain: bool, order_by: Any) -> None:
+    async def main() -> None:
+        taken: list[int] = []
+
+        @ps.node
+        class Slow:
+            async def __aenter__(self) -> "Slow":
+                await asyncio.sleep(100)
+                return self
+
+            async def __aexit__(self, *exc_info: object) -> None:
+                pass
+
+            async def __call__(self, number: int) -> int:
+                return number
+
+        slow = Slow()
+
+        @ps.graph
+        async def graph(number: int) -> int:
+            return await slow(number)
+
+        def calls() -> Iterator[ps.Call[int, str]]:
+            for number in range(9):
+                taken.append(number)
+                yield ps.tagged(graph(number), "first")
+
+        async def one_by_one() -> AsyncIterator[ps.Call[int, str]]:
+            for call in calls():
+                yield call
+
+        source: Any = calls() if is_plain else one_by_one()
+        async with engine.stream(source, order_by=order_by) as stream:
+            await asyncio.sleep(1)
+            assert await stream.drain(timeout_seconds=2) == 1
+            (outcome,) = [outcome async for outcome in stream.outcomes()]
+            assert isinstance(outcome.error, ps.NotFinished)
+            assert (outcome.index, outcome.tag) == (0, "first")
+            assert stream.statistics().submitted == 1
+        assert taken == [0]
+        assert asyncio.get_running_loop().time() == 3
+
+    run_virtual(main)
+
+
 async def test_a_close_wins() -> None:
     gate = Gate()
     stream = engine.stream(gate.waiting())
@@ -183,7 +231,7 @@ async def test_only_a_drain_of_the_stream_ends_it_cleanly() -> None:
         reading = asyncio.create_task(listed)
         async with drained, cut:
             await wait_quiescent()
-            ends = [asyncio.create_task(drained.drain())]
+            ends: list[asyncio.Task[Any]] = [asyncio.create_task(drained.drain())]
             await wait_quiescent()
             ends.append(asyncio.create_task(service.drain()))
             await wait_quiescent()
@@ -271,4 +319,4 @@ def test_every_call_that_was_taken_has_one_outcome(effort: int) -> None:
             assert not service.statistics().admission.in_flight
 
     for seed in range(100 * effort):
-        run_virtual(lambda seed=seed: main(seed), timeout_seconds=10_000)
+        run_virtual(partial(main, seed), timeout_seconds=10_000)

@@ -19,7 +19,7 @@ LIMITS = {
     "consume": Figures(lines=398, largest_file=198, slots=0, branches=6, broad_excepts=4),
     "data": Figures(lines=1244, largest_file=490, slots=0, branches=11, broad_excepts=6),
     "devices": Figures(lines=6449, largest_file=589, slots=21, branches=15, broad_excepts=21),
-    "engine": Figures(lines=15250, largest_file=599, slots=21, branches=21, broad_excepts=54),
+    "engine": Figures(lines=15260, largest_file=599, slots=21, branches=21, broad_excepts=54),
     "saving": Figures(lines=1924, largest_file=558, slots=0, branches=20, broad_excepts=8),
     "studio": Figures(lines=2220, largest_file=284, slots=0, branches=13, broad_excepts=2),
     "telemetry": Figures(lines=3331, largest_file=472, slots=8, branches=15, broad_excepts=5),
