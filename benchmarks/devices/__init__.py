@@ -2,6 +2,7 @@
 
 from ..harness import Workload
 from .batching import BATCHING
+from .buffers import BUFFERS
 from .compilations import COMPILATIONS
 from .embedding import EMBEDDING
 from .lag import COMPILE_LAG, KERNEL_LAG
@@ -25,5 +26,6 @@ WORKLOADS: tuple[Workload, ...] = (
     *EMBEDDING,
     WHOLE_ARRAYS,
     DEVICE_LOOP,
+    BUFFERS,
     *REGIONS,
 )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, TypeAlias, cast
 # buffers; the two highest bits of their lengths say which of the two they are.
 
 Message: TypeAlias = "list[bytes | memoryview]"
-Memory: TypeAlias = "bytes | bytearray | mmap.mmap"
+Memory: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap"
 Received: TypeAlias = "tuple[memoryview, list[Memory]]"
 
 _PREFIX = struct.Struct("!IQ")
@@ -229,7 +229,7 @@ class MessageReader:
         # the allocator mostly reuses pages. See docs/decisions/0002-process-workers.md.
         data: Memory
         if kind is object:
-            data = bytearray(length) if length <= _ZEROED_MAX_BYTES else _map(length)
+            data = _aligned(length) if length <= _ZEROED_MAX_BYTES else _map(length)
             rest = memoryview(data)
         else:
             data, rest = _unfilled(kind, length)
@@ -258,6 +258,17 @@ class MessageReader:
         if not received:
             raise EOFError("the process at the other end of the connection is gone")
         return received
+
+
+def _aligned(length: int) -> "bytearray | memoryview":
+    """Return memory of zeros for an array, from where XLA on CPU takes it without a copy if that would take long."""
+    if length <= JOIN_MAX_BYTES:
+        return bytearray(length)
+    import ctypes  # few programs need it
+
+    data = bytearray(length + 64)
+    first = -ctypes.addressof(ctypes.c_char.from_buffer(data)) % 64
+    return memoryview(data)[first : first + length]
 
 
 def _map(length: int) -> mmap.mmap:

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .._errors import DataError
+from .._machine import aligned, aligned_copy
 
 Array = npt.NDArray[Any]
 
@@ -70,7 +71,7 @@ def _collated(values: Sequence[Any], path: str, ragged: Mapping[str, float]) -> 
     if isinstance(first, str | bytes) or first is None:
         return list(values)
     if isinstance(first, bool | int | float | complex | np.generic):
-        stacked = np.array(values)
+        stacked = aligned_copy(np.array(values))
         if kind is int and stacked.dtype.kind != "i":  # of larger ones NumPy makes floats, or an array of objects
             item = next(item for item, value in enumerate(values) if not -(2**63) <= value < 2**63)
             raise Unlike(item, f"{_leaf(path)} is {values[item]}, which int64 does not hold; take np.uint64 or a float")
@@ -108,11 +109,12 @@ def _stacked(arrays: Sequence[Any], path: str, ragged: Mapping[str, float]) -> A
                 f"with collate=functools.partial(data.collate, ragged={{{path!r}: 0}})",
             )
     if not is_ragged:
-        batch = np.empty((len(arrays), *shape), dtype)
+        batch = aligned((len(arrays), *shape), dtype)
         np.stack(arrays, out=batch)
         return batch
     shapes = np.array([array.shape for array in arrays], np.int32).reshape(len(arrays), -1)
-    padded = np.full((len(arrays), *shapes.max(axis=0)), ragged[path], dtype)
+    padded = aligned((len(arrays), *shapes.max(axis=0)), dtype)
+    padded[...] = ragged[path]
     for row, array in zip(padded, arrays, strict=True):
         row[tuple(map(slice, array.shape))] = array
     return Ragged(padded, shapes[:, 0] if shapes.shape[1] == 1 else shapes)
@@ -204,7 +206,7 @@ def _concatenated(leaves: list[Any]) -> Any:
             f"batches of {', '.join(f'{leaf.dtype}{list(leaf.shape)}' for leaf in leaves)} do not make one; those of "
             "data.Ragged have other lengths in each: batch them once, with the size that is wanted"
         )
-    return np.concatenate(leaves)
+    return np.concatenate(leaves, out=aligned((sum(map(len, leaves)), *leaves[0].shape[1:]), leaves[0].dtype))
 
 
 def _leaves(batch: Any) -> Iterable[Any]:

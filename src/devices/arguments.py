@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple, cast
 
 import numpy as np
 
+from .._machine import LARGE_BYTES, aligned, aligned_copy
 from ..actors.packing import in_order
 from ..engine.tracing.annotations import signature_of as parameters_of
 from ..telemetry import logs, metrics, names
@@ -156,7 +157,8 @@ class Stacker:
 
     def _stack_packed(self, items: Sequence[BatchItem], size: int, packed: PackedBatch) -> Stacked:
         length = _row_length(items[0])
-        segments, positions = np.zeros((size, length), np.int32), np.zeros((size, length), np.int32)
+        segments, positions = aligned((size, length), np.int32), aligned((size, length), np.int32)
+        segments[...] = positions[...] = 0
         counted = np.arange(length, dtype=np.int32)
         places: list[tuple[int, slice]] = []
         parts: list[Any] = []
@@ -177,7 +179,8 @@ class Stacker:
         for structure, kinds in items[0].signature:
             stacked: list[Array] = []
             for (dtype, shape, besides), arrays in zip(kinds, columns, strict=False):
-                column = np.zeros((size, *shape), dtype)
+                column = aligned((size, *shape), dtype)
+                column[...] = 0
                 for place, array in zip(places, arrays, strict=True):
                     column[place] = array
                 stacked.append(column.view(WeakRows) if besides is WEAK else column)
@@ -379,7 +382,7 @@ def _fetched(array: Array) -> Array:
 
 
 def _column(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int) -> Array:
-    column = np.empty((size, *shape), dtype)
+    column = (np.empty if size * rows[0].nbytes < LARGE_BYTES else aligned)((size, *shape), dtype)
     # By an array of their own dtype, as NumPy refuses a scalar that is too large for a column of 32 bits, for all rows.
     column[: len(rows)] = rows if shape else np.array(rows)
     column[len(rows) :] = column[len(rows) - 1]
@@ -387,7 +390,8 @@ def _column(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: i
 
 
 def _column_of_lengths(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int) -> Array:
-    column = np.zeros((size, *shape), dtype)
+    column = aligned((size, *shape), dtype)
+    column[: len(rows)] = 0
     for index, row in enumerate(rows):
         real: Any = (index, *map(slice, row.shape))
         column[real] = row
@@ -403,7 +407,8 @@ def _mask(lengths: list[tuple[int, ...]], padded: list[int], size: int) -> Array
         along = [1] * len(padded)
         along[axis] = length
         masks.append((np.arange(length) < real[:, None]).reshape(size, *along))
-    return reduce(np.logical_and, masks)
+    mask: Array = aligned_copy(reduce(np.logical_and, masks))
+    return mask
 
 
 class Arguments:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from .._errors import DeviceError
+from .._machine import aligned_copy
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.records import DeviceWork
 from .enqueue_order import reshard
@@ -63,11 +64,11 @@ class PlacedParameters:
 def owned(value: Any) -> Any:
     """Return a pytree with copies of NumPy arrays: on a CPU, JAX would use the arrays of the user in place."""
     if _is_of_numpy(value):
-        return np.array(value)
+        return aligned_copy(value)
     leaves, structure = jax.tree.flatten(value)
     if not not_on_device(leaves):
         return value
-    return structure.unflatten([np.array(leaf) if _is_of_numpy(leaf) else leaf for leaf in leaves])
+    return structure.unflatten([aligned_copy(leaf) if _is_of_numpy(leaf) else leaf for leaf in leaves])
 
 
 def _is_of_numpy(leaf: object) -> bool:

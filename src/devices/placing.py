@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
+from .._machine import aligned_copy
 from ..actors.policy import Policy
 from ..engine.control import mapped_ahead
 from ..engine.node import Node
@@ -56,7 +57,7 @@ class Placer:
 
         [placement] = placements_of(self.device, 1)
         leaves, tree = jax.tree.flatten(value)
-        several = jax.process_count() > 1
+        several, is_on_host = jax.process_count() > 1, placement.devices[0].platform == "cpu"
         whole = jax.tree.unflatten(tree, [_Global(leaf, jax.process_count()) for leaf in leaves]) if several else value
         shardings = jax.tree.leaves(placement.shardings(self.specs, whole, "the batch"))
         for index, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
@@ -65,7 +66,9 @@ class Placer:
             if several:
                 leaves[index] = jax.make_array_from_process_local_data(sharding, leaf)
             else:
-                leaves[index] = jax.device_put(leaf, sharding)
+                # On a CPU, the array of a user would be that on the device, where the user can still write to it.
+                is_shared = is_on_host and isinstance(leaf, np.ndarray)
+                leaves[index] = jax.device_put(aligned_copy(leaf) if is_shared else leaf, sharding)
         jax.block_until_ready(leaves)
         return jax.tree.unflatten(tree, leaves)
 

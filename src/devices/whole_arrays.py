@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 from jax.sharding import PartitionSpec
 
+from .._machine import aligned
 from ..actors.accepted import check, optional, whole
 from ..engine.tracing.annotations import signature_of
 from .arguments import Arguments
@@ -285,10 +286,14 @@ class _Chunks:
         before = (slice(None),) * axis
         if real == self.size:
             return array[(*before, slice(start, start + real))]
+        shape = (*array.shape[:axis], self.size, *array.shape[axis + 1 :])
         if not real:
-            return np.zeros((*array.shape[:axis], self.size, *array.shape[axis + 1 :]), array.dtype)
+            return np.zeros(shape, array.dtype)
         # The last row once more: rows of zeros could give NaNs, which `jax_debug_nans` would report.
-        return array[(*before, np.minimum(np.arange(start, start + self.size), self.count - 1))]
+        rows = np.minimum(np.arange(start, start + self.size), self.count - 1)
+        if is_random_key(array):
+            return array[(*before, rows)]
+        return np.take(array, rows, axis, aligned(shape, array.dtype), "clip")
 
 
 class _Whole:

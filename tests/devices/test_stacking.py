@@ -56,6 +56,16 @@ def test_a_batch_has_buffers_of_its_own(pad_axes: dict[str, int]) -> None:
     assert not first.arguments[0].any()
 
 
+@pytest.mark.parametrize("pad_axes", [{}, {"x": 0}])
+def test_a_large_batch_lies_where_a_program_takes_it_without_a_copy(pad_axes: dict[str, int]) -> None:
+    stacker = stacker_of("x", pad_axes=pad_axes)
+    row = np.arange(1, 60_001, dtype=np.uint8)
+    stacked = stacker.stack([item_of(stacker, row)] * 2, 4)
+    assert [array.ctypes.data % 64 for array in (*stacked.arguments, *stacked.masks)] == [0] * (1 + len(pad_axes))
+    assert np.array_equal(stacked.arguments[0][:, :60_000], np.stack([row] * 4))
+    assert not stacked.arguments[0][:, 60_000:].any()
+
+
 def test_what_jax_makes_of_a_dtype_goes_into_the_batch() -> None:
     stacker = stacker_of("x")
     given = [np.float64(1.5), np.zeros(2, np.uint64), np.ones(2, ml_dtypes.bfloat16), 1 << 20, 2.5, 1j, True]

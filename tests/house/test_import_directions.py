@@ -47,6 +47,7 @@ EXTRAS: dict[str, set[str]] = {
     "studio": {"rich"},
     "telemetry": {"rich"},
     "_cli": {"rich"},
+    "_machine": {"numpy"},
 }
 
 # The standard library of the newest Python: older ones do not know all of it.
