@@ -174,7 +174,7 @@ class Consumer:
         held = self._held
         return ConsumerStatistics(
             tuple(
-                PartitionStatistics(str(one.name), len(one.open), self._source.lag(one.name))
+                PartitionStatistics(one.label, len(one.open), self._source.lag(one.name))
                 for one in list(held._held.values())
             ),
             held._ended,
@@ -194,21 +194,21 @@ class Consumer:
             except TimeoutError:
                 pass
             self._held._hurry.clear()
-            await self._for_each(self._held._settle)
+            await self._for_each(self._held._settle, PAUSE_SECONDS)
 
     async def _keep(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
-            await self._for_each(lambda one: self._source.keep(one.name, [*one.open.values(), *one.unsettled]))
+            await self._for_each(lambda one: self._source.keep(one.name, [*one.open.values(), *one.unsettled]), 0)
 
-    async def _for_each(self, ask: Callable[[Partition], Awaitable[object]]) -> None:
+    async def _for_each(self, ask: Callable[[Partition], Awaitable[object]], pause_seconds: float) -> None:
         for name, partition in list(self._held._held.items()):
             if self._held._held.get(name) is partition:  # it may have gone while this waited for another one
                 try:
                     await ask(partition)
                 except self._source.outages as error:
-                    logs.warning("consume.outage", partition=str(name), error=repr(error))
-                    await asyncio.sleep(PAUSE_SECONDS)
+                    logs.warning("consume.outage", partition=partition.label, error=repr(error))
+                    await asyncio.sleep(pause_seconds)
 
 
 async def run(consumer: Consumer) -> ConsumerStatistics:

@@ -4,10 +4,10 @@ import asyncio
 import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from .. import Call, DeploymentFailed, EngineClosedError, NotFinished, engine, telemetry
-from ..actors.tasks import Condition, until
+from ..actors.tasks import Condition
 from ..telemetry import logs
 from .source import DeadLetter, Message, Source
 
@@ -34,7 +34,7 @@ class Partitions:
         self._service, self._source, self._call_of, self._bury = service, source, call_of, dead_letters
         self._order_by, self._max_open, self._on_error = order_by, max_open, on_error
         self._held: dict[Any, Partition] = {}  # also those that are being drained
-        self._unwinding: dict[Any, asyncio.Task[None]] = {}  # of partitions that were given up
+        self._unwinding: dict[Any, list[asyncio.Task[None]]] = {}  # of partitions that were given up
         self._has_ended = False
         self._hurry = asyncio.Event()  # messages wait to be settled, and others for their room
         self._changed = Condition()
@@ -49,7 +49,7 @@ class Partitions:
         """
         for name in partitions:
             if name not in self._held and not self._has_ended:
-                self._held[name] = Partition(self, name, self._unwinding.pop(name, None))
+                self._held[name] = Partition(self, name, self._unwinding.pop(name, []))
                 self._held[name].task.add_done_callback(self._task_ended)
 
     async def taken_away(self, partitions: Iterable[Any], within_seconds: float, /) -> None:
@@ -78,10 +78,10 @@ class Partitions:
 
     def _give_up(self, partitions: "Iterable[Partition]") -> None:
         for one in partitions:
-            one.task.cancel()
+            one.give_up()
             if self._held.get(one.name) is one:
                 del self._held[one.name]
-                self._unwinding[one.name] = one.task
+                self._unwinding[one.name] = [*(task for task in one.before if not task.done()), one.task]
         self._has_room()
 
     async def _end(self, within_seconds: float) -> None:
@@ -89,7 +89,7 @@ class Partitions:
         self._has_ended = True
         await self.taken_away(list(self._held), within_seconds)
         while self._unwinding:
-            await asyncio.wait([self._unwinding.popitem()[1]])
+            await asyncio.wait(self._unwinding.popitem()[1])
 
     def _task_ended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
@@ -99,7 +99,7 @@ class Partitions:
         """Wait until a partition may take messages; return how many."""
         while True:
             # Each partition keeps some room for itself, or one whose first message is slow would stop all others.
-            own = self._max_open // (2 * len(self._held) or 1)
+            own = self._max_open // (len(self._held) or 1)
             others = sum(max(one.in_hand, own) for one in self._held.values() if one is not partition)
             room = self._max_open - others - partition.in_hand
             if room >= max(1, own // 4):  # not one by one, when there is hardly any room
@@ -124,7 +124,7 @@ class Partitions:
         """Settle what has ended of a partition; if that is too late, the partition is lost."""
         if not await partition.settle():
             self._late += 1
-            logs.warning("consume.too_late", partition=str(partition.name))
+            logs.warning("consume.too_late", partition=partition.label)
             self._give_up([partition])
 
 
@@ -133,14 +133,18 @@ class Partition:
 
     Attributes:
         name: its name.
+        label: the name as a text; that of a tuple such as `TopicPartition` is "topic/0".
         open: the messages that were taken and have not ended, by number; of a log, also those that have ended behind
             one that has not.
         unsettled: the messages that have ended and are to be settled; of a log, the last of them.
         task: the task that reads the outcomes.
+        before: the tasks of the times before, whose handlers may still unwind.
     """
 
-    def __init__(self, held: Partitions, name: Any, before: asyncio.Task[None] | None) -> None:
+    def __init__(self, held: Partitions, name: Any, before: list[asyncio.Task[None]]) -> None:
         self._held, self._source, self.name = held, held._source, name
+        self.label = "/".join(map(str, cast("tuple[object, ...]", name))) if isinstance(name, tuple) else str(name)
+        self.before = before
         self.open: dict[int, Message] = {}
         self.unsettled: list[Message] = []
         self._ended: set[int] = set()
@@ -148,17 +152,18 @@ class Partition:
         self._number = self._taking = 0
         self._stream: engine.Stream[Any] | None = None
         self._settling = asyncio.Lock()
-        self.task = asyncio.create_task(self._read(before), name=f"penstock-consume-{name}")
+        self._commit: asyncio.Task[bool] | None = None
+        self.task = asyncio.create_task(self._read(), name=f"penstock-consume-{self.label}")
 
     @property
     def in_hand(self) -> int:
         """How many messages count in `max_open`, with those that are being asked for."""
         return len(self.open) + self._taking + (0 if self._source.is_log else len(self.unsettled))
 
-    async def _read(self, before: asyncio.Task[None] | None) -> None:
+    async def _read(self) -> None:
         """Read the outcomes of the messages, until the partition is given up."""
-        if before is not None:
-            await until(before.done, lambda: asyncio.wait([before]))  # its handlers of the last time may still unwind
+        if self.before:
+            await asyncio.wait(self.before)
         order_by = None if self._held._order_by is None else self._key_of
         async with self._held._service.stream(
             self._calls(), ordered=False, order_by=order_by, trace_items=True, max_in_flight=self._held._max_open
@@ -198,7 +203,7 @@ class Partition:
         try:
             return list(await self._source.take(self.name, n))
         except self._source.outages as error:
-            logs.warning("consume.outage", partition=str(self.name), error=repr(error))
+            logs.warning("consume.outage", partition=self.label, error=repr(error))
             await asyncio.sleep(PAUSE_SECONDS)
             return []
 
@@ -240,14 +245,24 @@ class Partition:
             messages, self.unsettled = self.unsettled, []
             if not messages or self._held._held.get(self.name) is not self:
                 return True
+            # A task, since a commit that waits for a broker must not come after the partition was given up.
+            self._commit = asyncio.create_task(self._source.settle(self.name, messages))
             try:
-                return await self._source.settle(self.name, messages) is not False
+                await asyncio.wait([self._commit])
+                return self._commit.cancelled() or self._commit.result() is not False
             except BaseException:
+                self._commit.cancel()
                 # Of a log, what has ended meanwhile is a longer prefix.
                 self.unsettled = self.unsettled or messages if self._source.is_log else messages + self.unsettled
                 raise
             finally:
                 self._held._has_room()
+
+    def give_up(self) -> None:
+        """Cancel what is open, and what is being settled."""
+        self.task.cancel()
+        if self._commit is not None:
+            self._commit.cancel()
 
     async def drain(self, within_seconds: float) -> None:
         """Take no more messages, finish those that are open, and settle them."""
@@ -262,9 +277,12 @@ class Partition:
         await self._settle_last(max(ends_at - loop.time(), 0) + _LAST_COMMIT_SECONDS)
 
     async def _settle_last(self, within_seconds: float) -> None:
-        passing: tuple[type[Exception], ...] = (TimeoutError, *self._source.outages)
         try:
             async with asyncio.timeout(within_seconds):
-                await self._held._settle(self)
-        except passing as error:
-            logs.warning("consume.not_settled", partition=str(self.name), error=repr(error))
+                while True:
+                    try:
+                        return await self._held._settle(self)
+                    except self._source.outages:
+                        await asyncio.sleep(_FIRST_PAUSE_SECONDS)
+        except TimeoutError:
+            logs.warning("consume.not_settled", partition=self.label, messages=len(self.unsettled))

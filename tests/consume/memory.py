@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from random import Random
@@ -66,7 +66,7 @@ class Member(consume.Source):
         self.kept: list[tuple[int, int]] = []
 
     @asynccontextmanager
-    async def partitions(self, held: consume.Partitions, /) -> AsyncIterator[None]:
+    async def partitions(self, held: consume.Partitions, /) -> AsyncGenerator[None]:
         self.held = held
         yield
         for partition, owner in list(self.log.owners.items()):
@@ -111,7 +111,7 @@ class Member(consume.Source):
 
 
 class Queue(consume.Source):
-    """A queue: what is not settled for 2 seconds after it was taken or kept comes again."""
+    """A queue: what is not settled for 5 seconds after it was taken or kept comes again."""
 
     is_log = False
     keep_seconds = 0.5
@@ -131,7 +131,7 @@ class Queue(consume.Source):
             raise ConnectionError("the server is away")
 
     @asynccontextmanager
-    async def partitions(self, held: consume.Partitions, /) -> AsyncIterator[None]:
+    async def partitions(self, held: consume.Partitions, /) -> AsyncGenerator[None]:
         await held.given(["queue"])
         yield
 
@@ -143,7 +143,7 @@ class Queue(consume.Source):
                 self.ready.append(message)
         found = [self.ready.popleft() for _ in range(min(n, len(self.ready)))]
         self.times_taken += len(found)
-        self.leased |= {message.identity: (self._now() + 2, message) for message in found}
+        self.leased |= {message.identity: (self._now() + 5, message) for message in found}
         await asyncio.sleep(0 if found else 0.2)  # what was taken is lost to this consumer if it is cancelled here
         return found
 
@@ -158,4 +158,4 @@ class Queue(consume.Source):
     async def keep(self, partition: str, unsettled: Sequence[consume.Message], /) -> None:
         for message in unsettled:
             if message.identity in self.leased:
-                self.leased[message.identity] = (self._now() + 2, message)
+                self.leased[message.identity] = (self._now() + 5, message)

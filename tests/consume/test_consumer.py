@@ -348,3 +348,82 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
     assert 0 < statistics.ended < 50
     assert sum(log.committed) == statistics.ended == len(log.ended)
     assert [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+async def test_a_commit_that_is_too_late_cancels_what_is_open_and_commits_nothing_more() -> None:
+    log = log_of(Random(6), 1, 20)
+    cancelled = asyncio.Event()
+
+    @ps.node
+    async def work(identity: str, number: int) -> None:
+        if number >= 5:
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+        log.ended.add(identity)
+
+    @ps.graph
+    async def handle(identity: str, number: int) -> None:
+        await work(identity, number)
+
+    async def bury(letter: consume.DeadLetter) -> None:
+        raise AssertionError
+
+    def call_of(message: consume.Message) -> ps.Call[None]:
+        return handle(message.identity, message.position)
+
+    async with engine.deploy(handle) as service:
+        member = Member(log)
+        options: Any = {"dead_letters": bury, "order_by": None, "settle_seconds": 0.01}
+        async with consume.Consumer(service, member, call_of, **options) as consumer:
+            await member.give([0])
+            log.owners.clear()  # without a word
+            await cancelled.wait()
+            assert consumer.statistics().late_commits == 1
+            assert consumer.statistics().partitions == ()
+    assert log.committed == [0]
+
+
+def test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind() -> None:
+    async def main() -> None:
+        log = log_of(Random(8), 1, 3, keys=1)
+        began: list[str] = []
+        unwinding, release = asyncio.Event(), asyncio.Event()
+
+        @ps.node
+        async def work(identity: str) -> None:
+            began.append(identity)
+            try:
+                if len(began) == 1:
+                    await asyncio.Event().wait()
+            finally:
+                if len(began) == 1:
+                    unwinding.set()
+                    await release.wait()
+            log.ended.add(identity)
+
+        @ps.graph
+        async def handle(identity: str) -> None:
+            await work(identity)
+
+        async def bury(letter: consume.DeadLetter) -> None:
+            raise AssertionError
+
+        async with engine.deploy(handle) as service:
+            member = Member(log)
+            options: Any = {"dead_letters": bury, "order_by": lambda message: "all", "settle_seconds": 0.01}
+            async with consume.Consumer(service, member, lambda one: handle(one.identity), **options):
+                for _ in range(3):  # given, and lost; the second time before anything could begin
+                    await member.give([0])
+                    await until(lambda: began)
+                    await member.held.lost([0])
+                    await unwinding.wait()
+                await member.give([0])
+                await asyncio.sleep(5)
+                assert began == ["log/0/0"]
+                release.set()
+                await until(lambda: log.is_settled)
+        assert began == ["log/0/0", "log/0/0", "log/0/1", "log/0/2"]
+
+    testing.run_virtual(main)

@@ -1,0 +1,315 @@
+"""A fake of aiokafka and of its broker, in memory: topics, a group that is rebalanced eagerly, commits that may fail.
+
+`Broker.module()` is what `import aiokafka` gives. It does what aiokafka 0.14 does, as far as a consumer sees that: a
+rebalance awaits `on_partitions_revoked` with all partitions, and goes on without a member that has not come back within
+its rebalance timeout; requests wait while the broker is away; who does not poll for `max_poll_interval_ms` leaves.
+"""
+
+import asyncio
+from abc import ABC
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from random import Random
+from types import ModuleType, SimpleNamespace
+from typing import Any, NamedTuple
+from zlib import crc32
+
+
+class TopicPartition(NamedTuple):
+    topic: str
+    partition: int
+
+
+class Record(NamedTuple):
+    topic: str
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes
+    headers: Sequence[tuple[str, bytes]]
+
+
+class ConsumerRebalanceListener(ABC):  # noqa: B024 - as in aiokafka
+    pass
+
+
+class KafkaError(RuntimeError):
+    retriable = False
+
+
+class CommitFailedError(KafkaError):
+    pass
+
+
+class IllegalStateError(KafkaError):
+    pass
+
+
+class RequestTimedOutError(KafkaError):
+    retriable = True
+
+
+class Broker:
+    """Topics, and one group.
+
+    Args:
+        rng: chooses how long a request takes.
+        partitions: how many partitions a topic has; one for a topic that is not named.
+
+    Attributes:
+        is_away: whether requests wait; see `away`.
+        refused: how many commits came from a member that was no longer one.
+    """
+
+    def __init__(self, rng: Random, partitions: dict[str, int]) -> None:
+        self.rng = rng
+        self.partitions = partitions
+        self.logs: dict[TopicPartition, list[Record]] = {}
+        self.committed: dict[TopicPartition, int] = {}
+        self.members: list[Consumer] = []
+        self.generation = self.refused = 0
+        self.is_away = False
+        self._changed = asyncio.Event()
+        self._rebalancing: asyncio.Task[None] | None = None
+        self._again = False
+
+    def topic(self, name: str) -> list[TopicPartition]:
+        return [TopicPartition(name, number) for number in range(self.partitions.get(name, 1))]
+
+    def append(self, topic: str, value: bytes, key: bytes | None, headers: Sequence[tuple[str, bytes]]) -> None:
+        tp = self.topic(topic)[crc32(key or b"") % self.partitions.get(topic, 1)]
+        log = self.logs.setdefault(tp, [])
+        log.append(Record(tp.topic, tp.partition, len(log), key, value, headers))
+        self.notify()
+
+    def notify(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+    async def change(self) -> None:
+        await self._changed.wait()
+
+    async def request(self) -> None:
+        """Take as long as a request; while the broker is away, that is as long as it is away."""
+        await asyncio.sleep(self.rng.choice((0, 0, 0.005)))
+        while self.is_away:
+            await self.change()
+
+    async def away(self, seconds: float) -> None:
+        self.is_away = True
+        await asyncio.sleep(seconds)
+        self.is_away = False
+        self.notify()
+
+    def rebalance(self) -> None:
+        self._again = True
+        if self._rebalancing is None or self._rebalancing.done():
+            self._rebalancing = asyncio.create_task(self._rebalance())
+
+    async def _rebalance(self) -> None:
+        while self._again:
+            self._again = False
+            await asyncio.sleep(self.rng.uniform(0, 0.3))  # until the members hear of it
+            while self.is_away:
+                await self.change()
+            members = list(self.members)
+            joining = {one: asyncio.create_task(one.rejoin()) for one in members}
+            for one, task in joining.items():
+                await asyncio.wait([task], timeout=one.rebalance_seconds)
+                if not task.done():  # given away without it: what it commits from now on is refused
+                    self.members.remove(one)
+                    task.add_done_callback(partial(Consumer.returns, one))
+            self.generation += 1
+            self._assign()
+            self.notify()
+
+    def _assign(self) -> None:
+        members = [one for one in self.members if not one.is_closed]
+        shares: dict[Consumer, set[TopicPartition]] = {one: set() for one in members}
+        topics = sorted({topic for one in members for topic in one.topics})
+        for number, tp in enumerate(tp for topic in topics for tp in self.topic(topic)):
+            shares[members[number % len(members)]].add(tp)
+        for one, share in shares.items():
+            one.assign(share, self.generation)
+
+    def module(self) -> ModuleType:
+        module = ModuleType("aiokafka")
+        module.__dict__.update(
+            TopicPartition=TopicPartition,
+            ConsumerRebalanceListener=ConsumerRebalanceListener,
+            AIOKafkaConsumer=lambda **settings: Consumer(self, **settings),
+            AIOKafkaProducer=_producer_of(self),
+            errors=SimpleNamespace(
+                KafkaError=KafkaError, CommitFailedError=CommitFailedError, IllegalStateError=IllegalStateError,
+                RequestTimedOutError=RequestTimedOutError,
+            ),
+        )  # fmt: skip
+        return module
+
+
+class Consumer:
+    """A member of the group."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        *,
+        group_id: str,
+        auto_offset_reset: str,
+        enable_auto_commit: bool,
+        bootstrap_servers: str = "",
+        session_timeout_ms: int = 10_000,
+        rebalance_timeout_ms: int | None = None,
+        heartbeat_interval_ms: int = 3_000,
+        max_poll_interval_ms: int = 300_000,
+    ) -> None:
+        assert auto_offset_reset == "earliest"
+        assert not enable_auto_commit
+        self.broker = broker
+        self.rebalance_seconds = (rebalance_timeout_ms or session_timeout_ms) / 1000
+        self.max_poll_seconds = max_poll_interval_ms / 1000
+        self.topics: Sequence[str] = ()
+        self.listener: Any = None
+        self.is_closed = False
+        self._assigned: set[TopicPartition] = set()
+        self._generation = 0
+        self._positions: dict[TopicPartition, int] = {}
+        self._paused: set[TopicPartition] = set()
+        self._is_reassigning = True
+        self._polling, self._polled_at = 0, asyncio.get_running_loop().time()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def subscribe(self, topics: Sequence[str], listener: object) -> None:
+        assert isinstance(listener, ConsumerRebalanceListener)
+        self.topics, self.listener = topics, listener
+
+    async def start(self) -> None:
+        await self.broker.request()
+        self._start(self._watch())
+        self.comes_back()
+        while self._is_reassigning:
+            await self.broker.change()
+
+    async def stop(self) -> None:
+        self.is_closed = True
+        if self in self.broker.members:
+            self.broker.members.remove(self)
+            self.broker.rebalance()
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def returns(self, task: "asyncio.Task[None]") -> None:
+        self.comes_back()
+
+    def comes_back(self) -> None:
+        if not self.is_closed and self not in self.broker.members:
+            self.broker.members.append(self)
+            self.broker.rebalance()
+
+    async def _watch(self) -> None:
+        """Leave the group if nobody polls."""
+        while True:
+            await asyncio.sleep(0.1)
+            idle = 0.0 if self._polling else asyncio.get_running_loop().time() - self._polled_at
+            if idle > self.max_poll_seconds and self in self.broker.members:
+                self.broker.members.remove(self)
+                self.broker.rebalance()
+
+    async def rejoin(self) -> None:
+        self._is_reassigning = True
+        revoked, self._assigned = self._assigned, set(self._assigned)
+        with suppress(Exception):  # which aiokafka logs
+            await self.listener.on_partitions_revoked(revoked)
+
+    def assign(self, share: set[TopicPartition], generation: int) -> None:
+        self._assigned, self._generation = share, generation
+        self._positions = {tp: self.broker.committed.get(tp, 0) for tp in share}
+        self._paused.clear()
+        self._is_reassigning = False
+        self._start(self.listener.on_partitions_assigned(share))
+
+    def assignment(self) -> set[TopicPartition]:
+        return set(self._assigned)
+
+    def highwater(self, tp: TopicPartition) -> int | None:
+        assert tp in self._assigned
+        return len(self.broker.logs.get(tp, ()))
+
+    def pause(self, tp: TopicPartition) -> None:
+        self._check(tp)
+        self._paused.add(tp)
+
+    def resume(self, tp: TopicPartition) -> None:
+        self._check(tp)
+        self._paused.discard(tp)
+
+    def _check(self, tp: TopicPartition) -> None:
+        if tp not in self._assigned:
+            raise IllegalStateError(f"Partition {tp} is not assigned")
+
+    async def getmany(
+        self, tp: TopicPartition, *, timeout_ms: int = 0, max_records: int | None = None
+    ) -> dict[TopicPartition, list[Record]]:
+        self._polling += 1
+        try:
+            ends_at = asyncio.get_running_loop().time() + timeout_ms / 1000
+            while True:
+                while self._is_reassigning:
+                    await self.broker.change()
+                await asyncio.sleep(0)
+                log = self.broker.logs.get(tp, [])
+                at = self._positions.get(tp, len(log))
+                may_take = not (self.broker.is_away or tp in self._paused or self._is_reassigning)
+                if may_take and (found := log[at : at + (max_records or len(log))]):
+                    self._positions[tp] = at + len(found)
+                    return {tp: found}
+                left = ends_at - asyncio.get_running_loop().time()
+                if left <= 0:
+                    return {}
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(left):
+                        await self.broker.change()
+        finally:
+            self._polling -= 1
+            self._polled_at = asyncio.get_running_loop().time()
+
+    async def commit(self, offsets: dict[TopicPartition, int]) -> None:
+        for tp in offsets:
+            self._check(tp)
+        await self.broker.request()
+        if self not in self.broker.members or self._generation != self.broker.generation:
+            self.broker.refused += 1
+            raise CommitFailedError("the group has rebalanced")
+        for tp, offset in offsets.items():
+            assert offset >= self.broker.committed.get(tp, 0), "a commit goes back"
+            self.broker.committed[tp] = offset
+        await asyncio.sleep(0)
+
+
+def _producer_of(broker: Broker) -> Any:
+    class Producer:
+        def __init__(self, *, acks: str, bootstrap_servers: str = "") -> None:
+            assert acks == "all"
+
+        async def start(self) -> None:
+            await broker.request()
+
+        async def stop(self) -> None: ...
+
+        async def send_and_wait(
+            self, topic: str, value: bytes, key: bytes | None, headers: Sequence[tuple[str, bytes]]
+        ) -> None:
+            await broker.request()
+            if broker.rng.random() < 0.2:
+                raise RequestTimedOutError
+            broker.append(topic, value, key, headers)
+
+    return Producer

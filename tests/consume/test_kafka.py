@@ -1,0 +1,335 @@
+"""Consumers of Kafka: the same scenarios with a fake of aiokafka, under seeds, and with a broker.
+
+`PENSTOCK_TEST_KAFKA=127.0.0.1:9092` names a broker, whose topics these tests make and leave.
+"""
+
+import asyncio
+import os
+import sys
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib import import_module
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+import penstock as ps
+from penstock import consume, engine, testing
+from tests.consume.fake_kafka import Broker
+
+BROKER = os.environ.get("PENSTOCK_TEST_KAFKA")
+PARTITIONS = 4
+KEYS = 12
+
+
+class Boom(Exception):
+    pass
+
+
+class World:
+    """A topic with messages, what has been done with them, and consumers of it.
+
+    Attributes:
+        written: the identities, keys and numbers of the messages, as they were written.
+        letters: the identities of dead letters.
+    """
+
+    def __init__(self, seed: int, broker: Broker | None, servers: str, messages: int) -> None:
+        self.rng, self.broker, self.servers = Random(seed), broker, servers
+        self.name = f"orders-{uuid4().hex[:8]}" if broker is None else "orders"
+        self.messages = messages
+        self.written: list[tuple[str, str, int]] = []
+        self.letters: list[str] = []
+        self.is_down = False  # the database
+        self.seconds = 0.05
+        self.poison = 0.0
+        self._open: Counter[str] = Counter()
+
+        @ps.node
+        async def write(identity: str, key: str, number: int) -> None:
+            assert not self._open[key], "two messages of a key at once"
+            self._open[key] += 1
+            try:
+                await asyncio.sleep(self.rng.uniform(0, self.seconds))
+                while self.is_down:
+                    await asyncio.sleep(0.05)
+                if Random(identity).random() < self.poison:
+                    raise Boom(identity)
+                self.written.append((identity, key, number))
+            finally:
+                self._open[key] -= 1
+
+        @ps.graph
+        async def handle(identity: str, key: str, number: int) -> None:
+            await write(identity, key, number)
+
+        self.handle = handle
+
+    async def produce(self) -> None:
+        """Write the messages: keys in turns of a seed, each with its number in its key."""
+        numbers = [0] * KEYS
+        made: list[tuple[bytes, bytes]] = []
+        for _ in range(self.messages):
+            key = self.rng.randrange(KEYS)
+            made.append((b"%d" % numbers[key], b"key %d" % key))
+            numbers[key] += 1
+        headers = [("kind", b"order")]
+        if self.broker is not None:
+            for number, name in made:
+                self.broker.append(self.name, number, name, headers)
+            return
+        kafka, admin = import_module("aiokafka"), import_module("aiokafka.admin")
+        client = admin.AIOKafkaAdminClient(bootstrap_servers=self.servers)
+        await client.start()
+        await client.create_topics(
+            [admin.NewTopic(self.name, PARTITIONS, 1), admin.NewTopic(self.name + ".dead", 1, 1)]
+        )
+        await client.close()
+        async with kafka.AIOKafkaProducer(bootstrap_servers=self.servers, acks="all") as producer:
+            await asyncio.gather(
+                *[await producer.send(self.name, value, key=key, headers=headers) for value, key in made]
+            )
+
+    async def settled(self) -> int:
+        """Return how many messages are committed."""
+        if self.broker is not None:
+            return sum(self.broker.committed.values())
+        kafka = import_module("aiokafka")
+        async with kafka.AIOKafkaConsumer(
+            bootstrap_servers=self.servers, group_id=self.name, enable_auto_commit=False
+        ) as reader:
+            found = [await reader.committed(kafka.TopicPartition(self.name, n)) or 0 for n in range(PARTITIONS)]
+        return sum(found)
+
+    async def dead_letters(self) -> list[Any]:
+        """Return the records of the topic of dead letters."""
+        topic = self.name + ".dead"
+        if self.broker is not None:
+            return self.broker.logs.get(self.broker.topic(topic)[0], [])
+        kafka = import_module("aiokafka")
+        async with kafka.AIOKafkaConsumer(
+            topic, bootstrap_servers=self.servers, auto_offset_reset="earliest", enable_auto_commit=False
+        ) as reader:
+            found = await reader.getmany(timeout_ms=5000)
+        return [record for records in found.values() for record in records]
+
+    @asynccontextmanager
+    async def consumer(self, drain_seconds: float = 20.0, **settings: Any) -> AsyncGenerator[consume.Consumer]:
+        """A deployment and a consumer, as a process of its own has them."""
+        settings = {"session_timeout_ms": 6000, "heartbeat_interval_ms": 300, **settings}
+        source = consume.Kafka(self.name, group_id=self.name, bootstrap_servers=self.servers, **settings)
+
+        def call_of(message: consume.Message) -> ps.Call[None]:
+            assert message.headers
+            assert message.headers[0] == ("kind", b"order")
+            return self.handle(message.identity, message.key.decode(), int(message.value))  # type: ignore[attr-defined]
+
+        async with (
+            engine.deploy(self.handle, max_in_flight=16) as service,
+            consume.Consumer(
+                service, source, call_of, dead_letters=source.letters_to(self.name + ".dead"), max_open=32,
+                settle_seconds=0.2, drain_seconds=drain_seconds,
+            ) as consumer,
+        ):  # fmt: skip
+            yield consumer
+
+    async def until(self, predicate: Callable[[], bool]) -> None:
+        async with asyncio.timeout(60 if self.broker is None else 3000):
+            while not predicate():
+                await asyncio.sleep(0.05)
+
+    def has_written(self, count: int) -> bool:
+        return len(self.written) >= count
+
+    def check(self, *, may_repeat: bool) -> None:
+        """Nothing is lost or wrongly dead, each key is in order, and nothing was written twice that need not be."""
+        identities = [identity for identity, _, _ in self.written]
+        assert len(set(identities)) + len(set(self.letters)) == self.messages
+        assert may_repeat or len(identities) == len(set(identities))
+        last: dict[str, int] = {}
+        seen: set[str] = set()
+        for identity, key, number in self.written:
+            assert identity in seen or number > last.get(key, -1), f"{key}: {number} after {last[key]}"
+            seen.add(identity)
+            last[key] = max(number, last.get(key, -1))
+
+
+Scenario = Callable[[World], Coroutine[Any, Any, None]]
+Run = Callable[..., None]
+
+
+@pytest.fixture(params=["fake", "broker"])
+def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, effort: int) -> Run:
+    """Run a scenario with a fake, under many seeds, or with a broker."""
+
+    def with_fake(scenario: Scenario, *, messages: int, seeds: int = 25) -> None:
+        async def main() -> None:
+            seed: int = asyncio.get_running_loop().seed  # type: ignore[attr-defined]
+            broker = Broker(Random(seed), {"orders": PARTITIONS})
+            monkeypatch.setitem(sys.modules, "aiokafka", broker.module())
+            world = World(seed, broker, "", messages)
+            await world.produce()
+            await scenario(world)
+
+        testing.interleavings(main, count=seeds * effort)
+
+    def with_broker(scenario: Scenario, *, messages: int, seeds: int = 25) -> None:
+        assert BROKER is not None
+
+        async def main() -> None:
+            world = World(7, None, BROKER, messages * 5)
+            await world.produce()
+            await scenario(world)
+
+        asyncio.run(main())
+
+    if request.param == "fake":
+        return with_fake
+    if BROKER is None:
+        pytest.skip("needs a broker, and aiokafka: PENSTOCK_TEST_KAFKA=host:port")
+    return with_broker
+
+
+def test_consumers_come_and_go_and_each_message_is_written_once(run: Run) -> None:
+    async def scenario(world: World) -> None:
+        async with world.consumer():
+            await world.until(lambda: len(world.written) > world.messages // 8)
+            for _ in range(2):
+                async with world.consumer():
+                    share = min(len(world.written) + world.messages // 4, world.messages)
+                    await world.until(partial(world.has_written, share))
+            await world.until(lambda: len(world.written) == world.messages)
+        world.check(may_repeat=False)
+        assert await world.settled() == world.messages
+
+    run(scenario, messages=200)
+
+
+def test_dead_letters_have_their_source_and_a_refused_one_is_written_again(run: Run) -> None:
+    async def scenario(world: World) -> None:
+        world.poison = 0.1
+        async with world.consumer() as consumer:
+            await world.until(lambda: consumer.statistics().ended == world.messages)
+        letters = await world.dead_letters()
+        names = [dict(letter.headers) for letter in letters]
+        world.letters = [own["source"].decode() for own in names]
+        world.check(may_repeat=False)
+        assert await world.settled() == world.messages
+        assert names
+        assert all(own["kind"] == b"order" and b"Boom" in own["error"] and own["attempts"] == b"1" for own in names)
+        assert consumer.statistics().dead_letters == len(letters)
+
+    run(scenario, messages=60)
+
+
+def test_an_outage_that_is_longer_than_the_poll_interval_costs_no_partition(run: Run) -> None:
+    async def scenario(world: World) -> None:
+        async with world.consumer(max_poll_interval_ms=2000) as consumer:
+            await world.until(lambda: len(world.written) > world.messages // 4)
+            world.is_down = True
+            await asyncio.sleep(7)
+            assert consumer.statistics().open > 24
+            world.is_down = False
+            await world.until(lambda: len(world.written) == world.messages)
+        world.check(may_repeat=False)
+        assert consumer.statistics().late_commits == 0
+
+    run(scenario, messages=200, seeds=10)
+
+
+def test_what_a_drain_leaves_comes_again_and_is_no_dead_letter(run: Run) -> None:
+    async def scenario(world: World) -> None:
+        async with world.consumer(drain_seconds=0.2):
+            await world.until(lambda: len(world.written) > world.messages // 4)
+            world.is_down = True
+            await asyncio.sleep(0.3)
+        world.is_down = False
+        async with world.consumer():
+            await world.until(lambda: len({identity for identity, _, _ in world.written}) == world.messages)
+        world.check(may_repeat=True)  # those that were written behind one that was not
+        assert await world.dead_letters() == []
+
+    run(scenario, messages=80)
+
+
+def test_a_consumer_that_drains_too_long_loses_its_partitions_and_commits_nothing_of_them(run: Run) -> None:
+    """Messages that hold on through a rebalance: the other consumer gets the partitions all the same."""
+
+    async def scenario(world: World) -> None:
+        async with world.consumer(session_timeout_ms=6000) as first:
+            await world.until(lambda: len(world.written) > world.messages // 8)
+            world.is_down = True
+            async with world.consumer() as second:
+                await asyncio.sleep(8)
+                world.is_down = False
+                await world.until(lambda: len({identity for identity, _, _ in world.written}) == world.messages)
+            await world.until(lambda: first.statistics().open + second.statistics().open == 0)
+        world.check(may_repeat=True)
+        assert await world.settled() == world.messages
+
+    run(scenario, messages=150, seeds=15)
+
+
+def test_a_broker_that_is_away_costs_nothing(monkeypatch: pytest.MonkeyPatch, effort: int) -> None:
+    """While requests wait, partitions are taken away, and the consumer is ended and begun again."""
+
+    async def main() -> None:
+        seed: int = asyncio.get_running_loop().seed  # type: ignore[attr-defined]
+        broker = Broker(Random(seed), {"orders": PARTITIONS})
+        monkeypatch.setitem(sys.modules, "aiokafka", broker.module())
+        world = World(seed, broker, "", 150)
+        await world.produce()
+
+        def is_complete() -> bool:
+            return len({identity for identity, _, _ in world.written}) == world.messages
+
+        lives = 0
+        while not is_complete() or await world.settled() < world.messages:
+            lives += 1
+            assert lives < 50
+
+            async def life() -> None:
+                async with world.consumer(drain_seconds=world.rng.choice((0.0, 0.5, 20.0))):
+                    if world.rng.random() < 0.5:
+                        async with world.consumer():
+                            await asyncio.sleep(world.rng.uniform(0, 2))
+                    await asyncio.sleep(world.rng.uniform(0, 3))
+
+            task = asyncio.create_task(life())
+            await asyncio.sleep(world.rng.uniform(0, 1))
+            outage = asyncio.create_task(broker.away(world.rng.choice((0.5, 3.0, 12.0))))
+            if world.rng.random() < 0.3:
+                await asyncio.sleep(world.rng.uniform(0, 2))
+                task.cancel()
+            await asyncio.wait([task, outage])
+            if not task.cancelled():
+                task.result()
+        world.check(may_repeat=True)
+        assert await world.dead_letters() == []
+
+    testing.interleavings(main, count=25 * effort)
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"enable_auto_commit": True}, "enable_auto_commit"),
+        ({"value_deserializer": bytes}, "parse the value in a node"),
+        ({"key_deserializer": bytes}, "decode the key in order_by="),
+    ],
+)
+def test_a_setting_that_would_lose_messages_is_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ps.OptionsError, match=said):
+        consume.Kafka("orders", group_id="billing", **settings)
+
+
+def test_without_aiokafka_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "aiokafka", None)
+    with pytest.raises(ps.MissingExtraError, match=r"penstock\[kafka\]"):
+        consume.Kafka("orders", group_id="billing")
+    with pytest.raises(ps.OptionsError, match="no topic"):
+        consume.Kafka(group_id="billing")
