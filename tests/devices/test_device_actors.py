@@ -175,11 +175,14 @@ class Flattened:
 
     threads: ClassVar[set[int]] = set()
 
-    def __init__(self, x: Any) -> None:
+    def __init__(self, x: Any, may_go_on: threading.Event | None = None) -> None:
         self.x = x
+        self.may_go_on = may_go_on
 
     def tree_flatten(self) -> tuple[tuple[Any], None]:
         self.threads.add(threading.get_ident())
+        if self.may_go_on is not None:
+            self.may_go_on.wait(10)
         return (self.x,), None
 
     @classmethod
@@ -212,6 +215,27 @@ async def test_weights_are_put_on_a_mesh_off_the_loop_and_are_not_moved_again() 
         await actor.put({"w": np.ones(6)}, jax.P("data"))
     with pytest.raises(ValueError, match="splits an array over a mesh, and cpu:0 is one device"):
         await devices.actor("cpu").put(np.ones(6), jax.P("data"))
+
+
+async def test_a_caller_that_leaves_does_not_wait_for_weights_that_are_put() -> None:
+    actor, may_go_on = devices.actor("cpu:1"), threading.Event()
+    await actor.put(1.0)  # opens the device
+    Flattened.threads.clear()
+    async with engine.Engine() as own:
+
+        @ps.node
+        async def place(x: float) -> Any:
+            return await actor.put(Flattened(np.full(2, x), may_go_on))
+
+        call = asyncio.create_task(own.run(ps.graph(place)(2.0)))
+        while not Flattened.threads:
+            await asyncio.sleep(0)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        assert not may_go_on.is_set()
+        may_go_on.set()
+        assert (await own.run(ps.graph(place)(3.0))).x.tolist() == [3.0, 3.0]
 
 
 async def test_weights_of_a_resource_reach_a_loop_and_are_reloaded() -> None:
