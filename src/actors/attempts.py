@@ -204,8 +204,7 @@ def _retried(run: Run, retry: Retry) -> Run:
     async def attempts(attempt: Attempt) -> Any:
         actor, member = attempt._actor, attempt._member
         position = member.position
-        retried: dict[Attempt, Any] | None = None
-        since = 0.0
+        since: float | None = None
         try:
             while True:
                 try:
@@ -218,9 +217,9 @@ def _retried(run: Run, retry: Retry) -> Run:
                         raise
                     if attempt._frame.span is not None:
                         spans.retried(actor.name, error, position.attempt + 1)
-                    if retried is None:
-                        retried, since = actor.counted().in_retry, member.group.loop.time()
-                    retried[attempt] = member.group.loop.time, since, type(error).__qualname__
+                    if since is None:
+                        since = member.group.loop.time()
+                    actor.counted().in_retry[attempt] = member.group.loop.time, since, type(error).__qualname__
                     handled(attempt, "retry", error)
                 # Also without a pause: attempts that fail at once would keep the loop from other tasks and timers.
                 await asyncio.sleep(pause)
@@ -228,8 +227,8 @@ def _retried(run: Run, retry: Retry) -> Run:
                 position.attempt += 1
                 actor.counted().retried += 1
         finally:
-            if retried is not None:
-                del retried[attempt]
+            if since is not None:
+                del actor.counts.in_retry[attempt]
 
     return attempts
 

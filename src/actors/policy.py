@@ -58,16 +58,12 @@ class Retry:
 
     def __post_init__(self) -> None:
         check_fields(self, _RETRY, "Retry(")
-        if self.attempts is None and not min(self.backoff_seconds, self.max_backoff_seconds) > 0:
+        has_pause = min(self.backoff_seconds, self.max_backoff_seconds) > 0
+        if self.attempts is None and (not has_pause or issubclass(Exception, self.retry_on)):
             raise OptionsError(
-                "Retry(attempts=None) has no last attempt, so it needs a pause between two: give backoff_seconds=0.5, "
-                "which doubles up to max_backoff_seconds="
-            )
-        named = self.retry_on if isinstance(self.retry_on, tuple) else (self.retry_on,)
-        if self.attempts is None and any(issubclass(Exception, one) for one in named):
-            raise OptionsError(
-                "Retry(attempts=None) with retry_on=Exception would retry a bug or a bad message for ever: name the "
-                "errors of an outage, such as retry_on=(ConnectionError, TimeoutError)"
+                "Retry(attempts=None) has no last attempt, so it needs a pause, such as backoff_seconds=0.5, and "
+                "errors of an outage alone, such as retry_on=(ConnectionError, TimeoutError): with Exception, a bug or "
+                "a bad message would be retried for ever"
             )
         if self.wait is not None:
             import inspect  # here, because the import takes a while and most programs have no retries

@@ -522,8 +522,7 @@ class Pipeline:
             return await self._prepare_graph(call.graph)
         except asyncio.CancelledError:
             if self._not_finished is not None:  # the call was taken, and has an outcome, although it has no actors
-                if call.tag is not None:
-                    self._tagged(call.tag)
+                self._tagged(call.tag)
                 never_wired = Wired(Program(call.graph._planned(), self._scope.scheduler), (), ())
                 if self._group is None:
                     frame: Frame = self._waiting_item(call, never_wired, self.window.submitted)[0]

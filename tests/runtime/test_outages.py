@@ -40,10 +40,10 @@ class Database:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"retry_on": OSError}, "needs a pause between two: give backoff_seconds=0.5"),
+        ({"retry_on": OSError}, r"needs a pause, such as backoff_seconds=0\.5"),
         ({"retry_on": OSError, "backoff_seconds": 1, "max_backoff_seconds": 0}, "needs a pause"),
-        ({"backoff_seconds": 1}, r"name the errors of an outage, such as retry_on=\(ConnectionError, TimeoutError\)"),
-        ({"backoff_seconds": 1, "retry_on": (OSError, Exception)}, "a bug or a bad message for ever"),
+        ({"backoff_seconds": 1}, r"of an outage alone, such as retry_on=\(ConnectionError, TimeoutError\)"),
+        ({"backoff_seconds": 1, "retry_on": (OSError, Exception)}, "a bug or a bad message would be retried for ever"),
     ],
 )
 def test_what_would_go_on_for_nothing_is_refused(arguments: dict[str, Any], message: str) -> None:
