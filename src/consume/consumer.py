@@ -3,15 +3,16 @@
 import asyncio
 import signal
 import threading
-from collections.abc import Awaitable, Callable, Generator, Hashable
+from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, Self
+from weakref import WeakSet
 
 from .. import Call, engine
 from ..actors.accepted import FUNCTION, KEY, NOT_NEGATIVE, POSITIVE, OptionRule, check, optional, whole
-from ..telemetry import logs
+from ..telemetry import logs, names
 from ..telemetry.tables import Column, Rendered, Table, count
 from .partitions import PAUSE_SECONDS, Partition, Partitions
 from .source import DeadLetter, Message, Source
@@ -140,6 +141,7 @@ class Consumer:
                 task = asyncio.create_task(each(seconds), name="penstock-consumer")
                 task.add_done_callback(self._held._task_ended)
                 self._tasks.append(task)
+        _count(self)
         try:
             await self._stack.enter_async_context(self._source.partitions(self._held))
         except BaseException as error:
@@ -155,6 +157,9 @@ class Consumer:
                 task.cancel()
             await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._stack.aclose()
+            _open.discard(self)
+            _closed[0] += self._held._dead_letters
+            _closed[1] += self._held._late
         if error is None and self._error is not None:
             raise self._error
 
@@ -209,6 +214,48 @@ class Consumer:
                 except self._source.outages as error:
                     logs.warning("consume.outage", partition=partition.label, error=repr(error))
                     await asyncio.sleep(pause_seconds)
+
+
+# The consumers that are open, and the dead letters and late commits of those that are closed.
+_open: WeakSet[Consumer] = WeakSet()
+_closed = [0, 0]
+_instruments: list[object] = []
+
+
+def _count(consumer: Consumer) -> None:
+    """Have the metrics of the process show a consumer."""
+    _open.add(consumer)
+    if _instruments:
+        return
+    from opentelemetry.metrics import CallbackOptions, Observation, get_meter
+
+    def levels(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def read(options: CallbackOptions) -> Iterable[Observation]:
+            found = [partition for one in list(_open) for partition in one.statistics().partitions]
+            known = [(getattr(one, field), one.partition) for one in found]
+            return [Observation(value, {names.PARTITION: name}) for value, name in known if value is not None]
+
+        return read
+
+    def totals(number: int, field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
+        def read(options: CallbackOptions) -> Iterable[Observation]:
+            return [Observation(_closed[number] + sum(getattr(one.statistics(), field) for one in list(_open)))]
+
+        return read
+
+    meter = get_meter(names.INSTRUMENTATION)
+    _instruments.extend(
+        (
+            meter.create_observable_up_down_counter(names.METRIC_CONSUMER_LAG, [levels("lag")], "{message}"),
+            meter.create_observable_up_down_counter(names.METRIC_CONSUMER_OPEN, [levels("open")], "{message}"),
+            meter.create_observable_counter(
+                names.METRIC_CONSUMER_DEAD_LETTERS, [totals(0, "dead_letters")], "{message}"
+            ),
+            meter.create_observable_counter(
+                names.METRIC_CONSUMER_LATE_COMMITS, [totals(1, "late_commits")], "{commit}"
+            ),
+        )
+    )
 
 
 async def run(consumer: Consumer) -> ConsumerStatistics:

@@ -6,7 +6,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from typing import Any, Final, cast
 
-from .. import Call, DeploymentFailed, EngineClosedError, NotFinished, engine, telemetry
+from .. import Call, DeploymentFailed, EngineClosedError, NotFinished, engine, tagged, telemetry
 from ..actors.tasks import Condition
 from ..telemetry import logs
 from .source import DeadLetter, Message, Source
@@ -148,9 +148,9 @@ class Partition:
         self.open: dict[int, Message] = {}
         self.unsettled: list[Message] = []
         self._ended: set[int] = set()
-        self._numbers: dict[int, int] = {}  # of the items of the stream
-        self._number = self._taking = 0
-        self._stream: engine.Stream[Any] | None = None
+        self._number = itertools.count()
+        self._taking = 0
+        self._stream: engine.Stream[Any, int] | None = None
         self._settling = asyncio.Lock()
         self._commit: asyncio.Task[bool] | None = None
         self.task = asyncio.create_task(self._read(), name=f"penstock-consume-{self.label}")
@@ -169,7 +169,7 @@ class Partition:
             self._calls(), ordered=False, order_by=order_by, trace_items=True, max_in_flight=self._held._max_open
         ) as self._stream:
             async for outcome in self._stream.outcomes():
-                number, error = self._numbers.pop(outcome.index), outcome.error
+                number, error = outcome.tag, outcome.error
                 if isinstance(error, NotFinished):
                     continue
                 if isinstance(error, EngineClosedError | DeploymentFailed):
@@ -178,24 +178,20 @@ class Partition:
                     await self._bury(self.open[number], error)
                 self._end(number)
 
-    async def _calls(self) -> AsyncIterator[Call[Any]]:
+    async def _calls(self) -> AsyncIterator[Call[Any, int]]:
         """Yield the calls of the messages, as long as there is room."""
-        index = 0
         while True:
             self._taking = await self._held._room_for(self)
-            numbers = itertools.count(self._number + 1)
-            messages = dict(zip(numbers, await self._taken(self._taking), strict=False))
+            messages = {next(self._number): message for message in await self._taken(self._taking)}
             self._taking = 0
             self.open |= messages
-            for self._number, message in messages.items():
+            for number, message in messages.items():
                 try:
-                    call = telemetry.continued(self._held._call_of(message), message.headers)
+                    call = tagged(telemetry.continued(self._held._call_of(message), message.headers), number)
                 except Exception as error:  # noqa: BLE001 - of the user's function: this message has failed, not the consumer
                     await self._bury(message, error)
-                    self._end(self._number)
+                    self._end(number)
                 else:
-                    self._numbers[index] = self._number
-                    index += 1
                     yield call
             self._held._has_room()
 
@@ -207,9 +203,9 @@ class Partition:
             await asyncio.sleep(PAUSE_SECONDS)
             return []
 
-    def _key_of(self, call: Call[Any]) -> Hashable:
+    def _key_of(self, call: Call[Any, int]) -> Hashable:
         assert self._held._order_by is not None
-        return self._held._order_by(self.open[self._number])  # the one that was yielded last
+        return self._held._order_by(self.open[call.tag])
 
     async def _bury(self, message: Message, error: Exception) -> None:
         """Write a dead letter; as long as that fails, its message is open."""
