@@ -23,6 +23,7 @@ CUT = 2  # tokens of an answer that is cut
 # Tokens a minute.
 KEYS = {f"sk-{number}": 10**9 for number in range(4)} | {f"sk-small-{number}": 6000 for number in range(3)}
 PATIENCE_SECONDS = 30
+CLOSING_SECONDS = 10  # less than the gateway takes to notice by itself, with a heartbeat, that a client has left
 
 # What a server does with a request: it answers, though perhaps not at first; it has no answer; it cuts the answer.
 GOOD = "good", "hangs once", "busy once"
@@ -52,8 +53,8 @@ class ModelServer:
         async with await asyncio.start_server(self._connected, "127.0.0.1", 0, backlog=1024) as server:
             yield "http://{}:{}/v1".format(*server.sockets[0].getsockname())
 
-    async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(PATIENCE_SECONDS), self._changed:
+    async def until(self, condition: Callable[[], bool], seconds: float = PATIENCE_SECONDS) -> None:
+        async with asyncio.timeout(seconds), self._changed:
             await self._changed.wait_for(condition)
 
     async def _has_changed(self) -> None:
@@ -92,8 +93,9 @@ class ModelServer:
         await self._has_changed()
         if plan.endswith(" once"):
             plan = plan.removesuffix(" once") if self.asked[client] == 1 else "good"
-        if plan == "hangs" and not self.hangs_up:
-            self.hanging.append(writer)
+        if plan == "silent" or (plan == "hangs" and not self.hangs_up):
+            if plan == "hangs":
+                self.hanging.append(writer)
             await reader.read()  # until one of the two closes the connection
         elif plan == "fails":
             self._send(writer, "500 Internal Server Error", "{}")
@@ -190,7 +192,7 @@ class Gateway:
 
     async def nothing_is_open(self) -> None:
         for server in self.servers:
-            await server.until(lambda server=server: server.open == 0)  # type: ignore[misc]
+            await server.until(lambda server=server: server.open == 0, CLOSING_SECONDS)  # type: ignore[misc]
 
 
 @asynccontextmanager
@@ -247,7 +249,7 @@ async def read_whole(gate: Gateway, *plan: str, key: str = "sk-0") -> tuple[str,
 
 async def leave_early(gate: Gateway, name: str, key: str) -> tuple[str, str]:
     """Leave before an answer has begun."""
-    asking = asyncio.create_task(read_stream(gate, name, "hangs", "hangs", key=key))
+    asking = asyncio.create_task(read_stream(gate, name, "silent", "silent", key=key))
     asked = asyncio.create_task(gate.first.until(lambda: gate.first.asked[name] > 0))
     await asyncio.wait([asking, asked], return_when=asyncio.FIRST_COMPLETED)
     asking.cancel()
