@@ -28,6 +28,7 @@ from ..engine.tracing.tracer import Step
 from .contraction import Contraction
 from .device_batch import DeviceBatch, PackedBatch
 from .executor import DeviceExecutor, Samples
+from .stage_regions import join_stages
 from .untyped_jax import jax
 
 _SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
@@ -376,8 +377,10 @@ def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
             steps.append((Step(node, last.source, arguments, {}, (), last.location),))
             less = len(members) - 1
             changes.append(f"one program for {node.name}: {less} call{'s' * (less > 1)} of the device less")
-    report = PassReport("regions", len(draft.steps), len(steps), tuple(changes), survey.notes())
-    return replace(draft, steps=tuple(steps)), report
+    joined, more, apart = join_stages(replace(draft, steps=tuple(steps)))
+    after = len(steps) - sum(chain[0].is_joined for chain in joined.steps)
+    report = PassReport("regions", len(draft.steps), after, (*changes, *more), (*survey.notes(), *apart))
+    return joined, report
 
 
 @dataclass

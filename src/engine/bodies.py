@@ -171,6 +171,7 @@ def _is_array_of_jax(items: object) -> bool:
 class _Bodies:
     """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
 
+    frame_class = Frame
     frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
     owns_state = False  # whether the next frame gets a state that the one before has made
     _error: BaseException | None = None  # of the frame that has ended the whole
@@ -190,7 +191,9 @@ class _Bodies:
         self, values: Args, item: int, listener: Listener, on_stream: "Callable[[Reader[Any]], None] | None" = None
     ) -> None:
         wired, parent, group = self._wired, self._parent, self._group
-        frame = self.frames[item] = Frame(wired.program, values + self._outside, group, listener, item, parent)
+        frame = self.frames[item] = self.frame_class(
+            wired.program, values + self._outside, group, listener, item, parent
+        )
         frame.priority = parent.priority
         if on_stream is not None:
             frame.on_result_stream = on_stream
@@ -525,6 +528,8 @@ class StreamMap(_Bodies):
     """
 
     keeps_unread = False  # whether its stream knows which results in it nobody has begun to read
+    has_stages = False  # whether it runs several stages as one
+    drains = False  # whether all items before a barrier leave before one behind it starts, also without state
 
     def __init__(
         self,
@@ -551,6 +556,11 @@ class StreamMap(_Bodies):
         """Return how many values were taken, at a barrier: the index of the next item."""
         return {"count": self._window.submitted}
 
+    @property
+    def holders(self) -> Sequence[Any]:
+        """What has the states of its stages."""
+        return [self]
+
     def restore(self, state: Any) -> None:
         """Go on with the next item."""
         self._window.go_on_from(state["count"])
@@ -575,6 +585,8 @@ class StreamMap(_Bodies):
                 if self._barriers_in and await self._pass_barriers():
                     continue
                 if (frame := window.take()) is not None:
+                    if self.has_stages:
+                        await self.passed(frame)
                     if frame.unread and self.keeps_unread:
                         frame.pass_unread()
                     if goes_on:
@@ -612,7 +624,7 @@ class StreamMap(_Bodies):
         place, window, inputs = self._place, self._window, self._barriers_in
         assert place is not None
         is_next = all(one.barrier is not None and not one.held for one in inputs)
-        is_next = is_next and not (window.frames and place.stop.called)
+        is_next = is_next and not (window.frames and (place.stop.called or self.drains))
         if is_next:
             self._barriers.append((window.submitted, await place.take(inputs)))
         while self._barriers and self._barriers[0][0] <= window.position:
@@ -624,10 +636,18 @@ class StreamMap(_Bodies):
         try:
             value = frame.outcome()
         except Exception as error:  # noqa: BLE001 - of user code: it is logged, and returned if asked for
-            self._actor.failed += 1
-            return failed_item(frame.item, error, self._on_error)
+            actor, item = self.where_failed(frame)
+            actor.failed += 1
+            return failed_item(item, error, self._on_error)
         self._actor.completed += 1
         return [Outcome(frame.item, value, None)] if self._on_error == "return" else [value]
+
+    async def passed(self, frame: Frame) -> None:
+        """Note that an item has ended, where several stages run as one."""
+
+    def where_failed(self, frame: Frame) -> tuple[NodeActor, int]:
+        """Return the step in which an item has failed, and the number of the item there."""
+        return self._actor, frame.item
 
     async def _close(self) -> None:
         for frame in list(self.frames.values()):
@@ -749,17 +769,21 @@ def opening(
 
 
 def _buffer(
-    place: StepCheckpoint | None, capacity: int, start: Callable[[], Any], readers: Iterable[Any], holder: Any = None
+    place: StepCheckpoint | None,
+    capacity: int,
+    start: Callable[[], Any],
+    readers: Iterable[Any],
+    holders: Sequence[Any] = (),
 ) -> tuple[StreamBuffer[Any], Callable[[], Any]]:
     """Return what holds the values of a stream, and what makes its iterator; with barriers, where those pass.
 
-    The state is that of `holder`, or of the iterator.
+    The state is that of the iterator, unless others hold the states of the step and of those that run as a part of it.
     """
     if place is None:
         return StreamBuffer(capacity), start
     buffer: BarrierBuffer[Any] = BarrierBuffer(capacity)
     place.pass_barriers(readers, [buffer])
-    return buffer, place.begin(start, [buffer], holder)
+    return buffer, place.begin(start, [buffer], holders)
 
 
 def opening_in_loop(
@@ -778,11 +802,16 @@ def opening_in_loop(
 
 
 def mapping(
-    control: Control, body: Wired, place: StepCheckpoint | None = None, *, keeps_unread: bool = False
+    control: Control,
+    body: Wired,
+    place: StepCheckpoint | None = None,
+    *,
+    keeps_unread: bool = False,
+    kind: Callable[..., StreamMap] = StreamMap,
 ) -> Invoke:
     """Return a function that opens the stream of a `map_each`; arguments as for `opening`.
 
-    With `keeps_unread`, the stream knows which results in it nobody has begun to read.
+    With `keeps_unread`, the stream knows which results in it nobody has begun to read. `kind` makes what runs the body.
     """
     keeps_unread = keeps_unread and place is None
 
@@ -791,10 +820,10 @@ def mapping(
         readers: list[Reader[Any]] = list(arguments[: control.inputs])
         inputs = [reader.buffer for reader in readers]
         outside = tuple(arguments[control.inputs :])
-        stream_map = StreamMap(body, frame, inputs, outside, control, actor, place)
+        stream_map = kind(body, frame, inputs, outside, control, actor, place)
         stream_map.keeps_unread = keeps_unread
         capacity = control.ahead or DEFAULT_CAPACITY
-        buffer, start = _buffer(place, capacity, stream_map.results, readers, stream_map)
+        buffer, start = _buffer(place, capacity, stream_map.results, readers, stream_map.holders)
         if keeps_unread:
             buffer = UnreadBuffer(capacity, frame)
         return open_stream(actor, frame, buffer, start, readers, counts_values=True)

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import copy_context
@@ -259,6 +260,9 @@ class Checkpointer:
             sizes: the paths of what may differ where only sizes do.
         """
         before, now = (json.loads(json.dumps(one)) for one in (stored, present))
+        for settings in (*before.get("nodes", {}).values(), *now.get("nodes", {}).values()):
+            if "bodies" in settings:
+                settings["bodies"] = _nodes_of(settings["bodies"])
         optional = {*before.pop("optional", ()), *now.pop("optional", ())}
         found = _differences(before, now)
         if not found:
@@ -688,22 +692,24 @@ class StepCheckpoint:
     def __init__(self, saving: Checkpointer, stop: CheckpointStep) -> None:
         self.saving = saving
         self.stop = stop
+        self._stops = (*stop.joined, stop)
         self._outputs: Sequence[BarrierBuffer[Any]] = ()
 
     def begin(
-        self, start: Callable[[], Any], outputs: Sequence[BarrierBuffer[Any]], holder: Any = None
+        self, start: Callable[[], Any], outputs: Sequence[BarrierBuffer[Any]], holders: Sequence[Any] = ()
     ) -> Callable[[], Any]:
         """Return what makes the iterator of the step: with its state, and with barriers if it is the source.
 
         Args:
             start: makes the iterator.
             outputs: the streams that the step gives.
-            holder: what has the state, if the iterator has not.
+            holders: what has the states of the steps that run as a part of it, and its own, if the iterator has not.
         """
 
         def begin() -> Any:
             iterator = start()
-            self.saving.begin(self.stop, iterator if holder is None else holder)
+            for stop, one in zip(self._stops, holders or [iterator], strict=True):
+                self.saving.begin(stop, one)
             if self.stop.is_source:
                 return _SourceWithBarriers(iterator, self, outputs)
             return self.saving.counted[self.stop.name] if self.stop.gives_records else iterator
@@ -729,7 +735,8 @@ class StepCheckpoint:
         """Take the first barrier out of the streams that the step reads, and have it take the states of the step."""
         barrier = inputs[0].barrier
         assert barrier is not None
-        barrier.copied_bytes += await self.saving.take(barrier.states, self.stop)
+        for stop in self._stops:
+            barrier.copied_bytes += await self.saving.take(barrier.states, stop)
         for one in inputs:
             one.release()
         return barrier
@@ -864,6 +871,19 @@ def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, str]]
 
 
 _MISSING: Final = object()
+
+
+def _nodes_of(labels: "Sequence[str | list[Any]]") -> list[Any]:
+    """Return the names of the nodes of bodies, whether or not planning has made one program of several."""
+    names: list[Any] = []
+    for label in labels:
+        if isinstance(label, list):
+            names.append(_nodes_of(label))
+            continue
+        for name in re.sub(r"#\d+$", "", label).split(" → "):
+            one, _, times = name.partition(" ×")
+            names += [one] * int(times or 1)
+    return sorted(names, key=repr)
 
 
 def _shown(value: object) -> str:

@@ -40,6 +40,7 @@ class CheckpointStep:
         is_between: whether it is a `map_each` between such a source and the mix: it has the items that the source has.
         settings: the settings that decide what comes out, for the fingerprint.
         role: the role of the stage; that of any stage for what is none.
+        joined: the stages before it that run as a part of it.
     """
 
     name: str
@@ -52,6 +53,7 @@ class CheckpointStep:
     is_between: bool = False
     settings: dict[str, Any] = field(default_factory=dict["str", Any])
     role: StageRole = StageIterator.role
+    joined: tuple["CheckpointStep", ...] = ()
 
     @property
     def called(self) -> list[str]:
@@ -224,9 +226,18 @@ class _PathBuilder:
         in_order = dict(reversed(self._stops.items()))
         for number, stop in in_order.items():
             stop.placed = self._placed(number)
+            stop.joined = self._joined_stages(number)
         sources = tuple(self._parameters[one] for one in in_order if one in self._parameters)
         last = self._stops[end]
         return CheckpointPath(plan.name, in_order, sources, last if last.places is not None else last.placed)
+
+    def _joined_stages(self, number: int) -> tuple[CheckpointStep, ...]:
+        step = self._steps.get(number)
+        if step is None or not (step.joined or step.head.is_joined):
+            return ()
+        [before] = self._inputs(step)
+        is_joined = before in self._steps and self._steps[before].head.is_joined
+        return (*self._joined_stages(before), self._stops[before]) if is_joined else ()
 
     def _follow(self, number: int) -> None:
         """Note the step that gives a value, and those before it."""

@@ -209,20 +209,20 @@ def _around(wired: Iterable[Wired]) -> "dict[Plan, BodyPlace]":
     found: dict[Plan, BodyPlace] = {}
     for one in wired:
         steps = _steps(one)
-        names = {actor: [body.name for body in step.bodies] or [actor.name] for actor, step in steps.items()}
+        names = {actor: [body.name for body in step.run_bodies] or [actor.name] for actor, step in steps.items()}
         for actor, step in steps.items():
-            if step.bodies:
+            if step.run_bodies:
                 sources = [name for other in steps if actor in other.consumers for name in names[other]]
                 consumers = [name for other in actor.consumers for name in names.get(other, ())]
                 around = BodyPlace(one.program.name, tuple(sources), tuple(consumers))
-                found |= dict.fromkeys(step.bodies, around)
+                found |= dict.fromkeys(step.run_bodies, around)
     return found
 
 
 def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
     """Return how many runs there may be at a time of each plan, and of each body."""
     by_plan = {one.program.plan: one for one in wired}
-    bodies = {body for plan in by_plan for step in plan.steps for body in step.bodies}
+    bodies = {body for plan in by_plan for step in plan.steps for body in step.run_bodies}
     rooms: dict[Plan, Room | None] = {plan: room for plan in by_plan if plan not in bodies}
     left = list(rooms)
     while left:
@@ -235,8 +235,8 @@ def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
                 elif around is not None:
                     at = step.head.location if around.limit == 1 else ""
                     around = Room(control.limit * around.limit, "map_each", around.mapping, at)
-            rooms |= dict.fromkeys(step.bodies, around)
-            left += step.bodies
+            rooms |= dict.fromkeys(step.run_bodies, around)
+            left += step.run_bodies
     return rooms
 
 

@@ -191,7 +191,7 @@ def _wired(scope: Scope, wired: Wired) -> Iterator[Wired]:
     """Yield the actors of a plan, and those of its bodies."""
     yield wired
     for step in wired.program.plan.steps:
-        for body in step.bodies:
+        for body in step.run_bodies:
             inner = scope.wiring.wired(body)
             assert inner is not None
             yield from _wired(scope, inner)
@@ -201,7 +201,7 @@ def _steps(plan: Plan) -> Iterator[tuple[str, PlannedStep]]:
     for step in plan.steps:
         yield plan.name, step
     for step in plan.steps:
-        for body in step.bodies:
+        for body in step.run_bodies:
             yield from _steps(body)
 
 

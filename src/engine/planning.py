@@ -665,7 +665,12 @@ def make_plan(
             for one in chain[0].bodies
         ]
         bodies = with_donation(chain[0], bodies, changes, notes)
-        steps.append(PlannedStep(label, chain, tuple(further), tuple(bodies)))
+        joined = None
+        if chain[0].joined is not None:  # passes have been over its parts
+            joined = make_plan(
+                chain[0].joined, run_passes=run_passes, without=(*without, eliminate_dead_nodes), resources=shared
+            )
+        steps.append(PlannedStep(label, chain, tuple(further), tuple(bodies), joined))
     if changes or notes:
         reports.append(PassReport("donation", len(changes + notes), len(notes), tuple(changes), tuple(notes)))
     plan = Plan(
@@ -695,7 +700,8 @@ def _effects_behind(chains: Sequence[Sequence[Step]], following: Step | None) ->
 
 
 def _all_passes(trace: Trace) -> tuple[Pass, ...]:
-    callees = (step.callee for step in trace.steps)
+    stages = [step for one in trace.steps if one.callee.gives_stream for body in one.bodies for step in body.steps]
+    callees = [step.callee for step in (*trace.steps, *stages)]
     brought = dict.fromkeys(one for callee in callees if is_node(callee) for one in callee.runs_on._passes)
     return (*ALL, *brought)
 

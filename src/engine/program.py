@@ -6,11 +6,11 @@ the whole level before; "actors" and "parallel" add none and differ in how scope
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from ..actors.execution import INLINE
@@ -73,7 +73,21 @@ class PassReport:
     changes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
+    def lines(self) -> list[str]:
+        """Return what `print(plan)` shows of it."""
+        changed = "nothing to change" if not self.changes else f"{self.before} → {self.after}"
+        if self.name == "validate":
+            changed = f"{self.before} argument types checked"
+        lines = [f"  {self.name}: {changed}"]
+        for told in (self.changes, self.notes):
+            lines.extend(f"    {printable(line)}" for line in told[:20])
+            if len(told) > 20:
+                lines.append(f"    and {len(told) - 20} more")
+        return lines
 
+
+# The passes of which `print(plan)` shows what they have changed in bodies.
+_OF_DEVICES: Final = ("regions", "items")
 Pass: TypeAlias = Callable[[Draft], tuple[Draft, PassReport]]
 
 
@@ -86,12 +100,20 @@ class PlannedStep:
         chain: the steps that the actor runs one after the other; nearly always one.
         tail_labels: the labels of the further steps of the chain.
         bodies: the plans of the bodies of a control-flow step.
+        joined: of the last of several stages of a stream that run as one: the plan of the body of all of them.
     """
 
     label: str
     chain: tuple[Step, ...]
     tail_labels: tuple[str, ...]
     bodies: tuple["Plan", ...]
+    joined: "Plan | None" = None
+
+    @property
+    def run_bodies(self) -> tuple["Plan", ...]:
+        """The plans of the bodies that run: not those of stages that run as one."""
+        joined = () if self.joined is None else (self.joined,)
+        return joined or () if self.head.is_joined or joined else self.bodies
 
     @property
     def head(self) -> Step:
@@ -186,6 +208,14 @@ class Plan:
         )
 
     @property
+    def _all_bodies(self) -> "Iterator[Plan]":
+        """The plans of all bodies that run, those inside of others included."""
+        for step in self.steps:
+            for body in step.run_bodies:
+                yield body
+                yield from body._all_bodies
+
+    @property
     def _chains(self) -> list[tuple[Step, ...]]:
         return [step.chain for step in self.steps]
 
@@ -197,15 +227,10 @@ class Plan:
         from .picture import drawing_of, shown
 
         lines = [shown(drawing_of(self.trace), "text"), "", f"plan of {printable(self.name)}: {self._size}"]
-        for report in self.reports:
-            changed = "nothing to change" if not report.changes else f"{report.before} → {report.after}"
-            if report.name == "validate":
-                changed = f"{report.before} argument types checked"
-            lines.append(f"  {report.name}: {changed}")
-            for told in (report.changes, report.notes):
-                lines.extend(f"    {printable(line)}" for line in told[:20])
-                if len(told) > 20:
-                    lines.append(f"    and {len(told) - 20} more")
+        lines += [line for report in self.reports for line in report.lines()]
+        for body in self._all_bodies:
+            told = [line for report in body.reports if report.name in _OF_DEVICES for line in report.lines()[1:]]
+            lines += [f"  in {printable(body.name)}:", *told] if told else []
         if waits := _waits_for_effects(self._chains):
             lines += ["  order of effects:", *(f"    {printable(line)}" for line in waits)]
         lines.append(f"  {self.scheduler_reason}")

@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..actors import attempts
@@ -20,6 +21,7 @@ from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
 from .bodies import (
+    StreamMap,
     body_of,
     branch,
     computing,
@@ -33,6 +35,7 @@ from .control import Control
 from .counters import node_counters, node_levels, step_snapshots
 from .executions import count_handlers, wire
 from .instances import Instance, InstanceRegistry, LoopInstance
+from .joined_stages import JoinedMap, Stage, pass_on
 from .node import CallSite, Execution, Node, Scope, Site, is_node
 from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
@@ -93,6 +96,7 @@ class Wiring(Scope):
         self.instances = instances
         self._max_workers = max_workers
         self._wired: dict[Plan, Wired] = {}
+        self._stages: dict[tuple[Plan, int], list[Stage]] = {}  # those that run as one, by the stream of the last
         self._bodies: Wiring | None = None
         self._room = room
         self.admitted: Callable[[], tuple[int, int]] | None = None
@@ -202,13 +206,19 @@ class Wiring(Scope):
             limit = self._max_workers if control.is_async else None
             limiter = Limiter(UNLIMITED if limit is None else limit)
             actor = actor_class(step.label, program.name, unit.index, _PLAIN, limiter, self._inbox())
-            bodies = tuple(self._body_wiring().wire(body._program("parallel")) for body in step.bodies)
+            bodies = tuple(map(self._wired_body, step.run_bodies))
             if control.kind == "split":
                 actor.invoke = splitting(control.limit, control.ahead, place)
             elif control.kind == "branch":
                 actor.invoke = branch(control.limit)
+            elif step.head.is_joined:
+                self._note_stage(program, unit, step, actor)
+                actor.invoke = pass_on
             elif control.over_stream:
-                actor.invoke = mapping(control, bodies[0], place, keeps_unread=self._discards)
+                kind: Callable[..., StreamMap] = StreamMap
+                if step.joined is not None:
+                    kind = partial(JoinedMap, self._note_stage(program, unit, step, actor))
+                actor.invoke = mapping(control, bodies[0], place, keeps_unread=self._discards, kind=kind)
             else:
                 actor.bound = body_of(control, bodies, self._pools.threads, place)
                 actor.invoke = attempts.invoking(attempts.compose(_PLAIN), unit.streams)
@@ -224,6 +234,17 @@ class Wiring(Scope):
         actor.out = unit.out
         actor.reads = unit.reads
         return actor
+
+    def _note_stage(self, program: Program, unit: Unit, step: PlannedStep, actor: NodeActor) -> list[Stage]:
+        """Note one of several stages that run as one; returns it, behind those before it."""
+        before = self._stages.pop((program.plan, unit.sources[0]), [])
+        self._stages[program.plan, step.source] = found = [
+            *before, Stage(actor, partial(self._wired_body, step.bodies[0]))
+        ]  # fmt: skip
+        return found
+
+    def _wired_body(self, body: Plan) -> Wired:
+        return self._body_wiring().wire(body._program("parallel"))
 
     def _node_actor(
         self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], place: "StepCheckpoint | None"
@@ -256,7 +277,7 @@ class Wiring(Scope):
         """Return the body that runs the failover of a node, and what builds its arguments; None if it has none."""
         if not step.bodies:
             return None
-        body = self._body_wiring().wire(step.bodies[0]._program("parallel"))
+        body = self._wired_body(step.bodies[0])
         return body, arguments_builder(step.head.captured, program.slots)
 
     def _cached(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], cache: Cache) -> NodeActor:
@@ -265,7 +286,7 @@ class Wiring(Scope):
             step.label, program.name, unit.index, Policy(model=node.policy.model), Limiter(), self._inbox()
         )  # fmt: skip
         actor.fn = node._target  # only its name is used
-        body = self._body_wiring().wire(step.bodies[0]._program("parallel"))
+        body = self._wired_body(step.bodies[0])
         captured = arguments_builder(step.head.captured, program.slots)
         if not program.plan.keeps_results:
             actor.bound, actor.invoke = Bound(), computing(body, captured)
@@ -478,7 +499,7 @@ async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, kno
             continue
         if (executor := executor_of(unit.step)) is not None:
             await warm_up_node(program, unit, executor, pools, device_strategy, known)
-        for body in unit.step.bodies:
+        for body in unit.step.run_bodies:
             await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
 
 

@@ -142,7 +142,7 @@ def reads(*templates: Template) -> Iterator[Read]:
             stack.extend(reversed(template.children))
 
 
-def with_reads(template: Template, replaced: Callable[[Read], Read]) -> Template:
+def with_reads(template: Template, replaced: Callable[[Read], Template]) -> Template:
     """Return the template with each read replaced by the result of `replaced`."""
     if isinstance(template, Read):
         return replaced(template)

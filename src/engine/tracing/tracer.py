@@ -393,6 +393,8 @@ class Step:
         captured: for a node: the values that its bodies capture. Those of control flow are among its arguments.
         is_statement: whether the call is a statement of its own, whose result has no name and is not passed on.
         is_effect: whether it is an ordered effect: its callee is one, or a step of one of its bodies is.
+        joined: of the last of several stages of a stream that run as one: the body of all of them.
+        is_joined: whether it is a stage that runs as a part of a later one.
     """
 
     callee: Callee
@@ -404,12 +406,14 @@ class Step:
     captured: tuple[Template, ...] = ()
     is_statement: bool = False
     is_effect: bool = False
+    joined: "Trace | None" = None
+    is_joined: bool = False
 
     def reads(self) -> Iterator[Read]:
         """Yield every read in the arguments, in order."""
         return reads(*self.args, *self.kwargs.values(), *self.captured)
 
-    def with_reads(self, replaced: Callable[[Read], Read]) -> "Step":
+    def with_reads(self, replaced: Callable[[Read], Template]) -> "Step":
         """Return the step with other reads in its arguments."""
         args = tuple(with_reads(arg, replaced) for arg in self.args)
         kwargs = {name: with_reads(arg, replaced) for name, arg in self.kwargs.items()}

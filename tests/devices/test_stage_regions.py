@@ -1,0 +1,356 @@
+"""Device stages of a stream that follow each other become one program, and look from outside as if they had not."""
+
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import penstock as ps
+from penstock import data, engine
+from tests.tracing import Tracing
+
+ROWS = np.random.default_rng(0).normal(size=(24, 4)).astype(np.float32)
+
+
+def like(x: Any) -> Any:
+    return jax.eval_shape(lambda: x)
+
+
+def checked(limit: float) -> Callable[[Any], Any]:
+    def refuse(x: np.ndarray) -> np.ndarray:
+        if x.max() > limit:
+            raise ValueError(f"more than {limit}")
+        return x
+
+    return lambda x: jax.pure_callback(refuse, like(x), x)
+
+
+@ps.device_node(device="cpu")
+def doubled(x: Any) -> Any:
+    return x * 2
+
+
+@ps.device_node(device="cpu")
+def tanh(x: Any) -> Any:
+    return jnp.tanh(x)
+
+
+@ps.device_node(device="cpu")
+def total(x: Any) -> Any:
+    return x.sum()
+
+
+@ps.device_node(device="cpu")
+def scaled(x: Any, factor: Any) -> Any:
+    return x * factor
+
+
+@ps.device_node(device="cpu")
+def pair(x: Any) -> Any:
+    return {"x": x + 1, "sum": x.sum()}
+
+
+@ps.device_node(device="cpu")
+def added(x: Any, y: Any) -> Any:
+    return x + y
+
+
+below_nine = ps.device_node(device="cpu", name="below_nine")(checked(9))
+below_six = ps.device_node(device="cpu", name="below_six")(checked(6))
+value_of = ps.node(name="value_of")(lambda record: record.value)
+
+
+def batches() -> Any:
+    return data.order(ROWS) >> data.read(ROWS, runs_on="loop") >> value_of >> data.batched(4)
+
+
+def report_of(graph: Any) -> Any:
+    return next(report for report in engine.plan(graph).reports if report.name == "regions")
+
+
+def joined(graph: Any) -> list[str]:
+    """Returns the names of the programs that several stages have become."""
+    programs = [step.joined.steps[0].label for step in engine.plan(graph).steps if step.joined is not None]
+    assert all(len(step.joined.steps) == 1 for step in engine.plan(graph).steps if step.joined is not None)
+    return programs
+
+
+async def values_of(call: Any, **options: Any) -> list[Any]:
+    async with engine.stream(call, **options) as stream:
+        return [jax.tree.map(np.asarray, value) async for value in stream]
+
+
+def same(one: Any, other: Any) -> bool:
+    """Returns whether two results are the same, bit by bit."""
+    leaves, trees = zip(*map(jax.tree.flatten, (one, other)), strict=True)
+    both = zip(*leaves, strict=True)
+    return trees[0] == trees[1] and all(a.dtype == b.dtype and a.tobytes() == b.tobytes() for a, b in both)
+
+
+async def test_stages_behind_batches_are_one_program_and_keep_their_rows() -> None:
+    @ps.graph
+    async def feed() -> Any:
+        return batches() >> data.to_device("cpu") >> doubled >> tanh >> total
+
+    assert joined(feed) == ["doubled → tanh → total"]
+    assert report_of(feed).changes == (
+        "one program for the stages doubled → tanh → total: 2 calls of the device less for each value",
+    )
+    assert report_of(feed).changes[0] in str(engine.plan(feed))
+    async with engine.stream(feed()) as stream:
+        found = [np.asarray(value) async for value in stream]
+        rows = {(row.graph, row.node): row.completed for row in stream.statistics().actors}
+    stages = {name: count for (graph, name), count in rows.items() if graph == "feed" and "map" in name}
+    assert stages == {"map_each": 24, **{f"map_each#{number}": 6 for number in (2, 3, 4, 5)}}
+    assert rows["feed/doubled → tanh → total", "doubled → tanh → total"] == 6
+    assert same(found, await values_of(feed(), fuse=False))
+
+
+async def test_a_stage_may_take_values_from_outside_and_give_several() -> None:
+    @ps.resource
+    async def weights() -> AsyncIterator[Any]:
+        yield np.float32(3)
+
+    @ps.graph
+    async def feed(factor: Any) -> Any:
+        w = await weights()
+        first = ps.map_each(lambda x: scaled(scaled(x, w), factor), batches())
+        return ps.map_each(lambda x: added(x["x"], x["sum"]), first >> pair) >> tanh
+
+    assert len(joined(feed)) == 1
+    async with engine.deploy(feed) as service, service.stream(feed(np.float32(2))) as stream:
+        found = [np.asarray(value) async for value in stream]
+    assert same(found, await values_of(feed(np.float32(2)), fuse=False))
+
+
+async def test_what_one_stage_builds_goes_to_the_next_as_it_is() -> None:
+    @ps.graph
+    async def feed() -> Any:
+        built = ps.map_each(lambda x: {"a": doubled(x), "b": tanh(x)}, batches())
+        return built >> ps.device_node(device="cpu", name="both")(lambda two: two["a"] - two["b"])
+
+    assert joined(feed) == ["doubled → tanh → both"]
+    assert same(await values_of(feed()), await values_of(feed(), fuse=False))
+
+
+@pytest.mark.parametrize(
+    ("graph", "reason"),
+    [
+        (lambda x: ps.map_each(tanh, ps.map_each(doubled, x, concurrency=2)), "concurrency=2"),
+        (lambda x: ps.map_each(tanh, ps.map_each(doubled, x, on_error="skip")), "on_error='skip'"),
+        (lambda x: x >> doubled >> ps.device_node(device="cpu:1", name="there")(jnp.sin), "differ in device"),
+        (lambda x: x >> doubled >> ps.device_node(device="cpu", name="alone", fuse=False)(jnp.sin), "fuse=False"),
+        (lambda x: x >> doubled >> ps.device_node(device="cpu", pure=False, name="impure")(jnp.sin), "pure=False"),
+        (
+            lambda x: ps.map_each(lambda two: tanh(two[0]), ps.map_each(lambda y: (doubled(y), y), x)),
+            "a part of what is made up of several values",
+        ),
+    ],
+)
+async def test_stages_that_stay_apart_say_why(graph: Callable[[Any], Any], reason: str) -> None:
+    @ps.graph
+    async def feed() -> Any:
+        return graph(batches())
+
+    assert joined(feed) == []
+    [note] = [note for note in report_of(feed).notes if "stays apart from" in note]
+    assert reason in note
+    assert note in str(engine.plan(feed))
+    assert len(await values_of(feed())) == 6
+
+
+async def test_a_stage_does_not_wait_for_what_only_a_later_one_takes() -> None:
+    @ps.node
+    async def slow() -> float:
+        return 2.0
+
+    @ps.graph
+    async def feed() -> Any:
+        first = batches() >> doubled
+        factor = await slow()
+        return ps.map_each(lambda x: scaled(x, factor), first)
+
+    assert joined(feed) == []
+    assert report_of(feed).notes[0].endswith("it waits for more: the stages before it run meanwhile")
+
+
+LARGE = {3: 7.0, 4: 12.0}
+
+
+def failing(*, on_error: Any = "raise") -> Any:
+    @ps.graph
+    async def feed(large: Any) -> Any:
+        given = ps.map_each(lambda record: grown(record.index, large), data.order(range(8)))
+        first = ps.map_each(half_more, given, on_error=on_error, concurrency=2)
+        second = ps.map_each(below_nine, first, on_error=on_error, concurrency=2)
+        return ps.map_each(below_six, second, on_error=on_error, concurrency=2)
+
+    return feed
+
+
+@ps.node
+def grown(index: int, large: dict[int, float]) -> np.ndarray:
+    return np.full(3, large.get(index, index / 20), np.float32)
+
+
+@ps.device_node(device="cpu")
+def half_more(x: Any) -> Any:
+    return x + 0.5
+
+
+@ps.device_node(device="cpu")
+def unchanged(x: Any) -> Any:
+    return x * 1
+
+
+async def outcome_of(call: Any, **options: Any) -> Any:
+    """Returns everything that can be seen of a stream: values, error with its notes, and the counts of its stages."""
+    found: list[Any] = []
+    told: Any = None
+    async with engine.stream(call, **options) as stream:
+        try:
+            while True:
+                found.append(np.asarray(await anext(stream)).tolist())
+        except StopAsyncIteration:
+            pass
+        except RuntimeError as error:
+            told = str(error).splitlines()[-1], error.__notes__
+        counts = {
+            row.node: (row.completed, row.failed)
+            for row in stream.statistics().actors
+            if row.graph == "feed" and "map" in row.node
+        }
+    return found, told, counts
+
+
+async def test_an_error_names_the_stage_as_if_it_ran_by_itself() -> None:
+    feed = failing()
+    assert joined(feed) == ["half_more → below_nine → below_six"]
+    for value, stage in ((7.0, "below_six"), (12.0, "below_nine")):
+        values, told, counts = await outcome_of(feed({4: value}))
+        assert len(values) == 4
+        assert f"in node '{stage}' of graph 'feed/{stage}', item 4, attempt 1" in told[1]
+        apart, told_apart, counts_apart = await outcome_of(feed({4: value}), fuse=False)
+        assert (values, told) == (apart, told_apart)
+        assert [failed for _, failed in counts.values()] == [failed for _, failed in counts_apart.values()]
+
+
+async def test_a_value_that_is_left_out_counts_in_the_stage_that_failed() -> None:
+    feed = failing(on_error="skip")
+    assert joined(feed) == ["half_more → below_nine → below_six"]
+    values, told, counts = await outcome_of(feed(LARGE))
+    assert told is None
+    assert len(values) == 6
+    assert list(counts.values())[1:] == [(8, 0), (7, 1), (6, 1)]
+    assert (values, told, counts) == await outcome_of(feed(LARGE), fuse=False)
+
+
+async def test_an_error_that_is_only_that_of_the_whole_says_so() -> None:
+    calls: list[int] = []
+
+    def refuse_once(x: np.ndarray) -> np.ndarray:
+        calls.append(1)
+        if len(calls) == 1:
+            raise ValueError("once")
+        return x
+
+    flaky = ps.device_node(device="cpu", name="flaky")(lambda x: jax.pure_callback(refuse_once, like(x), x))
+
+    @ps.graph
+    async def feed() -> Any:
+        return batches() >> doubled >> flaky
+
+    with pytest.raises(Exception, match="once") as caught:
+        await values_of(feed())
+    assert any("each of these stages by itself does not fail" in note for note in caught.value.__notes__)
+
+
+async def test_a_trace_has_a_span_for_each_stage(tracing: Tracing) -> None:
+    @ps.graph
+    async def feed() -> Any:
+        return batches() >> doubled >> tanh
+
+    await values_of(feed())
+    assert {"map_each", "map_each#2", "map_each#3", "doubled → tanh"} <= {span.name for span in tracing.spans()}
+
+
+# Cuts.
+
+
+@pytest.mark.parametrize("on_error", ["raise", "skip"])
+@pytest.mark.parametrize("fuse", [True, False])
+async def test_a_saved_call_goes_on_with_its_stages_fused_or_apart(tmp_path: Path, fuse: bool, on_error: Any) -> None:
+    @ps.graph
+    async def feed(large: Any) -> Any:
+        given = ps.map_each(lambda record: grown(record.index, large), data.order(range(40)))
+        first = ps.map_each(lambda x: half_more(unchanged(x)), given, on_error=on_error)
+        second = ps.map_each(below_nine, first, on_error=on_error)
+        return ps.map_each(below_six, second, on_error=on_error)
+
+    call = feed(LARGE if on_error == "skip" else {})
+    whole, _, counts = await outcome_of(call)
+    assert joined(feed) == ["unchanged → half_more → below_nine → below_six"]
+    got: dict[int, Any] = {}
+    for limit, fused in ((13, fuse), (25, not fuse), (100, fuse)):
+        began = max(got, default=0)
+        async with engine.stream(call, checkpoint=ps.Checkpoint(tmp_path, every_records=3), fuse=fused) as stream:
+            async for value in stream:
+                got[stream.position] = np.asarray(value).tolist()
+                if stream.position >= limit:
+                    break
+        assert min(position for position in got if position > 0) == 1
+        assert max(got) > began
+    assert [got[position] for position in sorted(got)] == whole
+    assert len(got) == max(got) == (38 if on_error == "skip" else 40)
+    assert counts["map_each#4"] == ((38, 1) if on_error == "skip" else (40, 0))
+
+
+# Any chain.
+
+WEIGHTS = np.random.default_rng(1).normal(size=(4, 4)).astype(np.float32)
+# Of these, no rounding depends on what is computed around them; of the last ones, on what comes behind them.
+ANYWHERE: tuple[Callable[[Any], Any], ...] = (
+    lambda x: x * 1.5 + 0.25,
+    lambda x: x @ WEIGHTS,
+    jnp.tanh,
+    jax.nn.relu,
+    lambda x: jnp.where(x > 0, x, x * 0.1),
+)
+AT_THE_END: tuple[Callable[[Any], Any], ...] = (
+    lambda x: jax.nn.softmax(x, axis=-1),
+    lambda x: x / jnp.linalg.norm(x, axis=-1, keepdims=True),
+    lambda x: x - x.max(axis=0),
+)
+
+
+def as_nodes(functions: tuple[Callable[[Any], Any], ...]) -> list[Any]:
+    nodes = [ps.device_node(device="cpu", name="op")(one) for one in functions]
+    return [*nodes, *(node.vmap() for node in nodes[:2])]
+
+
+@settings(max_examples=10, deadline=None)
+@given(
+    st.lists(st.sampled_from(as_nodes(ANYWHERE)), min_size=2, max_size=4),
+    st.lists(st.sampled_from(as_nodes(AT_THE_END)[:3]), max_size=1),
+    st.integers(0, 2**32 - 1),
+)
+async def test_a_chain_of_stages_gives_the_same_bits_as_the_stages_one_by_one(
+    nodes: list[Any], last: list[Any], seed: int
+) -> None:
+    rows = np.random.default_rng(seed).normal(size=(64, 4)).astype(np.float32)
+
+    @ps.graph
+    async def feed() -> Any:
+        values = data.order(rows) >> data.read(rows, runs_on="loop") >> value_of >> data.batched(32)
+        for node in [*nodes, *last]:
+            values = values >> node
+        return values
+
+    assert len(joined(feed)) == 1
+    assert same(await values_of(feed()), await values_of(feed(), fuse=False))
