@@ -10,6 +10,7 @@ from .latency import LATENCY
 from .mesh_stages import MESH_STAGES
 from .overlap import OVERLAP
 from .regions import REGIONS
+from .stages import COMPOSED_CHUNKS, STAGES
 from .training import TRAINING_LOOP, TRAINING_STEP
 from .whole_arrays import DEVICE_LOOP, WHOLE_ARRAYS
 
@@ -28,4 +29,6 @@ WORKLOADS: tuple[Workload, ...] = (
     DEVICE_LOOP,
     BUFFERS,
     *REGIONS,
+    STAGES,
+    COMPOSED_CHUNKS,
 )

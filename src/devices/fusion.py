@@ -30,6 +30,7 @@ from .device_batch import DeviceBatch, PackedBatch
 from .executor import DeviceExecutor, Samples
 from .stage_regions import join_stages
 from .untyped_jax import jax
+from .whole_arrays import ChunkedExecutor, RowAxes
 
 _SCALARS: Final[tuple[type[Any], ...]] = (bool, int, float, complex, type(None))
 
@@ -48,6 +49,7 @@ class RegionCall:
         names: of its parameters.
         static: positions of its static arguments.
         templates: of its arguments.
+        axes: of the rows in each argument, if it runs in chunks.
     """
 
     source: int
@@ -59,6 +61,7 @@ class RegionCall:
     names: tuple[str, ...]
     static: tuple[int, ...]
     templates: tuple[Template, ...]
+    axes: tuple[Any, ...]
 
     @property
     def identity(self) -> Hashable:
@@ -75,12 +78,14 @@ class Inputs:
         templates: templates of the values, outside.
         names: names of the parameters.
         static: the parameters that are static.
+        axes: for each parameter those of the rows, if the region runs in chunks.
     """
 
     def __init__(self, members: Sequence[RegionCall]) -> None:
         self.templates: list[Template] = []
         self.names: list[str] = []
         self.static: list[str] = []
+        self.axes: list[Any] = []
         self._is_shared: list[bool] = []
         self._members = {member.source: index for index, member in enumerate(members)}
         self._found: dict[Hashable, int] = {}
@@ -101,18 +106,21 @@ class Inputs:
         """Return the templates of a member's arguments, with the numbers that the values have inside."""
         return tuple([
             self._whole(
-                template, name, is_static=position in member.static, is_shared=name in member.executor.options.shared
+                template, name, axes, is_static=position in member.static,
+                is_shared=name in member.executor.options.shared,
             )
-            for position, (template, name) in enumerate(zip(member.templates, member.names, strict=True))
+            for position, (template, name, axes) in enumerate(
+                zip(member.templates, member.names, member.axes, strict=True)
+            )
         ])  # fmt: skip
 
-    def _whole(self, template: Template, name: str, *, is_static: bool, is_shared: bool) -> Template:
+    def _whole(self, template: Template, name: str, axes: Any, *, is_static: bool, is_shared: bool) -> Template:
         if any(read.source in self._members for read in reads(template)):
             return self._part(template, name)
         # Numbers are a part of the program, as if they were written in the function.
         if isinstance(template, Constant) and (is_static or type(template.value) in _SCALARS):
             return template
-        return self._input(template, name, is_static=is_static, is_shared=is_shared)
+        return self._input(template, name, axes, is_static=is_static, is_shared=is_shared)
 
     def _part(self, template: Template, name: str) -> Template:
         if isinstance(template, Container):
@@ -121,10 +129,10 @@ class Inputs:
             )
         if isinstance(template, Read) and template.source in self._members:
             return Read(self._members[template.source], template.path)
-        return self._whole(template, name, is_static=False, is_shared=False)
+        return self._whole(template, name, None, is_static=False, is_shared=False)
 
-    def _input(self, template: Template, name: str, *, is_static: bool, is_shared: bool) -> Read:
-        identity = key(template), is_static
+    def _input(self, template: Template, name: str, axes: Any, *, is_static: bool, is_shared: bool) -> Read:
+        identity = key(template), is_static, axes
         try:
             index = self._found.setdefault(identity, len(self.templates))
         except TypeError:  # unhashable, so it cannot be compared with others
@@ -133,6 +141,7 @@ class Inputs:
             self.templates.append(template)
             self.names.append(self._free(name))
             self.static += [self.names[-1]] * is_static
+            self.axes.append(axes)
             self._is_shared.append(is_shared)
         self._is_shared[index] &= is_shared  # rows for one member are rows for all: shared, no argument might have any
         return Read(-1 - index)
@@ -212,13 +221,15 @@ def _executor(step: Step) -> DeviceExecutor:
 
 def _member(step: Step) -> RegionCall:
     executor = _executor(step)
-    fn, arguments = executor.fn, executor.arguments(frozenset())
+    rows = executor.rows if isinstance(executor, ChunkedExecutor) else None
+    fn, arguments = executor.fn if rows is None else rows.fn, executor.arguments(frozenset())
     bound = arguments.bind(step.args, dict(step.kwargs))
     # A parameter that is not passed has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
     return RegionCall(
         step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), executor,
         arguments.names, arguments.static, templates,
+        tuple([None if rows is None else rows.axis(position) for position in range(len(templates))]),
     )  # fmt: skip
 
 
@@ -254,7 +265,7 @@ def _absorb(member: RegionCall, contraction: Contraction, inner: Sequence[Region
     ])  # fmt: skip
     member.fn, member.call = merged, lambda values: merged(*values)
     member.name = _joined([*[one.name for one in inner if one is not None], member.name])
-    member.names, member.templates = tuple(names), tuple(templates)
+    member.names, member.templates, member.axes = tuple(names), tuple(templates), (None,) * len(names)
 
 
 def _make(
@@ -265,13 +276,15 @@ def _make(
     )
     fn = _composed(members, inputs.names)
     names = tuple([step.callee.name for step in steps])
-    region = DeviceExecutor(
-        name, fn, options, executors[0]._passes, _samples(members, inputs), names, executors[0].find_size
-    )
+    samples, passes, last = _samples(members, inputs), executors[0]._passes, executors[-1]
+    region = DeviceExecutor(name, fn, options, passes, samples, names, executors[0].find_size)
+    if isinstance(last, ChunkedExecutor):
+        rows = last.rows.joined(fn, region.arguments(frozenset()), inputs.axes, f"{name}(")
+        region = ChunkedExecutor(name, rows, options, passes, last.batch_size, samples=samples, members=names)
     for one in executors:
         one.add_region(region)
     stateless = all(is_node(step.callee) and step.callee.policy.stateless for step in steps)
-    return Node(fn, Policy(pure=True, stateless=stateless), name=name, runs_on=region)
+    return Node(region.fn, Policy(pure=True, stateless=stateless), name=name, runs_on=region)
 
 
 def _samples(members: Sequence[RegionCall], inputs: Inputs) -> Samples:
@@ -407,6 +420,7 @@ class _Survey:
 
     def __init__(self, draft: Draft) -> None:
         self._chains = draft.steps
+        self._makers = {chain[-1].source: chain[-1] for chain in draft.steps}
         self._alone: dict[str, None] = {}
         parts = itertools.accumulate(chain[0].is_effect for chain in draft.steps)  # of the graph, between its effects
         kinds = map(self._kind, draft.steps)
@@ -431,11 +445,38 @@ class _Survey:
         if not is_node(callee) or not isinstance(executor, DeviceExecutor):
             return None
         reason = _reason_to_stay_alone(callee, executor)
+        if reason is None and isinstance(executor, ChunkedExecutor) and not self._fits_chunks(chain[0], executor):
+            reason = "the rows of its chunks are not along one axis that is known"
         if reason is not None:
             self._alone[f"{callee.name} stays a program of its own: {reason}"] = None
             return None
         options = executor.options
-        return options.device, options.batch, options.replicas, options.prefetch
+        chunk = executor.batch_size if isinstance(executor, ChunkedExecutor) else None
+        return options.device, options.batch, options.replicas, options.prefetch, chunk
+
+    def _rows_of(self, template: Template) -> RowAxes | None:
+        """Return the axes of the rows of the whole result of a node that runs in chunks, if a template is one."""
+        maker = self._makers.get(template.source) if isinstance(template, Read) else None
+        executor = maker.callee.runs_on if maker is not None and is_node(maker.callee) else None
+        return executor.rows if isinstance(executor, ChunkedExecutor) else None
+
+    def _fits_chunks(self, step: Step, executor: ChunkedExecutor) -> bool:
+        """Whether all arguments have chunks that a program with others could take."""
+        return all(
+            executor.rows.joins(position, template, None)
+            or ((rows := self._rows_of(template)) is not None and executor.rows.joins(position, template, rows))
+            for position, template in enumerate(_member(step).templates)
+        )
+
+    def _not_by_chunks(self, step: Step) -> Iterable[int]:
+        """Return the values that a step takes whole, or in other chunks than they are made in."""
+        executor = _executor(step)
+        if not isinstance(executor, ChunkedExecutor):
+            return
+        for position, template in enumerate(_member(step).templates):
+            rows = self._rows_of(template)
+            if rows is None or not executor.rows.joins(position, template, rows):
+                yield from (read.source for read in reads(template))
 
     def _find_waits(self) -> list[int]:
         """Return for each step the set of those before it that cannot be in its region, as the bits of a number.
@@ -475,6 +516,7 @@ class _Survey:
                     into[source] = escapes
             if kind is not None:  # a part of a program cannot compute a value that it is compiled for
                 into.update((read.source, escapes) for read in reads(*static_templates(chain[0])))
+                into.update((source, escapes) for source in self._not_by_chunks(chain[0]))
 
     def _leave_out_what_has_no_rows(self, resource_sources: Set[int]) -> None:
         for region in {id(one): one for one in self.region_of if one is not None}.values():
@@ -521,6 +563,6 @@ def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> 
         return "its batches are limited by what its own arguments cost"
     if node.bound_to is not None:
         return "it is a method"
-    if executor.runs_many_programs:
-        return "it runs in chunks"
+    if isinstance(executor, ChunkedExecutor) and executor.is_split:
+        return "it splits the rows of its chunks over a mesh"
     return None

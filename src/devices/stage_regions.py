@@ -71,6 +71,8 @@ class _Stages:
     def why_apart(self, draft: Draft, step: Step, part: int) -> str:
         """Take one more stage, and return ""; or return why it cannot be one of them."""
         first, one, other = self.steps[0], _control(self.steps[0]), _control(step)
+        if one.on_error == "return":
+            return "on_error='return' gives the later one an Outcome"
         if one.limit != other.limit or one.on_error != other.on_error:
             return (
                 f"one has concurrency={one.limit} and on_error={one.on_error!r}, the other concurrency={other.limit} "

@@ -3,7 +3,7 @@
 import functools
 import math
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Final
@@ -14,17 +14,19 @@ from jax.sharding import PartitionSpec
 from .._machine import aligned
 from ..actors.accepted import check, optional, whole
 from ..engine.tracing.annotations import signature_of
+from ..engine.tracing.template import SCALARS, Constant, Read, Template, reads
 from .arguments import Arguments
 from .device_batch import PackedBatch
 from .dispatch import SingleJob
 from .engine_device import DeviceCall, SingleCallQueue
-from .executor import DeviceExecutor, DeviceOptions
+from .executor import DeviceExecutor, DeviceOptions, Samples
 from .programs import is_random_key
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
     from ..engine.node import CallSite
     from ..engine.pools import Pools
+    from ..engine.program import Pass
     from .programs import Executable
 
 # How many chunks are enqueued before the rows of the first are copied: one computes, one is copied, one is ready.
@@ -45,7 +47,7 @@ def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, ba
     if isinstance(executor.options.batch, PackedBatch):
         raise TypeError(f"{where}...): node {name!r} is written for rows of several items, not for one item")
     arguments = executor.arguments(frozenset())
-    rows = _RowAxes(executor.fn, arguments, in_axes, out_axes, where)
+    rows = RowAxes(executor.fn, arguments, in_axes, out_axes, where)
     name, options = f"{name}.vmap", executor.options
     axis_names = _mesh_axes(options.device)
     plain = replace(
@@ -55,7 +57,7 @@ def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, ba
         return DeviceExecutor(name, rows.mapped, replace(plain, donate=options.donate), executor._passes)
     specs = rows.specs(tuple(axis_names), executor) if axis_names else None
     plain = replace(plain, in_specs=specs, sample_input=options.sample_input if batch_size else ())
-    return _ChunkedExecutor(name, rows, plain, batch_size, math.prod(axis_names.values()))
+    return ChunkedExecutor(name, rows, plain, executor._passes, batch_size, math.prod(axis_names.values()))
 
 
 def _mesh_axes(device: Any) -> dict[str, int]:
@@ -66,7 +68,7 @@ def _mesh_axes(device: Any) -> dict[str, int]:
     return {}
 
 
-class _RowAxes:
+class RowAxes:
     """Which axes of the arguments and of the result are those of the rows.
 
     Args:
@@ -77,6 +79,7 @@ class _RowAxes:
         where: the beginning of an error.
 
     Attributes:
+        fn: the same.
         mapped: the function for whole arrays.
 
     Raises:
@@ -84,6 +87,7 @@ class _RowAxes:
     """
 
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, in_axes: Any, out_axes: Any, where: str) -> None:
+        self.fn = fn
         names = arguments.names
         given: list[Any]
         self._is_one = not isinstance(in_axes, tuple | list)
@@ -121,6 +125,28 @@ class _RowAxes:
             return jax.vmap(one, in_axes, out_axes)(*[values[position] for position in others])
 
         self.mapped = mapped
+
+    def joins(self, position: int, template: Template, before: "RowAxes | None") -> bool:
+        """Whether chunks of an argument can be those of a program with others.
+
+        Args:
+            position: of its parameter.
+            template: its template.
+            before: of the member that gives it, chunk by chunk; None if it comes from outside.
+        """
+        axes, is_number = self.axis(position), isinstance(template, Constant) and type(template.value) in SCALARS
+        if before is not None:
+            return type(axes) is int and axes == before._out_axes and template == Read(next(reads(template)).source)
+        # One axis for all is not that of a default that is a number, which is known only where it is written.
+        return axes is None or is_number is (self._is_one and self._has_default[position])
+
+    def axis(self, position: int) -> Any:
+        """Return the axes of an argument, as `in_axes` has them."""
+        return _without_once(self._in_axes[position])
+
+    def joined(self, fn: Callable[..., Any], arguments: Arguments, in_axes: Sequence[Any], where: str) -> "RowAxes":
+        """Return the axes of a function that ends with this one."""
+        return RowAxes(fn, arguments, tuple(in_axes), self._out_axes, where)
 
     def _axes_of(self, values: tuple[Any, ...]) -> list[Any]:
         """Return the axes of each argument; one axis for all is not that of a default that is a number."""
@@ -299,7 +325,7 @@ class _Chunks:
 class _Whole:
     """Gathers the results of chunks into whole arrays."""
 
-    def __init__(self, rows: _RowAxes, count: int) -> None:
+    def __init__(self, rows: RowAxes, count: int) -> None:
         self._rows = rows
         self._count = count
         self._filled = 0
@@ -339,26 +365,47 @@ class _Whole:
         return self._tree.unflatten(self._arrays)
 
 
-class _ChunkedExecutor(DeviceExecutor):
+class ChunkedExecutor(DeviceExecutor):
     """Runs the chunks of whole arrays, all with one program.
 
     Args:
         name: of the node.
         rows: which axes are those of the rows.
         options: how the program runs.
+        passes: the planning passes of device nodes.
         batch_size: how many rows a chunk has; None for all.
         parts: over how many devices the rows are split.
+        samples, members: those of a region, as of `DeviceExecutor`.
+
+    Attributes:
+        rows: the same.
+        batch_size: the same.
     """
 
-    def __init__(self, name: str, rows: _RowAxes, options: DeviceOptions, batch_size: int | None, parts: int) -> None:
-        super().__init__(name, rows.mapped, options, ())
+    def __init__(
+        self,
+        name: str,
+        rows: RowAxes,
+        options: DeviceOptions,
+        passes: "tuple[Pass, ...]",
+        batch_size: int | None,
+        parts: int = 1,
+        samples: Samples | None = None,
+        members: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(name, rows.mapped, options, passes, samples, members)
         self.rows = rows
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._parts = parts
+
+    @property
+    def is_split(self) -> bool:
+        """Whether the rows of a chunk are split over several devices."""
+        return self._parts > 1 or self.batch_size is None
 
     def chunk_size(self, count: int) -> int:
         """Return how many rows a chunk has: a multiple of the devices that they are split over."""
-        wanted = max(1, count) if self._batch_size is None else self._batch_size
+        wanted = max(1, count) if self.batch_size is None else self.batch_size
         return -(-wanted // self._parts) * self._parts
 
     @property
@@ -369,14 +416,14 @@ class _ChunkedExecutor(DeviceExecutor):
     @property
     def _place(self) -> str:
         """The device and the size of a chunk, for drawings."""
-        size = "" if self._batch_size is None else f", {self._batch_size} rows at a time"
+        size = "" if self.batch_size is None else f", {self.batch_size} rows at a time"
         return f"{self.options.device}{size}"
 
     async def _warm_up(
         self, site: "CallSite", pools: "Pools", device_strategy: str, resources: Mapping[str, Any]
     ) -> None:
         """Compile the program of a chunk, if it is known: the node has a sample of an item, and a size of chunks."""
-        if self.options.sample_input:
+        if self.samples(resources):
             await super()._warm_up(site, pools, device_strategy, resources)
 
     def variants(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
@@ -391,7 +438,7 @@ class _ChunkedExecutor(DeviceExecutor):
 class _ChunkedQueue(SingleCallQueue):
     """Has a device run whole arrays in chunks."""
 
-    def __init__(self, executor: _ChunkedExecutor, *args: Any) -> None:
+    def __init__(self, executor: ChunkedExecutor, *args: Any) -> None:
         super().__init__(*args)
         self._executor = executor
 
