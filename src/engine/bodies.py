@@ -585,10 +585,8 @@ class StreamMap(_Bodies):
                 if self._barriers_in and await self._pass_barriers():
                     continue
                 if (frame := window.take()) is not None:
-                    if self.has_stages:
+                    if self.has_stages or frame.unread:
                         await self.passed(frame)
-                    if frame.unread and self.keeps_unread:
-                        frame.pass_unread()
                     if goes_on:
                         for result in self._outcome(frame):
                             yield result
@@ -643,7 +641,9 @@ class StreamMap(_Bodies):
         return [Outcome(frame.item, value, None)] if self._on_error == "return" else [value]
 
     async def passed(self, frame: Frame) -> None:
-        """Note that an item has ended, where several stages run as one."""
+        """Note that an item has ended which has unread results, or has passed several stages that run as one."""
+        if frame.unread and self.keeps_unread:
+            frame.pass_unread()
 
     def where_failed(self, frame: Frame) -> tuple[NodeActor, int]:
         """Return the step in which an item has failed, and the number of the item there."""

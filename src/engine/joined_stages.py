@@ -95,6 +95,7 @@ class JoinedMap(StreamMap):
 
     async def passed(self, frame: Frame) -> None:
         """Count a value in the stages that it has passed; of one that has failed, find the stage."""
+        await super().passed(frame)
         stages = self._stages
         passed = len(stages) - 1  # the last one counts by itself
         if isinstance(frame.error, Exception):
