@@ -9,6 +9,7 @@ from ..actors.frame import Frame, State
 from ..actors.node_actor import NodeActor
 from ..actors.worker import Worker
 from .bodies import StreamMap, _ListMap
+from .control import Control, Outcome
 from .program import Wired
 
 
@@ -68,12 +69,16 @@ class _StageAtWork:
             self._whole.restore(state)
         self.left_out = self._whole.state()["count"] - state["count"]
 
-    async def run(self, value: Any, item: int) -> Any:
-        """Run it by itself, for one value."""
+    async def run(self, value: Any, item: int) -> Outcome[Any]:
+        """Run it by itself, for one value that it does not count."""
         wired = self._body()
         outside = self._outside[: len(wired.program.plan.captures)]
-        runs = _ListMap(None, wired, self._parent, outside, step=self.actor.name)
-        return (await runs.run([(value,)], 1, item - self.left_out))[0]
+        control = Control("map_each", on_error="return")
+        runs = _ListMap(None, wired, self._parent, outside, control, self.actor, self.actor.name)
+        outcome: Outcome[Any] = (await runs.run([value], 1, item - self.left_out))[0]
+        self.actor.completed += outcome.error is not None
+        self.actor.failed -= outcome.error is not None
+        return outcome
 
 
 class JoinedMap(StreamMap):
@@ -112,11 +117,11 @@ class JoinedMap(StreamMap):
         assert isinstance(frame, _KeepingFrame)
         value, frame.given = frame.given, None
         for number, stage in enumerate(self._stages):
-            try:
-                value = await stage.run(value, frame.item)
-            except Exception as found:  # noqa: BLE001 - of user code: it is the error of the value
-                frame.error = found
+            outcome = await stage.run(value, frame.item)
+            if outcome.error is not None:
+                frame.error = outcome.error
                 return number
+            value = outcome.value
         add_note(error, "each of these stages by itself does not fail for this value")
         return len(self._stages) - 1
 
