@@ -3,7 +3,6 @@
 import asyncio
 import functools
 import sys
-from collections import deque
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Sequence
 from typing import Any, Self, cast
 
@@ -14,11 +13,11 @@ from ..actors import current
 from ..actors.attempts import Failover
 from ..actors.execution import Attempt, Bound, Run, take_thread
 from ..actors.executions import call_in_thread
-from ..actors.frame import Frame, Listener, UnreadBuffer
+from ..actors.frame import Frame, Listener
 from ..actors.generators import open_split, open_stream
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Invoke, NodeActor
-from ..actors.stream_buffer import DEFAULT_CAPACITY, Barrier, BarrierBuffer, Reader, StreamBuffer
+from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, StreamBuffer
 from ..actors.tasks import start_task, until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
@@ -36,7 +35,7 @@ from .control import (
 )
 from .nesting import listener_of
 from .program import Wired
-from .source import InputOrder, ReorderWindow, advance
+from .source import InputOrder, advance
 
 # The bodies of control flow are private sub-graphs, driven by the worker that is in the control-flow step. This worker
 # works in the group of the body itself, so an iteration of a loop costs no task and no wake-up; further workers are
@@ -517,147 +516,7 @@ class _BarrierFold(_Fold):
             waiter.set_result(None)  # `_came` goes on
 
 
-# The steps that give streams: generators, and `map_each` over a stream.
-
-
-class StreamMap(_Bodies):
-    """Runs a body for each value of a stream, or of several in step, a bounded number at a time.
-
-    A value counts in the window from before it is taken until its result is passed on, in its turn. So the stream waits
-    when the window is full, and no node does.
-    """
-
-    keeps_unread = False  # whether its stream knows which results in it nobody has begun to read
-    has_stages = False  # whether it runs several stages as one
-    drains = False  # whether all items before a barrier leave before one behind it starts, also without state
-
-    def __init__(
-        self,
-        wired: Wired,
-        parent: Frame,
-        inputs: list[StreamBuffer[Any]],
-        outside: tuple[Any, ...],
-        control: Control,
-        actor: NodeActor,
-        place: StepCheckpoint | None,
-    ) -> None:
-        super().__init__(wired, parent, outside, actor.name)
-        self._inputs = inputs
-        # The streams that barriers come in, of a call that is saved; and those that wait for their turn to go on.
-        self._barriers_in = [one for one in inputs if place is not None and isinstance(one, BarrierBuffer)]
-        self._barriers: deque[tuple[int, Barrier]] = deque()
-        self._place = place
-        self._on_error: OnError = control.on_error
-        self._actor = actor  # that counts the items
-        self._window = ReorderWindow(parent.group.loop, control.limit, parent.fail, None, ordered=True)
-        self.frames = self._window.frames
-
-    def state(self) -> Any:
-        """Return how many values were taken, at a barrier: the index of the next item."""
-        return {"count": self._window.submitted}
-
-    @property
-    def holders(self) -> Sequence[Any]:
-        """What has the states of its stages."""
-        return [self]
-
-    def restore(self, state: Any) -> None:
-        """Go on with the next item."""
-        self._window.go_on_from(state["count"])
-
-    async def results(self) -> AsyncGenerator[Any, None]:
-        """Yield the results, in the order of the values; the first error ends it, in its turn, unless it may go on."""
-        window, inputs, parent, actor = self._window, self._inputs, self._parent, self._actor
-        first, others = inputs[0], inputs[1:]
-        goes_on = self._on_error != "raise"
-        self._span = None if parent.span is None else spans.present()  # that of the step that drives this
-        parent.body_begun(self.stop)
-        try:
-            while True:
-                has_failed = self._stopped or (window.failed and not goes_on)
-                room = 0 if has_failed else window.limit - window.submitted
-                while room and first.held and (not others or all(other.held for other in others)):
-                    values = (first.pass_on(), *[other.pass_on() for other in others]) if others else (first.pass_on(),)
-                    self._start(values, window.submitted, window)
-                    del values  # as below
-                    window.submitted += 1
-                    room -= 1
-                if self._barriers_in and await self._pass_barriers():
-                    continue
-                if (frame := window.take()) is not None:
-                    if self.has_stages or frame.unread:
-                        await self.passed(frame)
-                    if goes_on:
-                        for result in self._outcome(frame):
-                            yield result
-                            del result
-                    else:
-                        actor.completed += frame.state == "done"
-                        yield frame.outcome()
-                    del frame  # or it would keep its result alive while this waits for the next one
-                    continue
-                ended = next((one for one in inputs if one.ended and not one.held), None)
-                if window.frames or ended is None:
-                    await window.wait(self._asked(room, ended))
-                elif ended.error is not None:
-                    await ended.get()  # raises it
-                else:
-                    return
-        finally:
-            parent.body_ended(self.stop)
-            await self._close()
-
-    def _asked(self, room: int, ended: StreamBuffer[Any] | None) -> Sequence[StreamBuffer[Any]]:
-        """Return the streams whose next value could begin, if it were there."""
-        return [one for one in self._inputs if not one.held] if room and ended is None else ()
-
-    async def _pass_barriers(self) -> bool:
-        """Take in a barrier that comes next, and pass on those before which all items have left.
-
-        Where the body has state, the items before a barrier leave first. Else those behind it start at once.
-
-        Returns:
-            Whether a barrier was taken in, so that there may be values behind it.
-        """
-        place, window, inputs = self._place, self._window, self._barriers_in
-        assert place is not None
-        is_next = all(one.barrier is not None and not one.held for one in inputs)
-        is_next = is_next and not (window.frames and (place.stop.called or self.drains))
-        if is_next:
-            self._barriers.append((window.submitted, await place.take(inputs)))
-        while self._barriers and self._barriers[0][0] <= window.position:
-            place.give(self._barriers.popleft()[1])
-        return is_next
-
-    def _outcome(self, frame: Frame) -> list[Any]:
-        """Return what is given for a value where its error does not end the whole."""
-        try:
-            value = frame.outcome()
-        except Exception as error:  # noqa: BLE001 - of user code: it is logged, and returned if asked for
-            actor, item = self.where_failed(frame)
-            actor.failed += 1
-            return failed_item(item, error, self._on_error)
-        self._actor.completed += 1
-        return [Outcome(frame.item, value, None)] if self._on_error == "return" else [value]
-
-    async def passed(self, frame: Frame) -> None:
-        """Note that an item has ended which has unread results, or has passed several stages that run as one."""
-        if frame.unread and self.keeps_unread:
-            frame.pass_unread()
-
-    def where_failed(self, frame: Frame) -> tuple[NodeActor, int]:
-        """Return the step in which an item has failed, and the number of the item there."""
-        return self._actor, frame.item
-
-    async def _close(self) -> None:
-        for frame in list(self.frames.values()):
-            frame.cancel()
-            if frame.error is not None:
-                logs.warning(
-                    "frame.late_failure", graph=frame.layout.name, node=None, item=frame.item, error=repr(frame.error)
-                )
-        self._window.clear()
-        await self._unwound()
+# The steps that give streams.
 
 
 def failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> Failover:
@@ -762,13 +621,13 @@ def opening(
         args, kwargs = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
         instead = None if failover is None else failover(frame, actor)
-        buffer, start = _buffer(place, capacity, lambda: actor.fn(*args, **kwargs), readers)
+        buffer, start = buffer_of(place, capacity, lambda: actor.fn(*args, **kwargs), readers)
         return open_stream(actor, frame, buffer, start, readers, failover=instead, first=first)
 
     return open_node
 
 
-def _buffer(
+def buffer_of(
     place: StepCheckpoint | None,
     capacity: int,
     start: Callable[[], Any],
@@ -799,36 +658,6 @@ def opening_in_loop(
         return open_stream(actor, frame, StreamBuffer(capacity), start, readers, failover=instead, first=first)
 
     return open_in_loop
-
-
-def mapping(
-    control: Control,
-    body: Wired,
-    place: StepCheckpoint | None = None,
-    *,
-    keeps_unread: bool = False,
-    kind: Callable[..., StreamMap] = StreamMap,
-) -> Invoke:
-    """Return a function that opens the stream of a `map_each`; arguments as for `opening`.
-
-    With `keeps_unread`, the stream knows which results in it nobody has begun to read. `kind` makes what runs the body.
-    """
-    keeps_unread = keeps_unread and place is None
-
-    async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
-        arguments, _ = actor.arguments(frame.values)
-        readers: list[Reader[Any]] = list(arguments[: control.inputs])
-        inputs = [reader.buffer for reader in readers]
-        outside = tuple(arguments[control.inputs :])
-        stream_map = kind(body, frame, inputs, outside, control, actor, place)
-        stream_map.keeps_unread = keeps_unread
-        capacity = control.ahead or DEFAULT_CAPACITY
-        buffer, start = _buffer(place, capacity, stream_map.results, readers, stream_map.holders)
-        if keeps_unread:
-            buffer = UnreadBuffer(capacity, frame)
-        return open_stream(actor, frame, buffer, start, readers, counts_values=True)
-
-    return open_map
 
 
 def splitting(count: int, ahead: int, place: StepCheckpoint | None = None) -> Invoke:
@@ -865,7 +694,7 @@ def input_of(parameter: str, place: StepCheckpoint | None = None) -> Invoke:
             raise TypeError(
                 f"parameter {parameter!r} of graph {actor.graph!r} is a stream: pass an async iterator, got {given!r}"
             )
-        buffer, start = _buffer(place, DEFAULT_CAPACITY, lambda: given, ())
+        buffer, start = buffer_of(place, DEFAULT_CAPACITY, lambda: given, ())
         return open_stream(actor, frame, buffer, start, given=given)
 
     return open_input

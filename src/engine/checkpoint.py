@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextvars import copy_context
@@ -22,7 +21,7 @@ from ..actors.threads import ThreadPool
 from ..telemetry import logs
 from ..telemetry.counters import SavedSnapshots
 from ..telemetry.profiling import collectors
-from .checkpoint_path import CheckpointStep, checkpoint_path
+from .checkpoint_path import CheckpointStep, checkpoint_path, nodes_of
 from .checkpoint_schedule import CheckpointSchedule
 from .graph import Call
 from .node import is_node
@@ -261,8 +260,7 @@ class Checkpointer:
         """
         before, now = (json.loads(json.dumps(one)) for one in (stored, present))
         for settings in (*before.get("nodes", {}).values(), *now.get("nodes", {}).values()):
-            if "bodies" in settings:
-                settings["bodies"] = _nodes_of(settings["bodies"])
+            settings["bodies"] = nodes_of(settings.get("bodies", ()))
         optional = {*before.pop("optional", ()), *now.pop("optional", ())}
         found = _differences(before, now)
         if not found:
@@ -871,19 +869,6 @@ def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, str]]
 
 
 _MISSING: Final = object()
-
-
-def _nodes_of(labels: "Sequence[str | list[Any]]") -> list[Any]:
-    """Return the names of the nodes of bodies, whether or not planning has made one program of several."""
-    names: list[Any] = []
-    for label in labels:
-        if isinstance(label, list):
-            names.append(_nodes_of(label))
-            continue
-        for name in re.sub(r"#\d+$", "", label).split(" → "):
-            one, _, times = name.partition(" ×")
-            names += [one] * int(times or 1)
-    return sorted(names, key=repr)
 
 
 def _shown(value: object) -> str:

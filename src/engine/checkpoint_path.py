@@ -2,9 +2,10 @@
 
 import dataclasses
 import functools
+import re
 import types
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, cast
 
@@ -537,3 +538,16 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(_is_plain(one) for one in value)  # pyright: ignore[reportUnknownVariableType]
     return value is None or isinstance(value, bool | int | float | str)
+
+
+def nodes_of(labels: "Sequence[str | list[Any]]") -> list[Any]:
+    """Return the names of the nodes of bodies, whether or not planning has made one program of several."""
+    names: list[Any] = []
+    for label in labels:
+        if isinstance(label, list):
+            names.append(nodes_of(label))
+            continue
+        for name in re.sub(r"#\d+$", "", label).split(" → "):
+            one, _, times = name.partition(" ×")
+            names += [one] * int(times or 1)
+    return sorted(names, key=repr)

@@ -87,7 +87,7 @@ class PassReport:
 
 
 # The passes of which `print(plan)` shows what they have changed in bodies.
-_OF_DEVICES: Final = ("regions", "items")
+_SHOWN_OF_BODIES: Final = ("regions", "items")
 Pass: TypeAlias = Callable[[Draft], tuple[Draft, PassReport]]
 
 
@@ -229,7 +229,7 @@ class Plan:
         lines = [shown(drawing_of(self.trace), "text"), "", f"plan of {printable(self.name)}: {self._size}"]
         lines += [line for report in self.reports for line in report.lines()]
         for body in self._all_bodies:
-            told = [line for report in body.reports if report.name in _OF_DEVICES for line in report.lines()[1:]]
+            told = [line for report in body.reports if report.name in _SHOWN_OF_BODIES for line in report.lines()[1:]]
             lines += [f"  in {printable(body.name)}:", *told] if told else []
         if waits := _waits_for_effects(self._chains):
             lines += ["  order of effects:", *(f"    {printable(line)}" for line in waits)]

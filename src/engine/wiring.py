@@ -21,13 +21,11 @@ from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
 from .bodies import (
-    StreamMap,
     body_of,
     branch,
     computing,
     hand_over,
     input_of,
-    mapping,
     splitting,
 )
 from .caching import CacheSite, Identity
@@ -35,11 +33,11 @@ from .control import Control
 from .counters import node_counters, node_levels, step_snapshots
 from .executions import count_handlers, wire
 from .instances import Instance, InstanceRegistry, LoopInstance
-from .joined_stages import JoinedMap, Stage, pass_on
 from .node import CallSite, Execution, Node, Scope, Site, is_node
 from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
 from .program import Plan, PlannedStep, Program, Unit, Wired
+from .stream_map import JoinedMap, Stage, StreamMap, mapping, pass_on
 from .tracing.template import Read, Template, arguments_builder, is_known, reads, value_of
 
 if TYPE_CHECKING:

@@ -147,7 +147,7 @@ MUTANTS = [
 MORE_MUTANTS = [
     Mutant(
         "a barrier waits until the values before it have left a map_each",
-        "engine/bodies.py", "is_next and not (window.frames and place.stop.called)", "is_next",
+        "engine/stream_map.py", "is_next and not (window.frames and (place.stop.called or self.drains))", "is_next",
         "tests/saving/test_interrupted_pipelines.py",
     ),
     Mutant(
@@ -177,7 +177,7 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "a barrier passes a map_each in its turn",
-        "engine/bodies.py", "self._barriers[0][0] <= window.position", "True",
+        "engine/stream_map.py", "self._barriers[0][0] <= window.position", "True",
         "tests/saving/test_checkpoints.py::test_a_barrier_waits_for_what_runs_before_it",
     ),
     Mutant(
