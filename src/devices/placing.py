@@ -63,12 +63,12 @@ class Placer:
         for index, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
             if isinstance(leaf, str | bytes):
                 continue
+            # On a CPU, the array of a user would be that on the device, where the user can still write to it.
+            own = aligned_copy(leaf) if is_on_host and isinstance(leaf, np.ndarray) else leaf
             if several:
-                leaves[index] = jax.make_array_from_process_local_data(sharding, leaf)
+                leaves[index] = jax.make_array_from_process_local_data(sharding, own)
             else:
-                # On a CPU, the array of a user would be that on the device, where the user can still write to it.
-                is_shared = is_on_host and isinstance(leaf, np.ndarray)
-                leaves[index] = jax.device_put(aligned_copy(leaf) if is_shared else leaf, sharding)
+                leaves[index] = jax.device_put(own, sharding)
         jax.block_until_ready(leaves)
         return jax.tree.unflatten(tree, leaves)
 
