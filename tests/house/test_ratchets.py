@@ -22,7 +22,7 @@ LIMITS = {
     "engine": Figures(lines=15438, largest_file=599, slots=21, branches=21, broad_excepts=54),
     "saving": Figures(lines=1924, largest_file=558, slots=0, branches=20, broad_excepts=8),
     "studio": Figures(lines=2220, largest_file=284, slots=0, branches=13, broad_excepts=2),
-    "telemetry": Figures(lines=3336, largest_file=472, slots=8, branches=15, broad_excepts=5),
+    "telemetry": Figures(lines=3344, largest_file=472, slots=8, branches=15, broad_excepts=5),
     "testing": Figures(lines=540, largest_file=135, slots=1, branches=5, broad_excepts=3),
 }
 

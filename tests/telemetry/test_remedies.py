@@ -40,7 +40,7 @@ def check(verdict: telemetry.Verdict, option: str, line: str, gain: float) -> No
         assert f", {verdict.factor:.1f} times as fast" in verdict.remedy
 
 
-# Fourteen programs whose limit is known, each as a function of the option; some in real time, below.
+# Fifteen programs whose limit is known, each as a function of the option; some in real time, below.
 Program = Callable[..., telemetry.Profile]
 programs: dict[str, tuple[Program, dict[str, Any], str, str]] = {}
 
@@ -149,6 +149,22 @@ def a_batch_that_is_too_small(virtual: VirtualTime, size: int = 8) -> telemetry.
 
     calls = (ps.graph(embed)(number) for number in range(640))
     return virtual.run(lambda: profile_of(engine.stream(calls)))
+
+
+@follow("concurrency=2 at parse ", "@ps.node(concurrency=places)", places=2)
+def a_node_before_batches_that_take_half_as_long(virtual: VirtualTime, places: int = 1) -> telemetry.Profile:
+    @ps.node(concurrency=places)
+    async def parse(number: int) -> int:
+        await asyncio.sleep(0.01)
+        return number
+
+    @ps.node(batch=ps.Batch(8))
+    async def embed(numbers: list[int]) -> list[int]:
+        await asyncio.sleep(0.04)
+        return numbers
+
+    job = parse >> embed
+    return virtual.run(lambda: profile_of(engine.stream(job(number) for number in range(400))))
 
 
 @follow("max_in_flight=128 at ", "async with stream as results:", size=64, in_flight=128)

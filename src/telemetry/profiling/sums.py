@@ -48,6 +48,7 @@ class NodeSum:
         queue_seconds: for how long its inboxes were watched, over all of them.
         open_seconds: for how long its scopes were open, over all of them.
         places: the keys of the groups whose places its items take.
+        scale: in a model, how many times as long its batches take for each item.
     """
 
     step: StepSnapshot
@@ -56,6 +57,7 @@ class NodeSum:
     queue_seconds: float = 0.0
     open_seconds: float = 0.0
     places: dict[Hashable, None] = field(default_factory=dict[Hashable, None])
+    scale: float = 1.0
 
     @property
     def name(self) -> Name:
@@ -71,6 +73,15 @@ class NodeSum:
     def busy_seconds(self) -> float | None:
         """The time in its handler, over all items; None if it is not timed."""
         return self.counters.busy_seconds
+
+    def batch_seconds(self, delay_seconds: float) -> float:
+        """Return how long its batches take at least, if all are full; 0 for a node without batches.
+
+        Args:
+            delay_seconds: what the quickest has waited for the event loop.
+        """
+        least = max(0.0, (self.timed.durations.quantile(0.0) or 0.0) - delay_seconds) * self.scale
+        return self.ended / self.step.holds * least if self.step.holds else 0.0
 
     @property
     def put_wait_seconds(self) -> float:
