@@ -20,12 +20,13 @@ from .engine.interception import Interception, intercept
 from .engine.node import Execution, Scope, Site
 from .engine.stages import StageIterator, StageRole, ThreadIterator, has_state, has_value, is_stream, stage_node
 from .engine.stateful import as_node
-from .telemetry.counters import Figure
+from .telemetry.counters import Figure, tell_in_top
 
 __all__ = [
     "Attempt", "Bound", "Execution", "Figure", "Interception", "Packer", "Places", "Scope", "Site",
     "StageIterator", "StageRole", "ThreadIterator", "as_node", "filled_inbox", "filled_stream_inbox", "has_state",
-    "has_value", "intercept", "is_stream", "replaced", "split_stream", "stage_node", "working_on",
+    "has_value", "intercept", "is_stream", "replaced", "split_stream", "stage_node", "tell_in_top",
+    "working_on",
 ]  # fmt: skip
 
 __getattr__, __dir__ = public(__name__)

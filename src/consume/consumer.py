@@ -12,6 +12,7 @@ from weakref import WeakSet
 
 from .. import Call, engine
 from ..actors.accepted import FUNCTION, KEY, NOT_NEGATIVE, POSITIVE, OptionRule, check, optional, whole
+from ..extension import tell_in_top
 from ..telemetry import logs, names
 from ..telemetry.tables import Column, Rendered, Table, count
 from .partitions import PAUSE_SECONDS, Partition, Partitions
@@ -70,9 +71,12 @@ class ConsumerStatistics(Rendered):
         known = [partition.lag for partition in self.partitions if partition.lag is not None]
         return sum(known) if known else None
 
+    def _line(self) -> str:
+        return f"{count(self.ended)} ended, {count(self.open)} open, lag {count(self.lag)}"
+
     def _table(self) -> Table:
         facts = (
-            ("messages", f"{count(self.ended)} ended, {count(self.open)} open, lag {count(self.lag)}"),
+            ("messages", self._line()),
             ("dead letters", count(self.dead_letters)),
             ("late commits", count(self.late_commits)),
         )
@@ -142,6 +146,7 @@ class Consumer:
                 task.add_done_callback(self._held._task_ended)
                 self._tasks.append(task)
         _count(self)
+        self._stack.callback(tell_in_top(lambda: [("consumer", self.statistics()._line())]))
         try:
             await self._stack.enter_async_context(self._source.partitions(self._held))
         except BaseException as error:

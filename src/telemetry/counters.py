@@ -80,6 +80,29 @@ class Figure(NamedTuple):
     value: float
 
 
+# Who tells lines of a live look that belong to no node, in the order in which they came.
+_tellers: dict[object, Callable[[], Iterable[tuple[str, str]]]] = {}
+
+
+def tell_in_top(tell: Callable[[], Iterable[tuple[str, str]]]) -> Callable[[], None]:
+    """Have each live look, such as that of `python -m penstock top`, show lines that belong to no node.
+
+    Args:
+        tell: returns pairs of a label and a text. It is called in another thread.
+
+    Returns:
+        A function that ends this.
+    """
+    mark = object()
+    _tellers[mark] = tell
+    return lambda: _tellers.pop(mark, None) and None
+
+
+def told() -> tuple[tuple[str, str], ...]:
+    """Return the lines of a live look that belong to no node."""
+    return tuple(line for tell in list(_tellers.values()) for line in tell())
+
+
 @dataclass(frozen=True)
 class ActorStatistics:
     """A snapshot of an actor.

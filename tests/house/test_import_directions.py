@@ -28,7 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine", "devices"},
     "extension": {"_public", "telemetry", "actors", "engine"},
     "asgi": {"__init__", "_errors", "_public", "telemetry", "actors", "engine"},
-    "consume": {"__init__", "_errors", "_public", "telemetry", "actors", "engine"},
+    "consume": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine"},
     "__init__": {
         "_errors", "_public", "telemetry", "actors", "saving", "engine", "devices", "data", "testing", "asgi",
         "consume", "extension",

@@ -85,7 +85,8 @@ def read_answer(line: bytes) -> LiveSnapshot:
         look: dict[str, Any] = answered["look"]
         nodes = tuple(NodeLook(**_known(NodeLook, node)) for node in look["nodes"])
         verdict = None if look["verdict"] is None else Verdict(**_known(Verdict, look["verdict"]))
-        return LiveSnapshot(int(look["process"]), look["seconds"], nodes, verdict)
+        lines = tuple((str(label), str(text)) for label, text in look.get("lines", ()))
+        return LiveSnapshot(int(look["process"]), look["seconds"], nodes, verdict, lines)
     except (KeyError, TypeError, ValueError) as error:
         raise ProtocolError("its answer is not one of penstock") from error
 

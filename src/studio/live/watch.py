@@ -68,12 +68,14 @@ class LiveSnapshot:
         seconds: how long ago the look before was; None if this is the first, which has no rates.
         nodes: the nodes of scopes that are open or have ended since the look before.
         verdict: what limits the throughput; None if no item has left a node since the look before.
+        lines: what belongs to no node, each with its label, such as the consumers of the process.
     """
 
     process: int
     seconds: float | None
     nodes: tuple[NodeLook, ...]
     verdict: Verdict | None
+    lines: tuple[tuple[str, str], ...] = ()
 
 
 def look_of(snapshot: Snapshot) -> LiveSnapshot:
@@ -92,7 +94,7 @@ def look_of(snapshot: Snapshot) -> LiveSnapshot:
     ]
     seconds = None if lately is None else lately.elapsed_seconds
     return LiveSnapshot(
-        snapshot.process, seconds, tuple(nodes), lately.verdict if lately is not None and then else None
+        snapshot.process, seconds, tuple(nodes), lately.verdict if lately is not None and then else None, snapshot.lines
     )
 
 
@@ -149,7 +151,7 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
     """
     over = "" if look.seconds is None else f", over {duration(look.seconds)}"
     outages = tuple(("outage", node.outage) for node in look.nodes if node.outage)
-    facts = (("process", f"{look.process}{over}"), ("limits", _limits(look)), *outages)
+    facts = (("process", f"{look.process}{over}"), ("limits", _limits(look)), *outages, *look.lines)
     shown = _most_telling(look, max_rows)
     remark = "" if look.nodes else "no nodes yet"
     if len(shown) < len(look.nodes):

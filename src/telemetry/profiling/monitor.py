@@ -2,9 +2,10 @@
 
 import os
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from time import perf_counter
 
+from ..counters import told
 from . import collectors
 from .recording import Profile
 from .records import Host, ScopeSnapshot
@@ -22,11 +23,13 @@ class Snapshot:
         scopes: the scopes that are open.
         lately: what all nodes did since the snapshot before, also in scopes that have ended meanwhile, without a
             timeline; None if there is none before.
+        lines: what belongs to no node, each with its label, such as the consumers of the process.
     """
 
     process: int
     scopes: tuple[ScopeSnapshot, ...]
     lately: Profile | None = None
+    lines: tuple[tuple[str, str], ...] = field(default_factory=told)
 
 
 def snapshot() -> Snapshot:
