@@ -20,9 +20,7 @@ async def echo(x: int) -> int:
     return x
 
 
-@ps.graph
-async def echoed(x: int) -> int:
-    return await echo(x)
+echoed = ps.graph(echo)
 
 
 async def test_a_stream_of_a_drained_deployment_hands_out_what_was_accepted_and_says_that_it_was_cut_short() -> None:
@@ -66,9 +64,7 @@ async def test_a_stream_that_is_dropped_ends_all_that_it_began(collect: bool) ->
 
     held = Held()
 
-    @ps.graph
-    async def holding(x: int) -> int:
-        return await held(x)
+    holding = ps.graph(held)
 
     async def read_one() -> None:
         async for _ in engine.stream(holding(x) for x in range(1000)):
@@ -105,14 +101,10 @@ async def number_of(index: int, stops_at: int, fails: bool) -> int:
     return -1
 
 
-@ps.graph
-async def counting(stops_at: int, fails: bool) -> AsyncIterator[int]:
-    return counted(stops_at, fails)
+counting = ps.graph(counted)
 
 
-@ps.graph
-async def one_number(index: int, stops_at: int, fails: bool) -> int:
-    return await number_of(index, stops_at, fails)
+one_number = ps.graph(number_of)
 
 
 async def read_all(stream: engine.Stream[int]) -> None:
@@ -229,9 +221,7 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str)
         await asyncio.sleep(0.02)
         return x
 
-    @ps.graph
-    async def slowly(x: int) -> int:
-        return await slow(x)
+    slowly = ps.graph(slow)
 
     @ps.graph
     async def each() -> AsyncIterator[int]:
@@ -269,9 +259,7 @@ async def test_a_cancelled_wait_for_the_first_item_leaves_the_stream_open(kind: 
         for number in range(count):
             yield number
 
-    @ps.graph
-    async def one(x: int) -> int:
-        return await waiting(x)
+    one = ps.graph(waiting)
 
     @ps.graph
     async def each() -> AsyncIterator[int]:
@@ -296,9 +284,7 @@ async def test_a_second_reader_is_refused_and_the_first_reads_on(first: str, sec
         await go_on.wait()
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await waiting(x)
+    graph = ps.graph(waiting)
 
     async with engine.stream(graph(x) for x in range(3)) as stream:
         ways: dict[str, Callable[[], Awaitable[object]]] = {
@@ -320,9 +306,7 @@ async def test_stop_async_iteration_of_a_node_does_not_look_like_the_end_of_the_
     async def exhausted(x: int) -> int:
         raise StopAsyncIteration
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await exhausted(x)
+    graph = ps.graph(exhausted)
 
     with pytest.raises(RuntimeError, match=r"exhausted.*StopAsyncIteration"):
         async with engine.stream(graph(x) for x in range(3)) as stream:
@@ -338,9 +322,7 @@ async def test_an_exception_that_refuses_attributes_reaches_the_caller() -> None
     async def find(key: str) -> str:
         raise NotFoundError(key)
 
-    @ps.graph
-    async def graph(key: str) -> str:
-        return await find(key)
+    graph = ps.graph(find)
 
     with pytest.raises(NotFoundError):
         await engine.run(graph("a"))

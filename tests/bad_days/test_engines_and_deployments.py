@@ -81,9 +81,7 @@ class Model:
 model = Model()
 
 
-@ps.graph
-async def modelled(x: int) -> int:
-    return await model(x)
+modelled = ps.graph(model)
 
 
 def others() -> set[asyncio.Task[Any]]:
@@ -263,9 +261,7 @@ async def test_ready_says_how_the_start_ended() -> None:
 
     database = Database()
 
-    @ps.graph
-    async def asking(x: int) -> int:
-        return await database(x)
+    asking = ps.graph(database)
 
     service = engine.deploy(asking)
     waiting = asyncio.create_task(service.wait_ready())
@@ -367,9 +363,7 @@ async def test_a_call_that_has_no_time_runs_nothing_and_leaves_nothing() -> None
         begun.append(x)
         return x
 
-    @ps.graph
-    async def beginning(x: int) -> int:
-        return await begin(x)
+    beginning = ps.graph(begin)
 
     with pytest.raises(ps.DeadlineExceeded):
         await engine.run(beginning(1), timeout_seconds=0)
@@ -495,9 +489,7 @@ async def test_a_deployment_is_not_called_from_inside_itself_through_a_run() -> 
     async def call_service(x: int) -> int:
         return await box[0](x)
 
-    @ps.graph
-    async def inner(x: int) -> int:
-        return await call_service(x)
+    inner = ps.graph(call_service)
 
     @ps.node
     async def run_inner(x: int) -> int:
@@ -524,9 +516,7 @@ async def test_a_stream_is_not_closed_from_inside_itself() -> None:
         await box[0].aclose()
         return x
 
-    @ps.graph
-    async def closing(x: int) -> int:
-        return await close_it(x)
+    closing = ps.graph(close_it)
 
     async with engine.stream(closing(x) for x in range(3)) as stream:
         box.append(stream)

@@ -161,9 +161,7 @@ async def test_a_plain_function_that_returns_a_coroutine_by_mistake_is_an_error_
     def mistaken(x: int) -> object:
         return forgotten(x)
 
-    @ps.graph
-    async def graph(x: int) -> object:
-        return mistaken(x)
+    graph = ps.graph(mistaken)
 
     @ps.graph
     async def chained(x: int) -> object:
@@ -211,9 +209,7 @@ async def test_a_node_that_swallows_cancellation_holds_its_place_and_not_its_cal
                 continue
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await stubborn(x)
+    graph = ps.graph(stubborn)
 
     async with engine.deploy(graph) as service:
         first = asyncio.create_task(service(1))
@@ -302,9 +298,7 @@ async def test_the_fallback_of_each_item_of_a_batch_is_given_an_exception_of_its
 
     node = on_loop if runs_on == "loop" else in_thread
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)
+    graph = ps.graph(node)
 
     async with engine.stream((graph(x) for x in range(100)), max_in_flight=100) as results:
         assert [result async for result in results] == list(range(1, 101))
@@ -351,9 +345,7 @@ async def test_the_exception_of_another_item_is_equal(error: Exception) -> None:
     async def fail(x: int) -> int:
         raise error
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await fail(x)
+    graph = ps.graph(fail)
 
     async with engine.stream(graph(x) for x in range(2)) as stream:
         first, second = [outcome.error async for outcome in stream.outcomes()]
@@ -412,13 +404,9 @@ async def test_one_exception_object_raised_by_many_items_does_not_keep_their_val
 
 
 async def test_run_inside_a_node_is_a_run_like_any_other() -> None:
-    @ps.graph
-    async def inner(x: int) -> int:
-        return await fine(x)
+    inner = ps.graph(fine)
 
-    @ps.graph
-    async def failing(x: int) -> int:
-        return await raise_later(x)
+    failing = ps.graph(raise_later)
 
     @ps.node
     async def outer_node(x: int) -> int:
@@ -428,9 +416,7 @@ async def test_run_inside_a_node_is_a_run_like_any_other() -> None:
             return 10 * await engine.run(inner(x))
         return -1
 
-    @ps.graph
-    async def outer(x: int) -> int:
-        return await outer_node(x)
+    outer = ps.graph(outer_node)
 
     assert await engine.run(outer(1)) == 10
     async with engine.stream(outer(x) for x in range(5)) as stream:
@@ -444,9 +430,7 @@ def test_a_limited_node_that_runs_its_own_graph_does_not_wait_for_itself() -> No
     async def crawl(depth: int) -> int:
         return depth if depth == 0 else await engine.run(crawling(depth - 1))
 
-    @ps.graph
-    async def crawling(depth: int) -> int:
-        return await crawl(depth)
+    crawling = ps.graph(crawl)
 
     async def main() -> None:
         with pytest.raises(ps.ReentrantCallError):
@@ -466,9 +450,7 @@ async def test_what_ends_the_program_ends_the_scope_of_its_item(kind: type[BaseE
         await asyncio.sleep(3600)
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await stop_at_one(x)
+    graph = ps.graph(stop_at_one)
 
     async def expect(awaitable) -> None:
         try:
@@ -592,9 +574,7 @@ async def test_what_ends_the_program_is_not_skipped_retried_or_replaced(error: t
         attempts.append(x)
         raise error
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await stop(x)
+    graph = ps.graph(stop)
 
     try:
         async with engine.stream([graph(1)], on_error="skip") as stream:
@@ -614,9 +594,7 @@ async def test_cancelled_frames_behind_a_handler_that_takes_long_free_their_plac
         await release.wait()
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await slow(x)
+    graph = ps.graph(slow)
 
     async with engine.deploy(graph, max_in_flight=8) as service:
         first = asyncio.create_task(service(0))
@@ -691,19 +669,13 @@ class RefusesToStart:
 refuses_to_start = ps.node(RefusesToStart)()
 
 
-@ps.graph
-async def refusing_in_thread(x: int) -> int:
-    return refuse_in_thread(x)
+refusing_in_thread = ps.graph(refuse_in_thread)
 
 
-@ps.graph
-async def refusing_on_loop(x: int) -> int:
-    return await refuse_on_loop(x)
+refusing_on_loop = ps.graph(refuse_on_loop)
 
 
-@ps.graph
-async def refusing_to_start(x: int) -> int:
-    return await refuses_to_start(x)
+refusing_to_start = ps.graph(refuses_to_start)
 
 
 REFUSING = [refusing_in_thread, refusing_on_loop, refusing_to_start]

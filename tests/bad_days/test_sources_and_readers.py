@@ -20,9 +20,7 @@ async def echo(x: int) -> int:
     return x
 
 
-@ps.graph
-async def echoed(x: int) -> int:
-    return await echo(x)
+echoed = ps.graph(echo)
 
 
 @ps.node
@@ -30,9 +28,7 @@ async def for_ever(x: int) -> int:
     return await asyncio.get_running_loop().create_future()
 
 
-@ps.graph
-async def endless(x: int) -> int:
-    return await for_ever(x)
+endless = ps.graph(for_ever)
 
 
 @ps.node
@@ -42,9 +38,7 @@ async def fail_at_zero(x: int) -> int:
     return x
 
 
-@ps.graph
-async def failing_at_zero(x: int) -> int:
-    return await fail_at_zero(x)
+failing_at_zero = ps.graph(fail_at_zero)
 
 
 def plainly(make: Callable[[], Iterator[Any]]) -> Any:
@@ -218,9 +212,7 @@ async def test_an_idle_stream_holds_no_item_of_an_async_source() -> None:
     async def drop(value: Value) -> int:
         return 1
 
-    @ps.graph
-    async def dropping(value: Value) -> int:
-        return await drop(value)
+    dropping = ps.graph(drop)
 
     async def source() -> AsyncIterator[ps.Call[int]]:
         for _ in range(3):
@@ -301,9 +293,7 @@ async def test_a_reader_that_stops_early_ends_what_is_in_flight() -> None:
             unwound.append(x)
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await wait_unless_zero(x)
+    graph = ps.graph(wait_unless_zero)
 
     async with engine.stream((graph(x) for x in range(100)), max_in_flight=4) as stream:
         async for value in stream:

@@ -206,9 +206,7 @@ NUMBERS: list[Any] = [2, 2.5, True, np.int32(2), np.float32(2.5), np.array(2, np
 async def test_numbers_of_python_give_way_to_the_dtypes_of_arrays_as_without_a_batch(dtype: Any) -> None:
     node = ps.device_node(device="cpu", batch=ps.Batch(len(NUMBERS)))(STEPS["times"])
 
-    @ps.graph
-    async def product(x: Any, k: Any) -> Any:
-        return node(x, k)
+    product = ps.graph(node)
 
     await node.warmup(np.zeros(3, dtype), 2)
     programs = node.compile_statistics().programs
@@ -229,9 +227,7 @@ async def test_numbers_of_python_give_way_to_the_dtypes_of_arrays_as_without_a_b
 async def test_a_number_of_python_and_an_array_never_share_a_batch(count: int) -> None:
     node = ps.device_node(device="cpu", batch=ps.Batch(8))(STEPS["times"])
 
-    @ps.graph
-    async def product(x: Any, k: Any) -> Any:
-        return node(x, k)
+    product = ps.graph(node)
 
     x = np.array([100], np.int8)
     calls = [k for _ in range(count) for k in (2, np.int32(2))]
@@ -254,9 +250,7 @@ async def test_an_item_that_is_unlike_the_one_before_is_taken_for_what_it_is(usu
 
     node = ps.device_node(device="cpu", batch=devices.DeviceBatch(8, buckets=(8,)))(doubled)
 
-    @ps.graph
-    async def called(x: Any) -> Any:
-        return node(x)
+    called = ps.graph(node)
 
     items = [usual, *[one for number, unlike in enumerate(UNLIKE) for one in (unlike, usual + number)]]
     async with engine.deploy(called) as service:
@@ -292,9 +286,7 @@ async def test_an_integer_of_numpy_that_is_too_large_is_what_it_is_alone_and_fai
 async def test_typed_random_keys_are_arguments_and_results_of_a_batch() -> None:
     node = ps.device_node(device="cpu:3", batch=devices.DeviceBatch(8, buckets=(4, 8)))(drawn)
 
-    @ps.graph
-    async def draw(key: Any, scale: Any) -> Any:
-        return node(key, scale)
+    draw = ps.graph(node)
 
     keys = [jax.random.key(seed) for seed in range(3)]
     found = await asyncio.gather(*[engine.run(draw(key, 2.0)) for key in keys])

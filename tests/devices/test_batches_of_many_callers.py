@@ -33,9 +33,7 @@ async def test_the_device_gets_no_batch_of_one_between_two_of_all_others() -> No
     async def graph(values: AsyncIterator[Any]) -> AsyncIterator[Any]:
         return ps.map_each(model, values)
 
-    @ps.graph
-    async def one(value: Any) -> Any:
-        return model(value)
+    one = ps.graph(model)
 
     async with engine.Engine() as own, own.deploy(one) as service:
         for count in (1, 2, 4, 8, 16, 32):  # compiles the program for each size

@@ -149,9 +149,7 @@ async def test_a_flood_of_one_node_delays_another_by_a_window_at_most() -> None:
         gate.values.append(np.asarray(x).tolist())
         return np.asarray(x)
 
-    @ps.graph
-    async def one(x: Any) -> Any:
-        return quick(x)
+    one = ps.graph(quick)
 
     async with engine.Engine() as own:
         await own.run(one(row(-2)))  # it is compiled now
@@ -276,9 +274,7 @@ async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
     def written(x: jax.Array) -> jax.Array:
         return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return written(x)
+    of = ps.graph(written)
 
     async with engine.deploy(of) as service:
         results = await asyncio.gather(*(service(row(n)) for n in range(8)), return_exceptions=True)
@@ -322,9 +318,7 @@ async def test_a_batch_that_does_not_fit_is_halved_and_the_limit_remembered(
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return doubled(x)
+    of = ps.graph(doubled)
 
     async with engine.deploy(of) as service:
         with little_memory(monkeypatch, 4, late=late) as sizes:
@@ -388,9 +382,7 @@ async def test_an_item_that_fails_in_a_batch_that_did_not_fit_fails_alone(monkey
     def checked(x: jax.Array) -> jax.Array:
         return refusing_negative(x)
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return checked(x)
+    of = ps.graph(checked)
 
     async with engine.deploy(of) as service:
         with little_memory(monkeypatch, 4, late=False):
@@ -406,9 +398,7 @@ async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit(monkeypatch:
     def checked(x: jax.Array) -> jax.Array:
         return refusing_negative(x)
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return checked(x)
+    of = ps.graph(checked)
 
     original = Executable.call
     sizes: list[int] = []
@@ -431,9 +421,7 @@ async def test_what_is_too_large_is_remembered_of_its_own_kind_only(monkeypatch:
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return doubled(x)
+    of = ps.graph(doubled)
 
     original = Executable.call
     shapes: list[tuple[int, ...]] = []
@@ -466,9 +454,7 @@ async def test_one_item_that_does_not_fit_fails_with_its_sizes(
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return doubled(x)
+    of = ps.graph(doubled)
 
     async with engine.deploy(of) as service:
         with (
@@ -495,13 +481,9 @@ async def test_a_device_goes_on_while_a_program_for_it_is_compiled() -> None:
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return slow_to_trace(x)
+    of = ps.graph(slow_to_trace)
 
-    @ps.graph
-    async def of_other(x: Any) -> Any:
-        return doubled(x)
+    of_other = ps.graph(doubled)
 
     async with engine.deploy(of, of_other) as service:
         await service.run(of_other(row(1)))
@@ -526,9 +508,7 @@ async def test_an_engine_is_closed_while_a_program_is_compiled() -> None:
         assert go_on.wait(20)
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return slow_to_trace(x)
+    of = ps.graph(slow_to_trace)
 
     async with engine.Engine() as own:
         service = own.deploy(of)
@@ -558,9 +538,7 @@ async def test_what_waits_to_be_compiled_is_not_once_nobody_waits_for_it(how: st
         assert go_on.wait(20)
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return slow_to_trace(x)
+    of = ps.graph(slow_to_trace)
 
     async def warm() -> None:
         async with own.deploy(of, warmup=True):
@@ -587,9 +565,7 @@ async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None
     def after(x: jax.Array) -> jax.Array:
         return gate.pass_through(x)
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return after(x)
+    of = ps.graph(after)
 
     async with engine.deploy(of) as service:
         calls = [asyncio.ensure_future(service(row(n))) for n in range(8)]
@@ -1123,9 +1099,7 @@ async def test_a_batch_on_a_device_is_limited_by_what_its_items_cost() -> None:
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return doubled(x)
+    of = ps.graph(doubled)
 
     async with engine.deploy(of) as service:
         results = await asyncio.gather(*(service(row(n)) for n in (4, 5, 3, 11, 7, -1)), return_exceptions=True)

@@ -28,9 +28,7 @@ def doubled(x: jax.Array) -> jax.Array:
     return x * 2
 
 
-@ps.graph
-async def of_doubled(x: Any) -> Any:
-    return doubled(x)
+of_doubled = ps.graph(doubled)
 
 
 async def warm(service: engine.Service, graph: Any) -> None:
@@ -227,9 +225,7 @@ def summed(x: jax.Array) -> jax.Array:
     return jnp.sum(x)
 
 
-@ps.graph
-async def of_summed(x: Any) -> Any:
-    return summed(x)
+of_summed = ps.graph(summed)
 
 
 async def test_an_argument_that_is_refused_fails_its_call_and_lets_the_loop_run_others() -> None:
