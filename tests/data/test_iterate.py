@@ -29,9 +29,7 @@ def checked(number: int) -> int:
     return number
 
 
-@ps.graph
-async def counting(limit: int | None) -> AsyncIterator[int]:
-    return count(limit)
+counting = ps.graph(count)
 
 
 @ps.graph

@@ -60,9 +60,7 @@ class Loop(ps.Actor[float, float]):
 @pytest.mark.parametrize("node", [handler, task_of_a_handler, Entered(), Loop()])
 @pytest.mark.parametrize("inside", [False, True])
 async def test_a_function_runs_in_the_engine_that_runs_its_node(node: Any, inside: bool) -> None:
-    @ps.graph
-    async def of(number: float) -> float:
-        return await node(number)
+    of = ps.graph(node)
 
     @ps.node
     async def run_in_another(number: float) -> float:
@@ -72,9 +70,7 @@ async def test_a_function_runs_in_the_engine_that_runs_its_node(node: Any, insid
         assert not _open_pools()
         return result
 
-    @ps.graph
-    async def outer(number: float) -> float:
-        return await run_in_another(number)
+    outer = ps.graph(run_in_another)
 
     async with engine.Engine() as own:
         assert await own.run(outer(5) if inside else of(5)) == -5
@@ -95,9 +91,7 @@ async def test_a_task_that_outlives_the_engine_gets_an_error() -> None:
         tasks.append(asyncio.create_task(late()))
         return number
 
-    @ps.graph
-    async def of(number: float) -> float:
-        return await start(number)
+    of = ps.graph(start)
 
     async with engine.Engine() as own:
         await own.run(of(1))
@@ -113,17 +107,13 @@ async def test_functions_and_nodes_of_an_engine_take_turns() -> None:
     def flooding(x: Any) -> Any:
         return gate.pass_through(x)
 
-    @ps.graph
-    async def flood(x: Any) -> Any:
-        return flooding(x)
+    flood = ps.graph(flooding)
 
     @ps.node
     async def function(x: Any) -> Any:
         return await devices.actor("cpu").run(gate.pass_through, x)
 
-    @ps.graph
-    async def one(x: Any) -> Any:
-        return await function(x)
+    one = ps.graph(function)
 
     async with engine.Engine() as own:
         gate.let_one_pass()
@@ -317,9 +307,7 @@ async def test_a_call_like_the_last_one_needs_no_signature(monkeypatch: pytest.M
     def node_step(state: Any, x: Any) -> Any:
         return bound_step(state, x)
 
-    @ps.graph
-    async def graph(state: Any, x: Any) -> Any:
-        return node_step(state, x)
+    graph = ps.graph(node_step)
 
     step = devices.actor("cpu").bind(bound_step, donate_argnums=(0,), ready=False)
     state: Any = {"a": jnp.ones(3), "b": [jnp.ones(()), jnp.ones((2, 2))]}

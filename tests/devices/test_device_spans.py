@@ -34,9 +34,7 @@ async def test_a_call_has_a_span_on_its_device_with_its_compilation_and_its_tran
         seen.append(trace.get_current_span().get_span_context().span_id)
         return x * 2
 
-    @ps.graph
-    async def doubled(x: np.ndarray) -> jnp.ndarray:
-        return double(x)
+    doubled = ps.graph(double)
 
     assert np.all(await engine.run(doubled(np.ones(4, np.float32))) == 2)
     node = tracing.one("double")
@@ -66,9 +64,7 @@ async def test_a_batch_is_linked_to_the_first_128_of_its_items_and_says_how_many
     def double(x: float) -> jnp.ndarray:
         return jnp.asarray(x) * 2
 
-    @ps.graph
-    async def doubled(x: float) -> jnp.ndarray:
-        return double(x)
+    doubled = ps.graph(double)
 
     async with engine.deploy(doubled, max_in_flight=200) as service:
         results = await asyncio.gather(*(service(float(x)) for x in range(200)))
@@ -93,9 +89,7 @@ async def test_an_unsampled_item_opens_no_span_for_its_batch_and_one_for_itself_
     def double(x: float) -> jnp.ndarray:
         return jnp.asarray(x) * 2
 
-    @ps.graph
-    async def doubled(x: float) -> jnp.ndarray:
-        return double(x)
+    doubled = ps.graph(double)
 
     async with engine.deploy(doubled) as service:
         tracing.sampler.is_on = False
@@ -115,9 +109,7 @@ async def test_a_batch_that_is_searched_for_the_failing_item_has_a_span_for_each
     def double(x: float) -> jnp.ndarray:
         raise ValueError("never")
 
-    @ps.graph
-    async def doubled(x: float) -> jnp.ndarray:
-        return double(x)
+    doubled = ps.graph(double)
 
     async with engine.deploy(doubled) as service:
         results = await asyncio.gather(service(1.0), service(2.0), return_exceptions=True)
@@ -203,9 +195,7 @@ async def test_leaving_a_stream_of_device_nodes_early_detaches_nothing(
     def double(x: float) -> jnp.ndarray:
         return jnp.asarray(x) * 2
 
-    @ps.graph
-    async def doubled(x: float) -> jnp.ndarray:
-        return double(x)
+    doubled = ps.graph(double)
 
     async with engine.stream(doubled(float(x)) for x in range(1000)) as stream:
         async for result in stream:

@@ -51,9 +51,7 @@ async def test_batches_are_slices_of_their_device() -> None:
     def tripled(x: jax.Array) -> jax.Array:
         return x * 3
 
-    @ps.graph
-    async def of(x: Any) -> jax.Array:
-        return tripled(x)
+    of = ps.graph(tripled)
 
     with telemetry.profile() as profile:
         await stream(of(np.full(3, number, np.float32)) for number in range(8))
@@ -74,9 +72,7 @@ async def test_a_slice_of_a_batch_tells_its_padding() -> None:
     def alone(x: jax.Array) -> jax.Array:
         return x * 3
 
-    @ps.graph
-    async def of(x: Any) -> jax.Array:
-        return alone(x)
+    of = ps.graph(alone)
 
     with telemetry.profile() as profile:
         await engine.run(of(np.ones(3, np.float32)))
@@ -107,9 +103,7 @@ async def test_items_wait_for_a_program_only_when_it_is_compiled() -> None:
     def summed(x: jax.Array) -> jax.Array:
         return x.sum()
 
-    @ps.graph
-    async def of(x: Any) -> jax.Array:
-        return summed(x)
+    of = ps.graph(summed)
 
     profiles: list[telemetry.Profile] = []
     for sizes in ((1, 2, 3), (1, 2, 3)):
@@ -133,9 +127,7 @@ async def test_all_items_of_a_batch_wait_for_its_program() -> None:
         traced.wait(0.05)
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> jax.Array:
-        return slow_to_trace(x)
+    of = ps.graph(slow_to_trace)
 
     with telemetry.profile() as profile:
         await stream(of(np.ones(3, np.float32)) for _ in range(4))
@@ -189,9 +181,7 @@ async def test_an_error_on_a_device_reaches_its_caller_while_a_profile_is_taken(
     def broken(x: jax.Array) -> jax.Array:
         raise ArithmeticError("no")
 
-    @ps.graph
-    async def of(x: Any) -> jax.Array:
-        return broken(x)
+    of = ps.graph(broken)
 
     with telemetry.profile() as profile, pytest.raises(ArithmeticError):
         await engine.run(of(np.ones(2, np.float32)))
@@ -215,9 +205,7 @@ async def test_nothing_is_kept_while_no_profile_is_taken() -> None:
     def plain(x: jax.Array) -> jax.Array:
         return x + 1
 
-    @ps.graph
-    async def of(x: Any) -> jax.Array:
-        return plain(x)
+    of = ps.graph(plain)
 
     with telemetry.profile() as profile:
         pass

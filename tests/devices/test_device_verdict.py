@@ -109,9 +109,7 @@ def spin(number: int) -> int:
     return number
 
 
-@ps.graph
-async def spinning(number: int) -> int:
-    return spin(number)
+spinning = ps.graph(spin)
 
 
 def added(total: Any, number: int) -> Any:
@@ -128,14 +126,10 @@ def add_on_device(number: Any) -> jax.Array:
     return jnp.asarray(number) + 1
 
 
-@ps.graph
-async def by_actor(number: int) -> Any:
-    return await add_by_actor(number)
+by_actor = ps.graph(add_by_actor)
 
 
-@ps.graph
-async def on_device(number: int) -> jax.Array:
-    return add_on_device(number)
+on_device = ps.graph(add_on_device)
 
 
 async def use_the_device(graph: Any) -> None:

@@ -126,9 +126,7 @@ async def test_the_state_is_always_usable_and_has_seen_every_step_that_has_begun
         device = Device()
         node = kind(device, ready=ready)
 
-        @ps.graph
-        async def of(number: int) -> list[int]:
-            return await node(number)  # noqa: B023 - the graph is used in this round only
+        of = ps.graph(node)
 
         async with engine.deploy(of) as service:
             calls: list[asyncio.Task[list[int]]] = []

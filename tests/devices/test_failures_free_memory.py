@@ -43,9 +43,7 @@ def _actor(fn: Callable[..., Any], **options: Any) -> Callable[[Any], Awaitable[
 def _node(fn: Callable[..., Any], **options: Any) -> Callable[[Any], Awaitable[Any]]:
     node: Any = ps.device_node(device="cpu", **options)(fn)
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return node(x)
+    of = ps.graph(node)
 
     return lambda x: engine.run(of(x))
 

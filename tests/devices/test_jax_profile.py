@@ -66,9 +66,7 @@ async def test_compilations_are_named_after_nodes(tmp_path: Path) -> None:
     def fresh(x: jax.Array) -> jax.Array:
         return x - 1
 
-    @ps.graph
-    async def of(x: Any) -> jax.Array:
-        return fresh(x)
+    of = ps.graph(fresh)
 
     with jax.profiler.trace(str(tmp_path)):
         await engine.run(of(np.ones(3, np.float32)))

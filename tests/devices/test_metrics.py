@@ -41,9 +41,7 @@ async def test_batches_of_a_node_that_is_gone_still_count(collected: Collected) 
         def brief(x: jax.Array) -> jax.Array:
             return x + 1
 
-        @ps.graph
-        async def briefly(x: Any) -> Any:
-            return brief(x)
+        briefly = ps.graph(brief)
 
         async with engine.Engine() as own:
             await own.run(briefly(rows(2)))
@@ -61,9 +59,7 @@ async def test_batches_tell_their_size_and_their_padding(collected: Collected) -
     def batched(x: jax.Array) -> jax.Array:
         return gate.pass_through(x) + 1
 
-    @ps.graph
-    async def batches(x: Any) -> Any:
-        return batched(x)
+    batches = ps.graph(batched)
 
     async with engine.Engine() as own, own.deploy(batches) as service:
         gate.open()
@@ -89,9 +85,7 @@ async def test_compilations_hits_and_busy_time_stay_when_the_device_is_given_bac
     def single(x: jax.Array) -> jax.Array:
         return x * 3
 
-    @ps.graph
-    async def singles(x: Any) -> Any:
-        return single(x)
+    singles = ps.graph(single)
 
     hits_before = collected.total(names.METRIC_COMPILE_CACHE_HITS, node="single")  # of the same test on another loop
     busy: list[float] = []
@@ -172,9 +166,7 @@ def incremented(x: jax.Array) -> jax.Array:
     return x + 1
 
 
-@ps.graph
-async def increments(x: Any) -> Any:
-    return incremented(x)
+increments = ps.graph(incremented)
 
 
 def listed() -> dict[str, tuple[str, str, set[str]]]:
@@ -206,9 +198,7 @@ async def test_the_page_lists_exactly_what_is_emitted(collected: Collected) -> N
     def fresh(x: jax.Array) -> jax.Array:  # a node counts where it was first used
         return x + 1
 
-    @ps.graph
-    async def batched(x: Any) -> Any:
-        return fresh(x)
+    batched = ps.graph(fresh)
 
     with leased(CompileCache(capacity=1)) as cache:
         for _ in range(2):

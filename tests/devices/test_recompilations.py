@@ -301,9 +301,7 @@ async def test_each_run_on_a_device_is_a_hit_or_a_miss(batch: ps.Batch | None) -
     def doubled(x: Any) -> Any:
         return x * 2
 
-    @ps.graph
-    async def double(x: Any) -> Any:
-        return doubled(x)
+    double = ps.graph(doubled)
 
     for number, (size, counted) in enumerate([(2, (0, 1)), (2, (1, 1)), (3, (1, 2)), (2, (2, 2)), (3, (3, 2))]):
         await engine.run(double(np.full(size, number, np.float32)))

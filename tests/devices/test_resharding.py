@@ -145,9 +145,7 @@ async def test_a_result_goes_from_mesh_to_mesh_before_it_is_ready() -> None:
     async def graph(x: jax.Array) -> jax.Array:
         return after(slow(x))
 
-    @ps.graph
-    async def beside(x: jax.Array) -> jax.Array:
-        return other(x)
+    beside = ps.graph(other)
 
     gate.open()
     await engine.run(graph(X))

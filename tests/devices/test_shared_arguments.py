@@ -181,9 +181,7 @@ async def test_a_pytree_that_makes_its_arrays_when_it_is_flattened_shares_no_bat
     def picked(scaled: Any, index: Any) -> Any:
         return scaled.factor[index]
 
-    @ps.graph
-    async def look_up(scaled: Any, index: Any) -> Any:
-        return picked(scaled, index)
+    look_up = ps.graph(picked)
 
     factors = [1, 2, 3, 4] * 4
     async with engine.deploy(look_up) as service:
@@ -208,9 +206,7 @@ async def test_a_table_that_is_changed_in_place_is_read_anew() -> None:
 async def test_shared_arguments_are_compiled_before_the_first_call() -> None:
     node = node_of(shared=("table",), sample_input=(TABLE, IDS[0]))
 
-    @ps.graph
-    async def look_up(table: Any, index: Any) -> Any:
-        return node(table, index)
+    look_up = ps.graph(node)
 
     async with engine.deploy(look_up, warmup=True) as service:
         warm = node.compile_statistics()

@@ -51,9 +51,7 @@ async def test_the_next_item_is_transferred_while_the_present_one_computes(
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return doubled(x)
+    of = ps.graph(doubled)
 
     async with engine.deploy(of) as service:
 

@@ -126,9 +126,7 @@ async def test_the_program_of_a_chunk_is_compiled_at_warmup() -> None:
     encode = ps.device_node(sample_input=(X[0], W))(score)
     chunked = encode.vmap((0, None), batch_size=4)
 
-    @ps.graph
-    async def graph(x: Any, w: Any) -> Any:
-        return chunked(x, w)
+    graph = ps.graph(chunked)
 
     async with engine.deploy(graph, warmup=True) as service:
         assert chunked.compile_statistics().programs == 1

@@ -83,9 +83,7 @@ async def test_promise_1_an_item_whose_source_is_cancelled_before_it_has_entered
         await gate.wait()
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await narrow(x)
+    line = ps.graph(narrow)
 
     async def calls() -> AsyncIterator[ps.Call[int]]:
         for x in range(5):

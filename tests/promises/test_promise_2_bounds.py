@@ -96,6 +96,4 @@ async def same(x: int) -> int:
     return x
 
 
-@ps.graph
-async def one(x: int) -> int:
-    return await same(x)
+one = ps.graph(same)

@@ -72,9 +72,7 @@ def test_promise_3_an_inbox_gives_higher_priorities_first_and_is_fair_within_one
             begun.append((priority, number))
             await gate.wait()
 
-        @ps.graph
-        async def call(priority: int, number: int) -> None:
-            return await narrow(priority, number)
+        call = ps.graph(narrow)
 
         async with engine.deploy(call) as service, asyncio.TaskGroup() as group:
             group.create_task(service.run(call(0, 0), priority=0))  # takes the only place
@@ -95,9 +93,7 @@ def test_promise_3_completion_order_on_request() -> None:
             await asyncio.sleep(seconds)
             return seconds
 
-        @ps.graph
-        async def waiting(seconds: int) -> int:
-            return await wait(seconds)
+        waiting = ps.graph(wait)
 
         async with engine.stream((waiting(s) for s in (5, 3, 4, 1, 2)), ordered=False) as results:
             return [seconds async for seconds in results]
@@ -117,9 +113,7 @@ def test_promise_3_a_slow_first_item_with_a_full_window_does_not_stall() -> None
             finished.append(item)
             return item
 
-        @ps.graph
-        async def working(item: int) -> int:
-            return await work(item)
+        working = ps.graph(work)
 
         async with engine.stream((working(item) for item in range(20)), max_in_flight=8) as results:
             assert [item async for item in results] == list(range(20))

@@ -108,9 +108,7 @@ async def test_promise_4_no_result_of_an_earlier_call_comes_back() -> None:
     async def double(x: int) -> int:
         return 2 * x
 
-    @ps.graph
-    async def doubled(x: int) -> int:
-        return await double(x)
+    doubled = ps.graph(double)
 
     assert [await engine.run(doubled(x)) for x in (1, 2, 1, 3)] == [2, 4, 2, 6]
 

@@ -93,9 +93,7 @@ async def test_promise_5_a_caller_in_the_admission_queue_frees_its_place_at_once
         await gate.wait()
         return item
 
-    @ps.graph
-    async def waiting(item: int) -> int:
-        return await wait(item)
+    waiting = ps.graph(wait)
 
     async with engine.deploy(waiting, max_in_flight=1, max_queue=1) as service:
         first = asyncio.create_task(service(1))
@@ -128,9 +126,7 @@ async def test_promise_5_a_running_item_keeps_its_place_until_it_has_unwound() -
                 await go_on.wait()
         return item
 
-    @ps.graph
-    async def line(item: int) -> int:
-        return await narrow(item)
+    line = ps.graph(narrow)
 
     async with engine.deploy(line, max_in_flight=4) as service:
         first = asyncio.create_task(service(1))
@@ -174,9 +170,7 @@ async def test_promise_5_no_remedy_begins_for_an_item_whose_handler_makes_anothe
             raise OSError("the peer is gone") from None
         return item
 
-    @ps.graph
-    async def graph(item: int) -> int:
-        return await asks(item)
+    graph = ps.graph(asks)
 
     caller = asyncio.create_task(engine.run(graph(1)))
     await waits.wait()

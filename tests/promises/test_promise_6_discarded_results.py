@@ -131,9 +131,7 @@ async def line(number: int) -> int:
     return await read(await fetch(number))
 
 
-@ps.graph
-async def given(number: int) -> Response:
-    return await within(number)
+given = ps.graph(within)
 
 
 @ps.graph
@@ -285,9 +283,7 @@ async def test_promise_6_of_a_thread_that_returns_late_and_of_no_node_without_it
         goes_on.wait()
         return f"response {number}"
 
-    @ps.graph
-    async def graph(number: int) -> str:
-        return slow(number)
+    graph = ps.graph(slow)
 
     async with engine.Engine() as own:
         call = asyncio.create_task(own.run(graph(1)))

@@ -205,9 +205,7 @@ async def test_promise_6_no_thread_outlives_its_engine() -> None:
     def name(x: int) -> str:
         return threading.current_thread().name
 
-    @ps.graph
-    async def naming(x: int) -> str:
-        return name(x)
+    naming = ps.graph(name)
 
     async with engine.Engine(max_workers=3) as own:
         async with own.stream(naming(x) for x in range(50)) as results:
@@ -314,9 +312,7 @@ async def test_promise_6_an_engine_ends_if_all_tasks_are_cancelled_at_any_turn()
 
     connection = Connection()
 
-    @ps.graph
-    async def ask(x: int) -> int:
-        return await connection(x)
+    ask = ps.graph(connection)
 
     async def serve() -> None:
         async with engine.Engine() as own, own.deploy(ask) as service:

@@ -245,9 +245,7 @@ async def test_promise_7_arguments_are_pickled_and_processes_started_beside_the_
 
     Witness.pickled_in.clear()
 
-    @ps.graph
-    async def squared(x: Any) -> int:
-        return square(x)
+    squared = ps.graph(square)
 
     async with engine.Engine() as own:
         run = asyncio.create_task(own.run(squared(Witness())))
@@ -269,9 +267,7 @@ async def test_promise_7_the_end_of_an_engine_waits_for_a_thread_without_holding
         assert go_on.wait(30)
         return x
 
-    @ps.graph
-    async def blocking(x: int) -> int:
-        return block(x)
+    blocking = ps.graph(block)
 
     async def use() -> None:
         async with engine.Engine() as own:
@@ -297,9 +293,7 @@ async def test_promise_7_a_caller_whose_calls_never_wait_gives_the_loop_its_turn
         in_a_turn[-1] += 1
         return x
 
-    @ps.graph
-    async def counting(x: int) -> int:
-        return await count(x)
+    counting = ps.graph(count)
 
     def turn() -> None:
         nonlocal handle
@@ -331,9 +325,7 @@ async def test_promise_7_calls_that_take_long_to_suspend_begin_in_turns_of_their
             pass
         return x
 
-    @ps.graph
-    async def spinning(x: int) -> int:
-        return await spin(x)
+    spinning = ps.graph(spin)
 
     def turn() -> None:
         nonlocal handle, turns
@@ -383,9 +375,7 @@ async def behind_a_wide_inbox(x: int) -> int:
     return x
 
 
-@ps.graph
-async def wide(x: int) -> int:
-    return await behind_a_wide_inbox(x)
+wide = ps.graph(behind_a_wide_inbox)
 
 
 async def test_promise_7_a_source_that_fills_a_wide_inbox_gives_the_loop_its_turn() -> None:

@@ -84,9 +84,7 @@ async def only(values: AsyncIterator[int]) -> int:
         mine.reading -= 1
 
 
-@ps.graph
-async def plain(client: int) -> AsyncIterator[int]:
-    return numbers(client)
+plain = ps.graph(numbers)
 
 
 @ps.graph

@@ -309,9 +309,7 @@ def test_a_call_that_a_handler_begins_has_not_the_deadline_of_its_item() -> None
                 await asyncio.create_task(beside())  # the end of its handler does not end it, but a deadline would
                 return x
 
-            @ps.graph
-            async def outer(x: int) -> int:
-                return await begins(x)
+            outer = ps.graph(begins)
 
             assert await engine.run(outer(1), timeout_seconds=60) == 1
             await job.at_gate.wait()

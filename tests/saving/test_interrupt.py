@@ -276,9 +276,7 @@ async def test_questions_are_refused_where_answers_could_not_find_them(store: Me
     async def total(values: AsyncIterator[Any]) -> list[Any]:
         return [value async for value in values]
 
-    @ps.graph
-    async def asks_outside(item: int) -> Any:
-        return await ask(item)
+    asks_outside = ps.graph(ask)
 
     @ps.node
     async def ask_in_a_call(state: list[Any]) -> list[Any]:

@@ -226,9 +226,7 @@ async def test_a_method_is_a_source(tmp_path: Path) -> None:
     def make() -> Any:
         one = ps.node(Stored().numbers)
 
-        @ps.graph
-        async def numbers() -> AsyncIterator[int]:
-            return one()
+        numbers = ps.graph(one)
 
         return numbers()
 

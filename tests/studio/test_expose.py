@@ -44,9 +44,7 @@ async def work(number: int) -> int:
     return await check(await fetch(number))
 
 
-@ps.graph
-async def fetched(number: int) -> int:
-    return await fetch(number)
+fetched = ps.graph(fetch)
 
 
 @pytest.fixture
@@ -295,9 +293,7 @@ def test_an_outage_is_shown() -> None:
     async def write(number: int) -> int:
         raise ConnectionRefusedError
 
-    @ps.graph
-    async def store(number: int) -> int:
-        return await write(number)
+    store = ps.graph(write)
 
     async def look_at_it() -> LiveSnapshot:
         with contextlib.closing(telemetry.Monitor()) as monitor:

@@ -148,13 +148,9 @@ async def test_where_threads_are_used_the_table_says_what_their_time_goes_into(t
     def read(number: int) -> int:
         return number
 
-    @ps.graph
-    async def reading(number: int) -> int:
-        return read(number)
+    reading = ps.graph(read)
 
-    @ps.graph
-    async def fetching(number: int) -> int:
-        return await fetch(number)
+    fetching = ps.graph(fetch)
 
     titles = {}
     for graph in (reading, fetching):
@@ -189,9 +185,7 @@ async def test_what_names_say_is_text(tmp_path: Path) -> None:
     async def nasty(number: int) -> int:
         raise ValueError(NASTY)
 
-    @ps.graph
-    async def single(number: int) -> int:
-        return await nasty(number)
+    single = ps.graph(nasty)
 
     with telemetry.profile() as profile:
         async with engine.stream([single(1)], on_error="skip") as results:
