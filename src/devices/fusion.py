@@ -272,7 +272,11 @@ def _make(
     steps: Sequence[Step], name: str, executors: Sequence[DeviceExecutor], members: Sequence[RegionCall], inputs: Inputs
 ) -> "Node[..., Any]":
     options = dataclasses.replace(
-        executors[0].options, static=tuple(inputs.static), shared=inputs.shared, sample_input=()
+        executors[0].options,
+        static=tuple(inputs.static),
+        shared=inputs.shared,
+        sample_input=(),
+        donate=executors[-1].options.donate,
     )
     fn = _composed(members, inputs.names)
     names = tuple([step.callee.name for step in steps])
@@ -532,8 +536,11 @@ class _Survey:
         waits_for = self._waits_for[index]
         if region.kind != kind or len(region.members) >= MAX_NODES:
             return _Region(kind, waits_for)
+        name, last = self._chains[index][0].callee.name, self._chains[region.members[0]][0].callee.name
+        if _executor(self._chains[index][0]).options.donate:  # what is made of its result may not fit into the memory
+            self._alone[f"{name} is not in one program with {last} behind it: it overwrites, by donate=True"] = None
+            return _Region(kind, waits_for)
         if region.waits_for != waits_for:
-            name, last = self._chains[index][0].callee.name, self._chains[region.members[0]][0].callee.name
             self._alone[f"{name} is not in one program with {last}, which waits for more: it runs meanwhile"] = None
             return _Region(kind, waits_for)
         return region
@@ -549,8 +556,6 @@ def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> 
         return "it is declared pure=False"
     if not options.fuse:
         return "it is declared fuse=False"
-    if options.donate:
-        return "it may overwrite its arguments, by donate=True"
     if dataclasses.replace(node.policy, stateless=False) != _PLAIN:
         return "it has a concurrency, timeout, retry or fallback of its own"
     if options.in_specs is not None or options.out_specs is not None:

@@ -146,7 +146,6 @@ POLICIES: dict[str, dict[str, Any]] = {
     "concurrency": {"concurrency": 2},
     "pure=False": {"pure": False},
     "fuse=False": {"fuse": False},
-    "donate": {"donate": True},
     "out_specs": {
         "device": ps.devices.DeviceMesh(shape=(2,), axis_names=("data",), device="cpu"),
         "out_specs": jax.sharding.PartitionSpec(),
@@ -185,6 +184,19 @@ async def test_a_call_keeps_its_nodes_apart_with_an_option() -> None:
     assert chain.statistics().traces == 1
     async with engine.deploy(chain, fuse=False) as service:
         assert float(await service(np.float32(3))) == 13
+
+
+def test_a_node_that_overwrites_ends_a_region() -> None:
+    overwriting = ps.device_node(name="overwriting", donate=True)(lambda x: x + 1)
+
+    @ps.graph
+    async def around(x: Any) -> Any:
+        return double(double(overwriting(increment(increment(x)))))
+
+    assert names(around) == ["increment ×2 → overwriting", "double ×2"]
+    assert report_of(around).notes == (
+        "overwriting is not in one program with double behind it: it overwrites, by donate=True",
+    )
 
 
 def test_only_one_place_makes_a_region() -> None:

@@ -356,6 +356,47 @@ async def test_a_chain_of_stages_gives_the_same_bits_as_the_stages_one_by_one(
     assert same(await values_of(feed()), await values_of(feed(), fuse=False))
 
 
+# What overwrites.
+
+
+async def test_a_step_that_overwrites_its_state_is_the_last_of_its_program() -> None:
+    seen: list[Any] = []
+    step = ps.device_node(device="cpu", name="step", donate=True)(lambda state, x: state * 0.5 + x)
+    columns = ps.device_node(device="cpu", name="columns")(lambda x: x.sum(axis=0))
+
+    @ps.node(effectful="unordered")
+    async def look(state: Any) -> None:
+        seen.append(state)
+
+    @ps.graph
+    async def folded(state: Any) -> Any:
+        async def body(state: Any, x: Any) -> Any:
+            new = step(state, doubled(columns(x)))
+            await look(new)
+            return new
+
+        return await ps.fold(body, batches(), state)
+
+    told = str(engine.plan(folded))
+    assert "one program for columns → doubled → step: 2 calls of the device less" in told
+    assert "doubled → step in folded/body writes the next state over the one before" in told
+    found = np.asarray(await engine.run(folded(jnp.zeros(4))))
+    assert [state.is_deleted() for state in seen] == [True] * 5 + [False]
+    assert np.allclose(found, np.asarray(await engine.run(folded(jnp.zeros(4)), fuse=False)), rtol=1e-6)
+
+
+async def test_a_stage_that_overwrites_is_the_last_of_its_stages() -> None:
+    last = ps.device_node(device="cpu", name="last", donate=True)(lambda x: x + 1)
+
+    @ps.graph
+    async def feed() -> Any:
+        return batches() >> doubled >> last >> tanh
+
+    assert joined(feed) == ["doubled → last"]
+    assert any("it overwrites, by donate=True" in note for note in report_of(feed).notes)
+    assert same(await values_of(feed()), await values_of(feed(), fuse=False))
+
+
 # Chunks.
 
 
