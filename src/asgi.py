@@ -116,9 +116,10 @@ def event_stream(
     stream: engine.Stream[Any],
     /,
     *,
-    encode: Callable[[Any], str] | None = None,
-    end: str | None = None,
-    encode_error: Callable[[Exception], str] | None = None,
+    encode: Callable[[Any], str | bytes] | None = None,
+    encode_event: Callable[[Any], bytes] | None = None,
+    end: str | Callable[[], bytes] | None = None,
+    encode_error: Callable[[Exception], str | bytes] | None = None,
     statuses: Mapping[type[E], int] | None = None,
     heartbeat_seconds: float | None = _HEARTBEAT_SECONDS,
     stall_timeout_seconds: float | None = _STALL_SECONDS,
@@ -145,11 +146,15 @@ def event_stream(
 
     Args:
         stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
-        encode: returns the text of a value; of a question only the text of a part that JSON does not have.
-        end: the data of the last event, which has no name then; a result of the graph is an event before it.
+        encode: returns the text of a value; of a question only the text of a part that JSON does not have. Bytes are
+            sent as they are: no event, or several, with their names and ends.
+        encode_event: returns the bytes that are sent for what a node has emitted, such as a comment.
+        end: the data of the last event, which has no name then; a result of the graph is an event before it. Or a
+            function that returns the bytes of the last events.
         encode_error: returns the data of an error after the status. The error is logged, instead of raised, and the
             response ends in good order: with the event `failed`, or, if there is an `end`, with the error as an event
-            without a name, and the end. The log has the traceback, unless `statuses` names the class.
+            without a name, and the end. Bytes are sent as they are. The log has the traceback, unless `statuses` names
+            the class.
         statuses: the status codes of errors before the first item, by class. With a mapping, an empty one included,
             refusals, timeouts and these are answered as `answer` does it, with the body of `encode_error`; with None
             they are raised.
@@ -170,30 +175,11 @@ def event_stream(
     _check_stream(stream, "event_stream")
     check("heartbeat_seconds", heartbeat_seconds, optional(POSITIVE))
     check("statuses", statuses, optional(_STATUSES_RULE))
-    text = encode or _as_text
-
-    def chunk(item: Any) -> str:
-        number = _id_line(stream)
-        if isinstance(item, engine.Missed):
-            return number + _sse(_as_json(item), item.kind)
-        is_event = isinstance(item, engine.Event)
-        value: Any = cast("Any", item).value if is_event or isinstance(item, engine.Value) else item
-        return number + _sse(text(value), type(value).__name__ if is_event else None)
-
-    def last(results: list[Any]) -> str:
-        if end is None:
-            return _sse("".join(map(text, results)), "end")
-        return "".join(_sse(text(result)) for result in results) + _sse(end)
-
-    def failed(error: Exception) -> str:
-        if encode_error is None:
-            return _sse(type(error).__name__, "failed")
-        return _sse(encode_error(error), "failed") if end is None else _sse(encode_error(error)) + _sse(end)
-
+    said = _Events(stream, encode or _as_text, encode_event, end, encode_error)
     body = _Body(
-        stream, chunk, stall_timeout_seconds,
-        end=last,
-        failed=failed,
+        stream, said.chunk, stall_timeout_seconds,
+        end=said.last,
+        failed=said.failed,
         asked=lambda question: _sse(_as_json(question, encode), "question"),
         heartbeat_seconds=heartbeat_seconds,
         encode_error=encode_error,
@@ -204,9 +190,50 @@ def event_stream(
     return _response(body, "text/event-stream", status_code, {**ours, **(headers or {})})
 
 
-def _id_line(stream: engine.Stream[Any]) -> str:
-    """Return the line with the number of what was read last of a detached call, which a browser comes again with."""
-    return f"id: {stream.number}\n" if isinstance(stream, engine.DetachedStream) else ""
+@dataclass
+class _Events:
+    """What is sent as server-sent events; `event_stream` says what each field is."""
+
+    stream: engine.Stream[Any]
+    encode: Callable[[Any], str | bytes]
+    encode_event: Callable[[Any], bytes] | None
+    end: str | Callable[[], bytes] | None
+    encode_error: Callable[[Exception], str | bytes] | None
+
+    def chunk(self, item: Any) -> str | bytes:
+        """Return what is sent for an item."""
+        if isinstance(item, engine.Missed):
+            return self._id_line() + _sse(_as_json(item), item.kind)
+        if not isinstance(item, engine.Event):
+            return self._event(cast("Any", item).value if isinstance(item, engine.Value) else item, None)
+        value: Any = cast("Any", item).value
+        return self._event(value, type(value).__name__) if self.encode_event is None else self.encode_event(value)
+
+    def last(self, results: list[Any]) -> str | bytes:
+        """Return what is sent at the end, for the result of the call in a list, which is empty if it has none."""
+        texts = [self.encode(result) for result in results]
+        if self.end is None:
+            return _sse("".join(map(str, texts)), "end")
+        given = [one if isinstance(one, bytes) else _bytes(_sse(one)) for one in texts]
+        return b"".join([*given, _bytes(_sse(self.end)) if isinstance(self.end, str) else self.end()])
+
+    def failed(self, error: Exception) -> str | bytes:
+        """Return what is sent for an error after the status."""
+        said = type(error).__name__ if self.encode_error is None else self.encode_error(error)
+        if isinstance(said, bytes):
+            return said
+        if self.encode_error is None or not isinstance(self.end, str):
+            return _sse(said, "failed")
+        return _sse(said) + _sse(self.end)
+
+    def _event(self, value: Any, name: str | None) -> str | bytes:
+        said = self.encode(value)
+        return said if isinstance(said, bytes) else self._id_line() + _sse(said, name)
+
+    def _id_line(self) -> str:
+        """Return the line with the number of what was read last of a detached call: a browser comes again with it."""
+        stream: Any = self.stream
+        return f"id: {stream.number}\n" if isinstance(stream, engine.DetachedStream) else ""
 
 
 def ndjson(
@@ -322,7 +349,7 @@ def _known(statuses: Mapping[Any, int] | None) -> dict[type[Exception], int]:
 
 
 def _answered(
-    error: Exception, known: Mapping[type[Exception], int], encode_error: Callable[[Exception], str] | None
+    error: Exception, known: Mapping[type[Exception], int], encode_error: Callable[[Exception], str | bytes] | None
 ) -> "responses.Response":
     """Return the response to an error whose class, or one that it is derived from, has a status."""
     status = next(known[kind] for kind in type(error).__mro__ if kind in known)
@@ -333,7 +360,9 @@ def _answered(
     return _failed(status, body)
 
 
-def _refused(error: Overloaded | EngineClosedError, status: int, body: str | None = None) -> "responses.Response":
+def _refused(
+    error: Overloaded | EngineClosedError, status: int, body: str | bytes | None = None
+) -> "responses.Response":
     seconds = None
     if isinstance(error, Overloaded):
         seconds = error.retry_after_seconds
@@ -342,7 +371,7 @@ def _refused(error: Overloaded | EngineClosedError, status: int, body: str | Non
     return _failed(status, body, {"retry-after": str(max(1, math.ceil(seconds or 1)))})
 
 
-def _failed(status: int, body: str | None, headers: Mapping[str, str] | None = None) -> "responses.Response":
+def _failed(status: int, body: str | bytes | None, headers: Mapping[str, str] | None = None) -> "responses.Response":
     media_type = "text/plain" if body is None else "application/json"
     body = _PHRASES.get(status, str(status)) if body is None else body
     return cast("responses.Response", _starlette().Response(body, status, headers, media_type=media_type))
@@ -378,14 +407,14 @@ class _Body:
     """
 
     stream: engine.Stream[Any]
-    chunk: Callable[[Any], str]
+    chunk: Callable[[Any], str | bytes]
     stall_timeout_seconds: float | None
     _: KW_ONLY
-    end: Callable[[list[Any]], str]
-    failed: Callable[[Exception], str]
+    end: Callable[[list[Any]], str | bytes]
+    failed: Callable[[Exception], str | bytes]
     asked: Callable[[dict[str, Any]], str]
     heartbeat_seconds: float | None = None
-    encode_error: Callable[[Exception], str] | None = None
+    encode_error: Callable[[Exception], str | bytes] | None = None
     statuses: Mapping[Any, int] | None = None
 
     def __post_init__(self) -> None:
@@ -447,7 +476,7 @@ class _Body:
         if last is not None:
             await self._give(last, send, stall, more=False)
 
-    async def _send_items(self, send: _Send, silence: "_Limit", stall: "_Limit") -> str | None:
+    async def _send_items(self, send: _Send, silence: "_Limit", stall: "_Limit") -> str | bytes | None:
         """Send what the stream gives; return what is sent at the end, or None for HEAD, which has ended then."""
         stream = self.stream
         results: list[Any] = []
@@ -461,10 +490,9 @@ class _Body:
                 except TimeoutError:
                     if not silence.expired:
                         raise
-                    chunk = _COMMENT
+                    await self._give(_COMMENT, send, stall, more=not self._is_head)
                 else:
-                    chunk = self.chunk(item)
-                await self._give(chunk, send, stall, more=not self._is_head)
+                    await self._give(self.chunk(item), send, stall, more=not self._is_head)
                 if self._is_head:
                     return None
             if isinstance(stream, engine.EventStream | engine.DetachedStream) and not stream.gives_values:
@@ -473,7 +501,7 @@ class _Body:
             return self.asked({"key": asked.key, "question": asked.question, "token": asked.token})
         return self.end(results)
 
-    async def _give(self, chunk: str, send: _Send, stall: "_Limit", *, more: bool = True) -> None:
+    async def _give(self, chunk: str | bytes, send: _Send, stall: "_Limit", *, more: bool = True) -> None:
         """Send a chunk; the first one with the beginning of the response before it.
 
         Raises:
@@ -486,7 +514,7 @@ class _Body:
                 if self._begin is not None:
                     begin, self._begin = self._begin, None
                     await send(begin)
-                body = b"" if self._is_head else chunk.encode(errors="replace")
+                body = b"" if self._is_head else chunk if isinstance(chunk, bytes) else _bytes(chunk)
                 await send({"type": "http.response.body", "body": body, "more_body": more})
         except (OSError, RuntimeError) as error:  # of servers that say so in this way; of uvloop, if lost meanwhile
             if isinstance(error, TimeoutError):
@@ -606,11 +634,15 @@ def _sse(data: str, name: str | None = None) -> str:
     return "\n".join([*lines, "", ""])
 
 
+def _bytes(text: str) -> bytes:
+    return text.encode(errors="replace")
+
+
 def _as_text(value: Any) -> str:
     return value if isinstance(value, str) else _as_json(value)
 
 
-def _as_json(value: Any, encode: Callable[[Any], str] | None = None) -> str:
+def _as_json(value: Any, encode: Callable[[Any], str | bytes] | None = None) -> str:
     return json.dumps(value, default=encode or _plain, ensure_ascii=False, allow_nan=False)
 
 

@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run_profiled(options: argparse.Namespace) -> telemetry.Profile:
     """Run the target while a profile is taken; return the profile. Wrong arguments exit with 2."""
     try:
-        target = _load(options.target)
+        target = load(options.target)
         if isinstance(target, Graph):
             calls: Any = _calls_of(cast("Graph[..., Any]", target), options)
         elif options.inputs or options.calls:
@@ -86,7 +86,12 @@ async def _profile(calls: Any, seconds: float | None, taken: list[telemetry.Prof
                     pass
 
 
-def _load(path: str) -> object:
+def load(path: str) -> object:
+    """Return what `module:name` names; modules of the current folder are found.
+
+    Raises:
+        argparse.ArgumentTypeError: there is no such module, or nothing of this name in it.
+    """
     name, _, attribute = path.partition(":")
     if not name or not attribute:
         raise argparse.ArgumentTypeError(f"{path!r} is not of the form MODULE:NAME, such as shop.search:search")

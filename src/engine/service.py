@@ -259,6 +259,11 @@ class Service(Generic[P, R]):
         """Return "starting", "ready", "draining" or "stopped"."""
         return self._deployment.state
 
+    @property
+    def graphs(self) -> tuple[Graph[..., Any], ...]:
+        """The graphs that are deployed; `service(...)` calls the first one."""
+        return self._graphs
+
     def __str__(self) -> str:
         return to_text(self.statistics(), self._graphs, self._deployment)
 

@@ -27,7 +27,7 @@ def test_constraints_are_names_and_versions_only(path: Path) -> None:
 def test_every_tool_of_the_extras_is_pinned() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     wanted = [*project["dependencies"]]
-    for extra in ("dev", "demo", "docs", "kafka", "otlp", "postgres", "rich", "uvloop"):
+    for extra in ("dev", "demo", "docs", "kafka", "otlp", "postgres", "rich", "serving", "uvloop"):
         wanted += project["optional-dependencies"][extra]
     names = {re.split(r"[\[<>=!;]", line)[0] for line in wanted} - {"penstock"}
     pinned = {line.split("==")[0] for line in requirements(ROOT / "constraints.txt")}

@@ -29,11 +29,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extension": {"_public", "telemetry", "actors", "engine"},
     "asgi": {"__init__", "_errors", "_public", "telemetry", "actors", "engine"},
     "consume": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine"},
+    "serving": {"__init__", "_errors", "_public", "telemetry", "actors", "engine", "asgi"},
     "__init__": {
         "_errors", "_public", "telemetry", "actors", "saving", "engine", "devices", "data", "testing", "asgi",
-        "consume", "extension",
+        "consume", "extension", "serving",
     },
-    "_cli": {"__init__", "_errors", "telemetry", "engine", "devices"},
+    "_cli": {"__init__", "_errors", "telemetry", "engine", "devices", "serving"},
     "__main__": {"_cli"},
 }  # fmt: skip
 # What the package may import from outside: its four dependencies. JAX is an extra, for devices alone. Rich is
@@ -44,9 +45,10 @@ EXTRAS: dict[str, set[str]] = {
     "asgi": {"starlette"},
     "data": {"jax", "numpy"},
     "devices": {"jax", "jaxlib", "numpy", "opt_einsum"},
+    "serving": {"httpx", "prometheus_client", "pydantic", "starlette", "typing_extensions", "uvicorn"},
     "studio": {"rich"},
     "telemetry": {"rich"},
-    "_cli": {"rich"},
+    "_cli": {"rich", "uvicorn"},
     "_machine": {"numpy"},
 }
 

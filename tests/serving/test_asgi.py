@@ -357,6 +357,22 @@ async def test_another_protocol_is_two_arguments() -> None:
     assert client.sent == []
 
 
+async def test_bytes_are_sent_as_they_are() -> None:
+    """Several events for a value, or none, a comment for what a node has emitted, and last events of one's own."""
+    raw: dict[str, Any] = {
+        "encode": lambda value: f"event: x\ndata: {value}\n\n".encode() if value != 0 else b"",
+        "encode_event": lambda event: f": {event.done}\n\n".encode(),
+        "end": lambda: b"event: done\ndata: 1\n\n",
+        "encode_error": lambda error: b"event: over\ndata: 2\n\n",
+    }
+    body = await Client().asks_for(asgi.event_stream(engine.stream(told(1), events=Progress), **raw))
+    assert body.startswith(": 0\n\nevent: x\n")
+    assert body.endswith("\n\nevent: done\ndata: 1\n\n")
+    with structlog.testing.capture_logs():
+        body = await Client().asks_for(asgi.event_stream(engine.stream(broken(2)), **raw))
+    assert body == "event: x\ndata: 1\n\nevent: over\ndata: 2\n\n"
+
+
 class Missing(LookupError):
     pass
 

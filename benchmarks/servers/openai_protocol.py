@@ -1,0 +1,207 @@
+"""A graph behind OpenAI's protocol beside the same by hand: `python -m benchmarks.servers.openai_protocol`.
+
+Streams: 32 clients, a token each 3 ms; the CPU time of the server for each, over a bare ASGI application that sends
+prepared chunks. Front: a graph in front of a model server, beside httpx and Starlette by hand, with the same handling
+of clients that leave. Health: how long `/health/live` takes meanwhile. Each server is a process of uvicorn and uvloop.
+"""
+
+import asyncio
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+import penstock as ps
+from penstock import serving
+
+CLIENTS, TOKENS, STEP_SECONDS, ROUNDS = 32, 300, 0.003, 5
+FRONT_CLIENTS, FRONT_REQUESTS = 32, 1500
+UPSTREAM = os.environ.get("BENCH_UPSTREAM", "http://127.0.0.1:1/v1")
+CHUNK = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "tokens"}
+
+
+async def cpu(scope: Any, receive: Any, send: Any) -> None:
+    """Answer with the CPU seconds of this process."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    await JSONResponse(used.ru_utime + used.ru_stime)(scope, receive, send)
+
+
+def with_cpu(app: Any) -> Any:
+    async def around(scope: Any, receive: Any, send: Any) -> None:
+        await (cpu if scope.get("path") == "/cpu" else app)(scope, receive, send)
+
+    return around
+
+
+async def bare(scope: Any, receive: Any, send: Any) -> None:
+    """Send prepared chunks, and nothing else."""
+    if scope["type"] == "lifespan":
+        await receive()
+        await send({"type": "lifespan.startup.complete"})
+        await receive()
+        await send({"type": "lifespan.shutdown.complete"})
+        return
+    choice = {"index": 0, "delta": {"content": "word "}, "logprobs": None, "finish_reason": None}
+    prepared = f"data: {json.dumps({**CHUNK, 'choices': [choice]})}\n\n".encode()
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", b"text/event-stream")]})
+    for _ in range(TOKENS):
+        await asyncio.sleep(STEP_SECONDS)
+        await send({"type": "http.response.body", "body": prepared, "more_body": True})
+    await send({"type": "http.response.body", "body": b"data: [DONE]\n\n"})
+
+
+@ps.node
+async def tokens(messages: list[dict[str, Any]]) -> AsyncIterator[str]:
+    for _ in range(TOKENS):
+        await asyncio.sleep(STEP_SECONDS)
+        yield "word "
+
+
+async def model(request: Request) -> Response:
+    """Answer as a model server does, after 5 ms."""
+    await request.json()
+    await asyncio.sleep(0.005)
+    choice = {"index": 0, "message": {"role": "assistant", "content": "words"}, "finish_reason": "stop"}
+    return JSONResponse({**CHUNK, "object": "chat.completion", "choices": [choice]})
+
+
+async def by_hand(request: Request) -> Response:
+    """Ask the model server, and end that when the client leaves."""
+    body = await request.json()
+    client: httpx.AsyncClient = request.app.state.http
+
+    async def ask() -> Response:
+        async with client.stream("POST", f"{UPSTREAM}/chat/completions", json=body) as response:
+            return Response(await response.aread(), response.status_code, media_type="application/json")
+
+    async def gone() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    asked, left = asyncio.ensure_future(ask()), asyncio.ensure_future(gone())
+    await asyncio.wait([asked, left], return_when=asyncio.FIRST_COMPLETED)
+    left.cancel()
+    if not asked.done():
+        asked.cancel()
+        return Response(status_code=499)
+    return asked.result()
+
+
+def hand_made() -> Starlette:
+    app = Starlette(routes=[Route("/v1/chat/completions", by_hand, methods=["POST"])])
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    app.state.http = httpx.AsyncClient(timeout=60, limits=limits, trust_env=False)
+    return app
+
+
+APPLICATIONS: dict[str, Any] = {
+    "bare": lambda: with_cpu(bare),
+    "tokens": lambda: with_cpu(serving.openai({"tokens": tokens}, max_in_flight=1000)),
+    "model": lambda: with_cpu(Starlette(routes=[Route("/v1/chat/completions", model, methods=["POST"])])),
+    "hand": lambda: with_cpu(hand_made()),
+    "front": lambda: with_cpu(serving.openai({"tokens": serving.upstream(UPSTREAM)}, max_in_flight=1000)),
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name.removeprefix("app_") in APPLICATIONS:
+        return APPLICATIONS[name.removeprefix("app_")]()
+    raise AttributeError(name)
+
+
+@contextmanager
+def server(name: str, upstream: str = "") -> Any:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        options = ["--fd", str(listener.fileno()), "--no-access-log", "--log-level", "warning", "--loop", "uvloop"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "uvicorn", f"{__spec__.name if __spec__ else __name__}:app_{name}", *options],
+            pass_fds=[listener.fileno()], env={**os.environ, "BENCH_UPSTREAM": f"{upstream}/v1"},
+        )  # fmt: skip
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            process.terminate()
+            process.wait()
+
+
+BODY = {"model": "tokens", "messages": [{"role": "user", "content": "hi"}]}
+
+
+async def streams(url: str) -> tuple[float, list[float]]:
+    """Return the CPU time of a server for a token, in µs, and how long its health took to answer."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
+        await http.get("/cpu")
+        await read(url)
+        before = (await http.get("/cpu")).json()
+        asked = [asyncio.ensure_future(read(url)) for _ in range(CLIENTS)]
+        took: list[float] = []
+        while not all(one.done() for one in asked):
+            began = time.perf_counter()
+            await http.get("/health/live")  # which the bare one answers with a stream
+            took.append(time.perf_counter() - began)
+            await asyncio.sleep(0.05)
+        return ((await http.get("/cpu")).json() - before) / CLIENTS / TOKENS * 1e6, took
+
+
+async def read(url: str) -> None:
+    """Read a stream to its end, with as little work as possible."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    body = json.dumps({**BODY, "stream": True}).encode()
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-length: {len(body)}\r\n\r\n"
+    writer.write(head.encode() + body)
+    while await reader.read(1 << 16):
+        pass
+    writer.close()
+
+
+async def requests(url: str) -> tuple[float, float]:
+    """Return the requests a second, and the 99th percentile of their seconds."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
+        took: list[float] = []
+        left = iter(range(FRONT_REQUESTS))
+
+        async def client() -> None:
+            for _ in left:
+                began = time.perf_counter()
+                (await http.post("/v1/chat/completions", json=BODY)).raise_for_status()
+                took.append(time.perf_counter() - began)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(client() for _ in range(FRONT_CLIENTS)))
+        return FRONT_REQUESTS / (time.perf_counter() - began), statistics.quantiles(took, n=100)[98]
+
+
+def main() -> None:
+    with server("bare") as plain, server("tokens") as ours:
+        found = [(asyncio.run(streams(plain)), asyncio.run(streams(ours))) for _ in range(ROUNDS)]
+    by, of = (statistics.median(one[side][0] for one in found) for side in (0, 1))
+    print(f"CPU a token: bare {by:.1f} µs, penstock {of:.1f} µs, {of / by:.2f} times")
+    with server("model") as upstream, server("hand", upstream) as hand, server("front", upstream) as front:
+        for url in (hand, front):
+            asyncio.run(requests(url))
+        both = [(asyncio.run(requests(hand)), asyncio.run(requests(front))) for _ in range(ROUNDS)]
+        ratios = [(of[0] / by[0], of[1] / by[1]) for by, of in both]
+    rate, p99 = (statistics.median(one[place] for one in ratios) for place in (0, 1))
+    speeds = [statistics.median(one[side][0] for one in both) for side in (0, 1)]
+    print(f"Front: by hand {speeds[0]:.0f}/s, penstock {speeds[1]:.0f}/s: {rate:.2f}; p99 {p99:.2f} times")
+
+
+if __name__ == "__main__":
+    main()

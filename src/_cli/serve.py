@@ -1,0 +1,74 @@
+"""`python -m penstock serve`: put graphs behind OpenAI's protocol."""
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, cast
+
+from .arguments import refuse
+from .target import load
+
+SUMMARY: Final = "serve a graph as a model, in OpenAI's protocol"
+
+_HOW_TO_ASK: Final = """serving {models} at {url}/v1
+
+curl {url}/v1/chat/completions -H 'content-type: application/json'{header} \\
+    -d '{{"model": "{model}", "messages": [{{"role": "user", "content": "Hello"}}], "stream": true}}'
+
+from openai import OpenAI
+client = OpenAI(base_url="{url}/v1", api_key="{key}")
+print(client.chat.completions.create(model="{model}", messages=[{{"role": "user", "content": "Hello"}}]))
+"""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments, and describe the command."""
+    parser.description = (
+        "Serve a graph, a node, or a dict of these by the names of their models. SIGTERM and Ctrl-C end it when the "
+        "answers that have begun are complete. It needs the extra penstock[serving]."
+    )
+    parser.add_argument("target", metavar="MODULE:NAME", help="a graph, a node, or a dict")
+    parser.add_argument("--host", default="127.0.0.1", help="the address (127.0.0.1: nobody else reaches it)")
+    parser.add_argument("--port", type=int, default=8000, help="the port (8000); 0 for any that is free")
+    parser.add_argument(
+        "--api-key-file",
+        type=Path,
+        metavar="FILE",
+        help="on each line a key, and a name behind it; without, all may ask",
+    )
+
+
+def run(options: argparse.Namespace) -> int:
+    """Serve until a signal comes; return the exit status."""
+    from .. import serving  # here, since it needs an extra
+
+    try:
+        found: Any = load(options.target)
+        keys = None if options.api_key_file is None else _keys(options.api_key_file)
+    except (argparse.ArgumentTypeError, OSError) as error:
+        refuse(options, str(error))
+    models = (
+        cast("Mapping[str, Any]", found) if isinstance(found, Mapping) else {options.target.rpartition(":")[2]: found}
+    )
+    import uvicorn
+
+    config = uvicorn.Config(serving.openai(models, api_keys=keys), options.host, options.port, log_level="warning")
+    listener = config.bind_socket()
+    listener.listen(config.backlog)  # so that what is said below is true when it is read
+    host, port = listener.getsockname()[:2]
+    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    header = "" if keys is None else " -H 'authorization: Bearer KEY'"
+    key = "none" if keys is None else "KEY"
+    told = {"models": ", ".join(models), "model": next(iter(models)), "url": url, "header": header, "key": key}
+    print(_HOW_TO_ASK.format(**told), flush=True)
+    uvicorn.Server(config).run([listener])
+    return 0
+
+
+def _keys(path: Path) -> dict[str, str]:
+    """Return the keys in a file with their names; a key without a name has the number of its line."""
+    lines = [line.split(None, 1) for line in path.read_text().splitlines()]
+    found = {one[0]: one[-1] if len(one) > 1 else f"line {number}" for number, one in enumerate(lines, 1) if one}
+    if not found:
+        raise argparse.ArgumentTypeError(f"{path} has no keys: write one on each line")
+    return found

@@ -1,0 +1,271 @@
+"""What clients of OpenAI's protocol get: answers, whole and in parts, from what a graph gives."""
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from json.encoder import encode_basestring
+from time import perf_counter, time
+from typing import Any, ClassVar, Final
+from uuid import uuid4
+
+from .protocol import Request
+
+_dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
+_escape: Final[Callable[[str], str]] = encode_basestring
+_MODEL: Final = re.compile(rb'"model": ?"(?:[^"\\]|\\.)*"')
+_HAS_USAGE: Final = re.compile(rb'"usage": ?\{')
+_NO_CHOICES: Final = re.compile(rb'"choices": ?\[\]')
+_DONE: Final = b"data: [DONE]\n\n"
+
+
+@dataclass(init=False)
+class Delta:
+    """A part of an answer, or a whole one, where there is more to it than text.
+
+    Args:
+        text: the text.
+        reasoning: what the model thought.
+        tool_calls: calls of tools, as in OpenAI's protocol: `{"id": ..., "function": {"name": ..., "arguments": ...}}`.
+            One without an `index` is a call of its own, and whole.
+        finish_reason: why the answer ends here; "stop", or "tool_calls", unless the graph says otherwise.
+        usage: how many tokens there were: `{"prompt_tokens": ..., "completion_tokens": ...}`.
+
+    Attributes:
+        text: the same.
+        reasoning: the same.
+        tool_calls: the same.
+        finish_reason: the same.
+        usage: the same.
+    """
+
+    text: str
+    reasoning: str
+    tool_calls: Sequence[Mapping[str, Any]]
+    finish_reason: str | None
+    usage: Mapping[str, Any] | None
+
+    def __init__(
+        self,
+        text: str = "",
+        *,
+        reasoning: str = "",
+        tool_calls: Sequence[Mapping[str, Any]] = (),
+        finish_reason: str | None = None,
+        usage: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.text = text
+        self.reasoning = reasoning
+        self.tool_calls = tool_calls
+        self.finish_reason = finish_reason
+        self.usage = usage
+
+
+class Passed(Delta):
+    """A part as an upstream has sent it: it is parsed when somebody reads it, and goes on in bytes if nobody does."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in Delta.__annotations__:
+            raise AttributeError(name)
+        chunk: Any = json.loads(self.data)
+        choices: list[Any] = chunk.get("choices") or [{}]
+        choice: Any = choices[0]
+        said: Any = choice.get("delta") or choice.get("message") or choice
+        super().__init__(
+            said.get("content") or said.get("text") or "",
+            reasoning=said.get("reasoning") or said.get("reasoning_content") or "",
+            tool_calls=said.get("tool_calls") or (),
+            finish_reason=choice.get("finish_reason"),
+            usage=chunk.get("usage"),
+        )
+        return getattr(self, name)
+
+    def named(self, model: str) -> bytes:
+        """Return the bytes with the name of the model as clients know it."""
+        return _MODEL.sub(lambda _: b'"model":' + _dumps(model).encode(), self.data, count=1)
+
+
+def sse(data: Any, name: str | None = None) -> bytes:
+    """Return a server-sent event with JSON."""
+    head = "" if name is None else f"event: {name}\n"
+    return f"{head}data: {_dumps(data)}\n\n".encode(errors="replace")
+
+
+def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return the usage with all its numbers, which clients read without asking; zeros where nobody has counted."""
+    found = {"prompt_tokens": 0, "completion_tokens": 0, **(usage or {})}
+    return {**found, "total_tokens": found.get("total_tokens", found["prompt_tokens"] + found["completion_tokens"])}
+
+
+class Answer:
+    """An answer in the making: it takes what a graph gives, and says what the client gets for that.
+
+    Attributes:
+        usage: the tokens, as the graph has said.
+        finish_reason: why the answer has ended, as the graph has said.
+        parts: how many parts there were.
+        began_at: when the request came, in seconds of a clock.
+        first_at: when the first part came; None before.
+        error: why it has failed; None if it has not.
+    """
+
+    PREFIX: ClassVar[str] = "chatcmpl-"
+    OBJECT: ClassVar[str] = "chat.completion"
+    CHUNK: ClassVar[str] = "chat.completion.chunk"
+    OPERATION: ClassVar[str] = "chat"
+
+    def __init__(self, request: Request, model: str) -> None:
+        self.request = request
+        self.usage: Mapping[str, Any] | None = None
+        self.finish_reason: str | None = None
+        self.parts = 0
+        self.began_at = perf_counter()
+        self.first_at: float | None = None
+        self.error: BaseException | None = None
+        self.id = f"{self.PREFIX}{uuid4().hex}"
+        self.created = int(time())
+        self.model = model
+        self._texts: list[str] = []
+        self._reasonings: list[str] = []
+        self._calls: dict[int, dict[str, Any]] = {}
+        self._head: dict[str, Any] = {"id": self.id, "object": self.CHUNK, "created": self.created, "model": model}
+        self._before, self._after = "", ""
+        self._passed: Passed | None = None  # the last part, if it has gone on in bytes
+
+    def take(self, given: Any) -> Delta:
+        """Take what the graph has given, and return it as a part.
+
+        Raises:
+            TypeError: it is neither text nor a `Delta`.
+        """
+        self.parts += 1
+        if self.first_at is None:
+            self.first_at = perf_counter()
+        if not isinstance(given, str | Delta):
+            raise TypeError(f"the graph of model {self.model!r} gave {given!r}: it has to give str or serving.Delta")
+        item = Delta(given) if isinstance(given, str) else given
+        self._passed = item if isinstance(item, Passed) else None
+        self._texts.append(item.text)
+        if item.reasoning:
+            self._reasonings.append(item.reasoning)
+        if item.tool_calls:
+            item = Delta(
+                item.text, reasoning=item.reasoning, tool_calls=[self._call(one) for one in item.tool_calls],
+                finish_reason=item.finish_reason, usage=item.usage,
+            )  # fmt: skip
+        self.finish_reason = item.finish_reason or self.finish_reason
+        self.usage = item.usage or self.usage
+        return item
+
+    def _call(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Add a part of a call of a tool to that call; return the part with the index of the call."""
+        index: int = given.get("index", len(self._calls))
+        function: Mapping[str, str] = given.get("function") or {}
+        known = self._calls.get(index)
+        if known is None:
+            known = self._calls[index] = {
+                "id": given.get("id") or f"call_{uuid4().hex[:24]}", "type": given.get("type") or "function",
+                "function": {"name": "", "arguments": ""},
+            }  # fmt: skip
+            given = {**given, "id": known["id"], "type": known["type"]}
+        for name in ("name", "arguments"):
+            known["function"][name] += function.get(name) or ""
+        return {**given, "index": index}
+
+    @property
+    def reason(self) -> str:
+        """Why the answer has ended."""
+        return self.finish_reason or ("tool_calls" if self._calls else "stop")
+
+    def part(self, item: Any) -> bytes:
+        """Return what is sent for a part."""
+        if isinstance(item, str) and self._before and self._passed is None:  # as nearly all are
+            self.parts += 1
+            return f"{self._before}{_escape(item)}{self._after}".encode(errors="replace")
+        if isinstance(item, Passed):
+            return self._pass(item)
+        delta, self._passed = self.take(item), None
+        if not self._before:
+            mark = _dumps(self._chunk({"content": "\0"}))
+            self._before, self._after = (f"data: {mark}\n\n").split('"\\u0000"')
+        return sse(self._chunk(self._delta(delta)))
+
+    def _pass(self, item: Passed) -> bytes:
+        self.parts += 1
+        self.first_at = self.first_at or perf_counter()
+        self._passed = item
+        if _HAS_USAGE.search(item.data):
+            self.usage = item.usage or self.usage
+            if not self.request._wants_usage and _NO_CHOICES.search(item.data):
+                return b""  # it was asked for these numbers by us
+        return b"data: " + item.named(self.model) + b"\n\n"
+
+    def _delta(self, delta: Delta) -> dict[str, Any]:
+        said: dict[str, Any] = {"role": "assistant", "content": delta.text} if self.parts == 1 else {}
+        if delta.text:
+            said["content"] = delta.text
+        if delta.reasoning:
+            said["reasoning"] = said["reasoning_content"] = delta.reasoning
+        if delta.tool_calls:
+            said["tool_calls"] = delta.tool_calls
+        return said
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
+        return {**self._head, "choices": [choice]}
+
+    def end(self) -> bytes:
+        """Return the last events of a stream."""
+        if self._passed is not None:  # which has its end
+            return _DONE
+        last = sse(self._chunk({} if self.parts else {"role": "assistant", "content": ""}, self.reason))
+        if self.request._wants_usage:
+            last += sse({**self._head, "choices": [], "usage": usage_of(self.usage)})
+        return last + _DONE
+
+    def failed(self, error: Exception, told: dict[str, Any]) -> bytes:
+        """Return the last events of a stream that has failed, for what the client is told."""
+        self.error = error
+        return sse(told) + _DONE
+
+    def gather(self, item: Any) -> None:
+        """Take a part of an answer that nobody reads before its end."""
+        self.take(item)
+
+    def json(self) -> bytes:
+        """Return the body of the whole answer; that of an upstream as it came."""
+        if self.parts == 1 and self._passed is not None:
+            return self._passed.named(self.model)
+        return _dumps(self.whole()).encode(errors="replace")
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer, when all parts were taken."""
+        message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts), "refusal": None}
+        if self._calls:
+            message |= {"content": message["content"] or None, "tool_calls": [*self._calls.values()]}
+        if self._reasonings:
+            message["reasoning"] = message["reasoning_content"] = "".join(self._reasonings)
+        return self._whole({"index": 0, "message": message, "logprobs": None, "finish_reason": self.reason})
+
+    def _whole(self, choice: dict[str, Any]) -> dict[str, Any]:
+        return {**self._head, "object": self.OBJECT, "choices": [choice], "usage": usage_of(self.usage)}
+
+
+class Completion(Answer):
+    """The answer to `/v1/completions`, which is text alone."""
+
+    PREFIX: ClassVar[str] = "cmpl-"
+    OBJECT: ClassVar[str] = "text_completion"
+    CHUNK: ClassVar[str] = "text_completion"
+    OPERATION: ClassVar[str] = "text_completion"
+
+    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        choice = {"index": 0, "text": delta.get("content") or "", "logprobs": None, "finish_reason": finish_reason}
+        return {**self._head, "choices": [choice]}
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer, when all parts were taken."""
+        return self._whole({"index": 0, "text": "".join(self._texts), "logprobs": None, "finish_reason": self.reason})

@@ -1,0 +1,469 @@
+"""The application: any graph as a model, behind OpenAI's protocol."""
+
+import asyncio
+import hmac
+import inspect
+from array import array
+from base64 import b64encode
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextvars import ContextVar
+from functools import partial
+from hashlib import sha256
+from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
+
+from pydantic.json_schema import models_json_schema
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HTTPRequest
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from .. import Graph, Node, asgi, engine, graph
+from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, PlanError
+from .answers import Answer, Completion, sse
+from .measures import measured
+from .protocol import (
+    APIError,
+    Base,
+    ChatRequest,
+    CompletionRequest,
+    EmbeddingsRequest,
+    Request,
+    error_of,
+    parsed,
+    refuse_changes,
+)
+from .responses import Response as ResponsesAnswer
+from .responses import ResponsesRequest
+from .upstreams import Upstream
+
+# The name of the API key of the request that is handled here: a graph that takes only messages does not know it.
+_caller: ContextVar[str | None] = ContextVar("penstock_serving_caller", default=None)
+
+_BODY_SECONDS: Final = 30.0  # as long as a client may stall that takes an answer
+_MAX_BODY_BYTES: Final = 32 << 20  # some images in base64
+
+
+class DeployOptions(TypedDict, total=False):
+    """Options of the deployment that `openai` makes; see `penstock.engine.deploy` for what each one means."""
+
+    max_in_flight: int
+    max_queue: int | None
+    timeout_seconds: float | None
+    weights: Mapping[str, float]
+    max_in_flight_per_key: int
+    max_queue_per_key: int
+    warmup: bool
+
+
+class _NoEvent:
+    """Read as the events of a call whose events are dropped: nothing emits this."""
+
+
+class _Model:
+    """A graph that is served under a name."""
+
+    def __init__(self, name: str, given: Any) -> None:
+        self.name = name
+        self.is_upstream = isinstance(given, Upstream)
+        if isinstance(given, Upstream):
+            given = given.chat
+        self.service = cast("engine.Service[..., Any]", given) if isinstance(given, engine.Service) else None
+        made: Any = cast("Any", given) if self.service is None else self.service.graphs[0]
+        try:
+            self.graph: Graph[..., Any] = made if isinstance(made, Graph) else graph(made)
+        except (TypeError, GraphTraceError) as error:
+            raise OptionsError(f"serving.openai({{{name!r}: {given!r}}}): {error}") from error
+        parameters = [*inspect.signature(self.graph).parameters]
+        self.takes_request = "request" in parameters
+        self.is_chat = "messages" in parameters
+        self.is_embeddings = not self.is_chat and not self.takes_request and len(parameters) == 1
+        self.gives_stream = False  # known when it is deployed
+        if not self.is_embeddings and not {"messages", "request"}.issuperset(parameters):
+            raise OptionsError(
+                f"serving.openai: graph {self.graph.name!r} of model {name!r} takes {', '.join(parameters)}; it has to "
+                "take messages, request, or both; and a model for embeddings takes one text"
+            )
+
+    def deployed(self, service: "engine.Service[..., Any]") -> None:
+        """Take the service, unless there is one, and find out whether the graph gives a stream."""
+        self.service = self.service or service
+        try:
+            self.service.stream(self.graph(*(None for _ in inspect.signature(self.graph).parameters)))
+        except PlanError:
+            self.gives_stream = False
+        else:
+            self.gives_stream = True
+
+    def call(self, request: Request) -> Any:
+        """Return the call for a request."""
+        if self.is_embeddings:
+            raise APIError(400, f"model: {self.name!r} is a model for embeddings", "model")
+        if not self.is_upstream:
+            refuse_changes(request, takes_request=self.takes_request)
+        given: dict[str, Any] = {"messages": request._messages()} if self.is_chat else {}
+        return self.graph(**given, **({"request": request} if self.takes_request else {}))
+
+
+class _Answering:
+    """A response that makes its answer inside of a span."""
+
+    def __init__(self, begun: Callable[[], Awaitable[Response]], answer: Answer, headers: Mapping[str, str]) -> None:
+        self.begun, self.answer, self.headers = begun, answer, headers
+
+    async def __call__(self, *asgi_arguments: Any) -> None:
+        with measured(self.answer, self.headers):
+            await (await self.begun())(*asgi_arguments)
+
+
+class Application(Starlette):
+    """An ASGI application that serves models; made by `openai`.
+
+    A server runs it as it is. An application that mounts it enters it, as an async context manager, since mounted
+    applications hear nothing of the start: `FastAPI(lifespan=asgi.lifespan(application))`.
+    """
+
+    def __init__(
+        self,
+        models: Mapping[str, Any],
+        api_keys: Collection[str] | Mapping[str, str] | None,
+        parts: Sequence[AbstractAsyncContextManager[Any]],
+        events: Literal["comments", "drop"],
+        max_body_bytes: int,
+        options: DeployOptions,
+    ) -> None:
+        self._models = {name: _Model(name, given) for name, given in models.items()}
+        self._keys = None if api_keys is None else _digests(api_keys)
+        self._parts = [*dict.fromkeys((*map(_upstream_of, models.values()), *parts))]
+        self._events = events
+        self._max_body_bytes = max_body_bytes
+        self._stack = AsyncExitStack()
+        self._engine = engine.Engine()
+        own = [*dict.fromkeys(model.graph for model in self._models.values() if model.service is None)]
+        given: Any = {**options} if self._keys is None else {"key": _key, **options}
+        self._service = self._engine.deploy(*own, **given) if own else None
+        errors = dict.fromkeys(
+            (APIError, HTTPException, Overloaded, EngineClosedError, TimeoutError, Exception), self._told
+        )
+        chat = partial(self._answer, ChatRequest, Answer)
+        completions = partial(self._answer, CompletionRequest, Completion)
+        responses = partial(self._answer, ResponsesRequest, ResponsesAnswer)
+        super().__init__(
+            routes=[
+                Route("/v1/chat/completions", chat, methods=["POST"]),
+                Route("/v1/completions", completions, methods=["POST"]),
+                Route("/v1/responses", responses, methods=["POST"]),
+                Route("/v1/embeddings", self._embed, methods=["POST"]),
+                Route("/metrics", self._metrics),
+                Route("/v1/models", self._list_models),
+                Route("/v1/models/{name:path}", self._show_model),
+                Route("/openapi.json", self._document),
+                Route("/health/live", self._live),
+                Route("/health/ready", self._ready),
+            ],
+            exception_handlers=cast("Any", errors),
+            lifespan=cast("Any", asgi.lifespan(self)),
+        )
+
+    async def __aenter__(self) -> Self:
+        """Start the deployment of the models.
+
+        Raises:
+            Exception: a graph cannot be deployed, or a part not be entered.
+        """
+        async with AsyncExitStack() as stack:
+            await stack.enter_async_context(self._engine)
+            for part in self._parts:
+                if part is not None:
+                    await stack.enter_async_context(part)
+            service: Any = None if self._service is None else await stack.enter_async_context(self._service)
+            for model in self._models.values():
+                model.deployed(service)
+            self._stack = stack.pop_all()
+        return self
+
+    async def __aexit__(self, *error: Any) -> None:
+        """Drain the deployment: calls that have begun are answered to their end."""
+        await self._stack.__aexit__(*error)
+
+    # --- requests
+
+    async def _asked(self, kind: type[Base], request: HTTPRequest) -> Any:
+        """Return the request of a client, who has a key.
+
+        Raises:
+            APIError: the client has no key, or the body is wrong or too large.
+        """
+        caller = self._authorised(request)
+        raw = bytearray()
+        async with asyncio.timeout(_BODY_SECONDS):
+            async for chunk in request.stream():
+                raw += chunk
+                if len(raw) > self._max_body_bytes:
+                    raise APIError(413, f"The body has more than {self._max_body_bytes} bytes.")
+        _caller.set(caller)
+        return parsed(kind, bytes(raw), caller)
+
+    def _authorised(self, request: HTTPRequest) -> str | None:
+        """Return the name of the key that the client has sent; None without keys.
+
+        Raises:
+            APIError: the client has sent none, or a wrong one.
+        """
+        if self._keys is None:
+            return None
+        given = sha256(request.headers.get("authorization", "").removeprefix("Bearer ").encode()).digest()
+        found = [name for digest, name in self._keys if hmac.compare_digest(digest, given)]  # all, in the same time
+        if not found:
+            raise APIError(
+                401, "The API key is missing or wrong: send Authorization: Bearer …", None, "invalid_api_key"
+            )
+        return found[0]
+
+    def _model(self, name: str) -> _Model:
+        if name not in self._models:
+            raise APIError(404, f"The model {name!r} does not exist.", "model", "model_not_found")
+        return self._models[name]
+
+    async def _answer(self, kind: type[Request], made: type[Answer], http: HTTPRequest) -> Response:
+        try:
+            request: Request = await self._asked(kind, http)
+        except ClientDisconnect:
+            return Response(status_code=499)
+        model = self._model(request.model)
+        call, service = model.call(request._chat()), model.service
+        assert service is not None, "the application is entered by its server, or by asgi.lifespan(application)"
+        answer = made(request, model.name)
+
+        async def begun() -> Response:
+            return await self._begun(http, model, service, call, answer)
+
+        return cast("Response", _Answering(begun, answer, http.headers))
+
+    async def _begun(
+        self, http: HTTPRequest, model: _Model, service: "engine.Service[..., Any]", call: Any, answer: Answer
+    ) -> Response:
+        """Return the response with an answer, for which the call begins."""
+        if answer.request.stream:
+            events = object if self._events == "comments" else _NoEvent
+            is_plain = model.gives_stream and self._events == "drop"
+            return asgi.event_stream(
+                service.stream(call) if is_plain else service.stream(call, events=events),
+                encode=cast("Any", answer.part),
+                encode_event=_comment,
+                end=answer.end,
+                encode_error=lambda error: answer.failed(error, _told_of(error)[1]),
+            )
+
+        async def whole() -> Response:
+            if not model.gives_stream:
+                answer.gather(await service.run(call))
+            else:
+                async with service.stream(call) as items:
+                    async for item in items:
+                        answer.gather(item)
+            return Response(answer.json(), media_type="application/json")
+
+        return await asgi.answer(http, whole(), encode_error=lambda error: _json(_told_of(error)[1]))
+
+    async def _embed(self, http: HTTPRequest) -> Response:
+        request: EmbeddingsRequest = await self._asked(EmbeddingsRequest, http)
+        model = self._model(request.model)
+        texts = [request.input] if isinstance(request.input, str) else request.input
+        service = model.service
+        assert service is not None
+        if model.is_upstream:
+
+            async def passed() -> Response:
+                async with service.stream(model.graph([], request)) as parts:
+                    body = [part.named(model.name) async for part in parts]
+                return Response(body[0], media_type="application/json")
+
+            return await asgi.answer(http, passed(), encode_error=lambda error: _json(_told_of(error)[1]))
+        if not model.is_embeddings:
+            raise APIError(400, f"model: {model.name!r} is no model for embeddings", "model")
+        wrong = {"input": not all(isinstance(one, str) for one in texts), "dimensions": request.dimensions}
+        for name, is_wrong in wrong.items():
+            if is_wrong:
+                raise APIError(400, f"{name}: the model {model.name!r} cannot honour this", name, "unsupported_value")
+        encode = _base64 if request.encoding_format == "base64" else _floats
+        data = {"object": "list", "model": model.name, "usage": {"prompt_tokens": 0, "total_tokens": 0}}
+
+        async def embedded() -> dict[str, Any]:
+            vectors = await service.map([model.graph(text) for text in texts])
+            found = [{"object": "embedding", "index": at, "embedding": encode(one)} for at, one in enumerate(vectors)]
+            return {**data, "data": found}
+
+        return await asgi.answer(http, embedded(), encode=_json, encode_error=lambda error: _json(_told_of(error)[1]))
+
+    # --- the rest
+
+    async def _list_models(self, http: HTTPRequest) -> Response:
+        self._authorised(http)
+        return JSONResponse({"object": "list", "data": [_shown(name) for name in self._models]})
+
+    async def _show_model(self, http: HTTPRequest) -> Response:
+        self._authorised(http)
+        return JSONResponse(_shown(self._model(http.path_params["name"]).name))
+
+    async def _live(self, http: HTTPRequest) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def _ready(self, http: HTTPRequest) -> Response:
+        states = {name: "starting" if one.service is None else one.service.state for name, one in self._models.items()}
+        is_ready = all(state == "ready" for state in states.values())
+        return JSONResponse(states, 200 if is_ready else 503, {} if is_ready else {"retry-after": "1"})
+
+    async def _metrics(self, http: HTTPRequest) -> Response:
+        self._authorised(http)
+        try:
+            from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+        except ImportError:
+            raise APIError(404, "There are no metrics: opentelemetry-exporter-prometheus is not installed.") from None
+        return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
+
+    async def _document(self, http: HTTPRequest) -> Response:
+        return JSONResponse(document())
+
+    async def _told(self, http: Request, error: Exception) -> Response:
+        status, told, headers = _told_of(error)
+        return JSONResponse(told, status, headers)
+
+
+def openai(
+    models: Mapping[str, Any],
+    /,
+    *,
+    api_keys: Collection[str] | Mapping[str, str] | None = None,
+    parts: Iterable[AbstractAsyncContextManager[Any]] = (),
+    events: Literal["comments", "drop"] = "drop",
+    max_body_bytes: int = _MAX_BODY_BYTES,
+    **options: Unpack[DeployOptions],
+) -> Application:
+    """Return an ASGI application that serves graphs as models, in OpenAI's protocol.
+
+    A graph takes `messages`, a list of dicts as in the request, and, if it has the parameter, the parsed `request`. It
+    gives `str`, `AsyncIterator[str]`, `Delta` or `AsyncIterator[Delta]`.
+
+    Args:
+        models: a graph, a node, an `upstream`, or a service (of which the first graph is meant), under the name that
+            clients use. Services are entered by their owner; all others are deployed together, by the application.
+        api_keys: the keys that clients send; a mapping gives each a name, which is `request.caller`. Places of the
+            deployment are shared fairly between these names. None for a server that answers everybody.
+        parts: further async context managers, which are entered before the deployment, such as upstreams that graphs
+            ask.
+        events: whether what nodes emit (`ps.emit`) is sent in a stream as comments, which clients pass over, or not.
+        max_body_bytes: how large the body of a request may be, in bytes; a larger one is answered with 413.
+        **options: those of the deployment: `max_in_flight`, `max_queue`, `timeout_seconds`, `weights`,
+            `max_in_flight_per_key`, `max_queue_per_key`, `warmup`.
+
+    Returns:
+        The application.
+
+    Raises:
+        OptionsError: an option does not accept its value, or a model has other parameters.
+    """
+    if not models:
+        raise OptionsError("serving.openai({}): there is no model; give one, such as {'rag': graph}")
+    if events not in ("comments", "drop"):
+        raise OptionsError(f"serving.openai(events={events!r}): it is 'comments' or 'drop'")
+    return Application(models, api_keys, [*parts], events, max_body_bytes, options)
+
+
+def _upstream_of(model: Any) -> Upstream | None:
+    """Return the upstream of a model; None if it is none."""
+    found: Any = model.bound_to if isinstance(model, Node) else model
+    return found if isinstance(found, Upstream) else None
+
+
+def _digests(api_keys: Collection[str] | Mapping[str, str]) -> list[tuple[bytes, str]]:
+    """Return the digest of each key with its name; without a name, the first letters of the digest are one."""
+    digests = {key: sha256(key.encode()) for key in api_keys}
+    if not digests or "" in digests or isinstance(api_keys, str):
+        raise OptionsError("serving.openai(api_keys=...): a collection of keys, or a mapping of keys to names")
+    names = cast("Mapping[str, str]", api_keys if isinstance(api_keys, Mapping) else {})
+    return [(one.digest(), names.get(key, one.hexdigest()[:8])) for key, one in digests.items()]
+
+
+def _key(*_: object, **__: object) -> str | None:
+    """Return whose call it is, for the deployment."""
+    return _caller.get()
+
+
+def _told_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
+    """Return status, body and headers for an error; the text of most errors is for the log alone."""
+    match error:
+        case APIError():
+            return error.status, error_of(error.status, str(error), error.param, error.code), error.headers
+        case HTTPException():
+            return error.status_code, error_of(error.status_code, error.detail), dict(error.headers or {})
+        case Overloaded():
+            seconds = str(max(1, round(error.retry_after_seconds or 1)))
+            if error.key is not None:
+                return (
+                    429,
+                    error_of(429, "The limit of this API key is used up.", None, "rate_limit_exceeded"),
+                    {"retry-after": seconds},
+                )
+            return 503, error_of(503, "The server is overloaded."), {"retry-after": seconds}
+        case EngineClosedError():
+            return 503, error_of(503, "The server is going down."), {"retry-after": "1"}
+        case TimeoutError():
+            return 504, error_of(504, "The answer took too long."), {}
+        case _:
+            return 500, error_of(500, "The server had an error."), {}
+
+
+def _floats(vector: Any) -> list[float]:
+    return [float(one) for one in vector]
+
+
+def _base64(vector: Any) -> str:
+    return b64encode(array("f", _floats(vector)).tobytes()).decode()
+
+
+def _comment(event: Any) -> bytes:
+    """Return a comment of a stream for what a node has emitted."""
+    return b": " + sse(event).removeprefix(b"data: ")
+
+
+def _json(value: Any) -> str:
+    return sse(value).removeprefix(b"data: ").decode().strip()
+
+
+def _shown(name: str) -> dict[str, Any]:
+    return {"id": name, "object": "model", "created": 0, "owned_by": "penstock"}
+
+
+def document() -> dict[str, Any]:
+    """Return the OpenAPI document of the application, made from the models of the requests."""
+    kinds = (ChatRequest, CompletionRequest, ResponsesRequest, EmbeddingsRequest)
+    _, defined = models_json_schema(
+        [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
+    )
+    answers = {
+        "200": {"description": "The answer, as JSON, or as events if `stream` is true."},
+        "4XX": {"description": "The request is wrong; `error.param` names the field."},
+        "5XX": {"description": "The server could not answer; with Retry-After if it may later."},
+    }
+    return {
+        "openapi": "3.1.0",
+        "info": {"title": "Penstock", "version": "1"},
+        "paths": {
+            f"/v1/{kind._path}": {
+                "post": {
+                    "operationId": kind.__name__,
+                    "requestBody": {
+                        "required": True,
+                        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}},
+                    },
+                    "responses": answers,
+                }
+            }
+            for kind in kinds
+        }
+        | {"/v1/models": {"get": {"operationId": "models", "responses": answers}}},
+        "components": {"schemas": defined["$defs"]},
+    }

@@ -1,0 +1,73 @@
+"""Spans and metrics of answers, under the names that OpenTelemetry has for generative AI; never their content."""
+
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
+from functools import cache
+from time import perf_counter
+from typing import Any, Final
+
+from opentelemetry import metrics, propagate, trace
+from opentelemetry.trace import SpanKind
+
+from ..telemetry import names
+from .answers import Answer
+
+# As the semantic conventions recommend, in seconds.
+_DURATIONS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_FIRST: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
+_EACH: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
+_MEASURED: Final[Mapping[str, tuple[str, tuple[float, ...]]]] = {
+    "gen_ai.server.request.duration": ("From the request to the end of the answer.", _DURATIONS),
+    "gen_ai.server.time_to_first_token": ("From the request to the first part of the answer.", _FIRST),
+    "gen_ai.server.time_per_output_token": ("Of each part of an answer behind the first.", _EACH),
+}
+
+
+@cache
+def _histograms() -> dict[str, metrics.Histogram]:
+    meter = metrics.get_meter(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
+    return {
+        name: meter.create_histogram(name, "s", said, explicit_bucket_boundaries_advisory=boundaries)
+        for name, (said, boundaries) in _MEASURED.items()
+    }
+
+
+@contextmanager
+def measured(answer: Answer, headers: Mapping[str, str]) -> Generator[None, None, None]:
+    """Have a span around an answer, in the trace of the request, and record how long it takes.
+
+    Args:
+        answer: the answer in the making.
+        headers: those of the request; they are not read inside of a span, such as that of a web framework.
+    """
+    known: dict[str, Any] = {names.OPERATION: answer.OPERATION, names.REQUEST_MODEL: answer.request.model}
+    parent = None if trace.get_current_span().get_span_context().is_valid else propagate.extract(headers)
+    tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
+    name = f"{answer.OPERATION} {answer.request.model}"
+    with tracer.start_as_current_span(name, parent, SpanKind.SERVER, known) as span:
+        try:
+            yield
+        except BaseException as error:
+            answer.error = answer.error or error
+            raise
+        finally:
+            if answer.error is not None:
+                known[names.ERROR_TYPE] = type(answer.error).__qualname__
+                span.set_attribute(names.ERROR_TYPE, known[names.ERROR_TYPE])
+                span.set_status(trace.StatusCode.ERROR)
+            usage = answer.usage or {}
+            for told, counted in ((names.INPUT_TOKENS, "prompt_tokens"), (names.OUTPUT_TOKENS, "completion_tokens")):
+                if counted in usage:
+                    span.set_attribute(told, usage[counted])
+            span.set_attribute("gen_ai.response.finish_reasons", [answer.reason])
+            _record(answer, known)
+
+
+def _record(answer: Answer, known: dict[str, Any]) -> None:
+    now, histograms = perf_counter(), _histograms()
+    histograms["gen_ai.server.request.duration"].record(now - answer.began_at, known)
+    if answer.first_at is not None:
+        histograms["gen_ai.server.time_to_first_token"].record(answer.first_at - answer.began_at, known)
+        if answer.parts > 1:
+            seconds = (now - answer.first_at) / (answer.parts - 1)
+            histograms["gen_ai.server.time_per_output_token"].record(seconds, known)

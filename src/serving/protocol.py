@@ -1,0 +1,312 @@
+"""What clients of OpenAI's protocol send: bodies of requests, which fields are honoured, and errors in its form."""
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal, NotRequired, TypeVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
+from typing_extensions import TypedDict
+
+from .._errors import PenstockError
+from ..telemetry import logs
+
+_KEPT: Final = ConfigDict(extra="allow", allow_inf_nan=False)
+_UNKNOWN_NAMES: Final = 1000  # that are logged, each once: their number must not be the client's choice
+
+Text = Annotated[str, Field(max_length=256)]
+Count = Annotated[int, Field(ge=1, le=2**31)]
+Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Penalty = Annotated[float, Field(ge=-2, le=2)]
+
+
+class APIError(PenstockError):
+    """An error in OpenAI's form, which a graph may raise to say what is wrong with a request.
+
+    Args:
+        status: the status of the response, from 400 to 599.
+        message: what the client is told.
+        param: the field of the request that is wrong; None if it is none.
+        code: a word that programs look for, such as "model_not_found".
+        headers: further headers of the response, such as Retry-After, which `ps.retry_after` reads as well.
+
+    Attributes:
+        status: the same.
+        param: the same.
+        code: the same.
+        headers: the same.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, param, code, headers)
+        self.status = status
+        self.param = param
+        self.code = code
+        self.headers = dict(headers or {})
+
+    def __str__(self) -> str:
+        return str(self.args[1])
+
+
+_KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
+                 404: "not_found_error", 413: "invalid_request_error", 422: "invalid_request_error",
+                 429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
+
+
+def error_of(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """Return an error in OpenAI's form."""
+    kind = _KINDS.get(status, "invalid_request_error" if status < 500 else "server_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+@with_config(_KEPT)
+class Part(TypedDict):
+    """A part of the content of a message."""
+
+    type: Text
+    text: NotRequired[str | None]
+
+
+@with_config(_KEPT)
+class Message(TypedDict):
+    """A message of a chat."""
+
+    role: Text
+    content: NotRequired[str | list[Part] | None]
+    tool_calls: NotRequired[list[dict[str, Any]] | None]
+
+
+@with_config(_KEPT)
+class StreamOptions(TypedDict):
+    """What a stream has besides its text."""
+
+    include_usage: NotRequired[bool | None]
+
+
+class Base(BaseModel):
+    """The fields that all requests have, and those that nobody knows.
+
+    Attributes:
+        model: the name of the model, as the server names it.
+        user: whom the client asks for, as it says itself.
+    """
+
+    model_config = _KEPT
+    _path: ClassVar[str] = ""
+
+    model: Annotated[str, Field(min_length=1, max_length=256)]
+    user: str | None = None
+
+    # Not `PrivateAttr`, which gives each class a method whose annotations cannot be resolved.
+    __slots__ = ("_caller", "_raw")
+    if TYPE_CHECKING:
+        _caller: str | None
+        _raw: bytes
+
+    @property
+    def caller(self) -> str | None:
+        """The name of the API key that the client has sent; None without keys."""
+        return getattr(self, "_caller", None)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The body as it came, with the fields that nobody knows; a new dict each time."""
+        raw: bytes | None = getattr(self, "_raw", None)
+        found: dict[str, Any] = self.model_dump(mode="json", exclude_unset=True) if raw is None else json.loads(raw)
+        return found
+
+
+class Request(Base):
+    """The request of a client, which a graph gets that has a parameter `request`.
+
+    Attributes:
+        stream: whether the client reads the answer while it is made.
+        stream_options: what the stream has besides its text.
+        temperature: from 0, for the likeliest token, to 2.
+        top_p: the share of probability from which tokens are chosen.
+        max_tokens: the most tokens of the answer.
+        stop: texts before which the answer ends.
+        seed: a number for repeatable answers.
+        n: how many answers there are.
+        presence_penalty: how much less likely a token is that was there, from -2 to 2.
+        frequency_penalty: how much less likely a token is for each time that it was there, from -2 to 2.
+        logit_bias: what is added to the logits of tokens.
+    """
+
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    top_p: Annotated[float, Field(ge=0, le=1)] | None = None
+    max_tokens: Count | None = None
+    stop: str | Annotated[list[str], Field(max_length=64)] | None = None
+    seed: Seed | None = None
+    n: Annotated[int, Field(ge=1, le=128)] | None = None
+    presence_penalty: Penalty | None = None
+    frequency_penalty: Penalty | None = None
+    logit_bias: dict[str, float] | None = None
+
+    @property
+    def _wants_usage(self) -> bool:
+        """Whether a stream ends with the number of tokens."""
+        return bool((self.stream_options or {}).get("include_usage"))
+
+    def _chat(self) -> "Request":
+        """Return the request that a graph gets."""
+        return self
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """Return the messages that a graph is called with."""
+        return []
+
+    def _changes(self) -> Iterator[tuple[str, bool]]:
+        """Yield fields that change the answer, and whether a graph that takes the request can honour the field."""
+        yield from ()
+
+
+class ChatRequest(Request):
+    """The body of `/v1/chat/completions`."""
+
+    _path: ClassVar[str] = "chat/completions"
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Count | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    functions: list[dict[str, Any]] | None = None
+    response_format: dict[str, Any] | None = None
+    reasoning_effort: str | None = None
+    modalities: list[Text] | None = None
+    audio: dict[str, Any] | None = None
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """Return the messages; what a model thought comes under one of two names, and goes on under both."""
+        messages = cast("list[dict[str, Any]]", self.messages)
+        for message in messages:
+            thought = message.get("reasoning") or message.get("reasoning_content")
+            if thought:
+                message["reasoning"] = message["reasoning_content"] = thought
+        return messages
+
+    def _changes(self) -> Iterator[tuple[str, bool]]:
+        """Yield the fields that change the answer."""
+        if (self.n or 1) > 1:
+            yield "n", False
+        if self.logprobs or self.top_logprobs:
+            yield "logprobs", False
+        if self.audio or "audio" in (self.modalities or ()):
+            yield "audio", False
+        if self.tools:
+            yield "tools", True
+        if self.functions:
+            yield "functions", True
+        if (self.response_format or {}).get("type", "text") != "text":
+            yield "response_format", True
+        for number, message in enumerate(self.messages):
+            content = message.get("content")
+            for place, part in enumerate(content if isinstance(content, list) else ()):
+                if part["type"] not in ("text", "refusal"):
+                    yield f"messages[{number}].content[{place}]", True
+
+
+class CompletionRequest(Request):
+    """The body of `/v1/completions`; a graph gets the prompt as a message of the user."""
+
+    _path: ClassVar[str] = "completions"
+
+    prompt: str | list[str] | list[int] | list[list[int]]
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = None
+    echo: bool | None = None
+    suffix: str | None = None
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """Return the prompt as a message."""
+        prompt = self.prompt[0] if isinstance(self.prompt, list) and len(self.prompt) == 1 else self.prompt
+        return [{"role": "user", "content": prompt}]
+
+    def _changes(self) -> Iterator[tuple[str, bool]]:
+        """Yield the fields that change the answer."""
+        if not isinstance(self._messages()[0]["content"], str):
+            yield "prompt", False
+        for name, is_set in (
+            ("n", (self.n or 1) > 1),
+            ("best_of", (self.best_of or 1) > 1),
+            ("logprobs", self.logprobs is not None),
+            ("echo", self.echo),
+            ("suffix", self.suffix),
+        ):
+            if is_set:
+                yield name, False
+
+
+class EmbeddingsRequest(Base):
+    """The body of `/v1/embeddings`."""
+
+    _path: ClassVar[str] = "embeddings"
+
+    input: str | Annotated[list[str] | list[int] | list[list[int]], Field(min_length=1, max_length=2048)]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: Count | None = None
+
+
+B = TypeVar("B", bound=Base)
+
+_logged: set[str] = set()
+
+
+def parsed(kind: type[B], raw: bytes, caller: str | None) -> B:
+    """Return the request of a body; names that nobody knows are logged once.
+
+    Raises:
+        APIError: the body is wrong; `param` names the field.
+    """
+    try:
+        request = kind.model_validate_json(raw)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_context=False)
+        alike = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
+        first = max(alike, key=lambda one: len(one["loc"]))  # of the types that were tried, the one that came closest
+        if first["type"] == "json_invalid":
+            raise APIError(400, f"The body is no JSON: {first['msg']}") from None
+        param = _path(first["loc"], raw, is_missing=first["type"] == "missing")
+        raise APIError(400, f"{param or 'The body'}: {first['msg']}", param) from None
+    request._caller, request._raw = caller, raw
+    unknown = (request.model_extra or {}).keys() - _logged
+    if unknown and len(_logged) < _UNKNOWN_NAMES:
+        _logged.update(unknown)
+        logs.warning("serving.unknown_fields", path=kind._path, fields=sorted(name[:64] for name in unknown))
+    return request
+
+
+def _path(where: tuple[int | str, ...], raw: bytes, *, is_missing: bool) -> str | None:
+    """Return the path of a field as a person writes it, without the types that pydantic has tried."""
+    value: Any = json.loads(raw)
+    path = ""
+    for number, step in enumerate(where, 1):
+        try:
+            value = value[step]
+        except (KeyError, IndexError, TypeError):  # the name of a type, or of a field that is not there
+            if not (is_missing and number == len(where)):
+                continue
+        path += f"[{step}]" if isinstance(step, int) else f".{step}"
+    return path.lstrip(".") or None
+
+
+def refuse_changes(request: Request, *, takes_request: bool) -> None:
+    """Refuse a field whose absence would change the answer, and that the model cannot honour.
+
+    Raises:
+        APIError: there is one.
+    """
+    for name, needs_request in request._changes():
+        if not (needs_request and takes_request):
+            raise APIError(400, f"{name}: the model {request.model!r} cannot honour this", name, "unsupported_value")

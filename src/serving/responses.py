@@ -1,0 +1,278 @@
+"""Responses, the other protocol of OpenAI: its requests as those of a chat, and its answers, with all their events."""
+
+import json
+from collections.abc import Generator, Iterator, Mapping
+from typing import Annotated, Any, ClassVar, Final
+from uuid import uuid4
+
+from pydantic import Field
+
+from ..telemetry import logs
+from .answers import Answer, Delta, sse, usage_of
+from .protocol import APIError, ChatRequest, Count, Request, parsed
+
+_STATEFUL: Final = ("previous_response_id", "conversation", "background")
+_TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+# Of each kind of item: how its id begins, the name of its events, and its part.
+_ITEMS: Final[Mapping[str, tuple[str, str, dict[str, Any] | None]]] = {
+    "reasoning": ("rs", "response.reasoning_text", {"type": "reasoning_text", "text": ""}),
+    "message": ("msg", "response.output_text", {"type": "output_text", "text": "", "annotations": [], "logprobs": []}),
+    "function_call": ("fc", "response.function_call_arguments", None),
+}
+
+
+class ResponsesRequest(Request):
+    """The body of `/v1/responses`; a graph gets the same as a request of a chat."""
+
+    _path: ClassVar[str] = "responses"
+
+    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    instructions: str | None = None
+    max_output_tokens: Count | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    text: dict[str, Any] | None = None
+    reasoning: dict[str, Any] | None = None
+    metadata: dict[str, Any] | None = None
+    previous_response_id: str | None = None
+    conversation: str | dict[str, Any] | None = None
+    background: bool | None = None
+
+    def _chat(self) -> ChatRequest:
+        """Return the request of a chat that asks for the same.
+
+        Raises:
+            APIError: it asks for what a server without state cannot give.
+        """
+        for name in _STATEFUL:
+            if getattr(self, name):
+                raise APIError(400, f"{name}: nothing is kept of earlier responses", name, "unsupported_value")
+        form: dict[str, Any] = (self.text or {}).get("format") or {}
+        if form.get("type") == "json_schema":
+            form = {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
+        tools = [tool for tool in self.tools or () if tool.get("type") == "function"]
+        others = {str(tool.get("type"))[:64] for tool in self.tools or ()} - {"function"}
+        if others:
+            logs.warning("serving.tools_left_out", types=sorted(others))
+        choice = _function(self.tool_choice) if isinstance(self.tool_choice, dict) else self.tool_choice
+        body = {key: value for key, value in self.body.items() if key not in ResponsesRequest.model_fields} | {
+            "messages": _messages(self.instructions, self.input),
+            "max_tokens": self.max_output_tokens,
+            "response_format": form or None,
+            "reasoning_effort": (self.reasoning or {}).get("effort"),
+            "tools": [_function(tool) for tool in tools] or None,
+            "tool_choice": choice if tools else None,
+        }
+        for name in ("model", "stream", "user", "temperature", "top_p", "parallel_tool_calls"):
+            body[name] = getattr(self, name)
+        raw = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
+        return parsed(ChatRequest, raw, self.caller)
+
+
+def _function(given: dict[str, Any]) -> dict[str, Any]:
+    """Return the form that a chat has for a tool, or the choice of one."""
+    return {"type": "function", "function": {key: value for key, value in given.items() if key != "type"}}
+
+
+def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the messages of a chat for the input of a response."""
+    found: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    thought = ""
+    items: list[dict[str, Any]] = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    for place, item in enumerate(items):
+        kind = item.get("type", "message")
+        if kind == "reasoning":
+            thought = str(_content(item.get("content") or item.get("summary") or [], place))
+        elif kind == "function_call_output":
+            content = _content(item.get("output") or "", place)
+            found.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
+        elif kind in ("message", "function_call"):
+            message: dict[str, Any] = {"role": item.get("role") or "assistant"}
+            if kind == "message":
+                role = str(message["role"]).replace("developer", "system")
+                message |= {"role": role, "content": _content(item.get("content") or "", place)}
+            elif found and found[-1]["role"] == "assistant":
+                message = found.pop()
+            if kind == "function_call":
+                function = {"name": item.get("name"), "arguments": item.get("arguments") or "{}"}
+                call = {"id": item.get("call_id"), "type": "function", "function": function}
+                message = {"content": None, **message, "tool_calls": [*message.get("tool_calls", ()), call]}
+            if thought and message["role"] == "assistant":
+                message["reasoning"], thought = thought, ""
+            found.append(message)
+        else:
+            raise APIError(400, f"input[{place}]: items of type {kind!r} are not served", f"input[{place}]")
+    return found
+
+
+def _content(given: Any, place: int) -> Any:
+    """Return the content of a message: a text, or parts if there is more than text."""
+    if isinstance(given, str):
+        return given
+    parts: list[dict[str, Any]] = []
+    for number, part in enumerate(given):
+        if part.get("type") in _TEXTS:
+            parts.append({"type": "text", "text": part.get("text") or ""})
+        elif part.get("type") == "input_image" and part.get("image_url"):
+            parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
+        elif part.get("type") == "refusal":
+            parts.append({"type": "text", "text": part.get("refusal") or ""})
+        else:
+            where = f"input[{place}].content[{number}]"
+            raise APIError(400, f"{where}: parts of type {part.get('type')!r} are not served", where)
+    return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
+
+
+class _Item:
+    """An item of the output, and its text so far."""
+
+    def __init__(self, kind: str, index: int, fields: Mapping[str, Any]) -> None:
+        prefix, self.event, self.part = _ITEMS[kind]
+        self.index = index
+        self.texts: list[str] = []
+        self.item: dict[str, Any] = {"id": f"{prefix}_{uuid4().hex}", "type": kind, "status": "in_progress", **fields}
+        self.where: dict[str, Any] = {"item_id": self.item["id"], "output_index": index}
+        self.more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}  # of its events of text
+        if self.part is not None:
+            self.where["content_index"] = 0
+
+
+class Response(Answer):
+    """The answer to `/v1/responses`."""
+
+    PREFIX: ClassVar[str] = "resp_"
+
+    request: ResponsesRequest
+
+    def __init__(self, request: Request, model: str) -> None:
+        super().__init__(request, model)
+        self._items: list[_Item] = []
+        self._text: _Item | None = None  # the one that is open
+        self._functions: dict[int, _Item] = {}
+        self._number = 0
+
+    def part(self, item: Any) -> bytes:
+        """Return the events for a part."""
+        delta = self.take(item)
+        return self._begin() + b"".join(self._events(delta))
+
+    def json(self) -> bytes:
+        """Return the body of the whole answer."""
+        return sse(self.whole()).removeprefix(b"data: ").strip()
+
+    def gather(self, item: Any) -> None:
+        """Take a part of an answer that nobody reads before its end."""
+        self.part(item)
+
+    def end(self) -> bytes:
+        """Return the last events of a stream."""
+        last = self._begin() + b"".join(self._closed())
+        return last + self._event(f"response.{self._status}", response=self._response(self._status))
+
+    def failed(self, error: Exception, told: dict[str, Any]) -> bytes:
+        """Return the last event of a stream that has failed, for what the client is told."""
+        self.error = error
+        said = {"code": told["error"]["code"] or "server_error", "message": told["error"]["message"]}
+        return self._event("response.failed", response={**self._response("failed"), "error": said})
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer, when all parts were taken."""
+        for _ in self._closed():
+            pass
+        return self._response(self._status)
+
+    @property
+    def _status(self) -> str:
+        return "completed" if self.reason in ("stop", "tool_calls") else "incomplete"
+
+    def _event(self, kind: str, **fields: Any) -> bytes:
+        self._number += 1
+        return sse({"type": kind, "sequence_number": self._number - 1, **fields}, kind)
+
+    def _begin(self) -> bytes:
+        if self._number:
+            return b""
+        response = self._response("in_progress")
+        return self._event("response.created", response=response) + self._event(
+            "response.in_progress", response=response
+        )
+
+    def _events(self, delta: Delta) -> Iterator[bytes]:
+        for kind, text in (("reasoning", delta.reasoning), ("message", delta.text)):
+            if text:
+                if self._text is None or self._text.item["type"] != kind:
+                    yield from self._closed_text()
+                    fields: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+                    self._text = yield from self._opened(kind, {"content": [], **fields})
+                yield self._said(self._text, text)
+        for call in delta.tool_calls:
+            function: dict[str, str] = call.get("function") or {}
+            index: int = call["index"]
+            if index not in self._functions:
+                yield from self._closed_text()
+                known = self._calls[index]
+                fields = {"call_id": known["id"], "name": known["function"]["name"], "arguments": ""}
+                self._functions[index] = yield from self._opened("function_call", fields)
+            if function.get("arguments"):
+                yield self._said(self._functions[index], function["arguments"])
+
+    def _opened(self, kind: str, fields: Mapping[str, Any]) -> Generator[bytes, None, _Item]:
+        one = _Item(kind, len(self._items), fields)
+        self._items.append(one)
+        yield self._event("response.output_item.added", output_index=one.index, item=dict(one.item))
+        if one.part is not None:
+            yield self._event("response.content_part.added", **one.where, part=one.part)
+        return one
+
+    def _said(self, one: _Item, text: str) -> bytes:
+        one.texts.append(text)
+        return self._event(f"{one.event}.delta", **one.where, **one.more, delta=text)
+
+    def _closed_text(self) -> Iterator[bytes]:
+        if self._text is not None:
+            one, self._text = self._text, None
+            yield from self._done(one)
+
+    def _closed(self) -> Iterator[bytes]:
+        yield from self._closed_text()
+        for one in self._functions.values():
+            yield from self._done(one)
+        self._functions = {}
+
+    def _done(self, one: _Item) -> Iterator[bytes]:
+        text, item = "".join(one.texts), one.item
+        item["status"] = "completed"
+        if one.part is None:
+            item["arguments"] = text
+            yield self._event(f"{one.event}.done", **one.where, arguments=text, name=item["name"])
+        else:
+            part = {**one.part, "text": text}
+            item["content"] = [part]
+            yield self._event(f"{one.event}.done", **one.where, **one.more, text=text)
+            yield self._event("response.content_part.done", **one.where, part=part)
+        yield self._event("response.output_item.done", output_index=one.index, item=dict(item))
+
+    def _response(self, status: str) -> dict[str, Any]:
+        asked, is_over = self.request, status in ("completed", "incomplete")
+        usage = usage_of(self.usage)
+        read: dict[str, int] = usage.get("prompt_tokens_details") or {}
+        written: dict[str, int] = usage.get("completion_tokens_details") or {}
+        why = "max_output_tokens" if self.reason == "length" else "content_filter"
+        return {
+            "id": self.id, "object": "response", "created_at": self.created, "status": status, "model": self.model,
+            "error": None, "incomplete_details": {"reason": why} if status == "incomplete" else None,
+            "output": [dict(one.item) for one in self._items], "background": False, "store": False,
+            "previous_response_id": None, "truncation": "disabled", "instructions": asked.instructions,
+            "max_output_tokens": asked.max_output_tokens, "metadata": asked.metadata or {},
+            "parallel_tool_calls": asked.parallel_tool_calls is not False, "reasoning": asked.reasoning,
+            "temperature": asked.temperature, "top_p": asked.top_p, "text": asked.text or {"format": {"type": "text"}},
+            "tool_choice": asked.tool_choice or "auto", "tools": asked.tools or [], "user": asked.user,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": read.get("cached_tokens", 0)},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": written.get("reasoning_tokens", 0)},
+                "total_tokens": usage["total_tokens"],
+            } if is_over else None,
+        }  # fmt: skip

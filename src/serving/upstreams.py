@@ -1,0 +1,327 @@
+"""Servers of models that speak OpenAI's protocol, and engines of models in this process, as nodes."""
+
+import asyncio
+import inspect
+import json
+from collections import OrderedDict
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Hashable, Sequence
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self
+from uuid import uuid4
+
+import httpx
+from opentelemetry import propagate
+
+from .. import Node, node
+from .._errors import OptionsError
+from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, whole
+from .answers import Delta, Passed
+from .protocol import APIError, Base, ChatRequest, Request
+
+_OWN_FAULTS: Final = (400, 404, 413, 422)  # of the request: no other upstream would answer it
+_TOLD: Final = {429: 429, 503: 503}  # any other failure is a bad gateway
+_PREFIXES: Final = 10_000  # that are remembered, some 200 bytes each
+_MAX_LINE: Final = 64 << 20
+
+Messages = list[dict[str, Any]]
+
+
+class UpstreamError(APIError):
+    """An upstream is unreachable, busy or broken: `Retry(retry_on=serving.UpstreamError)` and a failover may help.
+
+    That a request is wrong is an `APIError` of no such class.
+    """
+
+
+@dataclass
+class Breaker:
+    """A circuit breaker: `async with breaker:` raises an error at once if what is inside has failed too often.
+
+    When the time is over, all may try again until one of them has failed. Errors of the request itself, and callers who
+    leave, count as neither.
+
+    Args:
+        failures: after how many failures in a row it refuses.
+        seconds: for how long it refuses then.
+
+    Attributes:
+        failed: how many failures there were in a row.
+    """
+
+    failures: int = 3
+    seconds: float = 5.0
+    failed: int = field(default=0, init=False)
+    _until: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        check("failures", self.failures, whole(1))
+        check("seconds", self.seconds, POSITIVE)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it refuses now."""
+        return self.failed >= self.failures and asyncio.get_running_loop().time() < self._until
+
+    async def __aenter__(self) -> Self:
+        """Go in.
+
+        Raises:
+            UpstreamError: it refuses.
+        """
+        if self.is_open:
+            seconds = {"retry-after": str(max(1, round(self.seconds)))}
+            raise UpstreamError(503, "It has failed too often, and was not asked.", headers=seconds)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        """Count the outcome."""
+        is_failure = kind is not None and issubclass(kind, Exception)
+        if kind is None or (is_failure and (issubclass(kind, UpstreamError) or not issubclass(kind, APIError))):
+            self.failed = self.failed + 1 if is_failure else 0
+            self._until = asyncio.get_running_loop().time() + self.seconds
+
+
+@dataclass
+class Replica:
+    """One server of an upstream.
+
+    Attributes:
+        url: its base URL.
+        in_flight: how many requests are on their way to it.
+        breaker: refuses what would fail, and says so as `breaker.is_open`.
+    """
+
+    url: str
+    breaker: Breaker
+    in_flight: int = 0
+
+
+class Upstream:
+    """Servers of one model; made by `upstream`. An async context manager, which keeps connections open.
+
+    Attributes:
+        replicas: the servers.
+    """
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        model: str | None,
+        make_client: Callable[[], httpx.AsyncClient],
+        prefix: Callable[[Request], Hashable] | None,
+        imbalance: int,
+        breaker: Breaker,
+    ) -> None:
+        self.replicas = tuple(Replica(url.rstrip("/"), replace(breaker)) for url in urls)
+        self._model = model
+        self._make_client = make_client
+        self._prefix = prefix
+        self._imbalance = imbalance
+        self._had: OrderedDict[Hashable, Replica] = OrderedDict()
+        self._client: httpx.AsyncClient | None = None
+        self._users = 0
+
+    async def __aenter__(self) -> Self:
+        """Keep connections open until the end of the block; without that, only while a request is on its way."""
+        self._users += 1
+        self._client = self._client or self._make_client()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        """Close the connections, unless they are in use elsewhere."""
+        self._users -= 1
+        if not self._users and self._client is not None:
+            client, self._client = self._client, None
+            await client.aclose()
+
+    @node
+    async def chat(self, messages: Messages, request: Request | None = None) -> AsyncIterator[Delta]:
+        """Give the answer to messages, with the fields of a request; a node.
+
+        An answer that the client wants whole is one part. When the reader leaves, the response is closed, so that the
+        server frees its slot.
+
+        Args:
+            messages: the messages.
+            request: the request, whose body is passed on as it came, with these messages; None for a stream.
+
+        Yields:
+            The parts of the answer.
+
+        Raises:
+            APIError: the request is wrong, as the server says.
+            UpstreamError: the server is unreachable, busy, or has failed.
+        """
+        replica = self._choose(request)
+        path, body = _passed_on(messages, request, self._model)
+        async with replica.breaker, self, self._in_flight(replica):
+            assert self._client is not None
+            headers: dict[str, str] = {}
+            propagate.inject(headers)
+            try:
+                async with self._client.stream("POST", f"{replica.url}/{path}", json=body, headers=headers) as response:
+                    if response.is_error:
+                        raise _failure(response, await response.aread())
+                    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                        yield Passed(await response.aread())
+                        return
+                    rest, is_done = b"", False
+                    async for chunk in response.aiter_raw():
+                        *lines, rest = (rest + chunk).split(b"\n")
+                        for line in lines:
+                            if line.startswith(b"data:") and not is_done:
+                                data = line[5:].strip()
+                                is_done = data == b"[DONE]"
+                                if data[:12].replace(b" ", b"").startswith(b'{"error"'):
+                                    raise _failure(response, data)
+                                if not is_done:
+                                    yield Passed(data)
+                        if len(rest) > _MAX_LINE:
+                            raise UpstreamError(502, "The upstream has sent a line without end.")
+                    if not is_done:
+                        raise UpstreamError(502, "The upstream has ended its stream before the end of the answer.")
+            except httpx.TimeoutException as error:
+                raise UpstreamError(504, "The upstream does not answer.") from error
+            except httpx.HTTPError as error:
+                raise UpstreamError(502, "The upstream cannot be reached, or has broken off.") from error
+
+    def _choose(self, request: Request | None) -> Replica:
+        """Return the server that had the prefix of a request, unless others have far less to do, or the idlest one."""
+        well = [one for one in self.replicas if not one.breaker.is_open] or self.replicas
+        chosen = min(well, key=lambda one: one.in_flight)
+        if self._prefix is not None and request is not None:
+            prefix = self._prefix(request)
+            had = self._had.get(prefix)
+            if had in well and had is not None and had.in_flight <= chosen.in_flight + self._imbalance:
+                chosen = had
+            self._had[prefix] = chosen
+            self._had.move_to_end(prefix)
+            if len(self._had) > _PREFIXES:
+                self._had.popitem(last=False)
+        return chosen
+
+    @asynccontextmanager
+    async def _in_flight(self, replica: Replica) -> AsyncGenerator[None, None]:
+        replica.in_flight += 1
+        try:
+            yield
+        finally:
+            replica.in_flight -= 1
+
+
+def upstream(
+    base_url: str | Sequence[str],
+    /,
+    *,
+    model: str | None = None,
+    api_key: str | None = None,
+    connections: int | None = None,
+    timeout_seconds: float = 60.0,
+    prefix: Callable[[Request], Hashable] | None = None,
+    imbalance: int = 8,
+    breaker: Breaker | None = None,
+) -> Upstream:
+    """Return a server of a model, or several that serve the same, such as vLLM, SGLang and llama.cpp.
+
+    `openai({"small": upstream})` serves it as it is. `upstream.chat` is a node for graphs, with `retry=`, `hedge=` and
+    `failover=` like any other: `first.chat.with_policy(failover=second.chat)`.
+
+    Args:
+        base_url: the URL as clients take it, such as "http://10.0.0.1:8000/v1"; or several, of which each request goes
+            to the one that has fewest in flight.
+        model: the name that the server knows the model by; None for the name in the request.
+        api_key: the key that is sent to it.
+        connections: the most connections; None without a limit.
+        timeout_seconds: how long it may send nothing.
+        prefix: returns what decides about its cache, such as the system prompt of a request: the server that had the
+            same is preferred.
+        imbalance: how many more requests in flight than the idlest one that server may have.
+        breaker: when a server is not asked; a copy for each. By default for 5 seconds after 3 failures in a row.
+
+    Returns:
+        The upstream.
+
+    Raises:
+        OptionsError: an argument does not accept its value.
+    """
+    urls = [base_url] if isinstance(base_url, str) else [*base_url]
+    if not urls or not all(url.startswith(("http://", "https://")) for url in urls):
+        raise OptionsError(f"serving.upstream({base_url!r}): it takes URLs such as 'http://10.0.0.1:8000/v1'")
+    check("timeout_seconds", timeout_seconds, POSITIVE)
+    check("imbalance", imbalance, NOT_NEGATIVE)
+
+    def make_client() -> httpx.AsyncClient:
+        return httpx.AsyncClient(
+            timeout=httpx.Timeout(timeout_seconds, connect=min(5.0, timeout_seconds), pool=None),
+            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
+            headers={"accept-encoding": "identity", **({"authorization": f"Bearer {api_key}"} if api_key else {})},
+            trust_env=False,
+        )
+
+    return Upstream(urls, model, make_client, prefix, imbalance, breaker or Breaker())
+
+
+def _passed_on(messages: Messages, request: Base | None, model: str | None) -> tuple[str, dict[str, Any]]:
+    """Return the path and the body for an upstream: as it came, with the messages, the name, and the tokens counted."""
+    if request is None:
+        request = ChatRequest.model_construct(model=model or "", stream=True)
+        body: dict[str, Any] = {"messages": messages, "stream": True}
+    else:
+        body = request.body
+        if isinstance(request, ChatRequest):
+            body["messages"] = messages
+    body["model"] = model or request.model
+    if getattr(request, "stream", None):
+        body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
+    return request._path, body
+
+
+def _failure(response: httpx.Response, body: bytes) -> APIError:
+    """Return the error that an upstream has answered with."""
+    told: dict[str, Any] = {}
+    with suppress(ValueError, AttributeError, TypeError):
+        found: Any = json.loads(body)
+        told = dict(found.get("error", found))
+    status = response.status_code if response.is_error else 502
+    message = str(told.get("message") or f"The upstream has failed ({status}).")
+    if status in _OWN_FAULTS:
+        return APIError(status, message, told.get("param"), told.get("code"))
+    headers = {"retry-after": seconds} if (seconds := response.headers.get("retry-after")) else {}
+    return UpstreamError(_TOLD.get(status, 502), message, headers=headers)
+
+
+def engine(
+    model: Any, /, *, prompt: Callable[[Messages], Any], params: Callable[[Request | None], Any], concurrency: int = 256
+) -> Node[..., Any]:
+    """Return a node of an engine in this process, such as vLLM's `AsyncLLM`.
+
+    Args:
+        model: an object with `generate(prompt, params, request_id)`, which gives outputs asynchronously whose
+            `outputs[0]` has the `text` so far, `token_ids` and `finish_reason`; and with `abort(request_id)`.
+        prompt: returns the prompt for messages, such as `tokenizer.apply_chat_template`.
+        params: returns the parameters of sampling for a request.
+        concurrency: how many requests the engine has at a time.
+
+    Returns:
+        A node of messages and request, which gives the answer in parts. A reader that leaves aborts its request.
+    """
+
+    @node(concurrency=concurrency)
+    async def generate(messages: Messages, request: Request | None = None) -> AsyncIterator[Delta]:
+        name, said, is_done = uuid4().hex, 0, False
+        try:
+            async for output in model.generate(prompt(messages), params(request), name):
+                one = output.outputs[0]
+                asked = len(getattr(output, "prompt_token_ids", None) or ())
+                usage = {"prompt_tokens": asked, "completion_tokens": len(one.token_ids)}
+                is_done = one.finish_reason is not None
+                yield Delta(one.text[said:], finish_reason=one.finish_reason, usage=usage)
+                said = len(one.text)
+        finally:
+            if not is_done:
+                aborted = model.abort(name)
+                if inspect.isawaitable(aborted):
+                    await aborted
+
+    return generate

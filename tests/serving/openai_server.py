@@ -1,0 +1,116 @@
+"""A server of models in this process, over real HTTP, and the graphs that it serves."""
+
+import asyncio
+import socket
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import uvicorn
+
+import penstock as ps
+from penstock import serving
+
+Messages = list[dict[str, Any]]
+
+
+@asynccontextmanager
+async def served(application: Any) -> AsyncIterator[str]:
+    """Serve an application on a port of its own; yield its URL."""
+    with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
+        config = uvicorn.Config(
+            application, log_config=None, access_log=False, lifespan="on", timeout_graceful_shutdown=10
+        )
+        server = uvicorn.Server(config)
+        task = asyncio.create_task(server.serve([listener]))
+        while not (server.started or task.done()):
+            await asyncio.sleep(0.001)
+        try:
+            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+        finally:
+            server.should_exit = True
+            await task
+
+
+opened: dict[str, int] = {"opened": 0, "closed": 0}
+
+
+@ps.node
+async def words_of(messages: Messages) -> AsyncIterator[str]:
+    opened["opened"] += 1
+    try:
+        for word in str(messages[-1]["content"]).split(" "):
+            await asyncio.sleep(0)
+            yield word + " "
+    finally:
+        opened["closed"] += 1
+
+
+@ps.node
+async def endless_words(messages: Messages) -> AsyncIterator[str]:
+    opened["opened"] += 1
+    try:
+        while True:
+            await asyncio.sleep(0.001)
+            yield "word "
+    finally:
+        opened["closed"] += 1
+
+
+@ps.graph
+async def echo(messages: Messages) -> AsyncIterator[str]:
+    """Give the words of the last message."""
+    return words_of(messages)
+
+
+@ps.graph
+async def endless(messages: Messages) -> AsyncIterator[str]:
+    """Give words without end."""
+    return endless_words(messages)
+
+
+@ps.node
+async def thinker(messages: Messages, request: serving.Request) -> AsyncIterator[serving.Delta]:
+    """Think, call the tool of the request, if there is one and it was not called yet, or answer; and count."""
+    yield serving.Delta(reasoning="Hm, ")
+    yield serving.Delta(reasoning="a question.")
+    tools = request.body.get("tools")
+    if tools and messages[-1]["role"] == "user":
+        name = tools[0].get("function", tools[0])["name"]
+        yield serving.Delta(tool_calls=[{"index": 0, "id": "call_1", "function": {"name": name, "arguments": ""}}])
+        yield serving.Delta(tool_calls=[{"index": 0, "function": {"arguments": '{"city":'}}])
+        yield serving.Delta(tool_calls=[{"index": 0, "function": {"arguments": '"Ulm"}'}}])
+    elif request.body.get("response_format") or request.body.get("text"):
+        yield serving.Delta('{"city":')
+        yield serving.Delta('"Ulm"}')
+    else:
+        yield serving.Delta("It is ")
+        yield serving.Delta(f"{messages[-1]['content']}.")
+    yield serving.Delta(usage={"prompt_tokens": 5, "completion_tokens": 7})
+
+
+@ps.node
+async def fails(messages: Messages) -> AsyncIterator[str]:
+    """Fail before the first value, or behind it."""
+    said = messages[-1]["content"]
+    if said == "late":
+        yield "Some"
+    if said == "refused":
+        raise serving.APIError(422, "No.", "messages", "no")
+    raise KeyError("a secret")
+
+
+@ps.node(effectful="unordered")
+async def whole(messages: Messages) -> serving.Delta:
+    """Give one value, and calls of tools that are whole."""
+    await ps.emit({"step": 1})
+    calls = [{"function": {"name": name, "arguments": "{}"}} for name in ("one", "two")]
+    return serving.Delta("text", tool_calls=calls, finish_reason=None)
+
+
+@ps.node
+async def slow(messages: Messages) -> AsyncIterator[str]:
+    """Take a while for ten values."""
+    for number in range(10):
+        await asyncio.sleep(0.02)
+        yield str(number)

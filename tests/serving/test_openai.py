@@ -1,0 +1,318 @@
+"""Graphs behind OpenAI's protocol, asked by the client of OpenAI and by hand, over real HTTP."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+
+import penstock as ps
+from penstock import asgi, engine, serving
+from tests.serving import openai_server
+from tests.serving.openai_server import Messages, echo, endless, served, thinker, whole
+
+openai = pytest.importorskip("openai")
+
+MODELS = {"echo": echo, "endless": endless, "thinker": thinker, "fails": openai_server.fails, "whole": whole}
+ASKED: Messages = [{"role": "user", "content": "one two three"}]
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object", "properties": {}}}}
+
+
+def client(url: str, key: str = "sk-1", **options: Any) -> Any:
+    return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=key, max_retries=0, **options)
+
+
+async def events_of(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/chat/completions") -> list[Any]:
+    """Return the data of all events, and the comments, of a stream."""
+    async with http.stream("POST", path, json={"stream": True, **body}) as response:
+        assert response.status_code == 200, await response.aread()
+        lines = [line async for line in response.aiter_lines() if line]
+    return [json.loads(line[6:]) if line[6:7] == "{" else line for line in lines]
+
+
+async def test_a_chat_is_answered_whole_and_streamed() -> None:
+    app = serving.openai(MODELS)
+    async with served(app) as url, client(url) as asked:
+        done = await asked.chat.completions.create(model="echo", messages=ASKED)
+        assert (done.choices[0].message.content, done.choices[0].finish_reason) == ("one two three ", "stop")
+        assert done.usage.total_tokens == 0
+        chunks = [
+            chunk async for chunk in await asked.chat.completions.create(model="echo", messages=ASKED, stream=True)
+        ]
+    assert [chunk.choices[0].delta.content for chunk in chunks] == ["one ", "two ", "three ", None]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
+    assert chunks[0].choices[0].delta.role == "assistant"
+    assert {(chunk.id, chunk.model, chunk.object) for chunk in chunks} == {
+        (chunks[0].id, "echo", "chat.completion.chunk")
+    }
+
+
+async def test_what_the_client_gathers_from_a_stream_is_the_whole_answer() -> None:
+    app = serving.openai(MODELS)
+    async with served(app) as url, client(url) as asked:
+        request: dict[str, Any] = {"model": "thinker", "messages": ASKED, "tools": [TOOL]}
+        done = await asked.chat.completions.create(**request)
+        async with asked.chat.completions.stream(**request, stream_options={"include_usage": True}) as stream:
+            gathered = await stream.get_final_completion()
+    (call,) = gathered.choices[0].message.tool_calls
+    assert (call.function.name, call.function.arguments, call.id) == ("weather", '{"city":"Ulm"}', "call_1")
+    assert gathered.choices[0].finish_reason == done.choices[0].finish_reason == "tool_calls"
+    assert done.choices[0].message.tool_calls[0].to_dict() == {
+        "id": "call_1", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Ulm"}'},
+    }  # fmt: skip
+    assert done.choices[0].message.content is None
+    assert gathered.usage.to_dict() == done.usage.to_dict()
+    assert done.usage.to_dict() == {"prompt_tokens": 5, "completion_tokens": 7, "total_tokens": 12}
+    for name in ("reasoning", "reasoning_content"):
+        assert getattr(done.choices[0].message, name) == "Hm, a question."
+
+
+async def test_reasoning_goes_on_under_both_names() -> None:
+    seen: list[Any] = []
+
+    @ps.node
+    async def look(messages: Messages) -> str:
+        seen.append(messages)
+        return "seen"
+
+    app = serving.openai({"look": look})
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        for name in ("reasoning", "reasoning_content"):
+            messages = [{"role": "assistant", "content": "x", name: "because"}, *ASKED]
+            await http.post("/v1/chat/completions", json={"model": "look", "messages": messages})
+    assert [one[0]["reasoning"] for one in seen] == [one[0]["reasoning_content"] for one in seen] == ["because"] * 2
+
+
+async def test_structured_output_of_a_graph_that_takes_the_request() -> None:
+    from pydantic import BaseModel
+
+    class City(BaseModel):
+        city: str
+
+    app = serving.openai(MODELS)
+    async with served(app) as url, client(url) as asked:
+        done = await asked.chat.completions.parse(model="thinker", messages=ASKED, response_format=City)
+    assert done.choices[0].message.parsed == City(city="Ulm")
+
+
+async def test_a_result_that_is_whole_is_streamed_as_one_part_and_calls_get_an_index() -> None:
+    app = serving.openai(MODELS, events="comments")
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        comment, first, last, done = await events_of(http, {"model": "whole", "messages": ASKED})
+    assert (comment, done) == (': {"step":1}', "data: [DONE]")
+    delta = first["choices"][0]["delta"]
+    assert [(one["index"], one["function"]["name"], one["type"]) for one in delta["tool_calls"]] == [
+        (0, "one", "function"), (1, "two", "function"),
+    ]  # fmt: skip
+    assert delta["tool_calls"][0]["id"] != delta["tool_calls"][1]["id"]
+    assert (delta["content"], last["choices"][0]["finish_reason"]) == ("text", "tool_calls")
+
+
+async def test_completions_and_models() -> None:
+    app = serving.openai(MODELS)
+    async with served(app) as url, client(url) as asked:
+        done = await asked.completions.create(model="echo", prompt="one two")
+        parts = [part async for part in await asked.completions.create(model="echo", prompt=["one two"], stream=True)]
+        assert [one.id async for one in await asked.models.list()] == [*MODELS]
+        assert (await asked.models.retrieve("echo")).id == "echo"
+        with pytest.raises(openai.NotFoundError):
+            await asked.models.retrieve("other")
+    assert done.choices[0].text == "".join(part.choices[0].text for part in parts) == "one two "
+    assert (done.choices[0].finish_reason, parts[-1].choices[0].finish_reason) == ("stop", "stop")
+
+
+WRONG: list[tuple[dict[str, Any], int, str | None]] = [
+    ({"model": "echo"}, 400, "messages"),
+    ({"model": "echo", "messages": []}, 400, "messages"),
+    ({"messages": ASKED}, 400, "model"),
+    ({"model": "echo", "messages": [{"role": "user", "content": [{"text": "x"}]}]}, 400, "messages[0].content[0].type"),
+    ({"model": "echo", "messages": ASKED, "temperature": 3}, 400, "temperature"),
+    ({"model": "echo", "messages": ASKED, "max_tokens": 2**40}, 400, "max_tokens"),
+    ({"model": "other", "messages": ASKED}, 404, "model"),
+    ({"model": "echo", "messages": ASKED, "tools": [TOOL]}, 400, "tools"),
+    ({"model": "echo", "messages": ASKED, "response_format": {"type": "json_object"}}, 400, "response_format"),
+    ({"model": "thinker", "messages": ASKED, "n": 2}, 400, "n"),
+    ({"model": "thinker", "messages": ASKED, "logprobs": True}, 400, "logprobs"),
+    (
+        {"model": "echo", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+        400,
+        "messages[0].content[0]",
+    ),
+    ({"model": "fails", "messages": [{"role": "user", "content": "refused"}]}, 422, "messages"),
+    ({"model": "fails", "messages": ASKED}, 500, None),
+]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_errors_name_the_field_before_the_first_byte(stream: bool) -> None:
+    app = serving.openai(MODELS)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        for body, status, param in WRONG:
+            response = await http.post("/v1/chat/completions", json={**body, "stream": stream})
+            error = response.json()["error"]
+            assert (response.status_code, error["param"]) == (status, param), error
+            assert "secret" not in response.text
+        for raw in (b"{", b'{"model": NaN}', b'"\\ud800"', b"[]", b"[" * 100_000):
+            response = await http.post("/v1/chat/completions", content=raw)
+            assert response.status_code == 400
+            assert response.json()["error"]["type"] == "invalid_request_error"
+        assert (await http.get("/v1/chat/completions")).json()["error"]["message"] == "Method Not Allowed"
+        assert (await http.get("/v1/audio/speech")).status_code == 404
+
+
+async def test_an_error_behind_the_first_byte_is_told_and_never_looks_complete() -> None:
+    app = serving.openai(MODELS)
+    body = {"model": "fails", "messages": [{"role": "user", "content": "late"}]}
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http, client(url) as asked:
+        first, error, end = await events_of(http, body)
+        assert first["choices"][0]["finish_reason"] is None
+        assert error["error"] == {
+            "message": "The server had an error.", "type": "server_error", "param": None, "code": None,
+        }  # fmt: skip
+        assert end == "data: [DONE]"
+        with pytest.raises(openai.APIError, match="The server had an error"):
+            async for _ in await asked.chat.completions.create(**body, stream=True):
+                pass
+
+
+async def test_keys_open_the_door_and_share_places_by_name() -> None:
+    callers: list[str | None] = []
+
+    @ps.node
+    async def who(messages: Messages, request: serving.Request) -> str:
+        callers.append(request.caller)
+        return "you"
+
+    app = serving.openai({"who": who}, api_keys={"sk-1": "one", "sk-2": "two"}, weights={"one": 2})
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        for key in ("sk-1", "sk-2"):
+            async with client(url, key) as asked:
+                await asked.chat.completions.create(model="who", messages=ASKED)
+        for key in ("sk-3", "x" * 10_000, "sk-1x"):
+            headers = {"authorization": f"Bearer {key}"}
+            refused = await http.post("/v1/chat/completions", json={"model": "who"}, headers=headers)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (401, "invalid_api_key")
+        assert (await http.get("/v1/models")).status_code == 401
+        assert (await http.get("/health/live")).status_code == 200
+        assert (await http.get("/health/ready")).json() == {"who": "ready"}
+    assert callers == ["one", "two"]
+
+
+async def test_a_full_deployment_refuses_and_says_when_to_come_back() -> None:
+    app = serving.openai(MODELS, max_in_flight=1, max_queue=0)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        body = {"model": "endless", "messages": ASKED, "stream": True}
+        async with http.stream("POST", "/v1/chat/completions", json=body) as stream:
+            chunks = stream.aiter_raw()  # held: a generator that is dropped closes the response
+            await anext(chunks)
+            for asked in (body, {**body, "stream": False}):
+                refused = await http.post("/v1/chat/completions", json=asked)
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                assert refused.json()["error"]["type"] == "overloaded_error"
+
+
+async def test_one_key_at_its_limit_gets_429_and_the_others_are_served() -> None:
+    app = serving.openai(MODELS, api_keys=["sk-1", "sk-2"], max_in_flight_per_key=1, max_queue_per_key=0)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http, client(url, "sk-2") as other:
+        first = {"authorization": "Bearer sk-1"}
+        body = {"model": "endless", "messages": ASKED, "stream": True}
+        async with http.stream("POST", "/v1/chat/completions", json=body, headers=first) as stream:
+            chunks = stream.aiter_raw()  # held: a generator that is dropped closes the response
+            await anext(chunks)
+            refused = await http.post("/v1/chat/completions", json=body, headers=first)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (429, "rate_limit_exceeded")
+            assert int(refused.headers["retry-after"]) >= 1
+            await other.chat.completions.create(model="echo", messages=ASKED)
+
+
+async def test_a_body_that_is_too_large_is_not_read() -> None:
+    app = serving.openai(MODELS, max_body_bytes=1000)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        response = await http.post("/v1/chat/completions", content=b"x" * 2000)
+    assert (response.status_code, response.json()["error"]["message"]) == (413, "The body has more than 1000 bytes.")
+
+
+async def test_a_client_that_leaves_frees_its_place() -> None:
+    app = serving.openai(MODELS, max_in_flight=1, max_queue=8)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http, client(url) as asked:
+        for body in ({"stream": True}, {"stream": False}):
+            before = openai_server.opened["closed"]
+            with contextlib.suppress(httpx.ReadTimeout):
+                async with http.stream(
+                    "POST", "/v1/chat/completions", json={"model": "endless", "messages": ASKED, **body}, timeout=0.1
+                ) as response:
+                    await anext(response.aiter_raw())
+            await asked.chat.completions.create(model="echo", messages=ASKED)  # waits for the place
+            assert openai_server.opened["closed"] == before + 2
+
+
+async def test_unknown_fields_are_logged_once_by_name() -> None:
+    app = serving.openai(MODELS)
+    body = {"model": "echo", "messages": ASKED, "store": True, "never_heard_of": {"x": 1}}
+    with structlog.testing.capture_logs() as logs:
+        async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+            for _ in range(2):
+                assert (await http.post("/v1/chat/completions", json=body)).status_code == 200
+    told = [log["fields"] for log in logs if log["event"] == "serving.unknown_fields"]
+    assert len(told) <= 1
+    assert "never_heard_of" in serving.Request.model_validate(body).model_extra  # type: ignore[operator]
+
+
+async def test_an_application_is_mounted_into_ones_own_with_a_service_that_others_use() -> None:
+    from starlette.applications import Starlette
+    from starlette.routing import Mount
+
+    own = engine.Engine()
+    service = own.deploy(echo, max_in_flight=4)
+    app = serving.openai({"echo": service, "thinker": thinker})
+    around: Any = asgi.lifespan(own, service, app)
+    async with served(Starlette(routes=[Mount("/llm", app)], lifespan=around)) as url:
+        async with client(f"{url}/llm") as asked:
+            done = await asked.chat.completions.create(model="echo", messages=ASKED)
+            assert done.choices[0].message.content == "one two three "
+        assert (service.statistics().completed, service.graphs) == (1, (echo,))
+
+
+async def test_the_document_describes_what_is_accepted() -> None:
+    app = serving.openai(MODELS)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        found = (await http.get("/openapi.json")).json()
+    assert {"/v1/chat/completions", "/v1/completions", "/v1/models"} <= found["paths"].keys()
+    assert found["components"]["schemas"]["ChatRequest"]["required"] == ["model", "messages"]
+
+
+@ps.node
+async def added(first: int, second: int) -> int:
+    return first + second
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: serving.openai({}), "there is no model"),
+        (lambda: serving.openai({"x": 3}), "serving.openai"),
+        (lambda: serving.openai({"echo": echo}, events="all"), "'comments' or 'drop'"),  # type: ignore[arg-type]
+        (lambda: serving.openai({"echo": echo}, api_keys=[]), "a collection of keys"),
+        (lambda: serving.openai({"echo": echo}, api_keys="sk-1"), "a collection of keys"),
+        (lambda: serving.openai({"sum": added}), "it has to take messages"),
+        (lambda: serving.openai({"echo": echo}, weights={"one": 1}), "needs key="),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Any, told: str) -> None:
+    with pytest.raises(ps.OptionsError, match=told):
+        make()
+
+
+async def test_an_answer_without_parts_is_complete() -> None:
+    @ps.node
+    async def nothing(messages: Messages) -> AsyncIterator[str]:
+        for _ in ():
+            yield ""
+
+    app = serving.openai({"nothing": nothing})
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        last, done = await events_of(http, {"model": "nothing", "messages": ASKED})
+    assert (last["choices"][0]["finish_reason"], done) == ("stop", "data: [DONE]")

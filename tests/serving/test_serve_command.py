@@ -1,0 +1,84 @@
+"""`penstock serve`: it says what it serves and how to ask it, and drains at SIGTERM."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import httpx
+import pytest
+
+ENDED = (0, -signal.SIGTERM)  # uvicorn ends by the signal when all is done
+ROOT = Path(__file__).parents[2]
+
+
+@contextmanager
+def serving(target: str, *options: str) -> Iterator[tuple[str, str, subprocess.Popen[str]]]:
+    command = [sys.executable, "-m", "penstock", "serve", target, "--port", "0", *options]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    try:
+        assert process.stdout is not None
+        said = ""
+        while "print(" not in said:
+            line = process.stdout.readline()
+            assert line, said
+            said += line
+        found = re.search(r"at (http://127\.0\.0\.1:\d+)/v1", said)
+        assert found, said
+        yield found[1], said, process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_it_serves_a_graph_that_needs_no_model_and_says_how_to_ask_it(tmp_path: Path) -> None:
+    keys = tmp_path / "keys"
+    keys.write_text("sk-1 one\n\nsk-2\n")
+    with serving("examples.library_model:library", "--api-key-file", str(keys)) as (url, said, process):
+        assert said.startswith("serving library at http://127.0.0.1:")
+        assert f'base_url="{url}/v1"' in said
+        body = {"model": "library", "messages": [{"role": "user", "content": "Which finds the most common elements?"}]}
+        with httpx.Client(base_url=url, headers={"authorization": "Bearer sk-2"}, timeout=30) as http:
+            answer = http.post("/v1/chat/completions", json=body).json()
+            assert "collections.Counter.most_common" in answer["choices"][0]["message"]["content"]
+            assert httpx.get(f"{url}/v1/models").status_code == 401
+            assert httpx.get(f"{url}/health/ready").status_code == 200
+            process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in ENDED
+
+
+def test_an_answer_that_has_begun_is_complete_when_it_drains() -> None:
+    with serving("tests.serving.openai_server:slow") as (url, _, process):
+        body = {"model": "slow", "messages": [{"role": "user", "content": "x"}], "stream": True}
+        lines: list[str] = []
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=30) as stream:
+            for line in stream.iter_lines():
+                lines.append(line)
+                if len(lines) == 1:
+                    process.send_signal(signal.SIGTERM)
+        assert process.wait(20) in ENDED
+    assert lines[-2] == "data: [DONE]"
+    words = [json.loads(line[6:])["choices"][0]["delta"].get("content") or "" for line in lines if line[6:7] == "{"]
+    assert "".join(words) == "0123456789"
+
+
+@pytest.mark.parametrize(
+    ("target", "options", "told"),
+    [
+        ("nothing.here:graph", [], "there is no module 'nothing'"),
+        ("tests.serving.openai_server:nothing", [], "has no 'nothing'"),
+        ("tests.serving.openai_server:slow", ["--api-key-file", "nothing.txt"], "nothing.txt"),
+        ("tests.serving.openai_server:slow", ["--api-key-file", "/dev/null"], "has no keys"),
+        ("tests.serving.openai_server:opened", [], "serving.openai"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(target: str, options: list[str], told: str) -> None:
+    command = [sys.executable, "-m", "penstock", "serve", target, *options]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    assert done.returncode in (1, 2)
+    assert told in done.stderr
+    assert "Traceback" not in done.stderr

@@ -1,0 +1,352 @@
+"""Servers of models as nodes: what is passed on, which server is asked, and what happens when one is bad."""
+
+import asyncio
+import contextlib
+import json
+from collections import Counter
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+import structlog
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+import penstock as ps
+from penstock import engine, serving
+from tests.serving.openai_server import Messages, served
+
+ASKED: Messages = [{"role": "user", "content": "hi"}]
+WORDS = ("one ", "two ", "three")
+
+
+class Server:
+    """A model server that behaves as a request says, in `user`, and that counts."""
+
+    def __init__(self, *behaviour: str) -> None:
+        self.behaviour = behaviour  # of request after request, in turns; () for a good one
+        self.asked = self.open = self.most = 0
+        self.bodies: list[dict[str, Any]] = []
+        self.headers: list[Any] = []
+        self.app = Starlette(routes=[Route("/v1/{path:path}", self.answer, methods=["POST"])])
+
+    async def answer(self, request: Request) -> Response:
+        body = await request.json()
+        self.bodies.append(body)
+        self.headers.append(request.headers)
+        how = self.behaviour[self.asked % len(self.behaviour)] if self.behaviour else "well"
+        self.asked += 1
+        if how == "busy":
+            return JSONResponse({"error": {"message": "busy"}}, 429, {"retry-after": "0"})
+        if how == "broken":
+            return JSONResponse({"error": {"message": "internal"}}, 500)
+        if how == "wrong":
+            return JSONResponse({"error": {"message": "no such thing", "param": "seed", "code": "x"}}, 400)
+        if not body.get("stream"):
+            return JSONResponse({
+                "id": "up", "object": "chat.completion", "model": body["model"], "system_fingerprint": "f",
+                "choices": [{"index": 0, "message": {"role": "assistant", "content": "".join(WORDS)},
+                             "finish_reason": "stop"}],
+                "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+            })  # fmt: skip
+        return StreamingResponse(self.stream(body, how), media_type="text/event-stream")
+
+    async def stream(self, body: dict[str, Any], how: str) -> AsyncIterator[str]:
+        self.open += 1
+        self.most = max(self.most, self.open)
+        try:
+            if how == "hangs":
+                await asyncio.Event().wait()
+            for number, word in enumerate(WORDS if how != "endless" else iter(lambda: "x", "")):
+                if (how, number) in (("drops early", 0), ("drops", 2)):
+                    return
+                if (how, number) == ("fails", 1):
+                    yield 'data: {"error": {"message": "out of memory"}}\n\n'
+                    return
+                await asyncio.sleep(0.001 if how == "endless" else 0)
+                yield self.event(body, [{"index": 0, "delta": {"content": word}, "finish_reason": None}])
+            yield self.event(body, [{"index": 0, "delta": {}, "finish_reason": "stop"}])
+            if (body.get("stream_options") or {}).get("include_usage"):
+                yield self.event(body, [], usage={"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5})
+            yield "data: [DONE]\n\n"
+        finally:
+            self.open -= 1
+
+    def event(self, body: dict[str, Any], choices: list[Any], **more: Any) -> str:
+        return f"data: {json.dumps({'id': 'up', 'model': body['model'], 'extra': 1, 'choices': choices, **more})}\n\n"
+
+
+async def read(http: httpx.AsyncClient, body: dict[str, Any], path: str = "/v1/chat/completions") -> tuple[int, str]:
+    """Return the status and the text of an answer; of a stream "" if it looks complete, else the error at its end."""
+    response = await http.post(path, json=body)
+    if not body.get("stream") or response.status_code != 200:
+        return response.status_code, response.text
+    *chunks, last = [json.loads(line[6:]) for line in response.text.splitlines() if line[:7] == "data: {"]
+    finished = [chunk for chunk in (*chunks, last) if chunk.get("choices") and chunk["choices"][0]["finish_reason"]]
+    if "error" in last:
+        assert not finished
+        return 200, str(last["error"]["message"])
+    assert len(finished) == 1
+    text = "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
+    assert text == "".join(WORDS)
+    return 200, ""
+
+
+async def test_a_server_is_a_model_and_its_bytes_go_on_with_another_name() -> None:
+    server = Server()
+    async with served(server.app) as url:
+        small = serving.upstream(f"{url}/v1/", model="inside", api_key="sk-up")
+        app = serving.openai({"small": small})
+        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+            body = {"model": "small", "messages": ASKED, "n": 2, "seed": 3, "unheard_of": {"a": 1}}
+            whole = (await http.post("/v1/chat/completions", json=body)).json()
+            stream = (await http.post("/v1/chat/completions", json={**body, "stream": True})).text
+            counted = (
+                await http.post(
+                    "/v1/chat/completions",
+                    json={**body, "stream": True, "stream_options": {"include_usage": True}},
+                )
+            ).text
+            completion = await http.post("/v1/completions", json={"model": "small", "prompt": ["a", "b"]})
+    assert (whole["model"], whole["system_fingerprint"], whole["usage"]["total_tokens"]) == ("small", "f", 5)
+    events = [json.loads(line[6:]) for line in stream.splitlines() if line[:7] == "data: {"]
+    assert {(one["model"], one["extra"]) for one in events} == {("small", 1)}
+    assert (len(events), stream[-14:]) == (4, "data: [DONE]\n\n")
+    assert counted.count("data: {") == 5
+    assert completion.status_code == 200
+    first, *_, last = server.bodies
+    assert first == {**body, "model": "inside"}  # all as it came
+    assert last == {"model": "inside", "prompt": ["a", "b"]}
+    assert server.bodies[1]["stream_options"] == {"include_usage": True}
+    assert {one["authorization"] for one in server.headers} == {"Bearer sk-up"}
+
+
+async def test_a_graph_in_front_changes_the_messages_and_reads_the_parts() -> None:
+    server = Server()
+    async with served(server.app) as url:
+        small = serving.upstream(f"{url}/v1")
+
+        @ps.node
+        async def loud(parts: AsyncIterator[serving.Delta]) -> AsyncIterator[serving.Delta]:
+            async for part in parts:
+                yield serving.Delta(part.text.upper(), usage=part.usage)
+
+        @ps.node
+        async def with_facts(messages: Messages) -> Messages:
+            return [{"role": "system", "content": "fact"}, *messages]
+
+        @ps.graph
+        async def rag(messages: Messages, request: serving.Request) -> AsyncIterator[serving.Delta]:
+            return loud(small.chat(await with_facts(messages), request))
+
+        app = serving.openai({"rag": rag}, parts=[small])
+        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+            for stream in (False, True):
+                body = {"model": "rag", "messages": ASKED, "stream": stream}
+                answer = await http.post("/v1/chat/completions", json=body)
+                assert "ONE " in answer.text
+                assert '"model":"rag"' in answer.text
+    assert [body["messages"][0]["content"] for body in server.bodies] == ["fact"] * 2
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "kind", "told"),
+    [
+        ("busy", 429, serving.UpstreamError, "busy"),
+        ("broken", 502, serving.UpstreamError, "internal"),
+        ("wrong", 400, serving.APIError, "no such thing"),
+        ("drops early", 502, serving.UpstreamError, "ended its stream"),
+        ("drops", 502, serving.UpstreamError, "ended its stream"),
+        ("fails", 502, serving.UpstreamError, "out of memory"),
+        ("hangs", 504, serving.UpstreamError, "does not answer"),
+    ],
+)
+async def test_what_is_wrong_with_a_server_is_an_error_with_its_status(
+    how: str, status: int, kind: type[serving.APIError], told: str
+) -> None:
+    server = Server(how)
+    async with served(server.app) as url:
+        small = serving.upstream(f"{url}/v1", timeout_seconds=0.1)
+        with pytest.raises(kind, match=told) as raised:
+            await _read(small)
+        assert (raised.value.status, isinstance(raised.value, serving.UpstreamError)) == (
+            status, kind is serving.UpstreamError,
+        )  # fmt: skip
+        assert ps.retry_after(raised.value) == (0 if how == "busy" else None)
+        assert small.replicas[0].in_flight == 0
+
+
+async def test_nobody_listens() -> None:
+    small = serving.upstream("http://127.0.0.1:1/v1")
+    with pytest.raises(serving.UpstreamError, match="cannot be reached"):
+        await _read(small)
+
+
+async def _read(upstream: serving.Upstream, request: Any = None) -> str:
+    async with engine.stream(ps.graph(upstream.chat)(ASKED, request)) as parts:
+        return "".join([part.text async for part in parts])
+
+
+async def test_a_breaker_refuses_and_tries_again() -> None:
+    breaker = serving.Breaker(failures=2, seconds=30)
+
+    async def use(error: BaseException | None) -> None:
+        with contextlib.suppress(ValueError, serving.APIError, asyncio.CancelledError):
+            async with breaker:
+                if error is not None:
+                    raise error
+
+    await use(ValueError())
+    await use(None)
+    for error in (asyncio.CancelledError(), serving.APIError(400, "wrong"), serving.UpstreamError(502, "down")):
+        await use(error)
+    assert (breaker.failed, breaker.is_open) == (1, False)
+    await use(ValueError())
+    assert breaker.is_open
+    with pytest.raises(serving.UpstreamError, match="too often") as refused:
+        async with breaker:
+            raise AssertionError
+    assert ps.retry_after(refused.value) == 30
+    for options in ({"failures": 0}, {"seconds": 0}):
+        with pytest.raises(ps.OptionsError):
+            serving.Breaker(**options)
+
+
+async def test_the_idlest_server_is_asked_and_the_one_that_had_the_prefix_is_preferred() -> None:
+    first, second = Server("endless"), Server("endless")
+    async with served(first.app) as one, served(second.app) as two:
+        both = serving.upstream([f"{one}/v1", f"{two}/v1"], prefix=lambda asked: asked.user, imbalance=2)
+        app = serving.openai({"both": both})
+        async with served(app) as front, httpx.AsyncClient(base_url=front) as http, contextlib.AsyncExitStack() as held:
+
+            async def ask(user: str) -> None:
+                body = {"model": "both", "messages": ASKED, "stream": True, "user": user}
+                stream = await held.enter_async_context(http.stream("POST", "/v1/chat/completions", json=body))
+                chunks: Any = stream.aiter_raw()
+                await anext(chunks)
+                held.push_async_callback(chunks.aclose)
+
+            for user in ("a", "b", "a", "a", "a", "a"):
+                await ask(user)
+            # Two more than the other one it may have, so the fifth goes there.
+            assert (first.open, second.open) == (4, 2)
+            assert [replica.in_flight for replica in both.replicas] == [4, 2]
+        assert [replica.in_flight for replica in both.replicas] == [0, 0]
+    assert (first.open, second.open) == (0, 0)
+
+
+@pytest.mark.asyncio(loop_factories=["uvloop"])  # all of it is network, and takes nine seconds
+async def test_two_bad_servers_and_many_clients_who_each_have_one_outcome() -> None:
+    """Failover happens before the first value only, and an answer that looks complete is complete."""
+    first = Server("well", "busy", "drops early", "broken", "drops", "well", "fails", "hangs")
+    second = Server("well", "broken", "well", "drops", "drops early")
+    async with served(first.app) as one, served(second.app) as two:
+        never = serving.Breaker(failures=10_000)
+        bad = serving.upstream(f"{one}/v1", timeout_seconds=1, breaker=never)
+        worse = serving.upstream(f"{two}/v1", timeout_seconds=1, breaker=never)
+        again = ps.Retry(2, retry_on=serving.UpstreamError, wait=ps.retry_after)
+        model = bad.chat.with_policy(retry=again, failover=worse.chat)
+        app = serving.openai({"model": model}, parts=[worse], max_in_flight=1000, max_queue=0)
+        async with served(app) as front, httpx.AsyncClient(base_url=front, timeout=30, limits=NO_LIMITS) as http:
+            body = {"model": "model", "messages": ASKED, "stream": True}
+            with structlog.testing.capture_logs():  # as text, each traceback would take longer than its request
+                outcomes = Counter(await asyncio.gather(*(read(http, body) for _ in range(300))))
+    assert sum(outcomes.values()) == 300
+    assert outcomes[200, ""] > 100
+    dropped = "The upstream has ended its stream before the end of the answer."
+    told_late = {told for status, told in outcomes if status == 200}
+    assert {"", "out of memory", dropped} == told_late
+    assert {status for status, _ in outcomes} <= {200, 502, 504}
+    assert first.open == second.open == 0
+
+
+NO_LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+
+
+@pytest.mark.parametrize("clients", [200, pytest.param(1000, marks=pytest.mark.long)])
+async def test_clients_of_whom_a_third_leave_hold_no_upstream_connection(clients: int) -> None:
+    server = Server("endless", "well", "well")
+    async with served(server.app) as url:
+        small = serving.upstream(f"{url}/v1")
+        app = serving.openai({"small": small}, max_in_flight=2000)
+        async with served(app) as front, httpx.AsyncClient(base_url=front, timeout=60, limits=NO_LIMITS) as http:
+            body = {"model": "small", "messages": ASKED, "stream": True}
+
+            async def client() -> int:
+                read = 0
+                async with http.stream("POST", "/v1/chat/completions", json=body) as stream:
+                    chunks: Any = stream.aiter_raw()
+                    async for chunk in chunks:
+                        read += chunk.count(b'"x"')
+                        if read > 3:
+                            break
+                    await chunks.aclose()
+                return read
+
+            left = [read > 3 for read in await asyncio.gather(*(client() for _ in range(clients)))]
+            assert sum(left) == -(-clients // 3)
+            async with asyncio.timeout(1):
+                while server.open or small.replicas[0].in_flight:
+                    await asyncio.sleep(0.001)
+
+
+class Outputs:
+    """An engine with the interface of vLLM's AsyncLLM."""
+
+    def __init__(self) -> None:
+        self.running: set[str] = set()
+        self.aborted: list[str] = []
+
+    async def generate(self, prompt: str, params: Any, request_id: str) -> AsyncIterator[Any]:
+        self.running.add(request_id)
+        text = ""
+        while len(text) < params:
+            await asyncio.sleep(0)
+            text += prompt[0]
+            reason = "length" if len(text) == params else None
+            one = SimpleNamespace(text=text, token_ids=[1] * len(text), finish_reason=reason)
+            yield SimpleNamespace(outputs=[one], prompt_token_ids=[1, 2])
+        self.running.discard(request_id)
+
+    async def abort(self, request_id: str) -> None:
+        self.aborted.append(request_id)
+        self.running.discard(request_id)
+
+
+async def test_an_engine_in_the_process_is_a_node_and_a_reader_who_leaves_aborts() -> None:
+    outputs = Outputs()
+    node = serving.engine(
+        outputs,
+        prompt=lambda messages: str(messages[-1]["content"]),
+        params=lambda request: 10**9 if request is None or request.max_tokens is None else request.max_tokens,
+    )
+    app = serving.openai({"llm": node})
+    async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+        body = {"model": "llm", "messages": ASKED, "max_tokens": 3}
+        answer = (await http.post("/v1/chat/completions", json=body)).json()
+        assert answer["choices"][0]["message"]["content"] == "hhh"
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
+        assert (outputs.running, outputs.aborted) == (set(), [])
+        async with engine.stream(ps.graph(node)(ASKED, None)) as parts:
+            await anext(parts)
+            assert len(outputs.running) == 1
+    assert (len(outputs.running), len(outputs.aborted)) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: serving.upstream([]),
+        lambda: serving.upstream("10.0.0.1:8000"),
+        lambda: serving.upstream("http://x/v1", timeout_seconds=0),
+        lambda: serving.upstream("http://x/v1", imbalance=-1),
+    ],
+)
+def test_wrong_arguments_are_refused(make: Any) -> None:
+    with pytest.raises(ps.OptionsError):
+        make()
