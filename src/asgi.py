@@ -176,8 +176,10 @@ def event_stream(
     check("heartbeat_seconds", heartbeat_seconds, optional(POSITIVE))
     check("statuses", statuses, optional(_STATUSES_RULE))
     said = _Events(stream, encode or _as_text, encode_event, end, encode_error)
+    # The values of a plain stream need not be told apart from events.
+    is_plain = not isinstance(stream, engine.EventStream | engine.DetachedStream)
     body = _Body(
-        stream, said.chunk, stall_timeout_seconds,
+        stream, said.plain if is_plain else said.chunk, stall_timeout_seconds,
         end=said.last,
         failed=said.failed,
         asked=lambda question: _sse(_as_json(question, encode), "question"),
@@ -208,6 +210,11 @@ class _Events:
             return self._event(cast("Any", item).value if isinstance(item, engine.Value) else item, None)
         value: Any = cast("Any", item).value
         return self._event(value, type(value).__name__) if self.encode_event is None else self.encode_event(value)
+
+    def plain(self, value: Any) -> str | bytes:
+        """Return what is sent for a value of a stream that has no events."""
+        said = self.encode(value)
+        return said if isinstance(said, bytes) else _sse(said)
 
     def last(self, results: list[Any]) -> str | bytes:
         """Return what is sent at the end, for the result of the call in a list, which is empty if it has none."""

@@ -128,7 +128,7 @@ def server(name: str, upstream: str = "") -> Any:
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
         options = ["--fd", str(listener.fileno()), "--no-access-log", "--log-level", "warning", "--loop", "uvloop"]
         process = subprocess.Popen(
-            [sys.executable, "-m", "uvicorn", f"{__spec__.name if __spec__ else __name__}:app_{name}", *options],
+            [sys.executable, "-m", "uvicorn", f"benchmarks.servers.openai_protocol:app_{name}", *options],
             pass_fds=[listener.fileno()], env={**os.environ, "BENCH_UPSTREAM": f"{upstream}/v1"},
         )  # fmt: skip
         try:

@@ -150,11 +150,12 @@ class Application(Starlette):
         chat = partial(self._answer, ChatRequest, Answer)
         completions = partial(self._answer, CompletionRequest, Completion)
         responses = partial(self._answer, ResponsesRequest, ResponsesAnswer)
+        self._answers: dict[str, Any] = {
+            "/v1/chat/completions": chat, "/v1/completions": completions, "/v1/responses": responses,
+        }  # fmt: skip
         super().__init__(
             routes=[
-                Route("/v1/chat/completions", chat, methods=["POST"]),
-                Route("/v1/completions", completions, methods=["POST"]),
-                Route("/v1/responses", responses, methods=["POST"]),
+                *(Route(path, answer, methods=["POST"]) for path, answer in self._answers.items()),
                 Route("/v1/embeddings", self._embed, methods=["POST"]),
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._list_models),
@@ -166,6 +167,22 @@ class Application(Starlette):
             exception_handlers=cast("Any", errors),
             lifespan=cast("Any", asgi.lifespan(self)),
         )
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """Answer a request; those for answers pass no middleware, which would take longer than a token does."""
+        answer = None
+        if scope["type"] == "http" and scope["method"] == "POST":
+            answer = self._answers.get(scope["path"].removeprefix(scope.get("root_path", "")))
+        if answer is None:
+            await super().__call__(scope, receive, send)
+            return
+        http = HTTPRequest(scope, receive)
+        try:
+            await (await answer(http))(scope, receive, send)
+        except Exception as error:
+            await (await self._told(http, error))(scope, receive, send)
+            if _told_of(error)[0] == 500:
+                raise  # the server logs it
 
     async def __aenter__(self) -> Self:
         """Start the deployment of the models.
@@ -327,7 +344,7 @@ class Application(Starlette):
     async def _document(self, http: HTTPRequest) -> Response:
         return JSONResponse(document())
 
-    async def _told(self, http: Request, error: Exception) -> Response:
+    async def _told(self, http: HTTPRequest, error: Exception) -> Response:
         status, told, headers = _told_of(error)
         return JSONResponse(told, status, headers)
 

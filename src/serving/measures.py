@@ -1,5 +1,6 @@
 """Spans and metrics of answers, under the names that OpenTelemetry has for generative AI; never their content."""
 
+import sys
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from functools import cache
@@ -47,10 +48,8 @@ def measured(answer: Answer, headers: Mapping[str, str]) -> Generator[None, None
     with tracer.start_as_current_span(name, parent, SpanKind.SERVER, known) as span:
         try:
             yield
-        except BaseException as error:
-            answer.error = answer.error or error
-            raise
         finally:
+            answer.error = answer.error or sys.exception()
             if answer.error is not None:
                 known[names.ERROR_TYPE] = type(answer.error).__qualname__
                 span.set_attribute(names.ERROR_TYPE, known[names.ERROR_TYPE])

@@ -12,7 +12,7 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=819, largest_file=409, slots=0, branches=9, broad_excepts=3),
+    ".": Figures(lines=823, largest_file=413, slots=0, branches=9, broad_excepts=3),
     "_cli": Figures(lines=452, largest_file=150, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7519, largest_file=552, slots=28, branches=38, broad_excepts=57),
     "advice": Figures(lines=859, largest_file=274, slots=0, branches=12, broad_excepts=0),
@@ -21,7 +21,7 @@ LIMITS = {
     "devices": Figures(lines=6647, largest_file=589, slots=21, branches=15, broad_excepts=21),
     "engine": Figures(lines=15441, largest_file=599, slots=21, branches=21, broad_excepts=54),
     "saving": Figures(lines=1924, largest_file=558, slots=0, branches=20, broad_excepts=8),
-    "serving": Figures(lines=1197, largest_file=339, slots=2, branches=18, broad_excepts=1),
+    "serving": Figures(lines=1219, largest_file=354, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2222, largest_file=284, slots=0, branches=13, broad_excepts=2),
     "telemetry": Figures(lines=3353, largest_file=472, slots=8, branches=15, broad_excepts=5),
     "testing": Figures(lines=540, largest_file=135, slots=1, branches=5, broad_excepts=3),
