@@ -204,9 +204,12 @@ class Admission:
             raise self._end_error()
 
     def stand_aside(self, share: "Share | None", priority: int) -> "asyncio.Future[bool]":
-        """Have a call wait that was refused a place; the future is resolved with whether it has got one."""
+        """Have a call wait for a place; the future is resolved with whether it has got one."""
         waiter: asyncio.Future[bool] = self._loop.create_future()
-        self._waiting.push(waiter, priority)
+        if self.reserve_nowait(share):  # the item before it was admitted a moment ago, and others have ended since
+            waiter.set_result(True)
+        else:
+            self._waiting.push(waiter, priority)
         return waiter
 
     def leave_line(self, share: "Share | None", waiter: "asyncio.Future[bool]", priority: int) -> None:

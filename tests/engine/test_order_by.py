@@ -168,6 +168,21 @@ def test_a_key_that_is_free_waits_for_one_round_of_the_others() -> None:
     run_virtual(main)
 
 
+@pytest.mark.parametrize("is_fair", [False, True])
+def test_two_streams_of_a_deployment_leave_no_place_free_while_calls_wait(is_fair: bool) -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        calls = [waiting(key, 1) for _ in range(6) for key in range(8)]
+        async with engine.deploy(
+            waiting, max_in_flight=8, key=(lambda key, seconds: "one") if is_fair else None
+        ) as service:
+            begun = loop.time()
+            await asyncio.gather(*(service.map(calls, max_in_flight=100, order_by=key_of) for _ in range(2)))
+            assert loop.time() - begun == pytest.approx(len(calls) * 2 / 8)  # all calls of a second end at once
+
+    run_virtual(main)
+
+
 class Colliding:
     """A key whose hash is that of all others."""
 
