@@ -26,6 +26,7 @@ from .execution import (
     Run,
     ThreadCall,
     TracedExecution,
+    cancel_once,
     count_execution,
     end_calls,
     leave_outside_call,
@@ -86,20 +87,22 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
                 position.attempt_deadline = attempt._member.group.loop.time() + seconds
             if bound.begins_later:
                 position.attempt_deadline, attempt._given = None, perf_counter()
-            timer = attempt._timer = asyncio.timeout_at(position.attempt_deadline)
+            timer = position.timeout = asyncio.timeout_at(position.attempt_deadline)
             try:
                 async with timer:
                     return await _work(bound, attempt)
             except TimeoutError as error:
                 if not timer.expired():
                     raise
+                if attempt._member.cancels:  # the item has ended, or its reader left, while the handler unwound
+                    raise asyncio.CancelledError from error
                 raise NodeTimeoutError(f"node {attempt._actor.name!r} took longer than {seconds:g} s") from error
             finally:
-                attempt._timer = None
+                position.timeout = None
         except asyncio.CancelledError as error:
             task = attempt._member.task
             assert task is not None
-            if task.cancelling() > attempt._undisturbed:
+            if attempt._member.cancels or task.cancelling() > attempt._undisturbed:
                 raise
             _note_failure(attempt)
             raise NodeCancelledError(
@@ -711,7 +714,7 @@ class SecondAttempt:
         """Cancel the attempt of a frame that has ended."""
         if self.position.frame is frame and not self.cancels and self.task is not None:
             self.cancels += 1
-            self.task.cancel(LOST)
+            cancel_once(self.position, self.task, LOST)
 
     def leave(self) -> None:
         """Cancel the attempt, because the first has ended; a process goes on, and keeps its place."""

@@ -183,7 +183,7 @@ class Position:
         attempt: the number of the attempt, from 1.
         attempt_deadline: when the attempt times out, in the loop's time; None without a timeout.
         waited_seconds: for how long the present handler has waited for a thread or a process.
-        timeout: ends the attempt of a handler that has to begin in a worker process first; None for others.
+        timeout: ends the present attempt; None without one.
         calls: what the present attempt has begun with `penstock.call`, see `late_steps.py`; None for nothing.
         task: the task of the worker, while it runs. For any other task, which a handler has started, this position is
             not reliable: it says where the worker is now, and not where it was when that task was started.

@@ -104,6 +104,15 @@ ASYNC: Final = WATCHED
 GENERAL: Final = 1 << 62
 
 
+def cancel_once(position: "Position", task: "asyncio.Task[Any]", reason: str) -> None:
+    """Cancel a handler; if its timeout has cancelled it already, it unwinds, and nothing cuts its cleanup short."""
+    if position.timeout is None:
+        task.cancel(reason)
+    elif not position.timeout.expired():
+        position.timeout.reschedule(None)
+        task.cancel(reason)
+
+
 async def end_calls(position: "Position") -> None:
     """End what a handler has begun with `penstock.call` and not awaited: it has ended."""
     calls, position.calls = position.calls, None
@@ -157,7 +166,7 @@ class Attempt:
     """
 
     __slots__ = (
-        "_actor", "_began", "_frame", "_given", "_member", "_readers", "_rest", "_timer", "_undisturbed", "args",
+        "_actor", "_began", "_frame", "_given", "_member", "_readers", "_rest", "_undisturbed", "args",
         "kwargs",
     )  # fmt: skip
 
@@ -181,7 +190,6 @@ class Attempt:
         self._began = self._given = perf_counter()  # the first attempt; and when this one was given to its execution
         self._rest: Awaitable[Any] | None = None  # of a first attempt that has made its first step already
         self._readers = readers  # of the streams that the step reads
-        self._timer: asyncio.Timeout | None = None  # of an attempt that counts from `begun`
         member.position.attempt = 1
 
     @property
@@ -213,9 +221,10 @@ class Attempt:
         """
         if waited_seconds is None:
             waited_seconds = self._member.position.waited_seconds + perf_counter() - self._given
-        position, timer, seconds = self._member.position, self._timer, self._actor.policy.timeout_seconds
+        position, seconds = self._member.position, self._actor.policy.timeout_seconds
+        timer = position.timeout
         position.waited_seconds = waited_seconds
-        if timer is not None and seconds is not None:
+        if timer is not None and seconds is not None and not self._member.cancels:
             position.attempt_deadline = self._member.group.loop.time() + seconds
             timer.reschedule(position.attempt_deadline)
 

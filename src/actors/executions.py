@@ -91,7 +91,7 @@ class InThread(Bound):
         actor, member = attempt._actor, attempt._member
         if member.group.threads is None:
             member.outside_call = ThreadCall()
-            if attempt._timer is not None:
+            if member.position.timeout is not None:
                 attempt.begun(member.position.waited_seconds)
         else:
             asked = perf_counter()
@@ -200,7 +200,7 @@ class InProcess(Bound):
         item = {"graph": actor.graph, "node": actor.label(), "item": frame.item, "attempt": position.attempt}
         work = self._pool_of().run(
             self._target, attempt.args, attempt.kwargs, item, self._in_workers,
-            priority=frame.priority, begun=None if self._is_hedged or attempt._timer is None else begun, took=took,
+            priority=frame.priority, begun=None if self._is_hedged or position.timeout is None else begun, took=took,
         )  # fmt: skip
         if not self._is_hedged:
             return await work

@@ -11,7 +11,7 @@ from ..telemetry import logs
 from . import current
 from .attempts import HedgeBudget, compose, handled, may_begin_second, second_won
 from .current import starts_tasks
-from .execution import Around, Attempt, Bound, Run, TracedExecution, end_calls, tell_consumers
+from .execution import Around, Attempt, Bound, Run, TracedExecution, cancel_once, end_calls, tell_consumers
 from .loop_host import LoopStream
 from .policy import Policy
 from .stream_buffer import Reader, SplitBuffer, StreamBuffer
@@ -240,7 +240,7 @@ class GeneratorTask:
         # Not before its first step: a cancelled task would not run at all then, and not close the iterator.
         if self._begun and not self.cancels and self.task is not None:
             self.cancels += 1
-            self.task.cancel(_OWN_CANCEL)
+            cancel_once(self.position, self.task, _OWN_CANCEL)
 
     async def _run(self) -> None:
         self._begun = True

@@ -12,7 +12,7 @@ from .._errors import Interrupted
 from . import current
 from .chains import LONGEST_LINE
 from .channel import Channel
-from .execution import INLINE, DetachedStep, OutsideCall, Requeued, end_calls
+from .execution import INLINE, DetachedStep, OutsideCall, Requeued, cancel_once, end_calls
 from .frame import NOTHING, Frame, Interruption, cut_line, foreign_cancel
 from .node_actor import NOTHING_READY, Limiter, NodeActor
 from .policy import Policy
@@ -95,7 +95,7 @@ class Worker(current.Position):
         """Cancel the task if it still runs a handler of `frame`."""
         if self.frame is frame and self.task is not None and not self.cancels:
             self.cancels += 1
-            self.task.cancel(_OWN_CANCEL)
+            cancel_once(self, self.task, _OWN_CANCEL)
 
     async def run(self) -> None:  # noqa: C901 - the hot path: every call out of it costs as much as a hop
         """Run handlers until the group is closed and no frame is ready."""

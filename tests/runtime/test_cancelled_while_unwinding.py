@@ -5,7 +5,7 @@ nothing else can happen.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
 from typing import Self
 
@@ -109,3 +109,54 @@ def test_a_cancel_that_follows_a_cancel_scope_is_not_taken_for_it(scenario: Call
         return loop.time() - began
 
     assert testing.run_virtual(main) == pytest.approx(1 + UNWINDING_SECONDS)
+
+
+async def unwind(said: list[str]) -> None:
+    try:
+        await asyncio.sleep(1000)
+    finally:
+        await asyncio.sleep(UNWINDING_SECONDS)
+        said.append("unwound")
+
+
+with_timeout = ps.node(timeout_seconds=10, retry=ps.Retry(2))
+
+
+@ps.graph
+async def times_out(said: list[str]) -> None:
+    return await with_timeout(unwind)(said)
+
+
+@with_timeout
+async def parts(said: list[str]) -> AsyncIterator[int]:
+    await unwind(said)
+    yield 1
+
+
+@ps.graph
+async def times_out_before_its_first_value(said: list[str]) -> AsyncIterator[int]:
+    return parts(said)
+
+
+async def first_value(said: list[str]) -> None:
+    async with engine.stream(times_out_before_its_first_value(said)) as values:
+        await anext(values)
+
+
+@pytest.mark.parametrize("left_after_seconds", [5, 15], ids=["then times out", "after its timeout"])
+@pytest.mark.parametrize("ask", [lambda said: engine.run(times_out(said)), first_value], ids=["call", "stream"])
+def test_a_handler_whose_caller_leaves_unwinds_once(
+    ask: Callable[[list[str]], Awaitable[None]], left_after_seconds: float
+) -> None:
+    said: list[str] = []
+
+    async def main() -> float:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        with anyio.move_on_after(left_after_seconds):
+            await ask(said)
+        return loop.time() - began
+
+    until = UNWINDING_SECONDS + min(left_after_seconds, 10)
+    assert testing.run_virtual(main) == pytest.approx(until)
+    assert said == ["unwound"]

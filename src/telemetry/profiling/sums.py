@@ -78,7 +78,7 @@ class NodeSum:
         """Return how long its batches take at least, if all are full; 0 for a node without batches.
 
         Args:
-            delay_seconds: what the quickest has waited for the event loop.
+            delay_seconds: how long each of them has waited for the event loop, as an estimate.
         """
         least = max(0.0, (self.timed.durations.quantile(0.0) or 0.0) - delay_seconds) * self.scale
         return self.ended / self.step.holds * least if self.step.holds else 0.0

@@ -73,8 +73,7 @@ class Model:
     def bound(self) -> float:
         """Return the highest utilisation of any limit: the throughput that was measured, over the possible one."""
         used = [limit.used for limit in limits(self.evidence)]
-        # The quickest waits less than most do: in a job whose parser holds the loop, 0.7 of the mean was measured.
-        delay_seconds, nodes = 0.7 * self.evidence.loop_delay_seconds, self.evidence.sums.nodes.values()
+        delay_seconds, nodes = self.evidence.loop_delay_seconds, self.evidence.sums.nodes.values()
         batches = max((node.batch_seconds(delay_seconds) for node in nodes), default=0.0)
         used.append(min(batches / self.evidence.elapsed_seconds, 1.0))
         if self.callers is not None:
