@@ -582,7 +582,7 @@ class Reporter:
             **figures: numbers by name. A name may end with its unit, `_seconds` or `_bytes`; other figures are counts.
 
         Raises:
-            OptionsError: a figure is no number.
+            OptionsError: a figure is no number, or a whole one that does not fit into 64 bits.
         """
         for name, value in figures.items():
             check(name, value, _FIGURE, "report(")
@@ -595,7 +595,11 @@ def told_by(instance: object) -> dict[str, float]:
     return found
 
 
-_FIGURE = OptionRule("a number: int() or float() makes one of a scalar", lambda value: isinstance(value, int | float))
+# Metrics have integers of 64 bits.
+_FIGURE = OptionRule(
+    "a number: int() or float() makes one of a scalar, and float() of a whole number of 2**63 or more",
+    lambda value: isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63),
+)
 _UNITS = {"seconds": "s", "bytes": "By"}
 
 

@@ -10,16 +10,17 @@ from types import FrameType
 from typing import Any, Final, Self
 from weakref import WeakSet
 
-from .. import Call, engine
+from .. import Call, OptionsError, engine
 from ..actors.accepted import FUNCTION, KEY, NOT_NEGATIVE, POSITIVE, OptionRule, check, optional, whole
 from ..extension import tell_in_top
 from ..telemetry import logs, names
 from ..telemetry.tables import Column, Rendered, Table, count
-from .partitions import PAUSE_SECONDS, Partition, Partitions
+from .partitions import PAUSE_SECONDS, Partition, Partitions, uncancelled
 from .source import DeadLetter, Message, Source
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _SOURCE: Final = OptionRule("a Source, such as consume.Kafka(...)", lambda value: isinstance(value, Source))
+_CALL_OF: Final = OptionRule("a function that is not async, such as lambda message: handle(message.value)", KEY.fits)
 
 
 def by_key(message: Message) -> Hashable:
@@ -89,18 +90,19 @@ class Consumer:
 
     Each partition has a stream of its own. The end of the `async with` takes no more messages, finishes those that are
     open, settles them and closes the source; after an exception it cancels what is open, and settles what has ended.
+    It is entered once.
     No signal is handled: `run` does that.
 
     Args:
         service: the deployment, whose first graph or others make the calls.
-        source: the source.
-        call_of: returns the call for a message. If it raises, the message has failed.
+        source: the source, which no other consumer has at that time.
+        call_of: returns the call for a message. If it raises, or returns no call, the message has failed.
         dead_letters: an async function that puts a message aside whose call has failed. If it raises, it is called
             again until it does not, with pauses of up to 10 seconds, and the position stays before the message.
         order_by: returns the key of a message: those of one key are handled one after the other, in each partition.
             None for no order.
-        max_open: the most messages that are taken and not ended, over all partitions. Each partition keeps half of its
-            share for itself.
+        max_open: the most messages that are taken and not ended, over all partitions, of which each has an equal
+            share. Give one for each at least, or partitions take turns.
         settle_seconds: how often what has ended is settled, in seconds.
         drain_seconds: how long the end may take, in seconds; what is open then is cancelled and comes again.
 
@@ -122,7 +124,7 @@ class Consumer:
     ) -> None:
         for option, value, accepted in (
             ("source", source, _SOURCE),
-            ("call_of", call_of, KEY),
+            ("call_of", call_of, _CALL_OF),
             ("dead_letters", dead_letters, FUNCTION),
             ("order_by", order_by, optional(KEY)),
             ("max_open", max_open, whole(1)),
@@ -139,6 +141,11 @@ class Consumer:
         self._error: BaseException | None = None
 
     async def __aenter__(self) -> Self:
+        if self._held._has_ended or any(one._source is self._source for one in _open):
+            raise OptionsError(
+                "a Consumer is entered once, and no two have one source at a time: write Consumer(...) anew, and for "
+                "each of several at a time its own source, such as consume.Kafka(...)"
+            )
         keep_seconds = self._source.keep_seconds
         for each, seconds in ((self._settle, self._settle_seconds), (self._keep, keep_seconds)):
             if seconds is not None:
@@ -209,7 +216,9 @@ class Consumer:
     async def _keep(self, seconds: float) -> None:
         while True:
             await asyncio.sleep(seconds)
-            await self._for_each(lambda one: self._source.keep(one.name, [*one.open.values(), *one.unsettled]), 0)
+            await self._for_each(
+                lambda one: uncancelled(self._source.keep, one.name, [*one.open.values(), *one.unsettled]), 0
+            )
 
     async def _for_each(self, ask: Callable[[Partition], Awaitable[object]], pause_seconds: float) -> None:
         for name, partition in list(self._held._held.items()):

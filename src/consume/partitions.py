@@ -4,9 +4,9 @@ import asyncio
 import itertools
 import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
-from typing import Any, Final, cast
+from typing import Any, Final, TypeVar, cast
 
-from .. import Call, DeploymentFailed, EngineClosedError, NotFinished, engine, tagged, telemetry
+from .. import Call, DeploymentFailed, EngineClosedError, NodeCancelledError, NotFinished, engine, tagged, telemetry
 from ..actors.tasks import Condition
 from ..telemetry import logs
 from .source import DeadLetter, Message, Source
@@ -16,6 +16,22 @@ _LAST_COMMIT_SECONDS: Final = 1.0
 # The pauses before what an outage has refused is asked for again.
 PAUSE_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
+
+T = TypeVar("T")
+
+
+async def uncancelled(ask: Callable[..., Awaitable[T]], *args: Any) -> T:
+    """Return what a function returns; that something in it was cancelled, but not its caller, is an error of it."""
+    task = asyncio.current_task()
+    assert task is not None
+    undisturbed = task.cancelling()
+    try:
+        return await ask(*args)
+    except asyncio.CancelledError as error:
+        if task.cancelling() > undisturbed:
+            raise
+        name = getattr(ask, "__qualname__", repr(ask))
+        raise NodeCancelledError(f"something that {name} awaited was cancelled, but not {name} itself") from error
 
 
 class Partitions:
@@ -181,13 +197,18 @@ class Partition:
     async def _calls(self) -> AsyncIterator[Call[Any, int]]:
         """Yield the calls of the messages, as long as there is room."""
         while True:
+            if self._held._waiting:
+                await asyncio.sleep(0)  # partitions that wait for room come first
             self._taking = await self._held._room_for(self)
             messages = {next(self._number): message for message in await self._taken(self._taking)}
             self._taking = 0
             self.open |= messages
             for number, message in messages.items():
                 try:
-                    call = tagged(telemetry.continued(self._held._call_of(message), message.headers), number)
+                    call = self._held._call_of(message)
+                    if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's function
+                        raise TypeError(f"call_of= returned {call!r:.100}, and no call, such as handle(message.value)")
+                    call = tagged(telemetry.continued(call, message.headers), number)
                 except Exception as error:  # noqa: BLE001 - of the user's function: this message has failed, not the consumer
                     await self._bury(message, error)
                     self._end(number)
@@ -214,7 +235,7 @@ class Partition:
         pause = _FIRST_PAUSE_SECONDS
         while True:
             try:
-                await self._held._bury(letter)
+                await uncancelled(self._held._bury, letter)
             except Exception as refusal:  # noqa: BLE001 - whatever it is, the letter is not written
                 logs.warning("consume.letter_not_written", message=message.identity, error=repr(refusal))
                 await asyncio.sleep(pause)
@@ -242,7 +263,7 @@ class Partition:
             if not messages or self._held._held.get(self.name) is not self:
                 return True
             # A task, since a commit that waits for a broker must not come after the partition was given up.
-            self._commit = asyncio.create_task(self._source.settle(self.name, messages))
+            self._commit = asyncio.create_task(uncancelled(self._source.settle, self.name, messages))
             try:
                 await asyncio.wait([self._commit])
                 return self._commit.cancelled() or self._commit.result() is not False

@@ -59,7 +59,7 @@ class World:
     async def bury(self, letter: consume.DeadLetter) -> None:
         await asyncio.sleep(self.rng.uniform(0, 0.02))
         if self.rng.random() < 0.2:
-            raise ConnectionError("the dead letters are away")
+            raise self.rng.choice((ConnectionError("the dead letters are away"), asyncio.CancelledError()))
         self.letters.append(letter)
         self.ended.add(letter.message.identity)
 
@@ -243,9 +243,10 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkey
         work(identity)
 
     def call_of(message: consume.Message) -> ps.Call[None]:
-        if message.position in {3, 9}:
+        if message.position == 3:
             raise Boom("no call")
-        return handle(message.identity)
+        forgotten: Any = None
+        return handle(message.identity) if message.position != 9 else forgotten
 
     async def bury(letter: consume.DeadLetter) -> None:
         log.ended.add(letter.message.identity)
@@ -270,33 +271,75 @@ async def test_a_function_that_cannot_make_a_call_fails_its_message_alone(monkey
     assert metrics_of(reader) == {"dead_letters": [2], "late_commits": [0]}
     assert telemetry.snapshot().lines == ()
     assert [(letter.message.position, letter.attempts) for letter in letters] == [(3, 0), (9, 0)]
+    assert "call_of= returned None" in str(letters[1].error)
     assert consumer.statistics().ended == 10
     assert "2" in str(consumer.statistics())
 
 
-async def test_an_error_of_the_source_that_is_no_outage_ends_the_consumer() -> None:
-    class Broken(Member):
-        async def take(self, partition: int, n: int, /) -> list[consume.Message]:
-            raise Boom("not authorized")
-
+@pytest.mark.parametrize("function", ["take", "settle", "keep"])
+@pytest.mark.parametrize("error", [Boom("not authorized"), asyncio.CancelledError()])
+async def test_an_error_of_the_source_that_is_no_outage_ends_the_consumer(function: str, error: BaseException) -> None:
+    """Nor is it one that something in the source was cancelled, such as a request of a client that was closed."""
     log = log_of(Random(3), 1, 10)
 
+    @ps.node(effectful=True)
+    def work(identity: str) -> None:
+        log.ended.add(identity)
+
     @ps.graph
-    async def handle(identity: str) -> None: ...
+    async def handle(identity: str) -> None:
+        work(identity)
 
     async def bury(letter: consume.DeadLetter) -> None: ...
 
+    async def broken(*_: Any) -> Any:
+        raise error
+
     async with engine.deploy(handle) as service:
-        member = Broken(log)
-        consumer = consume.Consumer(service, member, lambda message: handle(message.identity), dead_letters=bury)
+        member = Member(log)
+        member.keep_seconds = 0.01
+        setattr(member, function, broken)
+        options: Any = {"dead_letters": bury, "settle_seconds": 0.01}
+        consumer = consume.Consumer(service, member, lambda message: handle(message.identity), **options)
 
         async def main() -> None:
             async with consumer:
                 await member.give([0])
                 await consumer.wait_failed()
 
-        with pytest.raises(Boom):
+        with pytest.raises((Boom, ps.NodeCancelledError)):
             await main()
+
+
+def test_a_consumer_is_entered_once_and_has_its_source_for_itself() -> None:
+    async def main() -> None:
+        world = World(None)
+        async with engine.deploy(world.handle) as service:
+            source = Queue(world.rng, [])
+            async with world.consumer(service, source) as first:
+                for refused in (first, world.consumer(service, source)):
+                    with pytest.raises(ps.OptionsError, match="its own source"):
+                        await consume.run(refused)
+            with pytest.raises(ps.OptionsError, match="entered once"):
+                await consume.run(first)
+            async with world.consumer(service, source):
+                pass
+
+    testing.run_seeded(main, seed=9)
+
+
+def test_partitions_without_messages_leave_their_room_to_others() -> None:
+    async def main() -> None:
+        log = log_of(Random(7), 4, 40)
+        world = World(log)
+        async with (
+            engine.deploy(world.handle) as service,
+            world.consumer(service, member := Member(log), max_open=1),
+        ):
+            await member.give(range(4))
+            await until(lambda: log.is_settled)
+
+    testing.run_seeded(main, seed=7)
 
 
 async def test_a_deployment_that_has_ended_makes_no_dead_letters() -> None:
