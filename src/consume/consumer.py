@@ -4,7 +4,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Final, Self
@@ -275,8 +275,9 @@ def _count(consumer: Consumer) -> None:
 async def run(consumer: Consumer) -> ConsumerStatistics:
     """Consume until SIGTERM or SIGINT, and then finish what is open.
 
-    The handlers of both signals are those of before again from the first signal on, and at the end; so a second Ctrl-C
-    ends at once. Outside of the main thread, no signal is handled.
+    Further signals change nothing, since a process and its group often get one each; `drain_seconds` bounds the end.
+    The handlers of both signals are those of before again when this returns. Outside of the main thread, no signal is
+    handled.
 
     Args:
         consumer: the consumer, which was not entered.
@@ -287,24 +288,20 @@ async def run(consumer: Consumer) -> ConsumerStatistics:
     Raises:
         Exception: the error that ended the consumer; see `Consumer.wait_failed`.
     """
-    async with consumer:
-        with _set_by_signal(consumer._over):
+    with ExitStack() as handlers:
+        async with consumer:
+            handlers.enter_context(_set_by_signal(consumer._over))
             await consumer._over.wait()
     return consumer.statistics()
 
 
 @contextmanager
 def _set_by_signal(event: asyncio.Event) -> Generator[None, None, None]:
-    """Set an event at the first signal; the handlers of before are there again then, and at the end."""
+    """Set an event at a signal; the handlers of before are there again at the end."""
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, Any] = {}
 
-    def restore() -> None:
-        while before:
-            signal.signal(*before.popitem())
-
     def on_signal(number: int, frame: FrameType | None) -> None:
-        restore()
         loop.call_soon_threadsafe(event.set)
 
     # Not `loop.add_signal_handler`: nobody can ask a loop for the handler that it had before.
@@ -313,4 +310,5 @@ def _set_by_signal(event: asyncio.Event) -> Generator[None, None, None]:
     try:
         yield
     finally:
-        restore()
+        for number, handler in before.items():
+            signal.signal(number, handler)

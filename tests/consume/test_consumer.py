@@ -14,6 +14,7 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 import penstock as ps
 from penstock import consume, engine, telemetry, testing
 from tests.consume.memory import Log, Member, Queue, log_of
+from tests.tracing import Tracing
 
 
 class Boom(Exception):
@@ -380,12 +381,15 @@ async def test_a_deployment_that_has_ended_makes_no_dead_letters() -> None:
 async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.Signals) -> None:
     log = log_of(Random(5), 2, 50)
     before = [signal.getsignal(one) for one in (signal.SIGTERM, signal.SIGINT)]
-    release = asyncio.Event()
+    release, signalled = asyncio.Event(), asyncio.Event()
 
     @ps.node
     async def work(identity: str) -> None:
         if not release.is_set():
-            os.kill(os.getpid(), number)
+            for _ in range(2):  # as a process and its group get them
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0.02)
+            signalled.set()
             await release.wait()
         log.ended.add(identity)
 
@@ -403,14 +407,12 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
 
     tasks: list[asyncio.Task[None]] = []
     async with engine.deploy(handle, max_in_flight=1) as service:
-        running = asyncio.create_task(
-            consume.run(
-                consume.Consumer(
-                    service, Alone(log), lambda message: handle(message.identity), dead_letters=bury, max_open=4
-                )
-            )
-        )
-        await until(lambda: tasks and tasks[0].done() and signal.getsignal(number) == before[number == signal.SIGINT])
+        call_of = lambda message: handle(message.identity)  # noqa: E731
+        consumer = consume.Consumer(service, Alone(log), call_of, dead_letters=bury, max_open=4)
+        running = asyncio.create_task(consume.run(consumer))
+        await signalled.wait()
+        await asyncio.sleep(0.1)
+        assert not running.done()
         release.set()
         statistics = await running
     assert 0 < statistics.ended < 50
@@ -495,3 +497,28 @@ def test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind() -> N
         assert began == ["log/0/0", "log/0/0", "log/0/1", "log/0/2"]
 
     testing.run_virtual(main)
+
+
+async def test_a_message_goes_on_with_the_trace_of_its_sender(tracing: Tracing) -> None:
+    log = log_of(Random(9), 1, 1)
+    log.partitions[0][0].headers = [("traceparent", b"00-%032x-%016x-01" % (7, 8))]
+
+    @ps.node
+    def work(identity: str) -> None:
+        log.ended.add(identity)
+
+    @ps.graph
+    async def handle(identity: str) -> None:
+        work(identity)
+
+    async def bury(letter: consume.DeadLetter) -> None:
+        raise AssertionError
+
+    async with engine.deploy(handle) as service:
+        member = Member(log)
+        async with consume.Consumer(service, member, lambda one: handle(one.identity), dead_letters=bury):
+            await member.give([0])
+            await until(lambda: log.ended)
+    run = tracing.one("penstock.run handle")
+    assert run.parent is not None
+    assert (run.parent.trace_id, run.parent.span_id) == (7, 8)
