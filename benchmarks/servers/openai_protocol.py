@@ -101,7 +101,7 @@ async def by_hand(request: Request) -> Response:
 
 def hand_made() -> Starlette:
     app = Starlette(routes=[Route("/v1/chat/completions", by_hand, methods=["POST"])])
-    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None)
+    limits = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2)
     app.state.http = httpx.AsyncClient(timeout=60, limits=limits, trust_env=False)
     return app
 

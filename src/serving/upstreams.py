@@ -261,7 +261,8 @@ def upstream(
     check("timeout_seconds", timeout_seconds, POSITIVE)
     check("imbalance", imbalance, NOT_NEGATIVE)
 
-    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections)
+    # uvicorn closes a connection after 5 idle seconds: a request that comes in that moment would find the server down.
+    limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=2)
     silence: dict[str, float | None] = dict.fromkeys(("read", "write"), timeout_seconds)
     timeouts = {**silence, "connect": min(5.0, timeout_seconds), "pool": None}
     headers = {"content-type": "application/json", "accept-encoding": "identity"}

@@ -15,12 +15,12 @@ import pytest
 PATIENCE_SECONDS = 180  # both import for half a minute on a busy machine
 
 
-def program(name: str) -> Path:
-    """Returns the program of a backend; skips the test where it is not installed."""
+def program(name: str, of_it: str | None = None) -> Path:
+    """Returns the program of a backend, which has its name unless another is given; skips the test without it."""
     folder = os.environ.get("PENSTOCK_TEST_BACKENDS")
     if not folder:
         pytest.skip(f"needs {name} in an environment of its own: `make test-backends` makes it")
-    found = Path(folder).absolute() / name / "bin" / name
+    found = Path(folder).absolute() / name / "bin" / (of_it or name)
     assert found.exists(), f"{found} is missing: `make test-backends` installs it"
     return found
 

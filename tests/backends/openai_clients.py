@@ -1,0 +1,78 @@
+"""One streamed call of a tool with each client of OpenAI's protocol; run by the Python that has them, not by ours.
+
+It prints the version of the client, the call of the tool, and what the model says in the end.
+"""
+
+import asyncio
+import importlib.metadata
+import sys
+
+ASKED = "How is the weather?"
+
+
+def weather(city: str) -> str:
+    """Return the weather of a city."""
+    print(f"weather({city!r})")
+    return f"sunny in {city}"
+
+
+async def openai_agents(url: str) -> str:
+    from agents import Agent, Runner, function_tool, set_default_openai_client, set_tracing_disabled
+    from openai import AsyncOpenAI
+
+    set_tracing_disabled(True)
+    set_default_openai_client(AsyncOpenAI(base_url=url, api_key="none"), use_for_tracing=False)
+    result = Runner.run_streamed(Agent(name="agent", model="thinker", tools=[function_tool(weather)]), ASKED)
+    async for _ in result.stream_events():
+        pass
+    return str(result.final_output)
+
+
+async def langchain_openai(url: str) -> str:
+    from langchain_core.messages import HumanMessage, ToolMessage
+    from langchain_openai import ChatOpenAI
+
+    model = ChatOpenAI(model="thinker", base_url=url, api_key="none").bind_tools([weather])
+    messages = [HumanMessage(ASKED)]
+    while True:
+        parts = [part async for part in model.astream(messages)]
+        message = sum(parts[1:], parts[0])
+        if not message.tool_calls:
+            return str(message.content)
+        results = [ToolMessage(weather(**call["args"]), tool_call_id=call["id"]) for call in message.tool_calls]
+        messages = [*messages, message, *results]
+
+
+async def pydantic_ai_slim(url: str) -> str:
+    from pydantic_ai import Agent
+    from pydantic_ai.models.openai import OpenAIChatModel
+    from pydantic_ai.providers.openai import OpenAIProvider
+
+    model = OpenAIChatModel("thinker", provider=OpenAIProvider(base_url=url, api_key="none"))
+    agent = Agent(model, tools=[weather])
+    async with agent.run_stream(ASKED) as result:
+        return str(await result.get_output())
+
+
+async def openai(url: str) -> str:
+    from openai import AsyncOpenAI, pydantic_function_tool
+    from pydantic import create_model
+
+    tool = pydantic_function_tool(create_model("weather", city=(str, ...)))
+    messages = [{"role": "user", "content": ASKED}]
+    async with AsyncOpenAI(base_url=url, api_key="none") as client:
+        while True:
+            async with client.chat.completions.stream(model="thinker", messages=messages, tools=[tool]) as stream:
+                message = (await stream.get_final_completion()).choices[0].message
+            if not message.tool_calls:
+                return str(message.content)
+            messages.append(message.to_dict())
+            for call in message.tool_calls:
+                found = weather(call.function.parsed_arguments.city)
+                messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
+
+
+if __name__ == "__main__":
+    name, where = sys.argv[1:]
+    print(name, importlib.metadata.version(name))
+    print(asyncio.run(globals()[name.replace("-", "_")](where)))

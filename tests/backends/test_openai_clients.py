@@ -1,0 +1,45 @@
+"""Clients of OpenAI's protocol in an environment of their own each call a tool of a graph: `make test-backends`."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.backends.server import program
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def url() -> Iterator[str]:
+    command = [sys.executable, "-m", "penstock", "serve", "tests.serving.openai_server:thinker", "--port", "0"]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    found = re.search(r"http://\S+/v1", process.stdout.readline())
+    assert found
+    yield found[0]
+    process.kill()
+    process.communicate()
+
+
+def says(client: str, url: str) -> list[str]:
+    """Return what the script of a client prints; skips the test where the clients are not installed."""
+    python = program("clients", "python")
+    done = subprocess.run(
+        [python, Path(__file__).with_name("openai_clients.py"), client, url],
+        capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-5000:]
+    return done.stdout.splitlines()
+
+
+# The version of each client that gave this transcript.
+VERSIONS = {"openai": "3.57.0", "openai-agents": "0.24.0", "langchain-openai": "1.7.4", "pydantic-ai-slim": "2.68.0"}
+
+
+@pytest.mark.parametrize("client", VERSIONS)
+def test_a_streamed_call_of_a_tool(client: str, url: str) -> None:
+    assert says(client, url) == [f"{client} {VERSIONS[client]}", "weather('Ulm')", "It is sunny in Ulm."]
