@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import structlog
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -183,6 +184,24 @@ async def test_a_stage_does_not_wait_for_what_only_a_later_one_takes() -> None:
 LARGE = {3: 7.0, 4: 12.0}
 
 
+async def test_stages_around_an_effect_stay_apart() -> None:
+    booked: list[int] = []
+
+    @ps.node(effectful=True)
+    async def book() -> None:
+        booked.append(1)
+
+    @ps.graph
+    async def feed() -> Any:
+        first = batches() >> doubled
+        await book()
+        return first >> tanh
+
+    assert joined(feed) == []
+    assert report_of(feed).notes[0].endswith("an effect stands between them")
+    assert len(await values_of(feed())) == 6
+
+
 def failing(*, on_error: Any = "raise") -> Any:
     @ps.graph
     async def feed(large: Any) -> Any:
@@ -283,6 +302,10 @@ async def test_a_trace_has_a_span_for_each_stage(tracing: Tracing) -> None:
 # Cuts.
 
 
+def skipped_in(logs: Any) -> set[int]:
+    return {entry["item"] for entry in logs if entry["event"] == "map_each.item_skipped"}
+
+
 @pytest.mark.parametrize("on_error", ["raise", "skip"])
 @pytest.mark.parametrize("fuse", [True, False])
 async def test_a_saved_call_goes_on_with_its_stages_fused_or_apart(tmp_path: Path, fuse: bool, on_error: Any) -> None:
@@ -293,22 +316,26 @@ async def test_a_saved_call_goes_on_with_its_stages_fused_or_apart(tmp_path: Pat
         second = ps.map_each(below_nine, first, on_error=on_error)
         return ps.map_each(below_six, second, on_error=on_error)
 
-    call = feed(LARGE if on_error == "skip" else {})
-    whole, _, counts = await outcome_of(call)
+    call = feed(LARGE | {30: 7.0, 33: 12.0} if on_error == "skip" else {})
+    with structlog.testing.capture_logs() as logs:
+        whole, _, counts = await outcome_of(call, fuse=False)
+    skipped = skipped_in(logs)
+    assert skipped == ({3, 4, 29, 33} if on_error == "skip" else set())  # each by its number in the stage that fails
     assert joined(feed) == ["unchanged → half_more → below_nine → below_six"]
     got: dict[int, Any] = {}
-    for limit, fused in ((13, fuse), (25, not fuse), (100, fuse)):
-        began = max(got, default=0)
-        async with engine.stream(call, checkpoint=ps.Checkpoint(tmp_path, every_records=3), fuse=fused) as stream:
-            async for value in stream:
-                got[stream.position] = np.asarray(value).tolist()
-                if stream.position >= limit:
-                    break
-        assert min(position for position in got if position > 0) == 1
-        assert max(got) > began
+    with structlog.testing.capture_logs() as logs:
+        for limit, fused in ((13, fuse), (25, not fuse), (100, fuse)):
+            began = max(got, default=0)
+            async with engine.stream(call, checkpoint=ps.Checkpoint(tmp_path, every_records=3), fuse=fused) as stream:
+                async for value in stream:
+                    got[stream.position] = np.asarray(value).tolist()
+                    if stream.position >= limit:
+                        break
+            assert max(got) > began
     assert [got[position] for position in sorted(got)] == whole
-    assert len(got) == max(got) == (38 if on_error == "skip" else 40)
-    assert counts["map_each#4"] == ((38, 1) if on_error == "skip" else (40, 0))
+    assert len(got) == max(got) == (36 if on_error == "skip" else 40)
+    assert counts["map_each#4"] == ((36, 2) if on_error == "skip" else (40, 0))
+    assert skipped_in(logs) == skipped
 
 
 # Any chain.
