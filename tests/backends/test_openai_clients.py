@@ -43,3 +43,8 @@ VERSIONS = {"openai": "3.57.0", "openai-agents": "0.24.0", "langchain-openai": "
 @pytest.mark.parametrize("client", VERSIONS)
 def test_a_streamed_call_of_a_tool(client: str, url: str) -> None:
     assert says(client, url) == [f"{client} {VERSIONS[client]}", "weather('Ulm')", "It is sunny in Ulm."]
+
+
+def test_requests_that_the_document_allows_are_answered_and_none_is_a_500(url: str) -> None:
+    _, has_asked = says("schemathesis", url)
+    assert has_asked == "True"
