@@ -22,9 +22,11 @@ from starlette.routing import Route
 
 from .. import Graph, Node, asgi, engine, graph
 from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, PlanError
+from ..actors.accepted import OptionRule, check, whole
 from .answers import Answer, Completion, sse
 from .measures import measured
 from .protocol import (
+    MAX_NAME,
     APIError,
     Base,
     ChatRequest,
@@ -43,6 +45,10 @@ from .upstreams import Upstream
 _caller: ContextVar[str | None] = ContextVar("penstock_serving_caller", default=None)
 
 _BODY_SECONDS: Final = 30.0  # as long as a client may stall that takes an answer
+_NAME: Final = OptionRule(
+    f"a name of 1 to {MAX_NAME} characters, which clients send",
+    lambda it: isinstance(it, str) and 0 < len(it) <= MAX_NAME,
+)
 _MAX_BODY_BYTES: Final = 32 << 20  # some images in base64
 
 
@@ -142,6 +148,11 @@ class Application(Starlette):
         self._stack = AsyncExitStack()
         self._engine = engine.Engine()
         own = [*dict.fromkeys(model.graph for model in self._models.values() if model.service is None)]
+        if options and not own:
+            raise OptionsError(
+                f"serving.openai({next(iter(options))}=...): all models are services, which have options of their own: "
+                "give it to engine.deploy"
+            )
         given: Any = {**options} if self._keys is None else {"key": _key, **options}
         self._service = self._engine.deploy(*own, **given) if own else None
         errors = dict.fromkeys(
@@ -374,7 +385,8 @@ def openai(
         events: whether what nodes emit (`ps.emit`) is sent in a stream as comments, which clients pass over, or not.
         max_body_bytes: how large the body of a request may be, in bytes; a larger one is answered with 413.
         **options: those of the deployment: `max_in_flight`, `max_queue`, `timeout_seconds`, `weights`,
-            `max_in_flight_per_key`, `max_queue_per_key`, `warmup`.
+            `max_in_flight_per_key`, `max_queue_per_key`, `warmup`. Services have options of their own, and share their
+            places between API keys only if their own `key=` does.
 
     Returns:
         The application.
@@ -384,6 +396,9 @@ def openai(
     """
     if not models:
         raise OptionsError("serving.openai({}): there is no model; give one, such as {'rag': graph}")
+    for name in models:
+        check("model", name, _NAME, "serving.openai(")
+    check("max_body_bytes", max_body_bytes, whole(1), "serving.openai(")
     if events not in ("comments", "drop"):
         raise OptionsError(f"serving.openai(events={events!r}): it is 'comments' or 'drop'")
     return Application(models, api_keys, [*parts], events, max_body_bytes, options)
@@ -399,7 +414,10 @@ def _digests(api_keys: Collection[str] | Mapping[str, str]) -> list[tuple[bytes,
     """Return the digest of each key with its name; without a name, the first letters of the digest are one."""
     digests = {key: sha256(key.encode()) for key in api_keys}
     if not digests or "" in digests or isinstance(api_keys, str):
-        raise OptionsError("serving.openai(api_keys=...): a collection of keys, or a mapping of keys to names")
+        raise OptionsError(
+            "serving.openai(api_keys=...): a collection of keys, or a mapping of keys to names, with at least one key "
+            "and none that is empty; leave it out to answer everybody"
+        )
     names = cast("Mapping[str, str]", api_keys if isinstance(api_keys, Mapping) else {})
     return [(one.digest(), names.get(key, one.hexdigest()[:8])) for key, one in digests.items()]
 

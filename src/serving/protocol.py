@@ -11,6 +11,7 @@ from .._errors import PenstockError
 from ..telemetry import logs
 
 _KEPT: Final = ConfigDict(extra="allow", allow_inf_nan=False)
+MAX_NAME: Final = 256  # characters of the name of a model
 _UNKNOWN_NAMES: Final = 1000  # that are logged, each once: their number must not be the client's choice
 
 Text = Annotated[str, Field(max_length=256)]
@@ -100,7 +101,7 @@ class Base(BaseModel):
     model_config = _KEPT
     _path: ClassVar[str] = ""
 
-    model: Annotated[str, Field(min_length=1, max_length=256)]
+    model: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
     user: str | None = None
 
     # Not `PrivateAttr`, which gives each class a method whose annotations cannot be resolved.

@@ -299,6 +299,9 @@ async def added(first: int, second: int) -> int:
         (lambda: serving.openai({"echo": echo}, api_keys="sk-1"), "a collection of keys"),
         (lambda: serving.openai({"sum": added}), "it has to take messages"),
         (lambda: serving.openai({"echo": echo}, weights={"one": 1}), "needs key="),
+        (lambda: serving.openai({"": echo}), "a name of 1 to 256 characters"),
+        (lambda: serving.openai({"echo": echo}, max_body_bytes=0), "max_body_bytes=0"),
+        (lambda: serving.openai({"echo": engine.Engine().deploy(echo)}, max_queue=5), "give it to engine.deploy"),
     ],
 )
 def test_wrong_arguments_are_refused(make: Any, told: str) -> None:
