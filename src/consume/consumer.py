@@ -176,15 +176,15 @@ class Consumer:
             raise self._error
 
     async def wait_failed(self) -> None:
-        """Wait until the consumer cannot go on.
+        """Wait until the consumer cannot go on. It returns only if a signal has ended `run`.
 
         Raises:
             Exception: why: an error of the source that is no outage, or `EngineClosedError` if the deployment has
-                ended. It returns nothing else.
+                ended.
         """
         await self._over.wait()
-        assert self._error is not None
-        raise self._error
+        if self._error is not None:
+            raise self._error
 
     def statistics(self) -> ConsumerStatistics:
         """Return a snapshot of the counters."""

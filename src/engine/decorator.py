@@ -389,8 +389,8 @@ def node(
             isinstance(target, type) and issubclass(cast("type[Any]", target), StreamActor)
         ):
             raise TypeError(
-                f"node {name or getattr(target, '__name__', target)!r} is no class derived from ps.StreamActor, for "
-                "which inbox_capacity= is: capacity= bounds what waits for a node, or in its stream if it gives one"
+                f"node {name or getattr(target, '__name__', target)!r} has inbox_capacity=, which is for classes "
+                "derived from ps.StreamActor; write capacity=, which bounds its inbox, or its stream if it gives one"
             )
         if ordered and not _may_be_ordered(target):
             raise TypeError(

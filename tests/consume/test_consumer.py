@@ -410,6 +410,7 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
         call_of = lambda message: handle(message.identity)  # noqa: E731
         consumer = consume.Consumer(service, Alone(log), call_of, dead_letters=bury, max_open=4)
         running = asyncio.create_task(consume.run(consumer))
+        await consumer.wait_failed()
         await signalled.wait()
         await asyncio.sleep(0.1)
         assert not running.done()

@@ -186,7 +186,7 @@ def test_only_an_actor_that_gives_streams_has_two_capacities() -> None:
 
     for target in (function, generator, Single):
         decorate: Any = ps.node(inbox_capacity=3)
-        with pytest.raises(TypeError, match=f"'{target.__name__}' is no class derived from ps.StreamActor"):
+        with pytest.raises(TypeError, match=f"'{target.__name__}' has inbox_capacity=, which is for classes derived"):
             decorate(target)
 
 
