@@ -221,6 +221,50 @@ def test_a_slow_message_delays_its_key_and_no_other_partition() -> None:
     testing.run_seeded(main, seed=1)
 
 
+class Colliding(str):
+    """A key whose hash is that of all others."""
+
+    def __hash__(self) -> int:
+        return 1
+
+
+def test_a_slow_key_delays_no_other_key_of_its_partition() -> None:
+    async def main() -> None:
+        log = log_of(Random(10), 1, 120, keys=12)
+        world = World(log)
+        release = asyncio.Event()
+        slow = [message for message in log.partitions[0] if message.value[0] == 7]
+
+        @ps.node
+        async def work(identity: str, value: tuple[int, int]) -> None:
+            if value == slow[0].value:
+                await release.wait()
+            world.done.append((identity, value))
+            log.ended.add(identity)
+
+        @ps.graph
+        async def handle(identity: str, value: tuple[int, int]) -> None:
+            await work(identity, value)
+
+        def by_number(message: consume.Message) -> Colliding:
+            return Colliding(message.value[0])
+
+        world.handle = handle
+        async with engine.deploy(handle, max_in_flight=4) as service:
+            member = Member(log)
+            async with world.consumer(service, member, max_open=160, order_by=by_number) as consumer:
+                await member.give([0])
+                await until(lambda: len(world.done) == 120 - len(slow) and log.committed[0] == slow[0].position)
+                assert not log.ended & {message.identity for message in slow}
+                assert consumer.statistics().open == 120 - slow[0].position
+                release.set()
+                await until(lambda: log.is_settled)
+        assert [value for _, value in world.done[-len(slow) :]] == [message.value for message in slow]
+        assert in_order(world.done)
+
+    testing.run_seeded(main, seed=10)
+
+
 def metrics_of(reader: InMemoryMetricReader) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     data: Any = reader.get_metrics_data()
