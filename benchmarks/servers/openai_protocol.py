@@ -193,6 +193,8 @@ def main() -> None:
         found = [(asyncio.run(streams(plain)), asyncio.run(streams(ours))) for _ in range(ROUNDS)]
     by, of = (statistics.median(one[side][0] for one in found) for side in (0, 1))
     print(f"CPU a token: bare {by:.1f} µs, penstock {of:.1f} µs, {of / by:.2f} times")
+    took = sorted(one for _, (_, times) in found for one in times)
+    print(f"Health under this load: p99 {took[int(len(took) * 0.99)] * 1e3:.0f} ms")
     with server("model") as upstream, server("hand", upstream) as hand, server("front", upstream) as front:
         for url in (hand, front):
             asyncio.run(requests(url))
