@@ -242,7 +242,7 @@ async def test_an_argument_that_is_refused_fails_its_call_and_lets_the_loop_run_
         for _ in range(10):
             with pytest.raises(TypeError, match=r"(?s)node 'summed', argument 'x'") as caught:
                 await service.run(of_summed("no array"))
-            assert "in node 'summed' of graph 'of_summed', item" in "".join(caught.value.__notes__)
+            assert "in node 'summed' of graph 'summed', item" in "".join(caught.value.__notes__)
         handle[0].cancel()
         assert turns >= 10
         assert node_of(service).failed == 10

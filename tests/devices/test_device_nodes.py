@@ -249,8 +249,8 @@ async def test_parts_of_a_resource_are_placed_once_and_shared_by_a_batch(monkeyp
         ]
 
     placed: list[Any] = []
-    original = parameters._put
-    monkeypatch.setattr(parameters, "_put", lambda *args: placed.append(args) or original(*args))
+    original = parameters.put_there
+    monkeypatch.setattr(parameters, "put_there", lambda *args: placed.append(args) or original(*args))
     async with engine.deploy(of) as service:
         for version in (1, 2):
             await service.reload(weights)

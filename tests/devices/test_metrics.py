@@ -170,12 +170,13 @@ increments = ps.graph(incremented)
 
 
 def listed() -> dict[str, tuple[str, str, set[str]]]:
-    """Returns kind, unit and attributes of each metric, as the page lists them."""
+    """Returns kind, unit and attributes of each metric but those of consumers, as the page lists them."""
     page = (ROOT / "docs/how-to/metrics.md").read_text()
     found = re.findall(r"^\| `(penstock\.[\w.]+)` \| (\w+) \| `([^`]+)` \| ([^|]+) \| [^|]+ \|$", page, re.MULTILINE)
     return {
         name: (kind, unit, {key.strip("`").removeprefix("penstock.") for key in attributes.split(", ")})
         for name, kind, unit, attributes in found
+        if not name.startswith("penstock.consumer.")
     }
 
 
