@@ -94,7 +94,8 @@ class Consumer:
     No signal is handled: `run` does that.
 
     Args:
-        service: the deployment, whose first graph or others make the calls.
+        service: the deployment, whose first graph or others make the calls. Its `timeout_seconds` is for other callers:
+            messages have no deadline, and nodes have timeouts of their own.
         source: the source, which no other consumer has at that time.
         call_of: returns the call for a message. If it raises, or returns no call, the message has failed.
         dead_letters: an async function that puts a message aside whose call has failed. If it raises, it is called

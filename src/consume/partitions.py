@@ -182,8 +182,9 @@ class Partition:
             await asyncio.wait(self.before)
         order_by = None if self._held._order_by is None else self._key_of
         async with self._held._service.stream(
-            self._calls(), ordered=False, order_by=order_by, trace_items=True, max_in_flight=self._held._max_open
-        ) as self._stream:
+            self._calls(), ordered=False, order_by=order_by, trace_items=True, max_in_flight=self._held._max_open,
+            timeout_seconds=None,  # of a stream of many calls, that is the time until its end
+        ) as self._stream:  # fmt: skip
             async for outcome in self._stream.outcomes():
                 number, error = outcome.tag, outcome.error
                 if isinstance(error, NotFinished):

@@ -373,12 +373,12 @@ def test_a_consumer_is_entered_once_and_has_its_source_for_itself() -> None:
     testing.run_seeded(main, seed=9)
 
 
-def test_partitions_without_messages_leave_their_room_to_others() -> None:
+def test_partitions_without_messages_leave_their_room_and_a_consumer_has_no_deadline() -> None:
     async def main() -> None:
         log = log_of(Random(7), 4, 40)
         world = World(log)
         async with (
-            engine.deploy(world.handle) as service,
+            engine.deploy(world.handle, timeout_seconds=0.5) as service,  # which is for other callers
             world.consumer(service, member := Member(log), max_open=1),
         ):
             await member.give(range(4))
