@@ -21,7 +21,10 @@ T = TypeVar("T")
 
 
 async def uncancelled(ask: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Return what a function returns; that something in it was cancelled, but not its caller, is an error of it."""
+    """Return what a function returns; that something in it was cancelled, but not its caller, is an error of it.
+
+    Where the caller was cancelled, it is, also if a client has made an error of its own of that, such as an outage.
+    """
     task = asyncio.current_task()
     assert task is not None
     undisturbed = task.cancelling()
@@ -32,6 +35,9 @@ async def uncancelled(ask: Callable[..., Awaitable[T]], *args: Any) -> T:
             raise
         name = getattr(ask, "__qualname__", repr(ask))
         raise NodeCancelledError(f"something that {name} awaited was cancelled, but not {name} itself") from error
+    finally:
+        if task.cancelling() > undisturbed:
+            raise asyncio.CancelledError
 
 
 class Partitions:

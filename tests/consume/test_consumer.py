@@ -3,7 +3,7 @@
 import asyncio
 import os
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from random import Random
 from typing import Any
 
@@ -567,3 +567,30 @@ async def test_a_message_goes_on_with_the_trace_of_its_sender(tracing: Tracing) 
     run = tracing.one("penstock.run handle")
     assert run.parent is not None
     assert (run.parent.trace_id, run.parent.span_id) == (7, 8)
+
+
+def test_a_client_that_makes_an_outage_of_a_cancel_does_not_hold_up_the_end() -> None:
+    kept: list[int] = []
+
+    class Stubborn(Queue):
+        async def keep(self, partition: str, unsettled: Sequence[consume.Message], /) -> None:
+            kept.append(len(unsettled))
+            try:
+                await asyncio.sleep(3600)
+            except asyncio.CancelledError:
+                raise ConnectionError("closed") from None
+
+    @ps.node
+    async def work(value: object) -> None:
+        pass
+
+    async def bury(letter: consume.DeadLetter) -> None:
+        raise AssertionError
+
+    async def main() -> None:
+        async with engine.deploy(ps.graph(work)) as service, asyncio.timeout(60):
+            source = Stubborn(Random(1), ["message"])
+            async with consume.Consumer(service, source, lambda one: ps.graph(work)(one.value), dead_letters=bury):
+                await until(lambda: kept)
+
+    testing.run_virtual(main)
