@@ -1,6 +1,7 @@
 """A consumer: it takes messages of a source through a deployment, and settles those that have ended."""
 
 import asyncio
+import inspect
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
@@ -11,7 +12,7 @@ from typing import Any, Final, Self
 from weakref import WeakSet
 
 from .. import Call, OptionsError, engine
-from ..actors.accepted import FUNCTION, KEY, NOT_NEGATIVE, POSITIVE, OptionRule, check, optional, whole
+from ..actors.accepted import KEY, NOT_NEGATIVE, POSITIVE, OptionRule, check, optional, whole
 from ..extension import tell_in_top
 from ..telemetry import logs, names
 from ..telemetry.tables import Column, Rendered, Table, count
@@ -19,6 +20,10 @@ from .partitions import PAUSE_SECONDS, Partition, Partitions, uncancelled
 from .source import DeadLetter, Message, Source
 
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+_ASYNC: Final = OptionRule(
+    "an `async def`",
+    lambda value: inspect.iscoroutinefunction(value) or inspect.iscoroutinefunction(type(value).__call__),
+)
 _SOURCE: Final = OptionRule("a Source, such as consume.Kafka(...)", lambda value: isinstance(value, Source))
 _CALL_OF: Final = OptionRule("a function that is not async, such as lambda message: handle(message.value)", KEY.fits)
 
@@ -126,7 +131,7 @@ class Consumer:
         for option, value, accepted in (
             ("source", source, _SOURCE),
             ("call_of", call_of, _CALL_OF),
-            ("dead_letters", dead_letters, FUNCTION),
+            ("dead_letters", dead_letters, _ASYNC),
             ("order_by", order_by, optional(KEY)),
             ("max_open", max_open, whole(1)),
             ("settle_seconds", settle_seconds, POSITIVE),

@@ -373,6 +373,16 @@ def test_a_consumer_is_entered_once_and_has_its_source_for_itself() -> None:
     testing.run_seeded(main, seed=9)
 
 
+def test_dead_letters_are_written_by_an_async_function() -> None:
+    async def main() -> None:
+        world = World(None)
+        async with engine.deploy(world.handle) as service:
+            with pytest.raises(ps.OptionsError, match=r"dead_letters=.*an `async def`"):
+                consume.Consumer(service, Queue(world.rng, []), world.handle, dead_letters=print)  # type: ignore[arg-type]
+
+    testing.run_seeded(main, seed=9)
+
+
 def test_partitions_without_messages_leave_their_room_and_a_consumer_has_no_deadline() -> None:
     async def main() -> None:
         log = log_of(Random(7), 4, 40)
