@@ -216,7 +216,8 @@ def test_a_slow_key_delays_no_other_key() -> None:
     run_virtual(main)
 
 
-async def test_a_key_without_calls_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize("is_deployed", [True, False])
+async def test_a_key_without_calls_leaves_nothing_behind(is_deployed: bool) -> None:
     keys = weakref.WeakSet[Colliding]()
 
     def calls() -> Iterator[ps.Call[float]]:
@@ -228,9 +229,13 @@ async def test_a_key_without_calls_leaves_nothing_behind() -> None:
     async def source() -> AsyncIterator[ps.Call[float]]:
         for call in calls():
             yield call
+        del call  # which has the last key
         await asyncio.Event().wait()
 
-    async with engine.stream(source(), order_by=key_of) as results:
+    async with (
+        engine.deploy(waiting, nothing, max_in_flight=4) as service,
+        (service if is_deployed else engine).stream(source(), order_by=key_of) as results,
+    ):
         for _ in range(300):
             await anext(results)
         await wait_quiescent()
