@@ -23,7 +23,7 @@ LIMITS = {
     "saving": Figures(lines=1924, largest_file=558, slots=0, branches=20, broad_excepts=8),
     "serving": Figures(lines=1238, largest_file=371, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2222, largest_file=284, slots=0, branches=13, broad_excepts=2),
-    "telemetry": Figures(lines=3353, largest_file=472, slots=8, branches=15, broad_excepts=5),
+    "telemetry": Figures(lines=3355, largest_file=472, slots=8, branches=15, broad_excepts=5),
     "testing": Figures(lines=540, largest_file=135, slots=1, branches=5, broad_excepts=3),
 }
 

@@ -137,11 +137,13 @@ class _Recording(OpenScopes):
             sums, read = self.sums()
             cpu_seconds = self._loop_seconds()
             watches = list(self._watches.values())
-        windows = {name: window for watch in watches for name, window in watch.windows.items()}
+        windows = {name: window for watch in watches for name, window in settled(watch.windows.items)}
         readers = tuple(
             ReaderSum(name, seconds, waited, windows.get(name), at) for name, (seconds, waited, at) in read.items()
         )
-        taken = [(used / time, places) for each in watches for (_, places), (time, used) in each.admitted.items()]
+        taken = [
+            (used / time, places) for each in watches for (_, places), (time, used) in settled(each.admitted.items)
+        ]
         admitted = max(taken, default=(0.0, 0))
         looked = max(watches, key=lambda watch: watch.seconds, default=None)
         gil = self._gil_watch.use()
