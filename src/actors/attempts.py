@@ -712,9 +712,8 @@ class SecondAttempt:
 
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the attempt of a frame that has ended."""
-        if self.position.frame is frame and not self.cancels and self.task is not None:
-            self.cancels += 1
-            cancel_once(self.position, self.task, LOST)
+        if self.position.frame is frame:
+            cancel_once(self, LOST)
 
     def leave(self) -> None:
         """Cancel the attempt, because the first has ended; a process goes on, and keeps its place."""

@@ -104,13 +104,16 @@ ASYNC: Final = WATCHED
 GENERAL: Final = 1 << 62
 
 
-def cancel_once(position: "Position", task: "asyncio.Task[Any]", reason: str) -> None:
-    """Cancel a handler; if its timeout has cancelled it already, it unwinds, and nothing cuts its cleanup short."""
-    if position.timeout is None:
-        task.cancel(reason)
-    elif not position.timeout.expired():
-        position.timeout.reschedule(None)
-        task.cancel(reason)
+def cancel_once(member: "Member", reason: str) -> None:
+    """Cancel a handler, unless this or its timeout has done so already: nothing cuts its cleanup short."""
+    if member.cancels or member.task is None:
+        return
+    member.cancels += 1
+    timeout = member.position.timeout
+    if timeout is None or not timeout.expired():
+        member.task.cancel(reason)
+        if timeout is not None:
+            timeout.reschedule(None)
 
 
 async def end_calls(position: "Position") -> None:

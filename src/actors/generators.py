@@ -238,9 +238,8 @@ class GeneratorTask:
 
     def _stop(self) -> None:
         # Not before its first step: a cancelled task would not run at all then, and not close the iterator.
-        if self._begun and not self.cancels and self.task is not None:
-            self.cancels += 1
-            cancel_once(self.position, self.task, _OWN_CANCEL)
+        if self._begun:
+            cancel_once(self, _OWN_CANCEL)
 
     async def _run(self) -> None:
         self._begun = True

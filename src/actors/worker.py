@@ -93,9 +93,8 @@ class Worker(current.Position):
 
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the task if it still runs a handler of `frame`."""
-        if self.frame is frame and self.task is not None and not self.cancels:
-            self.cancels += 1
-            cancel_once(self, self.task, _OWN_CANCEL)
+        if self.frame is frame:
+            cancel_once(self, _OWN_CANCEL)
 
     async def run(self) -> None:  # noqa: C901 - the hot path: every call out of it costs as much as a hop
         """Run handlers until the group is closed and no frame is ready."""
