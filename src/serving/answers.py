@@ -88,10 +88,15 @@ class Passed(Delta):
         return _MODEL.sub(lambda _: b'"model":' + _dumps(model).encode(), self.data, count=1)
 
 
+def as_json(value: Any) -> bytes:
+    """Return JSON; half of a surrogate pair, which UTF-8 does not have, is replaced."""
+    return _dumps(value).encode(errors="replace")
+
+
 def sse(data: Any, name: str | None = None) -> bytes:
     """Return a server-sent event with JSON."""
-    head = "" if name is None else f"event: {name}\n"
-    return f"{head}data: {_dumps(data)}\n\n".encode(errors="replace")
+    head = b"" if name is None else f"event: {name}\n".encode()
+    return b"%bdata: %b\n\n" % (head, as_json(data))
 
 
 def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -239,7 +244,7 @@ class Answer:
         """Return the body of the whole answer; that of an upstream as it came."""
         if self.parts == 1 and self._passed is not None:
             return self._passed.named(self.model)
-        return _dumps(self.whole()).encode(errors="replace")
+        return as_json(self.whole())
 
     def whole(self) -> dict[str, Any]:
         """Return the answer, when all parts were taken."""

@@ -23,7 +23,7 @@ from starlette.routing import Route
 from .. import Graph, Node, asgi, engine, graph
 from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, PlanError
 from ..actors.accepted import OptionRule, check, whole
-from .answers import Answer, Completion, sse
+from .answers import Answer, Completion, as_json
 from .measures import measured
 from .protocol import (
     MAX_NAME,
@@ -294,7 +294,7 @@ class Application(Starlette):
                         answer.gather(item)
             return Response(answer.json(), media_type="application/json")
 
-        return await asgi.answer(http, whole(), encode_error=lambda error: _json(_told_of(error)[1]))
+        return await asgi.answer(http, whole(), encode_error=_error_text)
 
     async def _embed(self, http: HTTPRequest) -> Response:
         request: EmbeddingsRequest = await self._asked(EmbeddingsRequest, http)
@@ -309,7 +309,7 @@ class Application(Starlette):
                     body = [part.named(model.name) async for part in parts]
                 return Response(body[0], media_type="application/json")
 
-            return await asgi.answer(http, passed(), encode_error=lambda error: _json(_told_of(error)[1]))
+            return await asgi.answer(http, passed(), encode_error=_error_text)
         if not model.is_embeddings:
             raise APIError(400, f"model: {model.name!r} is no model for embeddings", "model")
         wrong = {"input": not all(isinstance(one, str) for one in texts), "dimensions": request.dimensions}
@@ -319,12 +319,12 @@ class Application(Starlette):
         encode = _base64 if request.encoding_format == "base64" else _floats
         data = {"object": "list", "model": model.name, "usage": {"prompt_tokens": 0, "total_tokens": 0}}
 
-        async def embedded() -> dict[str, Any]:
+        async def embedded() -> Response:
             vectors = await service.map([model.graph(text) for text in texts])
             found = [{"object": "embedding", "index": at, "embedding": encode(one)} for at, one in enumerate(vectors)]
-            return {**data, "data": found}
+            return Response(as_json({**data, "data": found}), media_type="application/json")
 
-        return await asgi.answer(http, embedded(), encode=_json, encode_error=lambda error: _json(_told_of(error)[1]))
+        return await asgi.answer(http, embedded(), encode_error=_error_text)
 
     # --- the rest
 
@@ -461,11 +461,11 @@ def _base64(vector: Any) -> str:
 
 def _comment(event: Any) -> bytes:
     """Return a comment of a stream for what a node has emitted."""
-    return b": " + sse(event).removeprefix(b"data: ")
+    return b": %b\n\n" % as_json(event)
 
 
-def _json(value: Any) -> str:
-    return sse(value).removeprefix(b"data: ").decode().strip()
+def _error_text(error: Exception) -> str:
+    return as_json(_told_of(error)[1]).decode()
 
 
 def _shown(name: str) -> dict[str, Any]:

@@ -154,12 +154,8 @@ class Response(Answer):
 
     def part(self, item: Any) -> bytes:
         """Return the events for a part."""
-        delta = self.take(item)
+        delta, self._passed = self.take(item), None  # it goes on in other events, also where an upstream has sent it
         return self._begin() + b"".join(self._events(delta))
-
-    def json(self) -> bytes:
-        """Return the body of the whole answer."""
-        return sse(self.whole()).removeprefix(b"data: ").strip()
 
     def gather(self, item: Any) -> None:
         """Take a part of an answer that nobody reads before its end."""

@@ -17,7 +17,7 @@ from opentelemetry import propagate
 from .. import Node, node
 from .._errors import OptionsError
 from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, whole
-from .answers import Delta, Passed
+from .answers import Delta, Passed, as_json
 from .protocol import APIError, Base, ChatRequest, Request
 
 _OWN_FAULTS: Final = (400, 404, 413, 422)  # of the request: no other upstream would answer it
@@ -284,7 +284,7 @@ def _passed_on(messages: Messages, request: Base | None, model: str | None) -> t
     body["model"] = model or request.model
     if getattr(request, "stream", None):
         body["stream_options"] = {**(body.get("stream_options") or {}), "include_usage": True}
-    return request._path, json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode(errors="replace")
+    return request._path, as_json(body)
 
 
 def _failure(response: httpx.Response, body: bytes) -> APIError:
