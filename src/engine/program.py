@@ -113,7 +113,7 @@ class PlannedStep:
     def run_bodies(self) -> tuple["Plan", ...]:
         """The plans of the bodies that run: not those of stages that run as one."""
         joined = () if self.joined is None else (self.joined,)
-        return joined or () if self.head.is_joined or joined else self.bodies
+        return joined if joined or self.head.is_joined else self.bodies
 
     @property
     def head(self) -> Step:
