@@ -68,6 +68,10 @@ class World:
         return consume.Consumer(service, source, self.call_of, dead_letters=self.bury, **options)
 
 
+async def no_letter(letter: consume.DeadLetter) -> None:
+    raise AssertionError
+
+
 def in_order(done: Iterable[tuple[str, Any]]) -> bool:
     """Whether the first time of each message comes in the order of its key; key 0 has no order."""
     last: dict[Any, int] = {}
@@ -451,9 +455,6 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
     async def handle(identity: str) -> None:
         await work(identity)
 
-    async def bury(letter: consume.DeadLetter) -> None:
-        raise AssertionError
-
     class Alone(Member):
         def partitions(self, held: consume.Partitions, /) -> Any:
             asyncio.get_running_loop().call_later(0.02, lambda: tasks.append(asyncio.create_task(self.give([0, 1]))))
@@ -462,7 +463,7 @@ async def test_run_drains_at_a_signal_and_restores_the_handlers(number: signal.S
     tasks: list[asyncio.Task[None]] = []
     async with engine.deploy(handle, max_in_flight=1) as service:
         call_of = lambda message: handle(message.identity)  # noqa: E731
-        consumer = consume.Consumer(service, Alone(log), call_of, dead_letters=bury, max_open=4)
+        consumer = consume.Consumer(service, Alone(log), call_of, dead_letters=no_letter, max_open=4)
         running = asyncio.create_task(consume.run(consumer))
         await consumer.wait_failed()
         await signalled.wait()
@@ -492,15 +493,12 @@ async def test_a_commit_that_is_too_late_cancels_what_is_open_and_commits_nothin
     async def handle(identity: str, number: int) -> None:
         await work(identity, number)
 
-    async def bury(letter: consume.DeadLetter) -> None:
-        raise AssertionError
-
     def call_of(message: consume.Message) -> ps.Call[None]:
         return handle(message.identity, message.position)
 
     async with engine.deploy(handle) as service:
         member = Member(log)
-        options: Any = {"dead_letters": bury, "order_by": None, "settle_seconds": 0.01}
+        options: Any = {"dead_letters": no_letter, "order_by": None, "settle_seconds": 0.01}
         async with consume.Consumer(service, member, call_of, **options) as consumer:
             await member.give([0])
             log.owners.clear()  # without a word
@@ -532,12 +530,9 @@ def test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind() -> N
         async def handle(identity: str) -> None:
             await work(identity)
 
-        async def bury(letter: consume.DeadLetter) -> None:
-            raise AssertionError
-
         async with engine.deploy(handle) as service:
             member = Member(log)
-            options: Any = {"dead_letters": bury, "order_by": lambda message: "all", "settle_seconds": 0.01}
+            options: Any = {"dead_letters": no_letter, "order_by": lambda message: "all", "settle_seconds": 0.01}
             async with consume.Consumer(service, member, lambda one: handle(one.identity), **options):
                 for _ in range(3):  # given, and lost; the second time before anything could begin
                     await member.give([0])
@@ -566,12 +561,9 @@ async def test_a_message_goes_on_with_the_trace_of_its_sender(tracing: Tracing) 
     async def handle(identity: str) -> None:
         work(identity)
 
-    async def bury(letter: consume.DeadLetter) -> None:
-        raise AssertionError
-
     async with engine.deploy(handle) as service:
         member = Member(log)
-        async with consume.Consumer(service, member, lambda one: handle(one.identity), dead_letters=bury):
+        async with consume.Consumer(service, member, lambda one: handle(one.identity), dead_letters=no_letter):
             await member.give([0])
             await until(lambda: log.ended)
     run = tracing.one("penstock.run handle")
@@ -594,13 +586,10 @@ def test_a_client_that_makes_an_outage_of_a_cancel_does_not_hold_up_the_end() ->
     async def work(value: object) -> None:
         pass
 
-    async def bury(letter: consume.DeadLetter) -> None:
-        raise AssertionError
-
     async def main() -> None:
         async with engine.deploy(ps.graph(work)) as service, asyncio.timeout(60):
             source = Stubborn(Random(1), ["message"])
-            async with consume.Consumer(service, source, lambda one: ps.graph(work)(one.value), dead_letters=bury):
+            async with consume.Consumer(service, source, lambda one: ps.graph(work)(one.value), dead_letters=no_letter):
                 await until(lambda: kept)
 
     testing.run_virtual(main)
