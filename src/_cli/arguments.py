@@ -17,16 +17,13 @@ def seconds(text: str) -> float:
     Raises:
         argparse.ArgumentTypeError: the text is not a number above 0.
     """
-    return _above_zero(text, "number of seconds")
-
-
-def factor(text: str) -> float:
-    """Parse a factor, such as 2 for "twice as fast".
-
-    Raises:
-        argparse.ArgumentTypeError: the text is not a number above 0.
-    """
-    return _above_zero(text, "factor")
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0
+    if not 0 < value < float("inf"):
+        raise argparse.ArgumentTypeError(f"{text!r} is no number of seconds above 0")
+    return value
 
 
 def count(text: str) -> int:
@@ -44,13 +41,3 @@ def refuse(options: argparse.Namespace, message: str) -> NoReturn:
     """Exit with the usage of the command and a message, as argparse does for wrong arguments."""
     parser: argparse.ArgumentParser = options.parser
     parser.error(message)
-
-
-def _above_zero(text: str, what: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"{text!r} is no {what} above 0")
-    return value

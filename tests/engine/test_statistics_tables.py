@@ -176,7 +176,7 @@ async def test_a_notebook_shows_plans_verdicts_and_predictions_and_no_raw_record
     event.set()
     with telemetry.profile() as profile:
         await engine.run(waiting(event))
-    verdict, prediction = profile.verdict, profile.what_if("wait_for", speedup=2)
+    verdict, prediction = profile.verdict, profile.what_if("wait_for", concurrency=2)
     for shown, label, value in ((verdict, "because", verdict.reason), (prediction, "then", str(prediction.verdict))):
         page = ElementTree.fromstring(shown._repr_html_())
         assert [label, value] in [["".join(cell.itertext()) for cell in row] for row in page.iter("tr")]

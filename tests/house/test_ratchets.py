@@ -13,8 +13,8 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
     ".": Figures(lines=823, largest_file=413, slots=0, branches=9, broad_excepts=3),
-    "_cli": Figures(lines=452, largest_file=150, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7531, largest_file=555, slots=28, branches=38, broad_excepts=57),
+    "_cli": Figures(lines=415, largest_file=150, slots=0, branches=9, broad_excepts=0),
+    "actors": Figures(lines=7531, largest_file=554, slots=28, branches=38, broad_excepts=57),
     "advice": Figures(lines=859, largest_file=274, slots=0, branches=12, broad_excepts=0),
     "consume": Figures(lines=586, largest_file=228, slots=0, branches=6, broad_excepts=4),
     "data": Figures(lines=1246, largest_file=490, slots=0, branches=11, broad_excepts=6),
@@ -23,7 +23,7 @@ LIMITS = {
     "saving": Figures(lines=1924, largest_file=558, slots=0, branches=20, broad_excepts=8),
     "serving": Figures(lines=1238, largest_file=371, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2222, largest_file=284, slots=0, branches=13, broad_excepts=2),
-    "telemetry": Figures(lines=3355, largest_file=472, slots=8, branches=15, broad_excepts=5),
+    "telemetry": Figures(lines=3337, largest_file=472, slots=8, branches=15, broad_excepts=5),
     "testing": Figures(lines=540, largest_file=135, slots=1, branches=5, broad_excepts=3),
 }
 

@@ -891,7 +891,7 @@ async def test_functions_of_a_chain_have_a_row_each_although_they_share_an_actor
     busy = [node.busy_seconds for node in profile.nodes]
     assert busy == [pytest.approx(seconds, rel=0.15) for seconds in (10.0, 27.0, 18.0)]
     assert second.p50_seconds == pytest.approx(3.0, rel=0.05)
-    assert (profile.verdict.node, profile.what_if("second", speedup=2).node) == ("second", "second")
+    assert (profile.verdict.node, profile.what_if("second", concurrency=2).node) == ("second", "second")
     assert {one.node for one in profile.timeline.slices} == {"first", "second", "third"}
     assert [step.consumers for step in profile.steps] == [("second",), ("third",), ()]
 

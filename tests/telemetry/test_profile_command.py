@@ -1,4 +1,4 @@
-"""`python -m penstock profile` and `python -m penstock simulate`."""
+"""`python -m penstock profile`."""
 
 import json
 import signal
@@ -11,7 +11,7 @@ import pytest
 import structlog
 
 from penstock._cli import main
-from penstock.telemetry import NodeProfile, Prediction, Verdict
+from penstock.telemetry import NodeProfile, Verdict
 
 SHOP = """
 import asyncio
@@ -168,15 +168,6 @@ def test_it_writes_a_timeline_and_a_page(run: Run, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
 
 
-def test_it_predicts(run: Run) -> None:
-    shown = json.loads(run("simulate", "shop:fixed", "--node", "decode", "--speedup", "2", "--json"))
-    assert set(shown) == set(Prediction.__dataclass_fields__)
-    assert shown["factor"] > 1
-    assert run("simulate", "shop:fixed", "--node", "decode", "--concurrency", "3").startswith(
-        '"decode" with 3 places: '
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -194,9 +185,6 @@ def test_it_predicts(run: Run) -> None:
             ["profile", "shop:calls", "--calls", "3"],
             "--input and --calls are for graphs, and shop:calls is not a graph",
         ),
-        (["simulate", "shop:calls", "--node", "decode"], "say what changes: --speedup or --concurrency"),
-        (["simulate", "shop:calls", "--node", "decod", "--speedup", "2"], "these nodes did: 'fetch', 'decode'"),
-        (["simulate", "shop:calls", "--node", "decode", "--speedup", "-1"], "'-1' is no factor above 0"),
     ],
 )
 def test_wrong_arguments_say_what_is_right(

@@ -38,7 +38,7 @@ class Verdict(Rendered):
         graph: the name of its graph; None if no node limits.
         limit: the kind of thing that there is too little of.
         headroom: how many times as fast everything would be if that node, or else the reader, took no time; None if
-            unknown. See `Profile.what_if`.
+            unknown.
         spent: what the node spends its time on, in words, if it uses threads or waits for its turn; and its figures.
             Otherwise empty.
         factor: how many times as fast everything would be with the first option of the remedy; None if unknown.

@@ -233,28 +233,25 @@ class Profile(Rendered):
         paths = critical_paths(sums.nodes).values()
         return max(paths, key=lambda path: path.seconds * sums.items(path.graph), default=None)
 
-    def what_if(
-        self, node: str, *, graph: str | None = None, speedup: float = 1.0, concurrency: int | None = None
-    ) -> Prediction:
-        """Predict the throughput after a change of one node.
+    def what_if(self, node: str, *, concurrency: int, graph: str | None = None) -> Prediction:
+        """Predict the throughput with another number of places of one node.
 
         Each bounded thing was used for a share of the time: the places of nodes, pools, the event loop, a device, the
-        window of a stream, its reader and its source. The change alters the part of the node in each share; the thing
-        that is then used most bounds the throughput. This is operational analysis; waits are not simulated.
+        window of a stream, its reader and its source. With more places, the node's places are used for a smaller share;
+        the thing that is then used most bounds the throughput. This is operational analysis; waits are not simulated.
 
         Args:
             node: the name of the node, as drawn.
-            graph: the name of its graph; needed if several graphs have a node of that name.
-            speedup: how many times as fast the handler of the node becomes.
             concurrency: how many items the node may handle at a time; in a `map_each` over a list, in each run of it.
+            graph: the name of its graph; needed if several graphs have a node of that name.
 
         Returns:
             The prediction, whose `str()` is a sentence.
 
         Raises:
-            ValueError: no such node ran, or it cannot be changed in that way.
+            ValueError: no such node ran, or it has no places of its own.
         """
-        return predict(self._evidence(), node, graph=graph, speedup=speedup, concurrency=concurrency)
+        return predict(self._evidence(), node, concurrency, graph)
 
     def to_perfetto(self, path: "str | os.PathLike[str]") -> None:
         """Write the timeline as a trace that Perfetto (https://ui.perfetto.dev) and Chrome open.

@@ -38,21 +38,6 @@ from .sums import CriticalPath, Evidence, Name, Sums, TimeBreakdown, WindowSum, 
 
 
 @dataclass(frozen=True)
-class Change:
-    """A change of one node.
-
-    Attributes:
-        name: which.
-        speedup: how many times as fast its handler becomes.
-        concurrency: how many items it may have at a time; None for as many as now.
-    """
-
-    name: Name
-    speedup: float
-    concurrency: int | None = None
-
-
-@dataclass(frozen=True)
 class Model:
     """A profile without its waits.
 
@@ -80,20 +65,12 @@ class Model:
             used.append(self.callers.used(self.evidence))
         return max(used, default=0.0)
 
-    def changed(self, change: Change) -> "Model":
-        """Return what would have been measured if a node had been another, and as many items had come."""
-        evidence, name, factor = self.evidence, change.name, 1 / change.speedup
+    def faster(self, name: Name, times: float) -> "Model":
+        """Return what would have been measured if the handler of a node had been so many times as fast."""
+        evidence, factor = self.evidence, 1 / times
         node = evidence.sums.nodes[name]
         saved = (node.busy_seconds or 0.0) * (1 - factor)
         sums = _scaled(evidence.sums, {name: factor})
-        callers = self.callers
-        if change.concurrency is not None:
-            own = [key for key in node.places if not sums.groups[key].is_pool]
-            of_runs = [key for key in own if sums.groups[key].is_of_runs]
-            widened = replace(self, evidence=replace(evidence, sums=sums))
-            for key in of_runs or own:
-                widened = widened.more(key, change.concurrency / sums.groups[key].limit)
-            sums, callers = widened.evidence.sums, widened.callers
         # An async handler that only waits holds no loop: what is left of the loop's time is what all others need.
         freed = saved if node.step.holds_loop or holding(evidence) == name else 0.0
         before, after = critical_paths(evidence.sums.nodes), critical_paths(sums.nodes)
@@ -113,7 +90,16 @@ class Model:
             loop_late_share=max(0.0, evidence.loop_late_share - freed / evidence.elapsed_seconds), readers=readers,
             covered_seconds=covered, gil=replace(evidence.gil, held=held),
         )  # fmt: skip
-        return replace(self, callers=callers, evidence=left)
+        return replace(self, evidence=left)
+
+    def with_places(self, name: Name, concurrency: int) -> "Model":
+        """Return what would have been measured if a node had had so many places of its own."""
+        groups = self.evidence.sums.groups
+        own = [key for key in self.evidence.sums.nodes[name].places if not groups[key].is_pool]
+        changed = self
+        for key in [key for key in own if groups[key].is_of_runs] or own:
+            changed = changed.more(key, concurrency / groups[key].limit)
+        return changed
 
     def more(self, what: Hashable, times: float) -> "Model":
         """Return what would have been measured with more places of a group, or more items of a stream in flight."""
@@ -306,7 +292,7 @@ def _headroom(model: Model, most: Limit) -> float | None:
     if verdict.limit == "pool" and most.most < inf and not most.options:
         return most.most  # the start of worker processes, which is no work of the node
     if verdict.node is not None and verdict.graph is not None:
-        rest = model.changed(Change((verdict.graph, verdict.node), inf)).bound()
+        rest = model.faster((verdict.graph, verdict.node), inf).bound()
     else:
         others = [limit.used for limit in limits(model.evidence) if limit.verdict.limit != verdict.limit]
         rest = max(others, default=0.0)
@@ -369,7 +355,7 @@ def _factor(model: Model, found: Limit, times: float) -> tuple[float, Model]:
         changed = changed.more(what, times) if what is not None else changed
     is_inbox = found.verdict.limit == "inbox"
     if changed is model and name in model.evidence.sums.nodes and not is_inbox:
-        changed = model.changed(Change(name, gain))
+        changed = model.faster(name, gain)
     # The model does not know what keeps nodes from working although no limit is used up: without that, it is as it is.
     used, rest = found.used if is_inbox else model.bound(), changed.bound()
     return max(1.0, min(gain, used / rest if rest else MOST_HEADROOM)), changed
@@ -386,7 +372,7 @@ def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
     seconds = nodes[path.graph, slowest].mean_seconds
     share = seconds / path.seconds
     reason = f"of the longest path through the graph it takes {share:.0%}, {milliseconds(seconds)} each time"
-    free = model.changed(Change((path.graph, slowest), inf)).bound()
+    free = model.faster((path.graph, slowest), inf).bound()
     headroom = min(model.bound() / free, MOST_HEADROOM) if free else MOST_HEADROOM
     found = Limit(1.0, 0, Verdict(slowest, reason, "or make it faster", path.graph, "path"))
     node, count = nodes[path.graph, slowest], 1 if model.callers is None else model.callers.count
@@ -401,13 +387,12 @@ def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
 
 @dataclass(frozen=True)
 class Prediction(Rendered):
-    """The effect of a faster node, or of one with more places. `str()` gives a sentence, notebooks show a table.
+    """The effect of more places of a node. `str()` gives a sentence, notebooks show a table.
 
     Attributes:
         node: name of the node.
         graph: name of its graph.
-        speedup: how many times as fast its handler becomes.
-        concurrency: how many items it may have at a time; None for as many as now.
+        concurrency: how many items it may have at a time.
         items_per_second: the items that went through the graph each second.
         predicted_items_per_second: the items that would have gone through it.
         factor: the predicted rate over the measured one.
@@ -416,8 +401,7 @@ class Prediction(Rendered):
 
     node: str
     graph: str
-    speedup: float
-    concurrency: int | None
+    concurrency: int
     items_per_second: float
     predicted_items_per_second: float
     factor: float
@@ -427,9 +411,7 @@ class Prediction(Rendered):
         return printable(f"{self._change()}: {self._effect()}; then {self.verdict}")
 
     def _change(self) -> str:
-        changes = [f"{significant(self.speedup)} times as fast"] if self.speedup != 1 else []
-        changes += [f"with {self.concurrency:,} place{'s' * (self.concurrency != 1)}"] if self.concurrency else []
-        return f'"{name_of(self.graph, self.node)}" {" and ".join(changes) or "as it is"}'
+        return f'"{name_of(self.graph, self.node)}" with {self.concurrency:,} place{"s" * (self.concurrency != 1)}'
 
     def _effect(self) -> str:
         predicted, measured = rate(self.predicted_items_per_second, "items"), rate(self.items_per_second, "items")
@@ -439,26 +421,25 @@ class Prediction(Rendered):
         return Table((("what if", self._change()), ("throughput", self._effect()), ("then", str(self.verdict))))
 
 
-def predict(
-    evidence: Evidence, node: str, *, graph: str | None = None, speedup: float = 1.0, concurrency: int | None = None
-) -> Prediction:
-    """Return what a change of a node would do.
+def predict(evidence: Evidence, node: str, concurrency: int, graph: str | None = None) -> Prediction:
+    """Return the effect of so many places of a node.
 
     Raises:
-        ValueError: there is no such node, or several, or the node cannot be changed like that.
+        ValueError: there is no such node, or several, or the node has no places of its own.
     """
     name = _found(evidence, node, graph)
-    if not speedup > 0:
-        raise ValueError(f"speedup= is how many times as fast the node becomes, above 0, not {speedup!r}")
-    if concurrency is not None:
-        _check_places(evidence, name, concurrency)
+    total = evidence.sums.nodes[name]
+    if concurrency < 1:
+        raise ValueError(f"concurrency= is a number of places, at least 1, not {concurrency!r}")
+    if total.step.gathers or not evidence.sums.own_places(total):
+        raise ValueError(f"node {name[1]!r} has no concurrency= of its own that could change")
     model = Model.of(evidence, name[0])
-    changed = model.changed(Change(name, speedup, concurrency))
+    changed = model.with_places(name, concurrency)
     bound = changed.bound()
     factor = model.bound() / bound if bound else 1.0
     per_second = evidence.sums.items(name[0]) / evidence.elapsed_seconds if evidence.elapsed_seconds else 0.0
     verdict = verdict_of(changed.sped_up(factor))
-    return Prediction(name[1], name[0], speedup, concurrency, per_second, per_second * factor, factor, verdict)
+    return Prediction(name[1], name[0], concurrency, per_second, per_second * factor, factor, verdict)
 
 
 def _found(evidence: Evidence, node: str, graph: str | None) -> Name:
@@ -471,11 +452,3 @@ def _found(evidence: Evidence, node: str, graph: str | None) -> Name:
         raise ValueError(f"several graphs have a node {node!r}: say which, with graph= one of {graphs}")
     known = ", ".join(repr(name[1]) for name in names) or "none"
     raise ValueError(f"no node {node!r} ran while the profile was taken; these nodes did: {known}")
-
-
-def _check_places(evidence: Evidence, name: Name, concurrency: int) -> None:
-    total = evidence.sums.nodes[name]
-    if concurrency < 1:
-        raise ValueError(f"concurrency= is a number of places, at least 1, not {concurrency!r}")
-    if total.step.gathers or not evidence.sums.own_places(total):
-        raise ValueError(f"node {name[1]!r} has no concurrency= of its own that could change")
