@@ -8,6 +8,7 @@ import pytest
 import penstock as ps
 from penstock import testing
 from penstock.actors.loop_host import LoopHost
+from tests.kit import virtual
 
 
 class Log:
@@ -100,21 +101,19 @@ async def test_a_start_that_is_cancelled_leaves_nothing_behind() -> None:
     assert left == ["left"]
 
 
-def test_a_close_that_is_cancelled_ends_the_loop_first() -> None:
-    async def main() -> None:
-        log = Log()
-        host = LoopHost(lambda: Fragile(log), "fragile")
-        await host.start()
-        call = asyncio.create_task(host.run("wait"))
-        await testing.wait_quiescent()
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(1):
-                await host.close()
-        assert log.entries[-1] == "exit 1"
-        with pytest.raises(ps.ActorStopped):
-            await call
-
-    testing.run_virtual(main, timeout_seconds=60)
+@virtual
+async def test_a_close_that_is_cancelled_ends_the_loop_first() -> None:
+    log = Log()
+    host = LoopHost(lambda: Fragile(log), "fragile")
+    await host.start()
+    call = asyncio.create_task(host.run("wait"))
+    await testing.wait_quiescent()
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(1):
+            await host.close()
+    assert log.entries[-1] == "exit 1"
+    with pytest.raises(ps.ActorStopped):
+        await call
 
 
 async def test_an_abandoned_host_fails_what_waits_and_what_comes() -> None:
@@ -193,41 +192,37 @@ class Leaving(Fragile):
 
 
 @pytest.mark.parametrize("way", ["halt", "close", "cancelled close"])
-def test_nothing_breaks_into_the_end_of_an_instance(way: str) -> None:
-    async def main() -> None:
-        log = Log()
-        exits: list[BaseException | None] = []
-        host = LoopHost(lambda: Leaving(log), "leaving", on_exit=lambda _, error: exits.append(error))
-        await host.start()
-        call = asyncio.create_task(host.run("crash"))
-        await asyncio.sleep(1)
-        assert log.entries == ["enter 1", "crash"]  # it is being left
-        if way == "halt":
-            with pytest.raises(OSError, match="gone"):
-                await host.halt()
-        elif way == "close":
-            with pytest.raises(OSError, match="gone"):
+@virtual
+async def test_nothing_breaks_into_the_end_of_an_instance(way: str) -> None:
+    log = Log()
+    exits: list[BaseException | None] = []
+    host = LoopHost(lambda: Leaving(log), "leaving", on_exit=lambda _, error: exits.append(error))
+    await host.start()
+    call = asyncio.create_task(host.run("crash"))
+    await asyncio.sleep(1)
+    assert log.entries == ["enter 1", "crash"]  # it is being left
+    if way == "halt":
+        with pytest.raises(OSError, match="gone"):
+            await host.halt()
+    elif way == "close":
+        with pytest.raises(OSError, match="gone"):
+            await host.close()
+    else:
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(1):
                 await host.close()
-        else:
-            with pytest.raises(TimeoutError):
-                async with asyncio.timeout(1):
-                    await host.close()
-        assert log.entries == ["enter 1", "crash", "exit 1"]
-        host.abandon(None)
-        with pytest.raises(ps.ActorStopped):
-            await call
-
-    testing.run_virtual(main, timeout_seconds=600)
+    assert log.entries == ["enter 1", "crash", "exit 1"]
+    host.abandon(None)
+    with pytest.raises(ps.ActorStopped):
+        await call
 
 
-def test_the_limit_of_a_shutdown_is_that_of_the_loop() -> None:
-    async def main() -> None:
-        log = Log()
-        async with LoopHost(lambda: Leaving(log), "leaving") as host:
-            assert await host.run("a") == "a by 1"
-        assert log.entries == ["enter 1", "a", "exit 1"]
-
-    testing.run_virtual(main, timeout_seconds=600)
+@virtual
+async def test_the_limit_of_a_shutdown_is_that_of_the_loop() -> None:
+    log = Log()
+    async with LoopHost(lambda: Leaving(log), "leaving") as host:
+        assert await host.run("a") == "a by 1"
+    assert log.entries == ["enter 1", "a", "exit 1"]
 
 
 async def test_a_loop_that_is_halted_is_given_nothing_more() -> None:

@@ -14,6 +14,7 @@ import structlog
 import penstock as ps
 from penstock import engine, testing
 from tests.bad_days import process_nodes
+from tests.kit import virtual
 
 SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
 
@@ -425,18 +426,16 @@ async def test_run_inside_a_node_is_a_run_like_any_other() -> None:
         assert await service(2) == 20
 
 
-def test_a_limited_node_that_runs_its_own_graph_does_not_wait_for_itself() -> None:
+@virtual
+async def test_a_limited_node_that_runs_its_own_graph_does_not_wait_for_itself() -> None:
     @ps.node(concurrency=1)
     async def crawl(depth: int) -> int:
         return depth if depth == 0 else await engine.run(crawling(depth - 1))
 
     crawling = ps.graph(crawl)
 
-    async def main() -> None:
-        with pytest.raises(ps.ReentrantCallError):
-            await engine.run(crawling(2))
-
-    testing.run_virtual(main, timeout_seconds=60)
+    with pytest.raises(ps.ReentrantCallError):
+        await engine.run(crawling(2))
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, SystemExit])

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine, testing
+from tests.kit import virtual
 
 
 @ps.node
@@ -141,7 +142,8 @@ async def test_so_do_branches_of_branches_and_of_a_stream_that_is_returned() -> 
         await engine.run(nested())
 
 
-def test_branches_whose_readers_are_slow_are_waited_for() -> None:
+@virtual
+async def test_branches_whose_readers_are_slow_are_waited_for() -> None:
     @ps.graph
     async def slow(limit: int) -> AsyncIterator[tuple[int, int]]:
         left, right = count(limit) >> data.split(2, ahead=1)
@@ -158,12 +160,9 @@ def test_branches_whose_readers_are_slow_are_waited_for() -> None:
         later = await slowly(3)
         return [await total(left), later, await total(right)]
 
-    async def main() -> None:
-        assert await collected(slow(20)) == [(number, number) for number in range(20)]
-        assert await engine.run(with_tasks(20)) == [*range(20)] * 2
-        assert await engine.run(one_later(60)) == [1770, 3, 1770]
-
-    testing.run_virtual(main)
+    assert await collected(slow(20)) == [(number, number) for number in range(20)]
+    assert await engine.run(with_tasks(20)) == [*range(20)] * 2
+    assert await engine.run(one_later(60)) == [1770, 3, 1770]
 
 
 async def test_a_reader_outside_of_the_call_may_take_its_time() -> None:

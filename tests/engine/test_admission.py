@@ -22,6 +22,7 @@ import penstock as ps
 from penstock import Overloaded, engine
 from penstock.engine.admission import Admission, FairAdmission, FairShares
 from penstock.testing import run_virtual, wait_quiescent
+from tests.kit import virtual
 from tests.loops import LOOPS, by_loop
 
 
@@ -328,7 +329,8 @@ async def test_overloaded_says_when_those_that_wait_will_be_in() -> None:
 
 
 @pytest.mark.parametrize(("places", "batch"), [(2, 1), (16, 16)])
-def test_a_deployment_whose_callers_come_back_by_themselves_shows_what_it_does(places: int, batch: int) -> None:
+@virtual
+async def test_a_deployment_whose_callers_come_back_by_themselves_shows_what_it_does(places: int, batch: int) -> None:
     @ps.node(batch=ps.Batch(batch), concurrency=2)
     async def double(numbers: list[int]) -> list[int]:
         await asyncio.sleep(0.2)
@@ -336,17 +338,14 @@ def test_a_deployment_whose_callers_come_back_by_themselves_shows_what_it_does(p
 
     doubled = ps.graph(double)
 
-    async def main() -> None:
-        async def caller() -> None:
-            for number in range(20):
-                await service(number)
-                await asyncio.sleep(0.01)
+    async def caller() -> None:
+        for number in range(20):
+            await service(number)
+            await asyncio.sleep(0.01)
 
-        async with engine.deploy(doubled, max_in_flight=places) as service:
-            await asyncio.gather(*(caller() for _ in range(places)))
-            assert service.statistics().admission.calls_per_second == pytest.approx(places / 0.2, rel=0.05)
-
-    run_virtual(main)
+    async with engine.deploy(doubled, max_in_flight=places) as service:
+        await asyncio.gather(*(caller() for _ in range(places)))
+        assert service.statistics().admission.calls_per_second == pytest.approx(places / 0.2, rel=0.05)
 
 
 # Fair shares.
@@ -680,63 +679,57 @@ def test_a_tenant_with_few_calls_waits_for_its_own_share_and_not_for_the_queue_o
 
 
 @pytest.mark.parametrize("weight", [1, 3])
-def test_what_counts_is_for_how_long_places_are_held(weight: int) -> None:
-    async def main() -> None:
-        async def callers(tenant: str, seconds: float) -> None:
-            async with asyncio.TaskGroup() as calls:
-                for _ in range(4000):
-                    calls.create_task(service(tenant, seconds))
+@virtual
+async def test_what_counts_is_for_how_long_places_are_held(weight: int) -> None:
+    async def callers(tenant: str, seconds: float) -> None:
+        async with asyncio.TaskGroup() as calls:
+            for _ in range(4000):
+                calls.create_task(service(tenant, seconds))
 
-        async with engine.deploy(held, key=tenant_of, weights={"streams": weight}, max_in_flight=8) as service:
-            tasks = [asyncio.create_task(callers("streams", 20.0)), asyncio.create_task(callers("short", 0.5))]
-            await asyncio.sleep(400)
-            held_seconds = {one.key: one.held_seconds for one in service.statistics().admission.keys}
-            for task in tasks:
-                task.cancel()
-            await asyncio.wait(tasks)
-            assert sum(held_seconds.values()) == pytest.approx(8 * 400)
-            assert held_seconds["streams"] / held_seconds["short"] == pytest.approx(weight, rel=0.1)
-
-    run_virtual(main, timeout_seconds=10_000)
+    async with engine.deploy(held, key=tenant_of, weights={"streams": weight}, max_in_flight=8) as service:
+        tasks = [asyncio.create_task(callers("streams", 20.0)), asyncio.create_task(callers("short", 0.5))]
+        await asyncio.sleep(400)
+        held_seconds = {one.key: one.held_seconds for one in service.statistics().admission.keys}
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        assert sum(held_seconds.values()) == pytest.approx(8 * 400)
+        assert held_seconds["streams"] / held_seconds["short"] == pytest.approx(weight, rel=0.1)
 
 
-def test_what_a_key_held_while_nobody_waited_is_not_held_against_it() -> None:
-    async def main() -> None:
-        order: list[str] = []
+@virtual
+async def test_what_a_key_held_while_nobody_waited_is_not_held_against_it() -> None:
+    order: list[str] = []
 
-        async def call(tenant: str) -> None:
-            await service(tenant, 1.0)
-            order.append(tenant)
+    async def call(tenant: str) -> None:
+        await service(tenant, 1.0)
+        order.append(tenant)
 
-        async with engine.deploy(held, key=tenant_of, max_in_flight=1) as service:
-            await service("a", 1000.0)
-            async with asyncio.TaskGroup() as callers:
-                for tenant in ("a", "a", "a", "b", "b", "b"):
-                    callers.create_task(call(tenant))
-                    await wait_quiescent()
-        assert order == ["a", "b", "a", "b", "a", "b"]
-
-    run_virtual(main, timeout_seconds=10_000)
+    async with engine.deploy(held, key=tenant_of, max_in_flight=1) as service:
+        await service("a", 1000.0)
+        async with asyncio.TaskGroup() as callers:
+            for tenant in ("a", "a", "a", "b", "b", "b"):
+                callers.create_task(call(tenant))
+                await wait_quiescent()
+    assert order == ["a", "b", "a", "b", "a", "b"]
 
 
-def test_a_key_that_was_away_has_saved_nothing_up() -> None:
-    async def main() -> None:
-        order: list[str] = []
+@virtual
+async def test_a_key_that_was_away_has_saved_nothing_up() -> None:
+    order: list[str] = []
 
-        async def call(tenant: str) -> None:
-            await service(tenant, 1.0)
-            order.append(tenant)
+    async def call(tenant: str) -> None:
+        await service(tenant, 1.0)
+        order.append(tenant)
 
-        async with engine.deploy(held, key=tenant_of, max_in_flight=1) as service, asyncio.TaskGroup() as callers:
-            for _ in range(60):
-                callers.create_task(call("a"))
-            await asyncio.sleep(30.5)
-            for _ in range(20):
-                callers.create_task(call("b"))
-        assert order[:30].count("a") == 30
-        assert order[30:50].count("a") == pytest.approx(10, abs=1)
-
-    run_virtual(main, timeout_seconds=10_000)
+    async with engine.deploy(held, key=tenant_of, max_in_flight=1) as service, asyncio.TaskGroup() as callers:
+        for _ in range(60):
+            callers.create_task(call("a"))
+        await asyncio.sleep(30.5)
+        for _ in range(20):
+            callers.create_task(call("b"))
+    assert order[:30].count("a") == 30
+    assert order[30:50].count("a") == pytest.approx(10, abs=1)
 
 
 async def test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes_room() -> None:
@@ -759,25 +752,23 @@ async def test_when_the_queue_is_full_the_newest_call_of_the_greediest_key_makes
     assert (seen.cancelled, seen.admission.refused, seen.admission.queued) == (4, 2, 0)
 
 
-def test_a_key_that_has_become_the_greediest_a_moment_ago_makes_room() -> None:
-    async def main() -> None:
-        async with engine.deploy(held, key=tenant_of, max_in_flight=1, max_queue=5) as service:
-            calls = [asyncio.create_task(service(tenant, 1000.0)) for tenant in "zaaaab"]
-            await wait_quiescent()
-            with pytest.raises(Overloaded, match="key 'a'"):
-                await service("a", 0.0)
-            for call in calls[1:3]:
-                call.cancel()
-            await asyncio.wait(calls[1:3])
-            calls += [asyncio.create_task(service(tenant, 1000.0)) for tenant in "bbc"]
-            await wait_quiescent()
-            queued = {one.key: one.queued for one in service.statistics().admission.keys if one.queued}
-            assert queued == {"a": 2, "b": 2, "c": 1}
-            for call in calls:
-                call.cancel()
-            await asyncio.wait(calls)
-
-    run_virtual(main)
+@virtual
+async def test_a_key_that_has_become_the_greediest_a_moment_ago_makes_room() -> None:
+    async with engine.deploy(held, key=tenant_of, max_in_flight=1, max_queue=5) as service:
+        calls = [asyncio.create_task(service(tenant, 1000.0)) for tenant in "zaaaab"]
+        await wait_quiescent()
+        with pytest.raises(Overloaded, match="key 'a'"):
+            await service("a", 0.0)
+        for call in calls[1:3]:
+            call.cancel()
+        await asyncio.wait(calls[1:3])
+        calls += [asyncio.create_task(service(tenant, 1000.0)) for tenant in "bbc"]
+        await wait_quiescent()
+        queued = {one.key: one.queued for one in service.statistics().admission.keys if one.queued}
+        assert queued == {"a": 2, "b": 2, "c": 1}
+        for call in calls:
+            call.cancel()
+        await asyncio.wait(calls)
 
 
 async def test_only_a_key_that_asks_for_too_much_is_told_that_it_was_the_reason() -> None:
@@ -796,43 +787,39 @@ async def test_only_a_key_that_asks_for_too_much_is_told_that_it_was_the_reason(
         await asyncio.wait(calls)
 
 
-def test_a_key_has_no_more_places_and_no_longer_queue_than_it_may() -> None:
-    async def main() -> None:
-        options: dict[str, Any] = {"max_in_flight_per_key": 2, "max_queue_per_key": 1}
-        async with engine.deploy(held, key=tenant_of, max_in_flight=4, **options) as service:
-            first = [asyncio.create_task(service("a", 1.0)) for _ in range(3)]
-            await wait_quiescent()
-            assert in_flight_of(service) == {"a": 2}
-            with pytest.raises(Overloaded, match="1 of them of key 'a'"):
-                await service("a", 1.0)
-            assert await service("b", 0.5) == 0.5  # there are places for others
-            await first[0]
-            await wait_quiescent()
-            assert in_flight_of(service) == {"a": 1, "b": 0}
-            more = [asyncio.create_task(service("a", 5.0)) for _ in range(3)]
-            with pytest.raises(Overloaded) as refused:
-                await more.pop()
-            # Two calls stand before it, and a call takes a second.
-            assert refused.value.retry_after_seconds is None  # all places were never taken: nothing was measured
-            await asyncio.gather(*first, *more)
-
-    run_virtual(main)
+@virtual
+async def test_a_key_has_no_more_places_and_no_longer_queue_than_it_may() -> None:
+    options: dict[str, Any] = {"max_in_flight_per_key": 2, "max_queue_per_key": 1}
+    async with engine.deploy(held, key=tenant_of, max_in_flight=4, **options) as service:
+        first = [asyncio.create_task(service("a", 1.0)) for _ in range(3)]
+        await wait_quiescent()
+        assert in_flight_of(service) == {"a": 2}
+        with pytest.raises(Overloaded, match="1 of them of key 'a'"):
+            await service("a", 1.0)
+        assert await service("b", 0.5) == 0.5  # there are places for others
+        await first[0]
+        await wait_quiescent()
+        assert in_flight_of(service) == {"a": 1, "b": 0}
+        more = [asyncio.create_task(service("a", 5.0)) for _ in range(3)]
+        with pytest.raises(Overloaded) as refused:
+            await more.pop()
+        # Two calls stand before it, and a call takes a second.
+        assert refused.value.retry_after_seconds is None  # all places were never taken: nothing was measured
+        await asyncio.gather(*first, *more)
 
 
-def test_a_deployment_drains_and_aborts_calls_that_wait_for_their_key() -> None:
-    async def main() -> None:
-        async with engine.deploy(held, key=tenant_of, max_in_flight_per_key=1) as service:
-            calls = [asyncio.create_task(service("a", 1.0)) for _ in range(3)]
-            await wait_quiescent()
-        assert [call.result() for call in calls] == [1.0] * 3
-        async with engine.deploy(held, key=tenant_of, max_in_flight_per_key=1) as service:
-            calls = [asyncio.create_task(service("a", 1.0)) for _ in range(3)]
-            await wait_quiescent()
-            await service.abort()
-        assert all(isinstance(call.exception(), ps.EngineClosedError) for call in calls)
-        assert service.statistics().failed == 3
-
-    run_virtual(main)
+@virtual
+async def test_a_deployment_drains_and_aborts_calls_that_wait_for_their_key() -> None:
+    async with engine.deploy(held, key=tenant_of, max_in_flight_per_key=1) as service:
+        calls = [asyncio.create_task(service("a", 1.0)) for _ in range(3)]
+        await wait_quiescent()
+    assert [call.result() for call in calls] == [1.0] * 3
+    async with engine.deploy(held, key=tenant_of, max_in_flight_per_key=1) as service:
+        calls = [asyncio.create_task(service("a", 1.0)) for _ in range(3)]
+        await wait_quiescent()
+        await service.abort()
+    assert all(isinstance(call.exception(), ps.EngineClosedError) for call in calls)
+    assert service.statistics().failed == 3
 
 
 @ps.node
@@ -934,29 +921,27 @@ class Named:
 
 
 @pytest.mark.parametrize("name", ["other", None])
-def test_a_key_whose_hash_changes_gives_its_place_back(name: str | None) -> None:
-    async def main() -> None:
-        def key_of(tenant: Any, seconds: float) -> Hashable:
-            return tenant
+@virtual
+async def test_a_key_whose_hash_changes_gives_its_place_back(name: str | None) -> None:
+    def key_of(tenant: Any, seconds: float) -> Hashable:
+        return tenant
 
-        async with engine.deploy(held, key=key_of, max_in_flight=1) as service:
-            keys = [Named(f"tenant {number}") for number in range(1100)]
-            calls = [asyncio.create_task(service(cast(Any, key), 1.0)) for key in keys]
-            items = asyncio.create_task(service.map(held(cast(Any, key), 1.0) for key in keys[:2]))
-            await wait_quiescent()
-            for key in keys:
-                key.name = name and f"{name} {key.name}"
-            assert await asyncio.gather(*calls) == [1.0] * 1100
-            if name is None:
-                with pytest.raises(AssertionError):
-                    await items
-            else:
-                assert await items == [1.0] * 2
-                assert len(service.statistics().admission.keys) == 1000
-            seen = service.statistics().admission
-            assert (seen.in_flight, seen.queued) == (0, 0)
-
-    run_virtual(main, timeout_seconds=10_000)
+    async with engine.deploy(held, key=key_of, max_in_flight=1) as service:
+        keys = [Named(f"tenant {number}") for number in range(1100)]
+        calls = [asyncio.create_task(service(cast(Any, key), 1.0)) for key in keys]
+        items = asyncio.create_task(service.map(held(cast(Any, key), 1.0) for key in keys[:2]))
+        await wait_quiescent()
+        for key in keys:
+            key.name = name and f"{name} {key.name}"
+        assert await asyncio.gather(*calls) == [1.0] * 1100
+        if name is None:
+            with pytest.raises(AssertionError):
+                await items
+        else:
+            assert await items == [1.0] * 2
+            assert len(service.statistics().admission.keys) == 1000
+        seen = service.statistics().admission
+        assert (seen.in_flight, seen.queued) == (0, 0)
 
 
 async def test_an_item_without_a_key_fails_alone() -> None:

@@ -11,32 +11,23 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.testing import cancel_at_every_step, run_virtual, wait_quiescent
+from tests.kit import Gate, model, numbers, same, virtual
 
 
-class Gate:
-    """A graph whose items wait for a gate, and sources that say what was taken from them and whether they closed."""
+class Drained(Gate):
+    """A graph whose items wait at a gate, and sources that say what was taken from them and whether they closed."""
 
     def __init__(self) -> None:
-        self.open = asyncio.Event()
-        self.begun: list[int] = []
+        super().__init__()
+        self.of = self.graph()
         self.taken = 0
         self.closed = False
-
-        @ps.node
-        async def work(number: int) -> int:
-            self.begun.append(number)
-            await self.open.wait()
-            return number
-
-        graph = ps.graph(work)
-
-        self.graph = graph
 
     def plain(self) -> Iterator[ps.Call[int]]:
         try:
             for number in range(1000):
                 self.taken += 1
-                yield self.graph(number)
+                yield self.of(number)
         finally:
             self.closed = True
 
@@ -44,7 +35,7 @@ class Gate:
         try:
             for number in range(count):
                 self.taken += 1
-                yield self.graph(number)
+                yield self.of(number)
             await asyncio.Event().wait()
         finally:
             self.closed = True
@@ -56,8 +47,8 @@ class Gate:
 async def test_what_is_in_flight_is_finished_and_the_loop_ends(
     is_deployed: bool, is_plain: bool, ordered: bool
 ) -> None:
-    gate = Gate()
-    async with engine.deploy(gate.graph) as service:
+    gate = Drained()
+    async with engine.deploy(gate.of) as service:
         calls: Any = gate.plain() if is_plain else gate.waiting()
         async with (service if is_deployed else engine).stream(calls, max_in_flight=5, ordered=ordered) as stream:
             await wait_quiescent()
@@ -66,7 +57,7 @@ async def test_what_is_in_flight_is_finished_and_the_loop_ends(
             assert gate.closed
             assert gate.taken == 5
             assert not any(drain.done() for drain in drains)
-            gate.open.set()
+            gate.open()
             assert await asyncio.gather(*drains) == [0, 0]  # without a reader; the second one waits for the first
             assert [outcome.value async for outcome in stream.outcomes()] == list(range(5))
             assert stream.position == 5
@@ -74,100 +65,78 @@ async def test_what_is_in_flight_is_finished_and_the_loop_ends(
 
 @pytest.mark.parametrize("order_by", [None, lambda call: call.arguments[0] % 2])
 @pytest.mark.parametrize("is_deployed", [True, False])
-def test_what_the_timeout_leaves_is_not_finished(is_deployed: bool, order_by: Any) -> None:
-    async def main() -> None:
-        begun: list[int] = []
+@virtual
+async def test_what_the_timeout_leaves_is_not_finished(is_deployed: bool, order_by: Any) -> None:
+    begun: list[int] = []
 
-        @ps.node(retry=ps.Retry(5), fallback=lambda error: -1)
-        async def work(number: int) -> int:
-            begun.append(number)
-            await asyncio.sleep(0.3 if number == 1 else 100)
-            return number
+    @ps.node(retry=ps.Retry(5), fallback=lambda error: -1)
+    async def work(number: int) -> int:
+        begun.append(number)
+        await asyncio.sleep(0.3 if number == 1 else 100)
+        return number
 
-        @ps.graph
-        async def graph(number: int) -> int:
-            return await work(number)
+    graph = ps.graph(work)
 
-        async def calls() -> AsyncIterator[ps.Call[int]]:
-            for number in range(6):
-                taken.append(number)
-                yield graph(number)
-            await asyncio.Event().wait()
+    async def calls() -> AsyncIterator[ps.Call[int]]:
+        for number in range(6):
+            taken.append(number)
+            yield graph(number)
+        await asyncio.Event().wait()
 
-        taken: list[int] = []
-        options: Any = {"order_by": order_by, "max_in_flight": 5}
-        async with engine.deploy(graph, max_in_flight=2) as service:
-            async with (service if is_deployed else engine).stream(calls(), **options) as stream:
-                await asyncio.sleep(0.5)
-                began = asyncio.get_running_loop().time()
-                left = await stream.drain(timeout_seconds=2)
-                assert asyncio.get_running_loop().time() - began == 2
-                outcomes = [outcome async for outcome in stream.outcomes()]
-                assert [outcome.index for outcome in outcomes] == taken
-                errors = [outcome.error for outcome in outcomes]
-                assert all(isinstance(error, ps.NotFinished) == (number != 1) for number, error in enumerate(errors))
-                assert left == len(outcomes) - 1
-                assert len(outcomes) >= 3
-                assert "item 0 of graph 'graph' was in flight when the stream was drained" in str(errors[0])
-            statistics = service.statistics()
-            if is_deployed:
-                assert (statistics.completed, statistics.failed, statistics.cancelled) == (1, 0, left)
-            assert not statistics.admission.in_flight
-            assert not statistics.admission.queued
-        assert len(begun) == len(set(begun))
-
-    run_virtual(main)
+    taken: list[int] = []
+    options: Any = {"order_by": order_by, "max_in_flight": 5}
+    async with engine.deploy(graph, max_in_flight=2) as service:
+        async with (service if is_deployed else engine).stream(calls(), **options) as stream:
+            await asyncio.sleep(0.5)
+            began = asyncio.get_running_loop().time()
+            left = await stream.drain(timeout_seconds=2)
+            assert asyncio.get_running_loop().time() - began == 2
+            outcomes = [outcome async for outcome in stream.outcomes()]
+            assert [outcome.index for outcome in outcomes] == taken
+            errors = [outcome.error for outcome in outcomes]
+            assert all(isinstance(error, ps.NotFinished) == (number != 1) for number, error in enumerate(errors))
+            assert left == len(outcomes) - 1
+            assert len(outcomes) >= 3
+            assert "item 0 of graph 'work' was in flight when the stream was drained" in str(errors[0])
+        statistics = service.statistics()
+        if is_deployed:
+            assert (statistics.completed, statistics.failed, statistics.cancelled) == (1, 0, left)
+        assert not statistics.admission.in_flight
+        assert not statistics.admission.queued
+    assert len(begun) == len(set(begun))
 
 
 @pytest.mark.parametrize("order_by", [None, lambda call: call.arguments[0]])
 @pytest.mark.parametrize("is_plain", [True, False])
-def test_a_call_whose_actors_have_not_started_is_not_finished(is_plain: bool, order_by: Any) -> None:
-    async def main() -> None:
-        taken: list[int] = []
+@virtual
+async def test_a_call_whose_actors_have_not_started_is_not_finished(is_plain: bool, order_by: Any) -> None:
+    taken: list[int] = []
 
-        @ps.node
-        class Slow:
-            async def __aenter__(self) -> "Slow":
-                await asyncio.sleep(100)
-                return self
+    graph = ps.graph(model(enter=partial(asyncio.sleep, 100)))
 
-            async def __aexit__(self, *exc_info: object) -> None:
-                pass
+    def calls() -> Iterator[ps.Call[int, str]]:
+        for number in range(9):
+            taken.append(number)
+            yield ps.tagged(graph(number), "first")
 
-            async def __call__(self, number: int) -> int:
-                return number
+    async def one_by_one() -> AsyncIterator[ps.Call[int, str]]:
+        for call in calls():
+            yield call
 
-        slow = Slow()
-
-        @ps.graph
-        async def graph(number: int) -> int:
-            return await slow(number)
-
-        def calls() -> Iterator[ps.Call[int, str]]:
-            for number in range(9):
-                taken.append(number)
-                yield ps.tagged(graph(number), "first")
-
-        async def one_by_one() -> AsyncIterator[ps.Call[int, str]]:
-            for call in calls():
-                yield call
-
-        source: Any = calls() if is_plain else one_by_one()
-        async with engine.stream(source, order_by=order_by) as stream:
-            await asyncio.sleep(1)
-            assert await stream.drain(timeout_seconds=2) == 1
-            (outcome,) = [outcome async for outcome in stream.outcomes()]
-            assert isinstance(outcome.error, ps.NotFinished)
-            assert (outcome.index, outcome.tag) == (0, "first")
-            assert stream.statistics().submitted == 1
-        assert taken == [0]
-        assert asyncio.get_running_loop().time() == 3
-
-    run_virtual(main)
+    source: Any = calls() if is_plain else one_by_one()
+    async with engine.stream(source, order_by=order_by) as stream:
+        await asyncio.sleep(1)
+        assert await stream.drain(timeout_seconds=2) == 1
+        (outcome,) = [outcome async for outcome in stream.outcomes()]
+        assert isinstance(outcome.error, ps.NotFinished)
+        assert (outcome.index, outcome.tag) == (0, "first")
+        assert stream.statistics().submitted == 1
+    assert taken == [0]
+    assert asyncio.get_running_loop().time() == 3
 
 
 async def test_a_close_wins() -> None:
-    gate = Gate()
+    gate = Drained()
     stream = engine.stream(gate.waiting())
     async with stream:
         await wait_quiescent()
@@ -179,8 +148,8 @@ async def test_a_close_wins() -> None:
 
 
 async def test_a_reader_drains_its_own_stream() -> None:
-    gate = Gate()
-    gate.open.set()
+    gate = Drained()
+    gate.open()
     got: list[int] = []
     async with engine.stream(gate.waiting(100), max_in_flight=4) as stream:
         async for value in stream:
@@ -192,7 +161,7 @@ async def test_a_reader_drains_its_own_stream() -> None:
 
 
 async def test_one_that_was_not_begun_takes_nothing() -> None:
-    for calls in (gate := Gate()).plain(), gate.waiting():
+    for calls in (gate := Drained()).plain(), gate.waiting():
         async with engine.stream(calls) as stream:
             assert await stream.drain() == 0
             assert [value async for value in stream] == []
@@ -208,16 +177,10 @@ async def test_what_is_refused() -> None:
     async def graph() -> None:
         await inside()
 
-    @ps.node
-    async def values() -> AsyncIterator[int]:
-        yield 1
-
-    valued = ps.graph(values)
-
     streams = [engine.stream([graph()])]
     with pytest.raises(ps.ReentrantCallError, match="drained or closed from inside"):
         await anext(streams[0])
-    async with engine.stream(valued()) as stream:
+    async with engine.stream(ps.graph(numbers)(1)) as stream:
         with pytest.raises(ps.OptionsError, match="for a stream of calls"):
             await stream.drain()
     with pytest.raises(ps.OptionsError, match="timeout_seconds"):
@@ -225,8 +188,8 @@ async def test_what_is_refused() -> None:
 
 
 async def test_only_a_drain_of_the_stream_ends_it_cleanly() -> None:
-    gate = Gate()
-    async with engine.deploy(gate.graph) as service:
+    gate = Drained()
+    async with engine.deploy(gate.of) as service:
         drained, cut, listed = service.stream(gate.waiting()), service.stream(gate.waiting()), service.map(gate.plain())
         reading = asyncio.create_task(listed)
         async with drained, cut:
@@ -235,7 +198,7 @@ async def test_only_a_drain_of_the_stream_ends_it_cleanly() -> None:
             await wait_quiescent()
             ends.append(asyncio.create_task(service.drain()))
             await wait_quiescent()
-            gate.open.set()
+            gate.open()
             await asyncio.wait(ends)
             assert [value async for value in drained] == list(range(5))
             with pytest.raises(ps.EngineClosedError):
@@ -246,10 +209,10 @@ async def test_only_a_drain_of_the_stream_ends_it_cleanly() -> None:
 
 def test_a_cancel_at_any_step_leaves_nothing() -> None:
     async def main() -> None:
-        gate = Gate()
-        gate.open.set()
+        gate = Drained()
+        gate.open()
         async with (
-            engine.deploy(gate.graph, max_in_flight=2) as service,
+            engine.deploy(gate.of, max_in_flight=2) as service,
             service.stream(gate.waiting(), max_in_flight=4, order_by=lambda call: call.arguments[0] % 2) as stream,
         ):
             assert await anext(stream) == 0
@@ -273,17 +236,13 @@ def test_every_call_that_was_taken_has_one_outcome(effort: int) -> None:
             await asyncio.sleep(rng.choice([0, 0.3, 2]))
             return number
 
-        @ps.node
-        def plain(number: int) -> int:
-            return number
-
         first = ps.graph(work)
 
         @ps.graph
         async def second(number: int) -> int:
-            return plain(await work(plain(number)))
+            return await same(await work(await same(number)))
 
-        third = ps.graph(plain)
+        third = ps.graph(same)
 
         graphs = rng.sample([first, second, third], rng.randint(1, 3))
 

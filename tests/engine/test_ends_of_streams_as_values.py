@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 Chosen = Literal["actors", "parallel", "wave", "sequential"]
 SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
@@ -253,27 +254,25 @@ async def test_fallback_only_before_the_first_value() -> None:
         await read(engine.stream(source.graph()))
 
 
-def test_the_timeout_of_a_generator_is_until_its_first_value() -> None:
-    async def main() -> None:
-        source = Source(timeout_seconds=5, retry=ps.Retry(attempts=2))
-        source.hangs_at = 0
-        with pytest.raises(ps.NodeTimeoutError, match="longer than 5 s"):
-            async with engine.stream(source.graph()) as values:
-                await values.wait_started()
-        assert (source.opened, asyncio.get_running_loop().time() >= 10) == (2, True)
+@virtual
+async def test_the_timeout_of_a_generator_is_until_its_first_value() -> None:
+    source = Source(timeout_seconds=5, retry=ps.Retry(attempts=2))
+    source.hangs_at = 0
+    with pytest.raises(ps.NodeTimeoutError, match="longer than 5 s"):
+        async with engine.stream(source.graph()) as values:
+            await values.wait_started()
+    assert (source.opened, asyncio.get_running_loop().time() >= 10) == (2, True)
 
-        @ps.node(timeout_seconds=5)
-        async def slow() -> AsyncIterator[int]:
-            for number in range(5):
-                yield number
-                await asyncio.sleep(4)
+    @ps.node(timeout_seconds=5)
+    async def slow() -> AsyncIterator[int]:
+        for number in range(5):
+            yield number
+            await asyncio.sleep(4)
 
-        graph = ps.graph(slow)
+    graph = ps.graph(slow)
 
-        async with engine.stream(graph()) as values:
-            assert [value async for value in values] == [0, 1, 2, 3, 4]
-
-    testing.run_virtual(main)
+    async with engine.stream(graph()) as values:
+        assert [value async for value in values] == [0, 1, 2, 3, 4]
 
 
 async def test_an_attempt_that_has_read_from_a_stream_is_not_repeated() -> None:
@@ -298,28 +297,26 @@ async def test_an_attempt_that_has_read_from_a_stream_is_not_repeated() -> None:
     assert (tried, source.opened, source.closed) == (2, 1, 1)
 
 
-def test_the_deadline_covers_the_whole_stream() -> None:
-    async def main() -> None:
-        source = Source()
-        source.hangs_at = 2
-        with pytest.raises(ps.DeadlineExceeded):
-            await read(engine.stream(source.graph(), timeout_seconds=3))
-        assert source.closed == 1
-        source = Source()
-        values = engine.stream(source.graph(), timeout_seconds=3)
-        assert await anext(values) == 0
-        await asyncio.sleep(4)  # a slow reader: what it has not read when the time is over is dropped
-        with pytest.raises(ps.DeadlineExceeded):
-            await anext(values)
-        assert source.closed == 1
-        async with engine.deploy(source.graph, max_in_flight=1) as service:
-            async with service.stream(source.graph()) as held:
-                await held.wait_started()
-                with pytest.raises(ps.DeadlineExceeded, match="got no place"):
-                    await service.stream(source.graph(), timeout_seconds=3).wait_started()
-            assert service.statistics().admission.in_flight == 0
-
-    testing.run_virtual(main)
+@virtual
+async def test_the_deadline_covers_the_whole_stream() -> None:
+    source = Source()
+    source.hangs_at = 2
+    with pytest.raises(ps.DeadlineExceeded):
+        await read(engine.stream(source.graph(), timeout_seconds=3))
+    assert source.closed == 1
+    source = Source()
+    values = engine.stream(source.graph(), timeout_seconds=3)
+    assert await anext(values) == 0
+    await asyncio.sleep(4)  # a slow reader: what it has not read when the time is over is dropped
+    with pytest.raises(ps.DeadlineExceeded):
+        await anext(values)
+    assert source.closed == 1
+    async with engine.deploy(source.graph, max_in_flight=1) as service:
+        async with service.stream(source.graph()) as held:
+            await held.wait_started()
+            with pytest.raises(ps.DeadlineExceeded, match="got no place"):
+                await service.stream(source.graph(), timeout_seconds=3).wait_started()
+        assert service.statistics().admission.in_flight == 0
 
 
 async def test_a_stream_is_refused_before_it_has_begun() -> None:

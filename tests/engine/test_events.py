@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, testing
+from tests.kit import virtual
 
 Chosen = Literal["actors", "parallel", "wave", "sequential"]
 SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
@@ -381,7 +382,8 @@ async def test_a_slow_reader_holds_back_the_node_that_emits(capacity: int | None
             assert events.statistics().in_flight == bound
 
 
-def test_what_a_node_waits_for_its_reader_is_part_of_its_timeout() -> None:
+@virtual
+async def test_what_a_node_waits_for_its_reader_is_part_of_its_timeout() -> None:
     @ps.node(effectful="unordered", timeout_seconds=1)
     async def counts() -> int:
         for number in range(10):
@@ -390,16 +392,13 @@ def test_what_a_node_waits_for_its_reader_is_part_of_its_timeout() -> None:
 
     graph = ps.graph(counts)
 
-    async def main() -> None:
-        async with engine.stream(graph(), events=int, capacity=1) as events:
-            await asyncio.sleep(0.9)
-            assert [event.value async for event in events] == list(range(10))
-        async with engine.stream(graph(), events=int, capacity=1) as events:
-            await asyncio.sleep(1.1)
-            with pytest.raises(ps.NodeTimeoutError):
-                await events.result()
-
-    testing.run_virtual(main)
+    async with engine.stream(graph(), events=int, capacity=1) as events:
+        await asyncio.sleep(0.9)
+        assert [event.value async for event in events] == list(range(10))
+    async with engine.stream(graph(), events=int, capacity=1) as events:
+        await asyncio.sleep(1.1)
+        with pytest.raises(ps.NodeTimeoutError):
+            await events.result()
 
 
 async def test_a_slow_reader_holds_back_a_thread() -> None:

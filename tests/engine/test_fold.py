@@ -14,6 +14,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.engine import ActorStatistics
+from tests.kit import virtual
 
 SCHEDULERS: list[Literal["actors", "parallel", "wave", "sequential"]] = ["actors", "parallel", "wave", "sequential"]
 
@@ -216,7 +217,8 @@ async def test_ctrl_c_is_never_left_out() -> None:
         await engine.run(folded())
 
 
-def test_a_deadline_ends_it_while_it_waits_for_a_value() -> None:
+@virtual
+async def test_a_deadline_ends_it_while_it_waits_for_a_value() -> None:
     @ps.node
     async def stuck() -> AsyncIterator[int]:
         yield 1
@@ -226,11 +228,8 @@ def test_a_deadline_ends_it_while_it_waits_for_a_value() -> None:
     async def folded() -> str:
         return await ps.fold(joined, stuck(), "", on_error="skip")
 
-    async def main() -> None:
-        with pytest.raises(ps.DeadlineExceeded):
-            await engine.run(folded(), timeout_seconds=5)
-
-    testing.run_virtual(main)
+    with pytest.raises(ps.DeadlineExceeded):
+        await engine.run(folded(), timeout_seconds=5)
 
 
 def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:

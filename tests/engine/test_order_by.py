@@ -11,7 +11,8 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.testing import run_virtual, wait_quiescent
+from penstock.testing import wait_quiescent
+from tests.kit import virtual
 
 
 def key_of(call: ps.Call[Any]) -> Any:
@@ -127,60 +128,54 @@ async def test_it_is_for_one_stream_of_calls() -> None:
         engine.stream([waiting(1, 0)], order_by="key")  # type: ignore[arg-type]
 
 
-def test_what_waits_for_its_key_has_no_place() -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        async with engine.deploy(waiting, max_in_flight=2, max_queue=0) as service:
-            calls = [waiting(key, 10) for key in "aaab"]
-            mapped = asyncio.create_task(service.map(calls, order_by=key_of, max_in_flight=10))
-            await asyncio.sleep(5)
-            assert service.statistics().admission.in_flight == 2
-            await asyncio.sleep(10)
-            assert service.statistics().admission.in_flight == 1
-            assert await service("a", 1) == 1  # the callers of a deployment are in no order with its streams
-            assert await mapped == [10] * 4
-            assert loop.time() == pytest.approx(30)
-
-    run_virtual(main)
+@virtual
+async def test_what_waits_for_its_key_has_no_place() -> None:
+    loop = asyncio.get_running_loop()
+    async with engine.deploy(waiting, max_in_flight=2, max_queue=0) as service:
+        calls = [waiting(key, 10) for key in "aaab"]
+        mapped = asyncio.create_task(service.map(calls, order_by=key_of, max_in_flight=10))
+        await asyncio.sleep(5)
+        assert service.statistics().admission.in_flight == 2
+        await asyncio.sleep(10)
+        assert service.statistics().admission.in_flight == 1
+        assert await service("a", 1) == 1  # the callers of a deployment are in no order with its streams
+        assert await mapped == [10] * 4
+        assert loop.time() == pytest.approx(30)
 
 
-def test_a_key_that_is_free_waits_for_one_round_of_the_others() -> None:
-    async def main() -> None:
-        begun: list[float] = []
-        loop = asyncio.get_running_loop()
+@virtual
+async def test_a_key_that_is_free_waits_for_one_round_of_the_others() -> None:
+    begun: list[float] = []
+    loop = asyncio.get_running_loop()
 
-        @ps.node
-        async def work(key: int, seconds: float) -> None:
-            if key == 0:
-                begun.append(loop.time())
-            await asyncio.sleep(seconds)
+    @ps.node
+    async def work(key: int, seconds: float) -> None:
+        if key == 0:
+            begun.append(loop.time())
+        await asyncio.sleep(seconds)
 
-        @ps.graph
-        async def graph(key: int, seconds: float) -> None:
-            await work(key, seconds)
+    @ps.graph
+    async def graph(key: int, seconds: float) -> None:
+        await work(key, seconds)
 
-        calls = [graph(key, 20 if key == turn == 0 else 1) for turn in range(10) for key in range(41)]
-        async with engine.deploy(graph, max_in_flight=4) as service:
-            await service.map(calls, max_in_flight=500, order_by=key_of)
-        assert begun[0] == 0
-        assert 20 <= begun[1] <= 32  # the first has ended, and each of 40 others has a call of 1 s on 4 places
-
-    run_virtual(main)
+    calls = [graph(key, 20 if key == turn == 0 else 1) for turn in range(10) for key in range(41)]
+    async with engine.deploy(graph, max_in_flight=4) as service:
+        await service.map(calls, max_in_flight=500, order_by=key_of)
+    assert begun[0] == 0
+    assert 20 <= begun[1] <= 32  # the first has ended, and each of 40 others has a call of 1 s on 4 places
 
 
 @pytest.mark.parametrize("is_fair", [False, True])
-def test_two_streams_of_a_deployment_leave_no_place_free_while_calls_wait(is_fair: bool) -> None:
-    async def main() -> None:
-        loop = asyncio.get_running_loop()
-        calls = [waiting(key, 1) for _ in range(6) for key in range(8)]
-        async with engine.deploy(
-            waiting, max_in_flight=8, key=(lambda key, seconds: "one") if is_fair else None
-        ) as service:
-            begun = loop.time()
-            await asyncio.gather(*(service.map(calls, max_in_flight=100, order_by=key_of) for _ in range(2)))
-            assert loop.time() - begun == pytest.approx(len(calls) * 2 / 8)  # all calls of a second end at once
-
-    run_virtual(main)
+@virtual
+async def test_two_streams_of_a_deployment_leave_no_place_free_while_calls_wait(is_fair: bool) -> None:
+    loop = asyncio.get_running_loop()
+    calls = [waiting(key, 1) for _ in range(6) for key in range(8)]
+    async with engine.deploy(
+        waiting, max_in_flight=8, key=(lambda key, seconds: "one") if is_fair else None
+    ) as service:
+        begun = loop.time()
+        await asyncio.gather(*(service.map(calls, max_in_flight=100, order_by=key_of) for _ in range(2)))
+        assert loop.time() - begun == pytest.approx(len(calls) * 2 / 8)  # all calls of a second end at once
 
 
 class Colliding:
@@ -199,21 +194,19 @@ class Colliding:
         return f"key {self.number}"
 
 
-def test_a_slow_key_delays_no_other_key() -> None:
-    async def main() -> None:
-        calls = [waiting(Colliding(number % 50), 60 if number == 7 else 1) for number in range(200)]
-        ended: list[int] = []
-        async with engine.stream(calls, max_in_flight=200, ordered=False, order_by=key_of, max_workers=100) as results:
-            async for outcome in results.outcomes():
-                ended.append(outcome.index)
-                if len(ended) == 196:
-                    assert asyncio.get_running_loop().time() == pytest.approx(4)
-                    statistics = results.statistics()
-                    assert (statistics.waiting_for_keys, statistics.busiest_key) == (3, Colliding(7))
-                    assert "3 waiting for their keys, most of them for key 7" in str(statistics)
-        assert ended[196:] == [7, 57, 107, 157]
-
-    run_virtual(main)
+@virtual
+async def test_a_slow_key_delays_no_other_key() -> None:
+    calls = [waiting(Colliding(number % 50), 60 if number == 7 else 1) for number in range(200)]
+    ended: list[int] = []
+    async with engine.stream(calls, max_in_flight=200, ordered=False, order_by=key_of, max_workers=100) as results:
+        async for outcome in results.outcomes():
+            ended.append(outcome.index)
+            if len(ended) == 196:
+                assert asyncio.get_running_loop().time() == pytest.approx(4)
+                statistics = results.statistics()
+                assert (statistics.waiting_for_keys, statistics.busiest_key) == (3, Colliding(7))
+                assert "3 waiting for their keys, most of them for key 7" in str(statistics)
+    assert ended[196:] == [7, 57, 107, 157]
 
 
 @pytest.mark.parametrize("is_deployed", [True, False])

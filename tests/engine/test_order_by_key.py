@@ -12,6 +12,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.testing import cancel_at_every_step, run_virtual, wait_quiescent
+from tests.kit import virtual
 
 
 class Seen:
@@ -60,18 +61,16 @@ def idle(service: engine.Service) -> bool:
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_busy_key_does_not_stop_its_stream(ordered: bool) -> None:
-    async def main() -> None:
-        seen = Seen()
-        async with seen.deployed(places=3) as service:
-            names = "a0!", "a1", "a2", "b0", "b1", "c0"
-            async with service.stream(seen.calls(*names), max_in_flight=10, ordered=ordered) as results:
-                found = [name async for name in results]
-        assert seen.began == ["a0!", "b0", "c0", "b1", "a1", "a2"]
-        assert found == (list(names) if ordered else ["b0", "c0", "b1", "a0!", "a1", "a2"])
-        assert idle(service)
-
-    run_virtual(main)
+@virtual
+async def test_a_busy_key_does_not_stop_its_stream(ordered: bool) -> None:
+    seen = Seen()
+    async with seen.deployed(places=3) as service:
+        names = "a0!", "a1", "a2", "b0", "b1", "c0"
+        async with service.stream(seen.calls(*names), max_in_flight=10, ordered=ordered) as results:
+            found = [name async for name in results]
+    assert seen.began == ["a0!", "b0", "c0", "b1", "a1", "a2"]
+    assert found == (list(names) if ordered else ["b0", "c0", "b1", "a0!", "a1", "a2"])
+    assert idle(service)
 
 
 @pytest.mark.parametrize("per_key", [1, 2])
@@ -106,17 +105,15 @@ def test_random_streams_and_callers_keep_the_order_of_each_key_and_all_bounds(pe
         run_virtual(lambda seed=seed: main(seed), timeout_seconds=10_000)
 
 
-def test_two_places_of_a_key_that_are_free_at_once_are_taken_at_once() -> None:
-    async def main() -> None:
-        seen, loop = Seen(), asyncio.get_running_loop()
-        async with seen.deployed(places=4, per_key=2) as service:
-            began = loop.time()
-            calls = seen.calls(*[f"a{number}" for number in range(6)])
-            async with service.stream(calls, max_in_flight=10) as results:
-                assert [name async for name in results] == [f"a{number}" for number in range(6)]
-            assert loop.time() - began == 3  # in virtual seconds: two at a time
-
-    run_virtual(main)
+@virtual
+async def test_two_places_of_a_key_that_are_free_at_once_are_taken_at_once() -> None:
+    seen, loop = Seen(), asyncio.get_running_loop()
+    async with seen.deployed(places=4, per_key=2) as service:
+        began = loop.time()
+        calls = seen.calls(*[f"a{number}" for number in range(6)])
+        async with service.stream(calls, max_in_flight=10) as results:
+            assert [name async for name in results] == [f"a{number}" for number in range(6)]
+        assert loop.time() - began == 3  # in virtual seconds: two at a time
 
 
 async def test_while_no_place_is_free_the_source_waits_for_one() -> None:
@@ -131,19 +128,17 @@ async def test_while_no_place_is_free_the_source_waits_for_one() -> None:
         assert idle(service)
 
 
-def test_a_caller_of_the_same_key_waits_for_one_item_and_not_for_a_window() -> None:
-    async def main() -> None:
-        seen = Seen()
-        async with (
-            seen.deployed(places=4) as service,
-            service.stream(seen.calls(*[f"a{number}" for number in range(100)]), max_in_flight=50) as results,
-        ):
-            await anext(results)
-            await service("a caller", 1)
-            assert seen.began.index("a caller") <= 4
-            assert [name async for name in results] == [f"a{number}" for number in range(1, 100)]
-
-    run_virtual(main)
+@virtual
+async def test_a_caller_of_the_same_key_waits_for_one_item_and_not_for_a_window() -> None:
+    seen = Seen()
+    async with (
+        seen.deployed(places=4) as service,
+        service.stream(seen.calls(*[f"a{number}" for number in range(100)]), max_in_flight=50) as results,
+    ):
+        await anext(results)
+        await service("a caller", 1)
+        assert seen.began.index("a caller") <= 4
+        assert [name async for name in results] == [f"a{number}" for number in range(1, 100)]
 
 
 async def test_what_has_stepped_aside_does_not_count_in_max_queue() -> None:

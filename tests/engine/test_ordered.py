@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 
 class Refused(Exception):
@@ -94,7 +95,8 @@ def test_items_come_in_input_order_and_those_that_failed_give_up_their_turn(
     testing.run_seeded(main, seed=seed)
 
 
-def test_the_turn_of_an_item_that_is_cancelled_goes_to_the_next() -> None:
+@virtual
+async def test_the_turn_of_an_item_that_is_cancelled_goes_to_the_next() -> None:
     seen: list[int] = []
     noting = Noting(seen)
 
@@ -116,20 +118,17 @@ def test_the_turn_of_an_item_that_is_cancelled_goes_to_the_next() -> None:
     async def timed(number: int) -> int:
         return await noting(await limited(number))
 
-    async def main() -> None:
-        async with engine.stream([timed(number) for number in range(5)], on_error="skip") as results:
-            assert [result async for result in results] == [1, 2, 3, 4]
-        assert seen == [1, 2, 3, 4]
-        seen.clear()
-        results = engine.stream([inner(number) for number in range(5)])
-        reading = asyncio.create_task(anext(results))
-        await asyncio.sleep(10)
-        reading.cancel()
-        await asyncio.wait([reading])
-        await results.aclose()  # all wait for the first; they leave, and nothing begins
-        assert seen == []
-
-    testing.run_virtual(main)
+    async with engine.stream([timed(number) for number in range(5)], on_error="skip") as results:
+        assert [result async for result in results] == [1, 2, 3, 4]
+    assert seen == [1, 2, 3, 4]
+    seen.clear()
+    results = engine.stream([inner(number) for number in range(5)])
+    reading = asyncio.create_task(anext(results))
+    await asyncio.sleep(10)
+    reading.cancel()
+    await asyncio.wait([reading])
+    await results.aclose()  # all wait for the first; they leave, and nothing begins
+    assert seen == []
 
 
 async def test_run_accepts_it_and_streams_that_share_an_instance_take_turns_one_by_one() -> None:

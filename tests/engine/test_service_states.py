@@ -3,40 +3,18 @@
 import asyncio
 import gc
 from collections.abc import AsyncIterator
-from typing import Any, Self
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
-
-
-@ps.node
-class Gated:
-    """Is entered when its gate opens."""
-
-    def __init__(self, gate: asyncio.Event) -> None:
-        self.gate = gate
-
-    async def __aenter__(self) -> Self:
-        await self.gate.wait()
-        return self
-
-    async def __aexit__(self, *exc_info: object) -> None:
-        pass
-
-    async def __call__(self, x: int) -> int:
-        return x
+from tests.kit import model, numbers, virtual
 
 
 def gated(gate: asyncio.Event) -> ps.Graph[[int], int]:
-    node = Gated(gate)
-
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)
-
-    return graph
+    """Returns a graph whose node is entered when the gate opens."""
+    return ps.graph(model(enter=gate.wait))
 
 
 @ps.node
@@ -46,6 +24,15 @@ async def sleep_for_ever(x: int) -> int:
 
 
 endless = ps.graph(sleep_for_ever)
+
+
+@ps.node
+async def slow_to_leave(x: int) -> int:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(1)
+    return x
 
 
 async def test_everybody_who_waits_until_a_service_is_ready_goes_on() -> None:
@@ -79,19 +66,14 @@ async def test_who_waits_for_a_service_that_is_stopped_before_it_is_ready_is_tol
 async def test_abort_cancels_a_start_and_waits_until_nothing_is_left() -> None:
     left: list[str] = []
 
-    class Slow(Gated):
-        async def __aenter__(self) -> Self:
-            try:
-                return await super().__aenter__()
-            finally:
-                await asyncio.sleep(0)
-                left.append("the start")
+    async def start() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0)
+            left.append("the start")
 
-    node = ps.node(Slow)(asyncio.Event())
-
-    graph = ps.graph(node)
-
-    service = engine.deploy(graph)
+    service = engine.deploy(ps.graph(model(enter=start)))
     entering = asyncio.create_task(service.__aenter__())
     await testing.wait_quiescent()
     await service.abort()
@@ -209,15 +191,8 @@ async def test_every_stream_of_one_call_is_counted_once_by_how_it_ended() -> Non
 
 
 @pytest.mark.parametrize("of", ["run", "stream", "stream of one call"])
-def test_what_expires_while_its_handler_unwinds_has_expired_and_not_failed(of: str) -> None:
-    @ps.node
-    async def slow_to_leave(x: int) -> int:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(1)
-        return x
-
+@virtual
+async def test_what_expires_while_its_handler_unwinds_has_expired_and_not_failed(of: str) -> None:
     @ps.node
     async def values_slow_to_leave(x: int) -> AsyncIterator[int]:
         try:
@@ -229,40 +204,26 @@ def test_what_expires_while_its_handler_unwinds_has_expired_and_not_failed(of: s
 
     values = ps.graph(values_slow_to_leave)
 
-    async def main() -> None:
-        async with engine.deploy(graph, values) as service:
-            calls: Any = values(1) if of == "stream of one call" else (graph(x) for x in range(3))
-            results: engine.Stream[int] = service.stream(calls, timeout_seconds=5)
-            with pytest.raises(ps.DeadlineExceeded):
-                await (service.run(graph(1), timeout_seconds=5) if of == "run" else anext(results))
-        seen = service.statistics()
-        assert (seen.completed, seen.failed, seen.cancelled) == (0, 0, 0)
-        assert seen.expired == (3 if of == "stream" else 1)
-        if of != "run":
-            items = results.statistics()
-            assert (items.failed, items.expired) == ((3, 3) if of == "stream" else (1, 1))
-            assert f"{items.failed} failed ({items.expired} expired)" in str(items)
-
-    testing.run_virtual(main)
+    async with engine.deploy(graph, values) as service:
+        calls: Any = values(1) if of == "stream of one call" else (graph(x) for x in range(3))
+        results: engine.Stream[int] = service.stream(calls, timeout_seconds=5)
+        with pytest.raises(ps.DeadlineExceeded):
+            await (service.run(graph(1), timeout_seconds=5) if of == "run" else anext(results))
+    seen = service.statistics()
+    assert (seen.completed, seen.failed, seen.cancelled) == (0, 0, 0)
+    assert seen.expired == (3 if of == "stream" else 1)
+    if of != "run":
+        items = results.statistics()
+        assert (items.failed, items.expired) == ((3, 3) if of == "stream" else (1, 1))
+        assert f"{items.failed} failed ({items.expired} expired)" in str(items)
 
 
 @pytest.mark.parametrize("of", ["stream", "stream of one call"])
-def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_kinds_of_stream(of: str) -> None:
-    @ps.node
-    async def hang(x: int) -> int:
-        await asyncio.Event().wait()
-        return x
-
-    hanging = ps.graph(hang)
-
+@virtual
+async def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_kinds_of_stream(of: str) -> None:
     @ps.node
     async def ask(x: int) -> int:
-        return await engine.run(hanging(x), timeout_seconds=5)
-
-    @ps.node
-    async def numbers(count: int) -> AsyncIterator[int]:
-        for number in range(count):
-            yield number
+        return await engine.run(endless(x), timeout_seconds=5)
 
     asked = ps.graph(ask)
 
@@ -270,25 +231,15 @@ def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_kinds_
     async def values(x: int) -> AsyncIterator[int]:
         return numbers(await ask(x))
 
-    async def main() -> None:
-        results = engine.stream([asked(1)]) if of == "stream" else engine.stream(values(1))
-        with pytest.raises(ps.DeadlineExceeded):
-            await anext(results)
-        seen = results.statistics()
-        assert (seen.failed, seen.expired) == (1, 1)
-
-    testing.run_virtual(main)
+    results = engine.stream([asked(1)]) if of == "stream" else engine.stream(values(1))
+    with pytest.raises(ps.DeadlineExceeded):
+        await anext(results)
+    seen = results.statistics()
+    assert (seen.failed, seen.expired) == (1, 1)
 
 
-def test_an_item_whose_reader_has_its_error_while_others_of_its_nodes_unwind_is_counted_by_that() -> None:
-    @ps.node
-    async def slow_to_leave(x: int) -> int:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(1)
-        return x
-
+@virtual
+async def test_an_item_whose_reader_has_its_error_while_others_of_its_nodes_unwind_is_counted_by_that() -> None:
     @ps.node
     async def ask(x: int) -> int:
         return await engine.run(waiting(x), timeout_seconds=5)
@@ -299,11 +250,8 @@ def test_an_item_whose_reader_has_its_error_while_others_of_its_nodes_unwind_is_
     async def both(x: int) -> list[int]:
         return [await ask(x), await slow_to_leave(x)]
 
-    async def main() -> None:
-        async with engine.deploy(both) as service:
-            with pytest.raises(ps.DeadlineExceeded):
-                await service(1)
-        seen = service.statistics()
-        assert (seen.completed, seen.failed, seen.cancelled, seen.expired) == (0, 0, 0, 1)
-
-    testing.run_virtual(main)
+    async with engine.deploy(both) as service:
+        with pytest.raises(ps.DeadlineExceeded):
+            await service(1)
+    seen = service.statistics()
+    assert (seen.completed, seen.failed, seen.cancelled, seen.expired) == (0, 0, 0, 1)

@@ -4,6 +4,7 @@ import asyncio
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 from tests.promises.exploring import Explorer
 from tests.promises.scenario import LIMITS, World
 from tests.promises.ways import live
@@ -35,28 +36,24 @@ def test_promise_2_limits_inboxes_windows_and_places_hold(explore: Explorer) -> 
     explore(main, reaches={**limits, **windows})
 
 
-def test_promise_2_an_item_counts_until_it_is_yielded() -> None:
+@virtual
+async def test_promise_2_an_item_counts_until_it_is_yielded() -> None:
     """A slow reader, not only a slow node, keeps the source from being asked."""
     asked = 0
 
-    async def main() -> None:
+    def source():
         nonlocal asked
+        for index in range(20):
+            asked += 1
+            yield one(index)
 
-        def source():
-            nonlocal asked
-            for index in range(20):
-                asked += 1
-                yield one(index)
-
-        async with engine.stream(source(), max_in_flight=5) as results:
+    async with engine.stream(source(), max_in_flight=5) as results:
+        await testing.wait_quiescent()
+        assert asked == 5
+        for index in range(20):
+            assert await anext(results) == index
             await testing.wait_quiescent()
-            assert asked == 5
-            for index in range(20):
-                assert await anext(results) == index
-                await testing.wait_quiescent()
-                assert asked == min(20, index + 6)
-
-    testing.run_virtual(main)
+            assert asked == min(20, index + 6)
 
 
 def test_promise_2_an_inbox_holds_its_bytes_and_one_oversized_item() -> None:

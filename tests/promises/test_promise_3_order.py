@@ -7,6 +7,7 @@ from typing import Any
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 from tests.promises.exploring import Explorer
 from tests.promises.scenario import Boom, World
 from tests.promises.ways import as_stream
@@ -62,28 +63,26 @@ def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:
     explore(main, count=250)
 
 
-def test_promise_3_an_inbox_gives_higher_priorities_first_and_is_fair_within_one() -> None:
-    async def main() -> None:
-        gate = asyncio.Event()
-        begun: list[tuple[int, int]] = []
+@virtual
+async def test_promise_3_an_inbox_gives_higher_priorities_first_and_is_fair_within_one() -> None:
+    gate = asyncio.Event()
+    begun: list[tuple[int, int]] = []
 
-        @ps.node(concurrency=1)
-        async def narrow(priority: int, number: int) -> None:
-            begun.append((priority, number))
-            await gate.wait()
+    @ps.node(concurrency=1)
+    async def narrow(priority: int, number: int) -> None:
+        begun.append((priority, number))
+        await gate.wait()
 
-        call = ps.graph(narrow)
+    call = ps.graph(narrow)
 
-        async with engine.deploy(call) as service, asyncio.TaskGroup() as group:
-            group.create_task(service.run(call(0, 0), priority=0))  # takes the only place
+    async with engine.deploy(call) as service, asyncio.TaskGroup() as group:
+        group.create_task(service.run(call(0, 0), priority=0))  # takes the only place
+        await testing.wait_quiescent()
+        for number, priority in enumerate([1, 0, 2, 1, -1, 2], 1):
+            group.create_task(service.run(call(priority, number), priority=priority))
             await testing.wait_quiescent()
-            for number, priority in enumerate([1, 0, 2, 1, -1, 2], 1):
-                group.create_task(service.run(call(priority, number), priority=priority))
-                await testing.wait_quiescent()
-            gate.set()
-        assert begun == [(0, 0), (2, 3), (2, 6), (1, 1), (1, 4), (0, 2), (-1, 5)]
-
-    testing.run_virtual(main)
+        gate.set()
+    assert begun == [(0, 0), (2, 3), (2, 6), (1, 1), (1, 4), (0, 2), (-1, 5)]
 
 
 def test_promise_3_completion_order_on_request() -> None:
@@ -101,25 +100,23 @@ def test_promise_3_completion_order_on_request() -> None:
     assert testing.run_virtual(main) == [1, 2, 3, 4, 5]
 
 
-def test_promise_3_a_slow_first_item_with_a_full_window_does_not_stall() -> None:
+@virtual
+async def test_promise_3_a_slow_first_item_with_a_full_window_does_not_stall() -> None:
     """The window is enforced at admission, so no node waits for it: all others finish, and item 0 comes first."""
 
-    async def main() -> None:
-        finished: list[int] = []
+    finished: list[int] = []
 
-        @ps.node(concurrency=2, capacity=1)
-        async def work(item: int) -> int:
-            await asyncio.sleep(60 if item == 0 else 1)
-            finished.append(item)
-            return item
+    @ps.node(concurrency=2, capacity=1)
+    async def work(item: int) -> int:
+        await asyncio.sleep(60 if item == 0 else 1)
+        finished.append(item)
+        return item
 
-        working = ps.graph(work)
+    working = ps.graph(work)
 
-        async with engine.stream((working(item) for item in range(20)), max_in_flight=8) as results:
-            assert [item async for item in results] == list(range(20))
-        assert finished[:8] == [1, 2, 3, 4, 5, 6, 7, 0]
-
-    testing.run_virtual(main, timeout_seconds=600)
+    async with engine.stream((working(item) for item in range(20)), max_in_flight=8) as results:
+        assert [item async for item in results] == list(range(20))
+    assert finished[:8] == [1, 2, 3, 4, 5, 6, 7, 0]
 
 
 class Books:

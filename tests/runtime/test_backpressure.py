@@ -6,6 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 
 @ps.node(concurrency=3)
@@ -134,7 +135,8 @@ async def test_an_argument_that_cannot_be_built_fails_its_item_only_though_its_s
     assert await engine.run(sized(6)) == 1
 
 
-def test_a_value_that_cannot_tell_its_size_fails_its_item_only() -> None:
+@virtual
+async def test_a_value_that_cannot_tell_its_size_fails_its_item_only() -> None:
     @ps.node
     async def make(x: int) -> memoryview:
         view = memoryview(bytes(10))
@@ -151,11 +153,8 @@ def test_a_value_that_cannot_tell_its_size_fails_its_item_only() -> None:
     async def graph(x: int) -> int:
         return await measure(await make(x))
 
-    async def main() -> None:
-        asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # it hangs, which is enough
-        async with engine.stream(graph(x) for x in range(5)) as stream:
-            outcomes = [outcome async for outcome in stream.outcomes()]
-        assert [outcome.value for outcome in outcomes] == [10, 10, None, 10, 10]
-        assert isinstance(outcomes[2].error, ValueError)
-
-    testing.run_virtual(main, timeout_seconds=60)
+    asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # it hangs, which is enough
+    async with engine.stream(graph(x) for x in range(5)) as stream:
+        outcomes = [outcome async for outcome in stream.outcomes()]
+    assert [outcome.value for outcome in outcomes] == [10, 10, None, 10, 10]
+    assert isinstance(outcomes[2].error, ValueError)

@@ -15,6 +15,7 @@ import penstock as ps
 from penstock import engine, testing
 from penstock.actors.batching import Batcher
 from penstock.actors.own_loops import Mailbox, Request
+from tests.kit import virtual
 
 BatchFunction = Callable[[list[int]], Awaitable[list[int | Exception]]]
 
@@ -598,7 +599,8 @@ def test_what_cannot_be_batched_is_refused() -> None:
         ps.node(batch=ps.Batch(2))(Recorder)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
 
 
-def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
+@virtual
+async def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     @ps.node(batch=ps.Batch(2), runs_on="thread")
@@ -607,20 +609,17 @@ def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
         go_on.wait()
         return items
 
-    async def main() -> None:
-        async with engine.deploy(graph_of(stuck)) as service:
-            call = asyncio.create_task(service(1))
-            await testing.wait_quiescent()
-            begun.wait()  # a batch that no thread has begun would be skipped
-            stopping = asyncio.create_task(service.abort())
-            await asyncio.sleep(3600)  # virtual
-            assert not stopping.done()
-            go_on.set()
-            await stopping
-            with pytest.raises(ps.EngineClosedError):
-                await call
-
-    testing.run_virtual(main)
+    async with engine.deploy(graph_of(stuck)) as service:
+        call = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        begun.wait()  # a batch that no thread has begun would be skipped
+        stopping = asyncio.create_task(service.abort())
+        await asyncio.sleep(3600)  # virtual
+        assert not stopping.done()
+        go_on.set()
+        await stopping
+        with pytest.raises(ps.EngineClosedError):
+            await call
 
 
 def batcher_of(
@@ -629,25 +628,24 @@ def batcher_of(
     return Batcher(call, batch, concurrency, "batcher")
 
 
-def test_the_end_of_the_inbox_lets_what_waits_go_at_once() -> None:
-    async def main() -> None:
-        recorder = Recorder()
-        inbox: Mailbox[Request[int, int]] = Mailbox()
-        looping = asyncio.create_task(batcher_of(recorder, ps.Batch(2, max_wait_seconds=3600), 1).loop(inbox))
-        works = [Request[int, int](number) for number in range(5)]
-        for work in works:
-            await inbox.put(work)
-        await testing.wait_quiescent()
-        inbox.close()
-        await looping
-        assert [await work.outcome for work in works] == [0, 2, 4, 6, 8]
-        assert recorder.batches == [[0, 1], [2, 3], [4]]
-        assert asyncio.get_running_loop().time() == 0
-
-    testing.run_virtual(main, timeout_seconds=60)
+@virtual
+async def test_the_end_of_the_inbox_lets_what_waits_go_at_once() -> None:
+    recorder = Recorder()
+    inbox: Mailbox[Request[int, int]] = Mailbox()
+    looping = asyncio.create_task(batcher_of(recorder, ps.Batch(2, max_wait_seconds=3600), 1).loop(inbox))
+    works = [Request[int, int](number) for number in range(5)]
+    for work in works:
+        await inbox.put(work)
+    await testing.wait_quiescent()
+    inbox.close()
+    await looping
+    assert [await work.outcome for work in works] == [0, 2, 4, 6, 8]
+    assert recorder.batches == [[0, 1], [2, 3], [4]]
+    assert asyncio.get_running_loop().time() == 0
 
 
-def test_a_batcher_that_is_cancelled_starts_nothing_more() -> None:
+@virtual
+async def test_a_batcher_that_is_cancelled_starts_nothing_more() -> None:
     batches: list[list[int]] = []
 
     async def slow_to_leave(items: list[int]) -> list[int]:
@@ -658,18 +656,15 @@ def test_a_batcher_that_is_cancelled_starts_nothing_more() -> None:
             await asyncio.sleep(10)
         return items
 
-    async def main() -> None:
-        inbox: Mailbox[Request[int, int]] = Mailbox()
-        looping = asyncio.create_task(batcher_of(slow_to_leave, ps.Batch(2, max_wait_seconds=5), 2).loop(inbox))
-        for number in range(3):
-            await inbox.put(Request(number))
-        await asyncio.sleep(1)
-        looping.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await looping
-        assert batches == [[0, 1]]
-
-    testing.run_virtual(main, timeout_seconds=60)
+    inbox: Mailbox[Request[int, int]] = Mailbox()
+    looping = asyncio.create_task(batcher_of(slow_to_leave, ps.Batch(2, max_wait_seconds=5), 2).loop(inbox))
+    for number in range(3):
+        await inbox.put(Request(number))
+    await asyncio.sleep(1)
+    looping.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await looping
+    assert batches == [[0, 1]]
 
 
 def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> None:

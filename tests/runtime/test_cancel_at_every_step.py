@@ -13,6 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 
 class Books:
@@ -240,7 +241,8 @@ def test_whatever_is_entered_is_left_under_cancels_at_random_steps(way, graph: s
     testing.interleavings(lambda: cancelled_at_random(way, graph), count=25 * effort)
 
 
-def test_a_second_cancel_does_not_leave_what_unwinds_behind() -> None:
+@virtual
+async def test_a_second_cancel_does_not_leave_what_unwinds_behind() -> None:
     """The first cancel makes `__aenter__` unwind, which takes its time; the second comes meanwhile."""
     log: list[str] = []
 
@@ -264,19 +266,16 @@ def test_a_second_cancel_does_not_leave_what_unwinds_behind() -> None:
 
     graph = ps.graph(slow)
 
-    async def main() -> None:
-        for way in (as_run, as_stream, as_service, in_own_engine):
-            log.clear()
-            task = asyncio.create_task(way(graph))  # type: ignore[arg-type]
-            for _ in range(3):
-                await asyncio.sleep(1)
-                task.cancel()
-            await asyncio.wait([task])
-            assert task.cancelled()
-            assert log == ["unwound"]
-            assert asyncio.all_tasks() == {asyncio.current_task()}
-
-    testing.run_virtual(main, timeout_seconds=600)
+    for way in (as_run, as_stream, as_service, in_own_engine):
+        log.clear()
+        task = asyncio.create_task(way(graph))  # type: ignore[arg-type]
+        for _ in range(3):
+            await asyncio.sleep(1)
+            task.cancel()
+        await asyncio.wait([task])
+        assert task.cancelled()
+        assert log == ["unwound"]
+        assert asyncio.all_tasks() == {asyncio.current_task()}
 
 
 def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() -> None:
@@ -300,7 +299,8 @@ def test_the_end_of_an_engine_that_is_cancelled_still_ends_everything() -> None:
     books.check()
 
 
-def test_a_cancelled_map_each_starts_no_further_item() -> None:
+@virtual
+async def test_a_cancelled_map_each_starts_no_further_item() -> None:
     started: list[int] = []
 
     @ps.node
@@ -313,15 +313,12 @@ def test_a_cancelled_map_each_starts_no_further_item() -> None:
     async def mapping(items: list[int]) -> list[int]:
         return await ps.map_each(slow, items, concurrency=2)
 
-    async def main() -> None:
-        task = asyncio.create_task(engine.run(mapping(list(range(50)))))
-        await asyncio.sleep(1)
-        assert len(started) == 2
-        task.cancel()
-        await asyncio.wait([task])
-        assert len(started) == 2
-        with pytest.raises(TimeoutError):
-            await engine.run(mapping(list(range(50))), timeout_seconds=1)
-        assert len(started) == 4
-
-    testing.run_virtual(main)
+    task = asyncio.create_task(engine.run(mapping(list(range(50)))))
+    await asyncio.sleep(1)
+    assert len(started) == 2
+    task.cancel()
+    await asyncio.wait([task])
+    assert len(started) == 2
+    with pytest.raises(TimeoutError):
+        await engine.run(mapping(list(range(50))), timeout_seconds=1)
+    assert len(started) == 4

@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 from tests.runtime import hedged_process
 
 SOON = ps.Hedge(after_seconds=1, max_share=1)
@@ -141,7 +142,8 @@ def test_the_second_attempt_needs_a_place() -> None:
     assert run(attempts) == "second"
 
 
-def test_max_share_is_a_bucket_that_each_call_fills() -> None:
+@virtual
+async def test_max_share_is_a_bucket_that_each_call_fills() -> None:
     hedged: list[int] = []
     slow: set[int] = set()
 
@@ -155,54 +157,47 @@ def test_max_share_is_a_bucket_that_each_call_fills() -> None:
 
     ask = ps.graph(call)
 
-    async def main() -> None:
-        async with engine.deploy(ask) as service:
-            for number in range(9):
-                await service.run(ask(number))
-            assert hedged == [0, 3, 7]  # it begins with 1; then each call brings a quarter
-            for _ in range(1000):
-                await service.run(ask(-1))
-            hedged.clear()
-            await asyncio.gather(*[service.run(ask(number)) for number in range(20, 40)])
-            assert len(hedged) == 10  # and it holds 10
-
-    testing.run_virtual(main)
+    async with engine.deploy(ask) as service:
+        for number in range(9):
+            await service.run(ask(number))
+        assert hedged == [0, 3, 7]  # it begins with 1; then each call brings a quarter
+        for _ in range(1000):
+            await service.run(ask(-1))
+        hedged.clear()
+        await asyncio.gather(*[service.run(ask(number)) for number in range(20, 40)])
+        assert len(hedged) == 10  # and it holds 10
 
 
-def test_it_is_counted() -> None:
+@virtual
+async def test_it_is_counted() -> None:
     slow, soon = after(60, "slow"), after(2, "soon")
     attempts = Attempts(slow, soon, soon, slow, after(0, "at once"))
 
-    async def main() -> None:
-        async with engine.deploy(attempts.ask) as service:
-            for _ in range(3):
-                await attempts.run(service)
-            [actor] = service.statistics().actors
-            assert (actor.completed, actor.hedged, actor.hedges_won, actor.in_flight) == (3, 2, 1, 0)
-
-    testing.run_virtual(main)
+    async with engine.deploy(attempts.ask) as service:
+        for _ in range(3):
+            await attempts.run(service)
+        [actor] = service.statistics().actors
+        assert (actor.completed, actor.hedged, actor.hedges_won, actor.in_flight) == (3, 2, 1, 0)
 
 
-def test_a_caller_that_leaves_cancels_both() -> None:
+@virtual
+async def test_a_caller_that_leaves_cancels_both() -> None:
     attempts = Attempts(after(60, "first"), after(60, "second"))
 
-    async def main() -> None:
-        async with engine.deploy(attempts.ask) as service:
-            call = asyncio.create_task(attempts.run(service))
-            await asyncio.sleep(2)
-            call.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await call
-            await testing.wait_quiescent()
-            assert sorted(attempts.log) == ["0 cancelled", "1 cancelled"]
-            [actor] = service.statistics().actors
-            assert actor.in_flight == 0
-        late = Attempts(after(60, "first"), after(60, "second"))
-        with pytest.raises(ps.DeadlineExceeded):
-            await engine.run(late.ask(1), timeout_seconds=2)
-        assert sorted(late.log) == ["0 cancelled", "1 cancelled"]
-
-    testing.run_virtual(main)
+    async with engine.deploy(attempts.ask) as service:
+        call = asyncio.create_task(attempts.run(service))
+        await asyncio.sleep(2)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await testing.wait_quiescent()
+        assert sorted(attempts.log) == ["0 cancelled", "1 cancelled"]
+        [actor] = service.statistics().actors
+        assert actor.in_flight == 0
+    late = Attempts(after(60, "first"), after(60, "second"))
+    with pytest.raises(ps.DeadlineExceeded):
+        await engine.run(late.ask(1), timeout_seconds=2)
+    assert sorted(late.log) == ["0 cancelled", "1 cancelled"]
 
 
 def test_a_run_ends_only_when_the_loser_has_unwound() -> None:

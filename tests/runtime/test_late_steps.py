@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import data, engine, extension, testing
+from tests.kit import virtual
 from tests.saving.test_durable import MemoryStore
 from tests.tracing import Tracing, id_of, parent_of
 
@@ -250,7 +251,8 @@ async def test_what_a_generator_leaves_is_ended_when_it_ends_and_what_a_fallback
     assert lingering.events == ["unwound"] * 2
 
 
-def test_the_end_of_the_item_ends_what_the_handler_has_called() -> None:
+@virtual
+async def test_the_end_of_the_item_ends_what_the_handler_has_called() -> None:
     events: list[str] = []
 
     @ps.node
@@ -274,23 +276,20 @@ def test_the_end_of_the_item_ends_what_the_handler_has_called() -> None:
             return "gave up" if await ps.call(double, 1) == 2 else ""
         return ""
 
-    async def main() -> None:
-        with pytest.raises(ps.DeadlineExceeded):
-            await engine.run(handled(handler)(0), timeout_seconds=1)
-        assert events == ["unwound"] * 2
-        with pytest.raises(ps.NodeTimeoutError):
-            await engine.run(handled(handler, timeout_seconds=1.0)(0))
-        assert events == ["unwound"] * 4
-        assert await engine.run(handled(has_patience)(0)) == "gave up"
-        del events[4:]
-        caller = asyncio.create_task(engine.run(handled(handler)(0)))
-        await testing.wait_quiescent()
-        caller.cancel()
-        await asyncio.wait([caller])
-        assert caller.cancelled()
-        assert events == ["unwound"] * 6
-
-    testing.run_virtual(main)
+    with pytest.raises(ps.DeadlineExceeded):
+        await engine.run(handled(handler)(0), timeout_seconds=1)
+    assert events == ["unwound"] * 2
+    with pytest.raises(ps.NodeTimeoutError):
+        await engine.run(handled(handler, timeout_seconds=1.0)(0))
+    assert events == ["unwound"] * 4
+    assert await engine.run(handled(has_patience)(0)) == "gave up"
+    del events[4:]
+    caller = asyncio.create_task(engine.run(handled(handler)(0)))
+    await testing.wait_quiescent()
+    caller.cancel()
+    await asyncio.wait([caller])
+    assert caller.cancelled()
+    assert events == ["unwound"] * 6
 
 
 async def test_a_stateful_node_that_starts_is_given_up_with_the_handler() -> None:

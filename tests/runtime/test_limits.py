@@ -11,6 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 
 class Gauge:
@@ -699,11 +700,9 @@ async def in_a_body(x: int) -> int:
 
 
 @pytest.mark.parametrize(("graph", "steps"), [(in_a_line, 3), (behind_another, 2), (in_a_body, 2)])
-def test_a_limited_node_that_is_used_again_downstream_does_not_wait_for_itself(graph, steps: int) -> None:
+@virtual
+async def test_a_limited_node_that_is_used_again_downstream_does_not_wait_for_itself(graph, steps: int) -> None:
     """A bounded graph cannot deadlock, also where one limit covers two places of it."""
 
-    async def main() -> None:
-        async with engine.stream((graph(x) for x in range(50)), max_in_flight=40) as results:
-            assert [x async for x in results] == [x + steps for x in range(50)]
-
-    testing.run_virtual(main, timeout_seconds=60)
+    async with engine.stream((graph(x) for x in range(50)), max_in_flight=40) as results:
+        assert [x async for x in results] == [x + steps for x in range(50)]

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 SCHEDULERS = ["actors", "parallel", "wave", "sequential"]
 
@@ -382,21 +383,19 @@ def states(service: engine.Service[Any, Any]) -> list[str | None]:
     return [actor.state for actor in service.statistics().actors]
 
 
-def test_statistics_say_whether_a_loop_runs() -> None:
-    async def main() -> None:
-        brief, lasting = looping(Books(), restart="temporary"), looping(Books())
-        async with engine.deploy(brief, lasting) as service:
-            assert states(service) == ["running", "running"]
-            await outcomes(service("crash"), service.run(lasting("crash")))
-            assert states(service) == ["stopped", "restarting"]
-            assert "● Looping restarting" in " ".join(str(service).split())
-            assert await service.run(lasting("fine")) == "fine"
-            await testing.wait_quiescent()
-            assert states(service) == ["stopped", "running"]
-            assert "running, 1 restart" in str(service.statistics())
-        assert states(service) == ["stopped", "stopped"]
-
-    testing.run_virtual(main)
+@virtual
+async def test_statistics_say_whether_a_loop_runs() -> None:
+    brief, lasting = looping(Books(), restart="temporary"), looping(Books())
+    async with engine.deploy(brief, lasting) as service:
+        assert states(service) == ["running", "running"]
+        await outcomes(service("crash"), service.run(lasting("crash")))
+        assert states(service) == ["stopped", "restarting"]
+        assert "● Looping restarting" in " ".join(str(service).split())
+        assert await service.run(lasting("fine")) == "fine"
+        await testing.wait_quiescent()
+        assert states(service) == ["stopped", "running"]
+        assert "running, 1 restart" in str(service.statistics())
+    assert states(service) == ["stopped", "stopped"]
 
 
 async def test_after_an_escalation_nothing_runs() -> None:

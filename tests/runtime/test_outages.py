@@ -10,6 +10,7 @@ from structlog.testing import capture_logs
 import penstock as ps
 from penstock import engine
 from penstock.testing import run_virtual
+from tests.kit import virtual
 
 PATIENT = ps.Retry(None, backoff_seconds=0.5, max_backoff_seconds=10, jitter=0, retry_on=ConnectionError)
 
@@ -75,51 +76,45 @@ def test_an_outage_loses_nothing_and_a_bad_row_fails_alone() -> None:
     assert [log.get("retried_for_seconds") for log in seen] == [None, 66, 126, 186]  # a line a minute
 
 
-def test_it_waits_as_long_as_the_deadline_allows() -> None:
-    async def main() -> None:
-        database = Database(until=200)
-        with pytest.raises(ConnectionRefusedError) as caught:
-            await engine.run(database.store(1), timeout_seconds=60)
-        assert 50 < asyncio.get_running_loop().time() <= 60  # the next attempt would have come too late
-        assert len(database.asked) == 10
-        assert "attempt 10" in caught.value.__notes__[0]
-
-    run_virtual(main)
+@virtual
+async def test_it_waits_as_long_as_the_deadline_allows() -> None:
+    database = Database(until=200)
+    with pytest.raises(ConnectionRefusedError) as caught:
+        await engine.run(database.store(1), timeout_seconds=60)
+    assert 50 < asyncio.get_running_loop().time() <= 60  # the next attempt would have come too late
+    assert len(database.asked) == 10
+    assert "attempt 10" in caught.value.__notes__[0]
 
 
 @pytest.mark.parametrize(
     ("asked", "pauses"), [(1000, [10] * 4), (3, [3] * 4), (0, [0.5, 1, 2, 4]), (None, [0.5, 1, 2, 4])]
 )
-def test_a_longer_pause_than_the_longest_is_cut(asked: float | None, pauses: list[float]) -> None:
-    async def main() -> None:
-        retry = ps.Retry(
-            None, backoff_seconds=0.5, max_backoff_seconds=10, jitter=0, retry_on=OSError, wait=lambda *_: asked
-        )
-        database = Database(until=sum(pauses[:-1]) + 0.2, retry=retry)
-        await engine.run(database.store(1))
-        found = [round(after - before - 0.01, 6) for before, after in pairwise(database.asked)]
-        assert found == pauses
-
-    run_virtual(main)
+@virtual
+async def test_a_longer_pause_than_the_longest_is_cut(asked: float | None, pauses: list[float]) -> None:
+    retry = ps.Retry(
+        None, backoff_seconds=0.5, max_backoff_seconds=10, jitter=0, retry_on=OSError, wait=lambda *_: asked
+    )
+    database = Database(until=sum(pauses[:-1]) + 0.2, retry=retry)
+    await engine.run(database.store(1))
+    found = [round(after - before - 0.01, 6) for before, after in pairwise(database.asked)]
+    assert found == pauses
 
 
 @pytest.mark.parametrize("is_service", [True, False])
-def test_a_drain_with_a_timeout_ends_it(is_service: bool) -> None:
-    async def main() -> None:
-        database = Database(until=10_000)
-        async with (
-            engine.deploy(database.store) as service,
-            service.stream(map(database.store, range(9)), max_in_flight=4) as stream,
-        ):
-            await asyncio.sleep(20)
-            if is_service:
-                await service.drain(timeout_seconds=5)
-                assert service.statistics().cancelled == 4
-            else:
-                assert await stream.drain(timeout_seconds=5) == 4
-                errors = [outcome.error async for outcome in stream.outcomes()]
-                assert [type(error) for error in errors] == [ps.NotFinished] * 4
-        assert asyncio.get_running_loop().time() == 25
-        assert not database.rows
-
-    run_virtual(main)
+@virtual
+async def test_a_drain_with_a_timeout_ends_it(is_service: bool) -> None:
+    database = Database(until=10_000)
+    async with (
+        engine.deploy(database.store) as service,
+        service.stream(map(database.store, range(9)), max_in_flight=4) as stream,
+    ):
+        await asyncio.sleep(20)
+        if is_service:
+            await service.drain(timeout_seconds=5)
+            assert service.statistics().cancelled == 4
+        else:
+            assert await stream.drain(timeout_seconds=5) == 4
+            errors = [outcome.error async for outcome in stream.outcomes()]
+            assert [type(error) for error in errors] == [ps.NotFinished] * 4
+    assert asyncio.get_running_loop().time() == 25
+    assert not database.rows

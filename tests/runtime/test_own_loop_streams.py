@@ -9,6 +9,7 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 PartInbox = ps.Inbox[ps.StreamWork[int, int]]
 Scheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
@@ -320,24 +321,22 @@ async def test_retry_only_before_the_first_part() -> None:
     assert len(gate.taken) == 2
 
 
-def test_the_deadline_covers_the_whole_stream() -> None:
+@virtual
+async def test_the_deadline_covers_the_whole_stream() -> None:
     gate = Gate()
     graph = gate.graph()
 
-    async def main() -> None:
-        async with engine.stream(graph(0), timeout_seconds=2) as parts:
-            reading = asyncio.create_task(collect_all(parts))
-            work = await gate.work()
-            work.put_nowait(0)
-            await asyncio.sleep(1)
-            assert not work.cancelled
-            got, error = await reading
-            assert got == [0]
-            assert isinstance(error, ps.DeadlineExceeded)
-            assert work.cancelled
-            assert work.deadline == asyncio.get_running_loop().time() == 2
-
-    testing.run_virtual(main, timeout_seconds=60)
+    async with engine.stream(graph(0), timeout_seconds=2) as parts:
+        reading = asyncio.create_task(collect_all(parts))
+        work = await gate.work()
+        work.put_nowait(0)
+        await asyncio.sleep(1)
+        assert not work.cancelled
+        got, error = await reading
+        assert got == [0]
+        assert isinstance(error, ps.DeadlineExceeded)
+        assert work.cancelled
+        assert work.deadline == asyncio.get_running_loop().time() == 2
 
 
 @pytest.mark.parametrize("parts_before", [0, 2])

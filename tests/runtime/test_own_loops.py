@@ -10,6 +10,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
+from tests.kit import virtual
 from tests.telemetry.collected import collecting
 
 IntInbox = ps.Inbox[ps.Work[int, int]]
@@ -261,39 +262,35 @@ async def test_queued_work_of_a_cancelled_call_leaves_the_inbox() -> None:
         assert await calls[2] == 5
 
 
-def test_a_deadline_frees_the_caller_and_what_has_expired_is_not_handed_out() -> None:
+@virtual
+async def test_a_deadline_frees_the_caller_and_what_has_expired_is_not_handed_out() -> None:
     gate = Gate()
     graph = graph_of(gate.node())
 
-    async def main() -> None:
-        async with engine.deploy(graph) as service:
-            with pytest.raises(ps.DeadlineExceeded):
-                await service.run(graph(1), timeout_seconds=2, priority=3)
-            [work] = gate.taken
-            assert work.cancelled
-            assert (work.priority, work.deadline) == (3, 2.0)
-
-    testing.run_virtual(main)
+    async with engine.deploy(graph) as service:
+        with pytest.raises(ps.DeadlineExceeded):
+            await service.run(graph(1), timeout_seconds=2, priority=3)
+        [work] = gate.taken
+        assert work.cancelled
+        assert (work.priority, work.deadline) == (3, 2.0)
 
 
-def test_the_deadline_of_work_is_the_earlier_of_call_and_attempt() -> None:
+@virtual
+async def test_the_deadline_of_work_is_the_earlier_of_call_and_attempt() -> None:
     gate = Gate()
 
-    async def main() -> None:
-        @ps.node(timeout_seconds=3)
-        class Timed(ps.Actor[int, int]):
-            async def loop(self, inbox: IntInbox, /) -> None:
-                await gate.take(inbox)
+    @ps.node(timeout_seconds=3)
+    class Timed(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            await gate.take(inbox)
 
-        graph = graph_of(Timed())
-        with pytest.raises(ps.NodeTimeoutError):
-            await engine.run(graph(1), timeout_seconds=5)
-        with pytest.raises(ps.DeadlineExceeded):
-            await engine.run(graph(1), timeout_seconds=1)
-        assert [work.deadline for work in gate.taken] == [3, 4]
-        assert all(work.cancelled for work in gate.taken)
-
-    testing.run_virtual(main)
+    graph = graph_of(Timed())
+    with pytest.raises(ps.NodeTimeoutError):
+        await engine.run(graph(1), timeout_seconds=5)
+    with pytest.raises(ps.DeadlineExceeded):
+        await engine.run(graph(1), timeout_seconds=1)
+    assert [work.deadline for work in gate.taken] == [3, 4]
+    assert all(work.cancelled for work in gate.taken)
 
 
 async def test_only_an_explicit_concurrency_limits_unsettled_work() -> None:

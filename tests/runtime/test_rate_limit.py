@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 limited = ps.RateLimit(per_second=10, burst=3)
 
@@ -34,46 +35,42 @@ def test_a_burst_passes_and_then_the_rate_holds() -> None:
     assert testing.run_virtual(main, timeout_seconds=60) == [0, 0, 0, 0.1, 0.2, 0.3, 0.4]
 
 
-def test_all_calls_of_a_deployment_share_one_limit_and_priorities_go_first() -> None:
-    async def main() -> None:
-        async with engine.deploy(pass_on) as service:
-            order: list[int] = []
+@virtual
+async def test_all_calls_of_a_deployment_share_one_limit_and_priorities_go_first() -> None:
+    async with engine.deploy(pass_on) as service:
+        order: list[int] = []
 
-            async def call(x: int, priority: int) -> None:
-                order.append(await service.run(pass_on(x), priority=priority))
+        async def call(x: int, priority: int) -> None:
+            order.append(await service.run(pass_on(x), priority=priority))
 
-            async with asyncio.TaskGroup() as group:
-                for x in range(5):
-                    group.create_task(call(x, priority=0))
-                await testing.wait_quiescent()
-                group.create_task(call(5, priority=1))
-            assert order == [0, 1, 2, 5, 3, 4]
-            assert round(asyncio.get_running_loop().time(), 6) == 0.3
-
-    testing.run_virtual(main, timeout_seconds=60)
+        async with asyncio.TaskGroup() as group:
+            for x in range(5):
+                group.create_task(call(x, priority=0))
+            await testing.wait_quiescent()
+            group.create_task(call(5, priority=1))
+        assert order == [0, 1, 2, 5, 3, 4]
+        assert round(asyncio.get_running_loop().time(), 6) == 0.3
 
 
-def test_items_that_leave_use_nothing_up_and_the_end_does_not_wait_for_them() -> None:
+@virtual
+async def test_items_that_leave_use_nothing_up_and_the_end_does_not_wait_for_them() -> None:
     slow = ps.RateLimit(per_second=0.001)
 
     graph = ps.graph(slow)
 
-    async def main() -> None:
-        clock = asyncio.get_running_loop().time
-        async with engine.deploy(graph) as service:
-            assert await service(0) == 0
-            cancelled = asyncio.create_task(service(1))
-            with pytest.raises(ps.DeadlineExceeded):
-                await service.run(graph(2), timeout_seconds=5)
-            cancelled.cancel()
-            assert await service(3) == 3
-            assert clock() == 1000
-            left = asyncio.create_task(service(4))
-            await testing.wait_quiescent()
-            left.cancel()
+    clock = asyncio.get_running_loop().time
+    async with engine.deploy(graph) as service:
+        assert await service(0) == 0
+        cancelled = asyncio.create_task(service(1))
+        with pytest.raises(ps.DeadlineExceeded):
+            await service.run(graph(2), timeout_seconds=5)
+        cancelled.cancel()
+        assert await service(3) == 3
         assert clock() == 1000
-
-    testing.run_virtual(main, timeout_seconds=5000)
+        left = asyncio.create_task(service(4))
+        await testing.wait_quiescent()
+        left.cancel()
+    assert clock() == 1000
 
 
 async def test_each_scope_has_its_own() -> None:
@@ -104,24 +101,22 @@ def service_of(limit: ps.RateLimit) -> "ps.Graph[[tuple[str, int]], tuple[str, i
     return graph
 
 
-def test_each_key_has_a_limit_of_its_own() -> None:
-    async def main() -> None:
-        clock = asyncio.get_running_loop().time
-        passed: dict[str, list[float]] = {"a": [], "b": []}
+@virtual
+async def test_each_key_has_a_limit_of_its_own() -> None:
+    clock = asyncio.get_running_loop().time
+    passed: dict[str, list[float]] = {"a": [], "b": []}
 
-        async def call(tenant: str) -> None:
-            await service((tenant, 0))
-            passed[tenant].append(round(clock(), 6))
+    async def call(tenant: str) -> None:
+        await service((tenant, 0))
+        passed[tenant].append(round(clock(), 6))
 
-        graph = service_of(ps.RateLimit(per_second=2, burst=2, key=tenant_of))
-        async with engine.deploy(graph) as service, asyncio.TaskGroup() as calls:
-            for tenant in "aaaaabb":
-                calls.create_task(call(tenant))
-            await asyncio.sleep(0.7)
-            calls.create_task(call("b"))
-        assert passed == {"a": [0, 0, 0.5, 1, 1.5], "b": [0, 0, 0.7]}
-
-    testing.run_virtual(main)
+    graph = service_of(ps.RateLimit(per_second=2, burst=2, key=tenant_of))
+    async with engine.deploy(graph) as service, asyncio.TaskGroup() as calls:
+        for tenant in "aaaaabb":
+            calls.create_task(call(tenant))
+        await asyncio.sleep(0.7)
+        calls.create_task(call("b"))
+    assert passed == {"a": [0, 0, 0.5, 1, 1.5], "b": [0, 0, 0.7]}
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 3)), max_size=25))
@@ -154,97 +149,89 @@ def test_the_limit_of_a_key_is_as_if_there_were_no_others(requests: list[tuple[s
     assert testing.run_virtual(main) == expected
 
 
-def test_what_is_over_the_limit_is_refused_and_told_when_to_come_again() -> None:
-    async def main() -> None:
-        limit = ps.RateLimit(per_second=0.5, key=tenant_of, on_limit="refuse")
-        async with engine.deploy(service_of(limit)) as service:
-            assert await service(("a", 1)) == ("a", 1)
-            assert await service(("b", 1)) == ("b", 1)
-            await asyncio.sleep(0.5)
-            with pytest.raises(ps.Overloaded, match="the limit of key 'a' is used up") as refused:
-                await service(("a", 2))
-            assert (refused.value.retry_after_seconds, refused.value.key) == (pytest.approx(1.5), "a")
-            await asyncio.sleep(1.5)
-            assert await service(("a", 3)) == ("a", 3)
-
-    testing.run_virtual(main)
+@virtual
+async def test_what_is_over_the_limit_is_refused_and_told_when_to_come_again() -> None:
+    limit = ps.RateLimit(per_second=0.5, key=tenant_of, on_limit="refuse")
+    async with engine.deploy(service_of(limit)) as service:
+        assert await service(("a", 1)) == ("a", 1)
+        assert await service(("b", 1)) == ("b", 1)
+        await asyncio.sleep(0.5)
+        with pytest.raises(ps.Overloaded, match="the limit of key 'a' is used up") as refused:
+            await service(("a", 2))
+        assert (refused.value.retry_after_seconds, refused.value.key) == (pytest.approx(1.5), "a")
+        await asyncio.sleep(1.5)
+        assert await service(("a", 3)) == ("a", 3)
 
 
 @pytest.mark.parametrize("makes_engine", [True, False])
-def test_with_scope_engine_runs_streams_and_deployments_share_one_limit(makes_engine: bool) -> None:
+@virtual
+async def test_with_scope_engine_runs_streams_and_deployments_share_one_limit(makes_engine: bool) -> None:
     limit = ps.RateLimit(per_second=2, scope="engine")
     graph = service_of(limit)
 
-    async def main() -> None:
-        own: Any = engine.Engine() if makes_engine else engine
-        clock = asyncio.get_running_loop().time
-        passed: list[float] = []
+    own: Any = engine.Engine() if makes_engine else engine
+    clock = asyncio.get_running_loop().time
+    passed: list[float] = []
 
-        async def run(number: int) -> None:
-            assert await own.run(graph(("a", number))) == ("a", number)
-            passed.append(round(clock(), 6))
+    async def run(number: int) -> None:
+        assert await own.run(graph(("a", number))) == ("a", number)
+        passed.append(round(clock(), 6))
 
-        async with asyncio.TaskGroup() as runs:
-            for number in range(4):
-                runs.create_task(run(number))
-        assert passed == [0, 0.5, 1, 1.5]
-        async with own.deploy(graph) as service, own.stream([graph(("b", 1))]) as results:
-            assert await service(("b", 0)) == ("b", 0)
-            assert [result async for result in results] == [("b", 1)]
-        assert round(clock(), 6) == 2.5
-        left = asyncio.create_task(own.run(graph(("a", 9))))
+    async with asyncio.TaskGroup() as runs:
+        for number in range(4):
+            runs.create_task(run(number))
+    assert passed == [0, 0.5, 1, 1.5]
+    async with own.deploy(graph) as service, own.stream([graph(("b", 1))]) as results:
+        assert await service(("b", 0)) == ("b", 0)
+        assert [result async for result in results] == [("b", 1)]
+    assert round(clock(), 6) == 2.5
+    left = asyncio.create_task(own.run(graph(("a", 9))))
+    await testing.wait_quiescent()
+    left.cancel()  # nothing of the limit is left behind
+    await asyncio.wait([left])
+    async with engine.Engine() as other:
+        assert await other.run(graph(("a", 0))) == ("a", 0)
+    assert round(clock(), 6) == 2.5
+    if makes_engine:
+        await own.__aexit__(None, None, None)
+
+
+@virtual
+async def test_keys_and_what_waits_for_each_are_bounded_and_full_limits_are_forgotten() -> None:
+    limit = ps.RateLimit(per_second=1, key=tenant_of, max_keys=2, max_waiting_per_key=1)
+    async with engine.deploy(service_of(limit)) as service:
+        await service(("a", 0))
+        await asyncio.sleep(0.25)
+        await service(("b", 0))
+        with pytest.raises(ps.Overloaded, match="key 'c' is one too many") as refused:
+            await service(("c", 0))
+        assert refused.value.retry_after_seconds == pytest.approx(0.75)
+        gone = asyncio.create_task(service(("a", 1)))
         await testing.wait_quiescent()
-        left.cancel()  # nothing of the limit is left behind
-        await asyncio.wait([left])
-        async with engine.Engine() as other:
-            assert await other.run(graph(("a", 0))) == ("a", 0)
-        assert round(clock(), 6) == 2.5
-        if makes_engine:
-            await own.__aexit__(None, None, None)
-
-    testing.run_virtual(main)
-
-
-def test_keys_and_what_waits_for_each_are_bounded_and_full_limits_are_forgotten() -> None:
-    async def main() -> None:
-        limit = ps.RateLimit(per_second=1, key=tenant_of, max_keys=2, max_waiting_per_key=1)
-        async with engine.deploy(service_of(limit)) as service:
-            await service(("a", 0))
-            await asyncio.sleep(0.25)
+        with pytest.raises(ps.Overloaded, match="1 items of key 'a' wait") as refused:
+            await service(("a", 2))
+        assert refused.value.retry_after_seconds == pytest.approx(1.75)
+        gone.cancel()
+        await asyncio.wait([gone])
+        assert await service(("a", 3)) == ("a", 3)  # who has left does not count
+        await asyncio.sleep(0.25)  # the limit of "b" is as good as new
+        assert await service(("c", 0)) == ("c", 0)
+        with pytest.raises(ps.Overloaded):
             await service(("b", 0))
-            with pytest.raises(ps.Overloaded, match="key 'c' is one too many") as refused:
-                await service(("c", 0))
-            assert refused.value.retry_after_seconds == pytest.approx(0.75)
-            gone = asyncio.create_task(service(("a", 1)))
-            await testing.wait_quiescent()
-            with pytest.raises(ps.Overloaded, match="1 items of key 'a' wait") as refused:
-                await service(("a", 2))
-            assert refused.value.retry_after_seconds == pytest.approx(1.75)
-            gone.cancel()
-            await asyncio.wait([gone])
-            assert await service(("a", 3)) == ("a", 3)  # who has left does not count
-            await asyncio.sleep(0.25)  # the limit of "b" is as good as new
-            assert await service(("c", 0)) == ("c", 0)
-            with pytest.raises(ps.Overloaded):
-                await service(("b", 0))
-
-    testing.run_virtual(main)
 
 
-def test_forgetting_lifts_no_limit() -> None:
-    async def main() -> None:
-        limit = ps.RateLimit(per_second=1, burst=2, key=tenant_of, on_limit="refuse")
-        async with engine.deploy(service_of(limit)) as service:
-            for _ in range(2):
-                await service(("a", 0))
-            await asyncio.sleep(1.5)  # one token of two
-            for number in range(20):  # each new key has some others looked at
-                await service((f"b{number}", 0))
+@virtual
+async def test_forgetting_lifts_no_limit() -> None:
+    limit = ps.RateLimit(per_second=1, burst=2, key=tenant_of, on_limit="refuse")
+    async with engine.deploy(service_of(limit)) as service:
+        for _ in range(2):
             await service(("a", 0))
-            with pytest.raises(ps.Overloaded):
-                await service(("a", 0))
-
-    testing.run_virtual(main)
+        await asyncio.sleep(1.5)  # one token of two
+        for number in range(20):  # each new key has some others looked at
+            await service((f"b{number}", 0))
+        await service(("a", 0))
+        with pytest.raises(ps.Overloaded):
+            await service(("a", 0))
 
 
 def unhashable(request: Any) -> Any:
@@ -280,22 +267,20 @@ class Named:
         return isinstance(other, Named) and other.name == self.name
 
 
-def test_the_work_of_a_key_whose_hash_changes_passes_in_its_turn() -> None:
-    async def main() -> None:
-        limit = ps.RateLimit(per_second=1, key=tenant_of, max_keys=3)
-        async with engine.deploy(service_of(limit)) as service:
-            keys = [Named("a"), Named("b")]
-            calls = [asyncio.create_task(service((cast(Any, key), number))) for number in range(3) for key in keys]
-            await testing.wait_quiescent()
-            keys[0].name = "c"
-            assert [number for _, number in await asyncio.gather(*calls)] == [0, 0, 1, 1, 2, 2]
-            assert asyncio.get_running_loop().time() == pytest.approx(2)
+@virtual
+async def test_the_work_of_a_key_whose_hash_changes_passes_in_its_turn() -> None:
+    limit = ps.RateLimit(per_second=1, key=tenant_of, max_keys=3)
+    async with engine.deploy(service_of(limit)) as service:
+        keys = [Named("a"), Named("b")]
+        calls = [asyncio.create_task(service((cast(Any, key), number))) for number in range(3) for key in keys]
+        await testing.wait_quiescent()
+        keys[0].name = "c"
+        assert [number for _, number in await asyncio.gather(*calls)] == [0, 0, 1, 1, 2, 2]
+        assert asyncio.get_running_loop().time() == pytest.approx(2)
+        await asyncio.sleep(1)
+        for number in range(10):  # what was kept of the changed key is forgotten as well
+            await service((f"tenant {number}", 0))
             await asyncio.sleep(1)
-            for number in range(10):  # what was kept of the changed key is forgotten as well
-                await service((f"tenant {number}", 0))
-                await asyncio.sleep(1)
-
-    testing.run_virtual(main)
 
 
 def test_the_options_of_limits_by_key_are_checked() -> None:
@@ -337,49 +322,45 @@ def quota_of(tenant: str) -> float:
     return {"a": 10.0, "b": 1.0}[tenant]
 
 
-def test_each_key_has_its_rate_and_settles_its_debt_alone() -> None:
+@virtual
+async def test_each_key_has_its_rate_and_settles_its_debt_alone() -> None:
     limit = ps.RateLimit(per_second=quota_of, burst=10, key=tenant_of, scope="engine", cost=lambda request: request[1])
     graph = service_of(limit)
 
-    async def main() -> None:
-        clock = asyncio.get_running_loop().time
-        async with engine.Engine() as own, own.deploy(graph) as service:
+    clock = asyncio.get_running_loop().time
+    async with engine.Engine() as own, own.deploy(graph) as service:
 
-            async def passed(tenant: str, cost: int) -> float:
-                await service((tenant, cost))
-                return round(clock(), 6)
+        async def passed(tenant: str, cost: int) -> float:
+            await service((tenant, cost))
+            return round(clock(), 6)
 
-            assert [await passed("a", 10), await passed("b", 10)] == [0, 0]
-            limit.settle("a", 20)  # what the answer has cost besides
-            calls = [asyncio.create_task(passed(*request)) for request in [("a", 10), ("b", 1), ("a", 1)]]
-            await asyncio.sleep(0.5)
-            assert [call.done() for call in calls] == [False] * 3
-            limit.settle("a", -5)  # given back while they wait
-            assert await asyncio.gather(*calls) == [2.5, 1, 2.6]
-            calls = [asyncio.create_task(passed("a", 1))]
-            await asyncio.sleep(0)
-            limit.settle("a", 10)
-            assert await asyncio.gather(*calls) == [3.7]
-            with pytest.raises(KeyError):  # a key of no quota fails alone
-                await service(("c", 1))
-
-    testing.run_virtual(main)
+        assert [await passed("a", 10), await passed("b", 10)] == [0, 0]
+        limit.settle("a", 20)  # what the answer has cost besides
+        calls = [asyncio.create_task(passed(*request)) for request in [("a", 10), ("b", 1), ("a", 1)]]
+        await asyncio.sleep(0.5)
+        assert [call.done() for call in calls] == [False] * 3
+        limit.settle("a", -5)  # given back while they wait
+        assert await asyncio.gather(*calls) == [2.5, 1, 2.6]
+        calls = [asyncio.create_task(passed("a", 1))]
+        await asyncio.sleep(0)
+        limit.settle("a", 10)
+        assert await asyncio.gather(*calls) == [3.7]
+        with pytest.raises(KeyError):  # a key of no quota fails alone
+            await service(("c", 1))
 
 
-def test_a_debt_is_told_to_those_who_are_refused() -> None:
+@virtual
+async def test_a_debt_is_told_to_those_who_are_refused() -> None:
     limit = ps.RateLimit(per_second=2, burst=4, key=tenant_of, on_limit="refuse", scope="engine")
     graph = service_of(limit)
 
-    async def main() -> None:
-        async with engine.deploy(graph) as service:
+    async with engine.deploy(graph) as service:
+        await service(("a", 1))
+        limit.settle("a", 7)
+        with pytest.raises(ps.Overloaded, match="the limit of key 'a' is used up") as caught:
             await service(("a", 1))
-            limit.settle("a", 7)
-            with pytest.raises(ps.Overloaded, match="the limit of key 'a' is used up") as caught:
-                await service(("a", 1))
-            assert caught.value.retry_after_seconds == pytest.approx(2.5)  # 4 of debt, and one token
-            await service(("b", 1))
-
-    testing.run_virtual(main)
+        assert caught.value.retry_after_seconds == pytest.approx(2.5)  # 4 of debt, and one token
+        await service(("b", 1))
 
 
 def test_under_many_interleavings_no_key_uses_more_than_its_tokens(effort: int) -> None:

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 tenant: ContextVar[str] = ContextVar("tenant")
 
@@ -1172,14 +1173,12 @@ async def test_a_deadline_passes_during_a_restart() -> None:
     assert [item for _, item in life.handled] == ["crash", "fine"]
 
 
-def test_the_time_of_a_restart_is_no_part_of_an_attempt() -> None:
-    async def main() -> None:
-        life = Life("machine")
-        life.failing_starts = 2
-        async with engine.deploy(calling(machine(life, timeout_seconds=0.1))) as service:
-            assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
-
-    testing.run_virtual(main)
+@virtual
+async def test_the_time_of_a_restart_is_no_part_of_an_attempt() -> None:
+    life = Life("machine")
+    life.failing_starts = 2
+    async with engine.deploy(calling(machine(life, timeout_seconds=0.1))) as service:
+        assert await outcomes(service("crash"), service("fine")) == [Broken, "fine"]
 
 
 async def test_a_thread_keeps_its_instance_until_it_returns() -> None:

@@ -1,0 +1,186 @@
+"""What many tests are made of: an error, nodes of one line, a node that waits at a gate, one with instances."""
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
+from contextlib import contextmanager
+from functools import partial, wraps
+from typing import Any, ParamSpec, Self, TypeVar
+
+import penstock as ps
+from penstock import testing
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """Runs an `async def` test once, on a clock that jumps to the next timer."""
+
+    @wraps(test)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        testing.run_virtual(partial(test, *args, **kwargs))
+
+    return run
+
+
+class Broken(Exception):
+    """The error that a node raises because a test says so."""
+
+
+@ps.node
+async def same(x: int) -> int:
+    return x
+
+
+@ps.node
+def doubled(x: int) -> int:
+    return 2 * x
+
+
+@ps.node
+def added(x: int) -> int:
+    return x + 1
+
+
+@ps.node
+async def numbers(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
+class Gauge:
+    """Counts the handlers inside of a `with` block.
+
+    Attributes:
+        now: how many are inside.
+        peak: how many were inside at most.
+        total: how many have come.
+    """
+
+    def __init__(self) -> None:
+        self.now = self.peak = self.total = 0
+
+    def __enter__(self) -> None:
+        self.now += 1
+        self.total += 1
+        self.peak = max(self.peak, self.now)
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.now -= 1
+
+
+class Gate:
+    """Holds handlers back until a test opens the gate: on the event loop with `wait`, in a thread with `block`.
+
+    Attributes:
+        came: the items that have come, in their order.
+        gone: the items that were let through, in their order.
+        cancelled: the items that were cancelled at the gate.
+        gauge: how many items are at the gate.
+    """
+
+    def __init__(self) -> None:
+        self.came: list[Any] = []
+        self.gone: list[Any] = []
+        self.cancelled: list[Any] = []
+        self.gauge = Gauge()
+        self._lock = threading.Lock()
+        self._opened = asyncio.Event()
+        self._opened_for_threads = threading.Event()
+        self._changed = asyncio.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def open(self) -> None:
+        self._opened.set()
+        self._opened_for_threads.set()
+
+    def close(self) -> None:
+        self._opened.clear()
+        self._opened_for_threads.clear()
+
+    async def has(self, count: int = 1) -> None:
+        """Waits until so many items have come."""
+        self._loop = asyncio.get_running_loop()
+        while len(self.came) < count:
+            self._changed.clear()
+            await self._changed.wait()
+
+    async def wait(self, x: T) -> T:
+        with self._inside(x):
+            try:
+                await self._opened.wait()
+            except asyncio.CancelledError:
+                self.cancelled.append(x)
+                raise
+        return x
+
+    def block(self, x: T) -> T:
+        with self._inside(x):
+            assert self._opened_for_threads.wait(30)
+        return x
+
+    @contextmanager
+    def _inside(self, x: object) -> Generator[None]:
+        with self._lock:
+            self.gauge.__enter__()
+            self.came.append(x)
+        if self._loop is not None:
+            self._loop.call_soon_threadsafe(self._changed.set)
+        try:
+            yield
+            self.gone.append(x)
+        finally:
+            with self._lock:
+                self.gauge.__exit__()
+
+    def node(self, **policy: Any) -> Any:
+        """Returns a node that waits at the gate, and then returns its argument."""
+
+        async def held(x: Any) -> Any:
+            return await self.wait(x)
+
+        make: Any = ps.node(**policy)
+        return make(held)
+
+    def graph(self, **policy: Any) -> ps.Graph[[Any], Any]:
+        """Returns a graph of such a node alone."""
+        return ps.graph(self.node(**policy))
+
+
+def model(
+    log: list[str] | None = None,
+    *,
+    enter: Callable[[], Awaitable[object]] | None = None,
+    call: Callable[[Any], Awaitable[Any]] | None = None,
+    leave: Callable[[], Awaitable[object]] | None = None,
+    **policy: Any,
+) -> Any:
+    """Returns a stateful node that returns its argument, or the result of `call`.
+
+    Args:
+        log: gets "entered" when an instance was entered, and "left" when it was left.
+        enter: runs while an instance is entered.
+        call: runs in place of the handler.
+        leave: runs while an instance is left.
+        **policy: options of the node.
+    """
+    journal = [] if log is None else log
+
+    class Model:
+        async def __aenter__(self) -> Self:
+            if enter is not None:
+                await enter()
+            journal.append("entered")
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            if leave is not None:
+                await leave()
+            journal.append("left")
+
+        async def __call__(self, x: Any) -> Any:
+            return x if call is None else await call(x)
+
+    make: Any = ps.node(**policy)
+    return make(Model)()
