@@ -60,19 +60,29 @@ def _of(name: str, members: list[str], level: str) -> Iterator[str]:
                 functions, attribute = _member(path, found, member)
                 if functions:
                     yield f"{level}# `{found.name}.{member}`"
-                    yield f"```pyi\n{_overloads(functions)}\n```"
-                    yield from _documentation(functions[-1])
+                    yield f"```pyi\n{_overloads(path, functions)}\n```"
+                    yield from [same] if (same := _same(name, functions[-1])) else _documentation(functions[-1])
                 else:
                     assert attribute, f"{name} has no {member}"
         case ast.FunctionDef() | ast.AsyncFunctionDef():
             yield f"{level} `{name}`"
-            yield f"```pyi\n{_overloads([*before, found])}\n```"
+            yield f"```pyi\n{_overloads(path, [*before, found])}\n```"
             yield from _documentation(found)
         case ast.Assign() | ast.AnnAssign():
             yield f"{level} `{name}`"
             yield f"```pyi\n{_quotes(ast.unparse(found))}\n```"
             if before:
                 yield cleandoc(ast.literal_eval(before[0]))
+
+
+def _same(kind: str, method: Function) -> str:
+    """Returns what a page says of a method that is a function of the package as well."""
+    function = f"{kind.rpartition('.')[0]}.{method.name}"
+    if function in _documented():
+        found = _found(SOURCE / "__init__.py", function.split(".")[1:])[1]
+        if ast.get_docstring(found) == ast.get_docstring(method):
+            return f"Does what `{function}` does, in this `{kind.rpartition('.')[2]}`."
+    return ""
 
 
 @cache
@@ -104,10 +114,22 @@ def _found(path: Path, names: list[str]) -> tuple[Path, ast.AST, list]:
                 before.append(statement)
             case ast.ClassDef(name=name) if name == names[0]:
                 return path, statement, []
+            case ast.Assign(targets=[ast.Tuple(elts=found)]) if names[0] in map(ast.unparse, found):
+                where, kind, _ = _found(path, ["Engine"])  # it is a method of that
+                *before, function = map(_bound, _member(where, kind, names[0])[0])
+                return where, function, before
             case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)) if name == names[0]:
                 said = isinstance(behind, ast.Expr) and isinstance(behind.value, ast.Constant)
                 return path, statement, [behind.value] if said else []
     raise LookupError(f"{path} has no {'.'.join(names)}")
+
+
+def _bound(method: Function) -> Function:
+    """Returns a method as it is called: without `self`."""
+    bound = deepcopy(method)
+    arguments = bound.args.posonlyargs or bound.args.args
+    del arguments[0]
+    return bound
 
 
 def _statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -165,7 +187,7 @@ def _class(path: Path, kind: ast.ClassDef) -> str:
         elif functions and functions[-1].returns is not None:
             body.append(f"{name}: {_annotation(functions[-1].returns)}")
     if "Args" in sections and made:
-        body.append(_overloads(made))
+        body.append(_overloads(path, made))
     if not body:
         return "\n".join(lines) + " ..."
     return "\n".join([*lines, indent("\n".join(body), "    ")])
@@ -173,39 +195,56 @@ def _class(path: Path, kind: ast.ClassDef) -> str:
 
 def _is_public(base: ast.expr) -> bool:
     name = ast.unparse(base).partition("[")[0].rpartition(".")[2]
-    return hasattr(builtins, name) or name in _documented() or name in ("NamedTuple", "TypedDict", "Protocol", "ABC")
+    documented = {known.rpartition(".")[2] for known in _documented()}
+    return hasattr(builtins, name) or name in documented or name in ("NamedTuple", "TypedDict", "Protocol", "ABC")
 
 
 @cache
 def _documented() -> set[str]:
-    names = (marked["name"] for page in HERE.glob("*.md") for marked in MARKED.finditer(page.read_text()))
-    return {name.rpartition(".")[2] for name in names}
+    return {marked["name"] for page in HERE.glob("*.md") for marked in MARKED.finditer(page.read_text())}
 
 
 def _is_overload(function: Function) -> bool:
     return any(ast.unparse(one) == "overload" for one in function.decorator_list)
 
 
-def _overloads(functions: list[Function]) -> str:
+def _overloads(path: Path, functions: list[Function]) -> str:
     """Returns the overloads of a function if there are a few, and else what it takes all in all."""
     overloads = [one for one in functions if _is_overload(one)]
-    return "\n".join(map(_signature, overloads if 0 < len(overloads) <= 4 else functions[-1:]))
+    shown = overloads if 0 < len(overloads) <= 4 else functions[-1:]
+    return "\n".join(_signature(path, one) for one in shown)
 
 
-def _signature(function: Function) -> str:
+def _keywords(path: Path, found: ast.arg) -> Iterator[str]:
+    """Yields the keyword arguments of a function with `**options: Unpack[...]`, as far as no page has their class."""
+    match found.annotation:
+        case ast.Subscript(value=ast.Name("Unpack"), slice=ast.Name(name) | ast.Subscript(value=ast.Name(name))):
+            where, kind, _ = _found(path, [name])
+            if isinstance(kind, ast.ClassDef) and not _is_public(ast.Name(name)):
+                for one in kind.body:
+                    if isinstance(one, ast.AnnAssign):
+                        yield f"{ast.unparse(one.target)}: {_annotation(one.annotation)} = ..."
+                if isinstance(base := kind.bases[0], ast.Name) and base.id != "TypedDict":
+                    unpacked = ast.Subscript(ast.Name("Unpack"), base)
+                    yield from _keywords(where, ast.arg(found.arg, unpacked))
+                return
+    yield f"**{_parameter(found, None)}"
+
+
+def _signature(path: Path, function: Function) -> str:
     found = function.args
     positional = [*found.posonlyargs, *found.args]
     defaults = [None] * (len(positional) - len(found.defaults)) + found.defaults
     parameters = [_parameter(one, value) for one, value in zip(positional, defaults, strict=True)]
     if found.posonlyargs:
         parameters.insert(len(found.posonlyargs), "/")
+    keywords = [*_keywords(path, found.kwarg)] if found.kwarg else []
     if found.vararg:
         parameters.append(f"*{_parameter(found.vararg, None)}")
-    elif found.kwonlyargs:
+    elif found.kwonlyargs or (keywords and not keywords[0].startswith("**")):
         parameters.append("*")
     parameters += [_parameter(one, value) for one, value in zip(found.kwonlyargs, found.kw_defaults, strict=True)]
-    if found.kwarg:
-        parameters.append(f"**{_parameter(found.kwarg, None)}")
+    parameters += keywords
     kept = ("property", "classmethod", "staticmethod", "asynccontextmanager", "contextmanager")
     decorators = [f"@{name}\n" for one in function.decorator_list if (name := ast.unparse(one)) in kept]
     start = f"{''.join(decorators)}{'async ' * isinstance(function, ast.AsyncFunctionDef)}def {function.name}("

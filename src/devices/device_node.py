@@ -9,7 +9,7 @@ from .._errors import DeviceError
 from ..actors.accepted import NAME, SWITCH, check, instance, optional, refuse_beside, refuse_unknown, whole
 from ..actors.batching import BATCH, Batch
 from ..actors.policy import Policy, Retry
-from ..engine.engine import default_engine
+from ..engine.engine import default
 from ..engine.graph import Graph
 from ..engine.node import Execution, Node, is_async, is_generator
 from ..engine.options import resolve
@@ -254,7 +254,7 @@ class DeviceNode(Node[P, R]):
             Exception: the error that the function raised while it was traced.
         """
         given, same = resources or {}, constants or {}
-        pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
+        pools, options = default._runtime.pools, resolve("Engine", {}, {})
         executor = self._device_executor
         arguments = executor.arguments(frozenset(given), frozenset(same))
         await executor.compile(pools, options.device_strategy, arguments, sample, {**given, **same})

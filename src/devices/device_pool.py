@@ -14,7 +14,7 @@ from ..actors.accepted import FUNCTION, SWITCH, OptionRule, check, is_whole
 from ..actors.current import calling_actor, enclosing_frame
 from ..actors.tasks import uninterrupted
 from ..actors.threads import LoopMailbox
-from ..engine.engine import default_engine
+from ..engine.engine import default
 from ..engine.nesting import pools_around
 from ..telemetry import spans
 from ..telemetry.profiling import collectors
@@ -166,7 +166,7 @@ class DeviceFunction:
 
     async def call(self, args: tuple[Any, ...]) -> Any:
         """Run the function with these arguments."""
-        pools = pools_around() or default_engine()._runtime.pools
+        pools = pools_around() or default._runtime.pools
         pool = pools.pool("devices", DevicePool)
         (device,) = pool.opened(self._device) or await pool.open(self._device)
         jitted, placement = self._jitted, device.placement
@@ -194,7 +194,7 @@ async def put(device: Any, value: Any, specs: Any) -> Any:
         value: a pytree of arrays.
         specs: how they are split over a mesh; a prefix of the structure of the value.
     """
-    pools = pools_around() or default_engine()._runtime.pools
+    pools = pools_around() or default._runtime.pools
     pool = pools.pool("devices", DevicePool)
     (opened,) = pool.opened(device) or await pool.open(device)
     if own_x64() is not UNSET:

@@ -19,7 +19,7 @@ from .._machine import (
     read_slurm,
 )
 from ..actors.accepted import OptionRule, check, is_whole, optional, whole
-from ..engine.engine import default_engine
+from ..engine.engine import default
 from ..engine.node import Node
 from ..engine.options import resolve
 from ..telemetry.tables import quartiles, scaled
@@ -167,7 +167,7 @@ async def try_sizes(
         executor = DeviceExecutor(executor.name, executor.fn, batched, executor._passes)
     known = resources or {}
     arguments = executor.arguments(frozenset(known))
-    pools, options = default_engine()._runtime.pools, resolve("Engine", {}, {})
+    pools, options = default._runtime.pools, resolve("Engine", {}, {})
     async with pools.pool("devices", DevicePool).fitting:
         return await search_sizes(
             executor,

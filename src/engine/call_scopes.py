@@ -2,17 +2,18 @@
 
 import asyncio
 from abc import abstractmethod
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from .._errors import DeadlineExceeded
 from ..actors.frame import AnyDeployment, Frame
 from .checkpoint import Checkpointer
-from .graph import Call, check_key
-from .options import ChosenScheduler, ExecutionOptions
-from .program import Wired
+from .graph import Call, DurableKey, check_key, durable_call
+from .options import ExecutionOptions, chosen
+from .program import Plan, Wired
 from .scope import Runtime, Scope
 
 if TYPE_CHECKING:
+    from ..saving.durable import DurableCall
     from .admission import Share
     from .deployment import Deployment
 
@@ -29,6 +30,28 @@ class CallScope:
     runtime: Runtime
     saving: Checkpointer | None = None
     service: AnyDeployment | None = None
+    verb: ClassVar[str]  # by which it was called, for errors
+
+    def __init__(self, runtime: Runtime, asked: DurableKey) -> None:
+        self.runtime = runtime
+        self._asked = asked
+
+    @abstractmethod
+    def plan_of(self, call: Call[Any]) -> Plan:
+        """Return the plan that a call runs."""
+
+    def kept(self, call: Call[Any], options: ExecutionOptions) -> "DurableCall | None":
+        """Return what keeps the durable loop of a call; None if the call has no key.
+
+        Raises:
+            OptionsError: the graph of the call has no such loop, or a value is not accepted.
+        """
+        asked = self._asked
+        if asked.key is None and asked.on_finished == "again":
+            return None
+        plan = self.plan_of(call)
+        check_key(plan, self.verb, asked)
+        return durable_call(plan, call, asked, self.runtime.pools.threads, options)
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
         """Return what `admit` returns if the call may begin at once; else None."""
@@ -62,37 +85,36 @@ class CallScope:
 class OwnScope(CallScope):
     """A scope for a single call, of `engine.stream`."""
 
+    verb = "engine.stream"
+
     def __init__(
-        self,
-        runtime: Runtime,
-        options: ExecutionOptions,
-        key: str | None = None,
-        answer: object = ...,
-        saving: Checkpointer | None = None,
+        self, runtime: Runtime, options: ExecutionOptions, asked: DurableKey, saving: Checkpointer | None = None
     ) -> None:
-        self.runtime = runtime
+        super().__init__(runtime, asked)
         self.saving = saving
         self._options = options
-        self._key = key
-        self._answer = answer
         self._scope: Scope | None = None
+
+    def plan_of(self, call: Call[Any]) -> Plan:
+        """Return the present plan of the graph."""
+        return call.graph._planned(self._options)
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Open the resources and start the stateful nodes of the graph."""
-        scheduler: ChosenScheduler = "parallel" if self._options.scheduler == "auto" else self._options.scheduler
-        self._scope = Scope(self.runtime, self._options, scheduler, is_one_call=True, saving=self.saving)
+        options = self._options
+        self._scope = Scope(self.runtime, options, chosen(options), is_one_call=True, saving=self.saving)
         timer = asyncio.timeout_at(deadline)
         try:
             async with timer:
-                plan = call.graph._planned(self._options)
-                check_key(plan, "engine.stream", self._key, self._answer)
+                plan = self.plan_of(call)
+                check_key(plan, self.verb, self._asked)
                 return self._scope, await self._scope.prepare(plan), 0
         except TimeoutError as error:
             if not timer.expired():
                 raise
             raise DeadlineExceeded(
                 f"the resources and stateful nodes of graph {call.graph.name!r} did not start within "
-                f"{self._options.timeout_seconds:g} s"
+                f"{options.timeout_seconds:g} s"
             ) from error
 
     def begun(self, frame: Frame) -> None:
@@ -123,13 +145,17 @@ class DeploymentScope(CallScope):
         runtime: the inside of its Engine.
     """
 
-    def __init__(self, deployment: "Deployment", key: str | None, answer: object) -> None:
+    verb = "service.stream"
+
+    def __init__(self, deployment: "Deployment", asked: DurableKey) -> None:
+        super().__init__(deployment.runtime, asked)
         self._deployment = self.service = deployment
-        self._key = key
-        self._answer = answer
-        self.runtime = deployment.runtime
         self._share: Share | None = None  # the account of its key (not a durable one) for its share of the places
         self._scope, self._in_flight = deployment.check_callable()
+
+    def plan_of(self, call: Call[Any]) -> Plan:
+        """Return the plan that the deployment started with."""
+        return self._deployment.graphs.deployed(call.graph).program.plan
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
         """Take a place, if there is one and the resources of the graph are open."""
@@ -139,7 +165,7 @@ class DeploymentScope(CallScope):
             in_flight.by_key  # `admit` asks for the key, which is code of the user's and may fail
             or wired is None
             or wired.program.plan._durable is not None
-            or self._answer is not ...
+            or self._asked.answer is not ...
             or not graphs.is_complete(call.graph)
             or not in_flight.admission.reserve_nowait()
         ):
@@ -151,7 +177,7 @@ class DeploymentScope(CallScope):
         """Wait until the resources are open, and for a place."""
         scope, in_flight = self._scope, self._in_flight  # it was called before, and may be draining by now
         wired = self._deployment.graphs.deployed(call.graph)
-        check_key(wired.program.plan, "service.stream", self._key, self._answer)
+        check_key(wired.program.plan, self.verb, self._asked)
         await self._deployment.restored(wired, call.graph, deadline)
         share = self._share = in_flight.share_of(call.graph, call.arguments)
         await in_flight.reserve(call.graph.name, priority, deadline, share)

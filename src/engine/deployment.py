@@ -27,7 +27,7 @@ from .admission import Admission, FairAdmission, FairShares, Share
 from .call import RunningCall
 from .counters import deployment_counters, deployment_levels
 from .detached import DetachedCalls
-from .graph import Graph, check_key, gives_stream
+from .graph import NO_KEY, DurableKey, Graph, check_key, gives_stream
 from .instances import stateful_nodes
 from .nesting import context_owned_by, owner_deployments, refuse_from_inside
 from .open_resources import Opening
@@ -271,9 +271,7 @@ class HostedGraphs:
         self,
         graph: Graph[..., Any],
         verb: str,
-        key: str | None = None,
-        answer: object = ...,
-        on_finished: str = "again",
+        asked: DurableKey = NO_KEY,
     ) -> Wired:
         """Return the actors of a graph whose calls give one value.
 
@@ -284,7 +282,7 @@ class HostedGraphs:
         wired = self.deployed(graph)
         if wired.program.plan._gives_stream:
             raise gives_stream(graph, verb)
-        check_key(wired.program.plan, verb, key, answer, on_finished)
+        check_key(wired.program.plan, verb, asked)
         return wired
 
     def lost(self, programs: Collection[Program]) -> None:

@@ -3,8 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, Hashable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, Any, Never, ParamSpec, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
 from .._errors import DeadlineExceeded, DeploymentFailed, OptionsError
 from .._public import LateModule
@@ -22,24 +21,24 @@ from .checkpoint import Checkpoint, Checkpointer
 from .events import Event, EventBuffer, Value
 from .graph import (
     Call,
+    DurableKey,
     Graph,
     as_call,
     as_graph,
-    check_key,
     durable_call,
     gives_one_value,
     one_value,
     refuse_key,
     time_left,
 )
-from .one_call_stream import EventStream, StreamingCall, check_events, stream_of
+from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import (
     DEFAULT_WORKERS,
     CallOptions,
-    ChosenScheduler,
     ExecutionOptions,
     OnFinished,
     checked,
+    chosen,
     of_engine,
     resolve,
 )
@@ -58,6 +57,24 @@ E = TypeVar("E")
 R = TypeVar("R")
 Tag = TypeVar("Tag")
 T = TypeVar("T")
+
+
+class OfSavedCall(OfCall, total=False):
+    """The options of `stream` for one call that gives a stream."""
+
+    checkpoint: Checkpoint | None
+
+
+class OfDeployment(CallOptions, total=False):
+    """The options of `deploy`, without `key`."""
+
+    strategy: Strategy
+    max_restarts: int
+    within_seconds: float
+    warmup: bool
+    weights: Mapping[Any, float] | None
+    max_in_flight_per_key: int | None
+    max_queue_per_key: int | None
 
 
 @dataclass(frozen=True)
@@ -112,16 +129,11 @@ class Engine:
         OptionsError: an option is unknown or out of its range.
     """
 
-    _is_default = False
-
     def __init__(self, *, max_processes: int | None = None, **options: Unpack[CallOptions]) -> None:
         checked(options, "Engine")
         check("max_processes", max_processes, optional(whole(1)))
         self._options: dict[str, Any] = dict(options)
-        # A `with execution_options(...)` is for the calls made inside it; it does not size the threads of an Engine.
-        self._runtime = Runtime(
-            of_engine(options).max_workers or DEFAULT_WORKERS, max_processes, is_default=self._is_default
-        )
+        self._runtime = _runtime_of(self._options, max_processes)
 
     async def __aenter__(self) -> Self:
         self._runtime.check_loop()
@@ -142,72 +154,68 @@ class Engine:
         checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> R:
-        """Run one call and return its result; see `penstock.engine.run`."""
-        self._runtime.check_loop()
+        """Run one call of a graph and return its result.
+
+        Args:
+            call: the call, `search(url)`; a graph without parameters may be passed itself.
+            *more: nothing; arguments of the graph are part of the call.
+            durable_key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key that the loop is
+                kept under. A call that did not give its result, since its process died, or with an error, goes on when
+                the key is run again, with the same arguments. After its result, the key begins a new loop.
+            answer: the answer to the question that the key waits with, after `Interrupted`; or an `Answer`, which is to
+                one question and no other. By default there is none.
+            on_finished: what to do if the key has its result already: "again" begins a new loop, "return" returns the
+                result, and "raise" raises `KeyFinished`. The last two refuse other arguments, so a request that is sent
+                twice does nothing twice.
+            checkpoint: where the state of its `ps.fold` is saved, from which the next run goes on.
+            **options: `scheduler`, `timeout_seconds`, `max_workers`, `reuse_plans`, `device_strategy` and others; see
+                `ExecutionOptions`.
+
+        Returns:
+            The result of the graph.
+
+        Raises:
+            Exception: the error of the node that failed first, with a note that names graph, node, item and attempt.
+            TimeoutError: the call did not finish within `timeout_seconds`.
+            GraphTraceError: the graph does something that a trace cannot represent.
+            PlanError: the graph returns a stream of values: read it with `engine.stream(call)`.
+            OptionsError: an option is unknown or does not apply; a graph with a durable loop has no key, or one without
+                has one. Of these, `OtherArguments`: the key is that of a call with other arguments. `StaleAnswer`: it
+                does not wait for this answer. `KeyFinished`: it has its result, which is not wanted, or could not be
+                stored.
+            Interrupted: a node has asked a question (`ps.interrupt`); with its answer, the same key goes on.
+            KeyInUse: the key is under way elsewhere.
+            NotStorable: an argument, the answer, a question or a state of the loop cannot be stored.
+        """
+        runtime, asked = self._runtime, DurableKey(durable_key, answer, on_finished)
+        runtime.check_loop()
         one, merged = as_call(call, "engine.run", more), resolve("run", options, self._options)
-        plan = one_value(one.graph, merged, "engine.run", durable_key, answer, on_finished)
-        saving = None if checkpoint is None else _saving(checkpoint, one, plan, durable_key)
+        plan = one_value(one.graph, merged, "engine.run", asked)
+        saving = None if checkpoint is None else _saving(checkpoint, one, plan, asked)
         result: R
         if durable_key is None:
-            result = await _run_call(self._runtime, one, merged, plan, saving)
+            result = await _run_call(runtime, one, merged, plan, saving)
         else:
-            threads = self._runtime.pools.threads
-            async with durable_call(plan, one, durable_key, answer, on_finished, threads, merged) as kept:
+            async with durable_call(plan, one, asked, runtime.pools.threads, merged) as kept:
                 if not kept.is_finished:
-                    kept.result = await _run_call(self._runtime, one, time_left(merged, kept), plan)
+                    kept.result = await _run_call(runtime, one, time_left(merged, kept), plan)
             result = kept.result
         return result
 
     @overload
     def stream(  # type: ignore[overload-overlap]
-        self,
-        call: Call[AsyncIterator[R]],
-        /,
-        *,
-        events: type[E],
-        capacity: int | None = None,
-        progress: bool = False,
-        durable_key: str | None = ...,
-        answer: object = ...,
-        on_finished: OnFinished = ...,
-        checkpoint: Checkpoint | None = None,
-        **options: Unpack[CallOptions],
-    ) -> Stream[Event[E] | Value[R]]: ...
+        self, call: Call[AsyncIterator[R]], /, *, events: type[E], capacity: int | None = None,
+        **options: Unpack[OfSavedCall],
+    ) -> Stream[Event[E] | Value[R]]: ...  # fmt: skip
     @overload
     def stream(
-        self,
-        call: Call[R],
-        /,
-        *,
-        events: type[E],
-        capacity: int | None = None,
-        progress: bool = False,
-        durable_key: str | None = ...,
-        answer: object = ...,
-        on_finished: OnFinished = ...,
-        **options: Unpack[CallOptions],
+        self, call: Call[R], /, *, events: type[E], capacity: int | None = None, **options: Unpack[OfCall]
     ) -> EventStream[E, R]: ...
     @overload
-    def stream(
-        self,
-        call: Call[AsyncIterator[R]],
-        /,
-        *,
-        progress: bool = False,
-        durable_key: str | None = ...,
-        answer: object = ...,
-        on_finished: OnFinished = ...,
-        checkpoint: Checkpoint | None = None,
-        **options: Unpack[CallOptions],
-    ) -> Stream[R]: ...
+    def stream(self, call: Call[AsyncIterator[R]], /, **options: Unpack[OfSavedCall]) -> Stream[R]: ...
     @overload
     def stream(
-        self,
-        calls: Iterable[Call[R, Tag]] | AsyncIterable[Call[R, Tag]],
-        /,
-        *,
-        progress: bool = False,
-        **options: Unpack[CallOptions],
+        self, calls: Iterable[Call[R, Tag]] | AsyncIterable[Call[R, Tag]], /, **options: Unpack[OfCalls]
     ) -> Stream[R, Tag]: ...
     def stream(
         self,
@@ -223,7 +231,39 @@ class Engine:
         checkpoint: Checkpoint | None = None,
         **options: Unpack[CallOptions],
     ) -> Stream[Any]:
-        """Run many calls as a pipeline, or one call that gives a stream or events; see `penstock.engine.stream`."""
+        """Run many calls as a pipeline and yield their results in input order; or yield the values of one call.
+
+        Args:
+            calls: the calls, from any iterable or async iterable; the stream asks it for the next call when there is
+                room for one. Or a single call of a graph that returns an `AsyncIterator`. The code of a plain iterable
+                sees the context variables of the caller, but may run outside of any task, where
+                `asyncio.current_task()` is None; an async iterable is iterated in a task of its own.
+            events: for a single call, also of a graph that returns one value: the class of the events to read, which
+                nodes hand out with `penstock.emit`; `object` for all. The stream is an `EventStream` then, of `Event`
+                objects, and for a graph that returns an `AsyncIterator` a stream of `Event` and `Value` objects.
+            capacity: the most events that wait for their reader; a node that emits one more waits for room. 16 by
+                default.
+            progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls`
+                has a length as a list has, the time that is left. Nothing is shown if standard error is not a terminal.
+            durable_key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
+            answer: the answer to the question that the key waits with.
+            on_finished: what to do if the key has its result already; see `run`.
+            checkpoint: of a single call: where it is saved as it goes, and goes on from.
+            **options: `scheduler`, `timeout_seconds`, `max_workers`, `reuse_plans`, `device_strategy`; for many calls
+                also `max_in_flight`, `ordered`, `order_by`, `on_error`, `trace_items`.
+
+        Returns:
+            A `Stream`, an async iterator and async context manager.
+
+        Raises:
+            TypeError: the argument is neither a call nor an iterable of calls.
+            PlanError: the single call is one of a graph that returns one value: use `engine.run`. Or something in the
+                graph cannot be saved with `checkpoint=`.
+            OptionsError: an option is unknown or does not apply.
+            EngineLoopError: no event loop is running.
+            MissingExtraError: there is progress to show, and rich is not installed.
+        """
+        runtime, asked = self._runtime, DurableKey(durable_key, answer, on_finished)
         shows_progress = is_shown(progress)
         check_events(events, capacity, is_one_call=isinstance(calls, Call))
         if isinstance(calls, Call):
@@ -236,8 +276,12 @@ class Engine:
             if checkpoint is not None:
                 if not gives_stream:
                     raise OptionsError("checkpoint= with events= is for a graph that returns a stream")
-                saving = _saving(checkpoint, call, call.graph._planned(merged), durable_key)
-            start = partial(self._streaming_call, call, merged, durable_key, answer, on_finished, saving)
+                saving = _saving(checkpoint, call, call.graph._planned(merged), asked)
+
+            def start(buffer: EventBuffer | None) -> StreamingCall:
+                runtime.check_loop()
+                return StreamingCall(OwnScope(runtime, merged, asked, saving), call, merged, buffer)
+
             is_saved = saving is not None
             return stream_of(call, start, events, capacity, shows_progress=shows_progress, is_saved=is_saved)
         if checkpoint is not None:
@@ -245,66 +289,24 @@ class Engine:
                 "checkpoint= is for one call of a graph that returns a stream; make the source a stream of that graph, "
                 "engine.stream(train(data.order(source)), checkpoint=...)"
             )
-        refuse_key(durable_key, answer, on_finished, "engine.stream")
+        refuse_key(asked, "engine.stream")
         merged = resolve("stream", options, self._options)
-        return CallsStream(self._runtime, calls, merged, shows_progress=shows_progress)
-
-    def _streaming_call(
-        self,
-        call: Call[Any],
-        options: ExecutionOptions,
-        key: str | None,
-        answer: object,
-        on_finished: OnFinished,
-        saving: Checkpointer | None,
-        events: EventBuffer | None,
-    ) -> StreamingCall:
-        self._runtime.check_loop()
-        kept = None
-        if key is not None or on_finished != "again":
-            plan = call.graph._planned(options)
-            key = check_key(plan, "engine.stream", key, answer, on_finished)
-            kept = durable_call(plan, call, key, answer, on_finished, self._runtime.pools.threads, options)
-        return StreamingCall(OwnScope(self._runtime, options, key, answer, saving), call, options, kept, events)
+        return CallsStream(runtime, calls, merged, shows_progress=shows_progress)
 
     @overload
     def deploy(
-        self,
-        graph: Graph[P, R],
-        /,
-        *,
-        strategy: Strategy = ...,
-        max_restarts: int = ...,
-        within_seconds: float = ...,
-        warmup: bool = ...,
-        key: Callable[P, Hashable] | None = ...,
-        weights: Mapping[Any, float] | None = ...,
-        max_in_flight_per_key: int | None = ...,
-        max_queue_per_key: int | None = ...,
-        **options: Unpack[CallOptions],
+        self, graph: Graph[P, R], /, *, key: Callable[P, Hashable] | None = ..., **options: Unpack[OfDeployment]
     ) -> "engine.Service[P, R]": ...
     @overload
     def deploy(
-        self,
-        graph: Graph[P, R],
-        second: Graph[..., Any],
-        /,
-        *more: Graph[..., Any],
-        strategy: Strategy = ...,
-        max_restarts: int = ...,
-        within_seconds: float = ...,
-        warmup: bool = ...,
-        key: Callable[[Call[Any]], Hashable] | None = ...,
-        weights: Mapping[Any, float] | None = ...,
-        max_in_flight_per_key: int | None = ...,
-        max_queue_per_key: int | None = ...,
-        **options: Unpack[CallOptions],
-    ) -> "engine.Service[P, R]": ...
+        self, graph: Graph[P, R], second: Graph[..., object], /, *more: Graph[..., object],
+        key: Callable[[Call[Any]], Hashable] | None = ..., **options: Unpack[OfDeployment],
+    ) -> "engine.Service[P, R]": ...  # fmt: skip
     def deploy(
         self,
         graph: Graph[P, R],
         /,
-        *more: Graph[..., Any],
+        *more: Graph[..., object],
         strategy: Strategy = "one_for_one",
         max_restarts: int = 3,
         within_seconds: float = 5.0,
@@ -315,39 +317,108 @@ class Engine:
         max_queue_per_key: int | None = None,
         **options: Unpack[CallOptions],
     ) -> "engine.Service[P, R]":
-        """Make graphs resident, for servers; see `penstock.engine.deploy`."""
+        """Make graphs resident, so that many callers share their actors, limits and stateful nodes.
+
+        Args:
+            graph: the graph that `await service(...)` calls.
+            *more: further graphs, which `service.run(call)` calls; all graphs share the instances of stateful nodes.
+            strategy: when a stateful node crashes, which of the others are restarted with it: none ("one_for_one"), all
+                ("one_for_all"), or those that were started after it ("rest_for_one").
+            max_restarts: how many restarts there may be within `within_seconds`; one more ends the deployment with
+                `DeploymentFailed`.
+            within_seconds: the length of the window in which restarts are counted, in seconds.
+            warmup: whether the deployment compiles the programs of its device nodes before it is ready, for the
+                `sample_input=` of each.
+            key: returns whose call it is, such as the tenant; it has the parameters of the graph, and with several
+                graphs it is given the `Call`. The places are then shared fairly between the keys that want them: by the
+                time for which their calls hold them, so a stream counts for as long as it is open. Within a key, calls
+                of higher priority come first. When the queue is full, a call of the key that is furthest over its share
+                gives way: the newest that waits there is refused in the place of the one that comes. Actors see the key
+                in `Work.key`.
+            weights: the weights of keys; a key with weight 2 has twice the share of one without, whose weight is 1.
+            max_in_flight_per_key: how many places one key may hold at a time; None for all.
+            max_queue_per_key: how many calls of one key may wait; further ones are refused. None without a limit.
+            **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`, `reuse_plans`,
+                `device_strategy`.
+
+        Returns:
+            A `Service`, an async context manager.
+
+        Raises:
+            TypeError: an argument is not a graph.
+            OptionsError: an option is unknown, does not apply, or does not accept its value.
+            EngineLoopError: no event loop is running.
+        """
         from . import Service
 
+        runtime = self._runtime
         flags = SupervisorFlags(strategy, max_restarts, within_seconds)
         graphs: tuple[Graph[..., Any], ...] = tuple(as_graph(each, "engine.deploy") for each in (graph, *more))
         shares = fair_shares(graphs, key, weights, max_in_flight_per_key, max_queue_per_key)
         merged = resolve("deploy", options, self._options)
-        return Service(self._runtime, graphs, merged, flags, warms_up=warmup, shares=shares)
+        return Service(runtime, graphs, merged, flags, warms_up=warmup, shares=shares)
 
-    def plan(self, graph: Graph[..., Any], /) -> Plan:
-        """Return what a graph will do; see `penstock.engine.plan`."""
+    def plan(self, graph: Graph[..., object], /) -> Plan:
+        """Return the plan of a graph: its steps after the planning passes, and what each pass changed.
+
+        No event loop is needed. `print(engine.plan(graph))` shows the plan.
+
+        Args:
+            graph: the graph, not a call of it.
+
+        Returns:
+            The `Plan`.
+
+        Raises:
+            TypeError: the argument is not a graph.
+            GraphTraceError: the graph does something that a trace cannot represent.
+            PlanError: the type of a value does not fit the parameter that takes it.
+        """
         return as_graph(graph, "engine.plan")._planned(resolve("Engine", {}, self._options))
 
     async def memory(
-        self, what: "Call[Any] | Graph[[], Any] | Plan", /, *, items: int | None = None, **options: Unpack[CallOptions]
+        self,
+        what: "Call[object] | Graph[[], object] | Plan",
+        /,
+        *,
+        items: int | None = None,
+        **options: Unpack[CallOptions],
     ) -> "engine.MemoryReport":
-        """Run a call once, or compile a plan, and report what it takes; see `penstock.engine.memory`."""
+        """Run a call once and report how much memory it takes; or how much the device nodes of a plan will take.
+
+        For each device node the report has the bytes of arguments, outputs and temporaries of its programs, as XLA
+        says; for each node the bytes of an item, of a result and of its full inbox in a pipeline; and the most that was
+        in flight at a time. Measuring takes time, so it is not for production. Programs are compiled off the loop.
+
+        Args:
+            what: a call, which runs once; or a plan (`engine.plan(graph)`), which does not run: its device nodes with
+                `sample_input=` are compiled.
+            items: for a call that gives a stream, how many values are read; all by default.
+            **options: those of `run`.
+
+        Returns:
+            A `MemoryReport`; `str()` shows it as a table.
+
+        Raises:
+            Exception: the error of the call, or of a function while it was traced.
+            OptionsError: an option is unknown or does not apply.
+        """
         from .footprint import memory_of_call, memory_of_plan
 
         check("items", items, optional(whole(1)), "memory(")
-        self._runtime.check_loop()
+        runtime = self._runtime
+        runtime.check_loop()
         if isinstance(what, Plan):
-            return await memory_of_plan(self._runtime, what, resolve("run", options, self._options))
+            return await memory_of_plan(runtime, what, resolve("run", options, self._options))
         call = as_call(what, "engine.memory")
         gives_stream = call.graph._present_trace().gives_stream
         merged = resolve("stream(call)" if gives_stream else "run", options, self._options)
 
         async def run(on_prepared: Callable[[Scope], None]) -> None:
             plan = one_value(call.graph, merged, "engine.memory")
-            scheduler: ChosenScheduler = "parallel" if merged.scheduler == "auto" else merged.scheduler
-            await _run_in_own_scope(self._runtime, call, merged, plan, scheduler, on_prepared)
+            await _run_in_own_scope(runtime, call, merged, plan, on_prepared)
 
-        return await memory_of_call(self._runtime, call, merged, run, items)
+        return await memory_of_call(runtime, call, merged, run, items)
 
     def statistics(self) -> EngineStatistics:
         """Return a snapshot of the counters."""
@@ -356,36 +427,47 @@ class Engine:
         return EngineStatistics(len(runtime.frames), runtime.scopes, *runtime.pools.statistics(), actors)
 
 
-class _DefaultEngine(Engine):
-    """An Engine that no `async with` closes: its processes end with its last scope, its threads with the loop."""
+class DefaultEngine(Engine):
+    """The Engines of the running loops, one each, whose methods are the functions of `penstock.engine`.
 
-    _is_default = True
-
-
-# Not a WeakKeyDictionary: each Engine refers to its loop, so no key would ever go. Closed loops are removed below.
-_defaults: dict[asyncio.AbstractEventLoop, Engine] = {}
-
-
-def default_engine() -> Engine:
-    """Return the default Engine of the running loop.
-
-    Raises:
-        EngineLoopError: no event loop is running.
+    No `async with` closes one: its processes end with its last scope, its threads with the loop.
     """
-    loop = running_loop()
-    engine = _defaults.get(loop)
-    if engine is None:
-        for other in [other for other in list(_defaults) if other.is_closed()]:
-            _defaults.pop(other, None)  # another thread with a loop of its own may have removed it already
-        engine = _defaults[loop] = _DefaultEngine()
-    return engine
+
+    # Not a WeakKeyDictionary: each Engine refers to its loop, so no key would ever go. Closed loops are removed below.
+    _runtimes: ClassVar[dict[asyncio.AbstractEventLoop, Runtime]] = {}
+
+    def __init__(self) -> None:
+        self._options = {}
+
+    @property
+    def _runtime(self) -> Runtime:  # type: ignore[override]
+        """The inside of the Engine of the running loop.
+
+        Raises:
+            EngineLoopError: no event loop is running.
+        """
+        loop = running_loop()
+        runtime = self._runtimes.get(loop)
+        if runtime is None:
+            for other in [other for other in list(self._runtimes) if other.is_closed()]:
+                self._runtimes.pop(other, None)  # another thread with a loop of its own may have removed it already
+            runtime = self._runtimes[loop] = _runtime_of({}, None, is_default=True)
+        return runtime
+
+
+def _runtime_of(options: Mapping[str, Any], max_processes: int | None, *, is_default: bool = False) -> Runtime:
+    # A `with execution_options(...)` is for the calls made inside it; it does not size the threads of an Engine.
+    return Runtime(of_engine(options).max_workers or DEFAULT_WORKERS, max_processes, is_default=is_default)
+
+
+default = DefaultEngine()
 
 
 # Running one call.
 
 
-def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, key: str | None) -> Checkpointer:
-    if key is not None:
+def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, asked: DurableKey) -> Checkpointer:
+    if asked.key is not None:
         raise OptionsError(
             "a call has durable_key=, for a durable loop, or checkpoint=, for a stream or a fold, and not both"
         )
@@ -396,22 +478,24 @@ async def _run_call(
     runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Checkpointer | None = None
 ) -> Any:
     """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
-    scheduler: ChosenScheduler = "parallel" if options.scheduler == "auto" else options.scheduler
-    if saving is not None:
-        return await _run_in_own_scope(runtime, call, options, plan, scheduler, saving=saving)
-    wired = runtime.shared_wiring(plan, scheduler, options)
-    if wired is not None and wired.program.resources:
-        return await _run_with_resources(runtime, call, options, wired)
-    if wired is not None:
-        runtime.scope_opened()
+    wired = None if saving is not None else runtime.shared_wiring(plan, chosen(options), options)
+    if wired is None:
+        return await _run_in_own_scope(runtime, call, options, plan, saving=saving)
+    run, resources = _Run(runtime, call, options), runtime.resources
+    runtime.scope_opened()
+    try:
+        if wired.program.resources and not resources.hold_nowait(wired.program, run):
+            await run.started(resources.hold(wired.program, run))
+        return await run.run_to_end(wired)
+    finally:
         try:
-            return await _Run(runtime, call, options).run_to_end(wired)
+            if wired.program.resources:
+                await resources.release(run)
         finally:
             if runtime.has_to_close_processes():
                 await runtime.scope_closed()
             else:
                 runtime.scope_closed_nowait()
-    return await _run_in_own_scope(runtime, call, options, plan, scheduler)
 
 
 async def _run_in_own_scope(
@@ -419,14 +503,13 @@ async def _run_in_own_scope(
     call: Call[Any],
     options: ExecutionOptions,
     plan: Plan,
-    scheduler: ChosenScheduler,
     on_prepared: Callable[[Scope], None] | None = None,
     saving: Checkpointer | None = None,
 ) -> Any:
     run = _Run(runtime, call, options)
     scope = Scope(
-        runtime, options, scheduler, is_one_call=True, counts_handlers=run.handlers is not None, threads=run.threads,
-        saving=saving,
+        runtime, options, chosen(options), is_one_call=True, counts_handlers=run.handlers is not None,
+        threads=run.threads, saving=saving,
     )  # fmt: skip
     try:
         wired = await run.started(scope.prepare(plan))
@@ -441,20 +524,6 @@ async def _run_in_own_scope(
         return result
     finally:
         await scope.close()
-
-
-async def _run_with_resources(runtime: Runtime, call: Call[Any], options: ExecutionOptions, wired: Wired) -> Any:
-    run = _Run(runtime, call, options)
-    runtime.scope_opened()
-    try:
-        if not runtime.resources.hold_nowait(wired.program, run):
-            await run.started(runtime.resources.hold(wired.program, run))
-        return await run.run_to_end(wired)
-    finally:
-        try:
-            await runtime.resources.release(run)
-        finally:
-            await runtime.scope_closed()
 
 
 class _Run(RunningCall):

@@ -17,7 +17,7 @@ from ..actors.worker import Worker
 from ..telemetry.counters import ProgramMemory
 from ..telemetry.tables import UNKNOWN, Column, Rendered, Table, by_graph, count, scaled
 from .call_scopes import OwnScope
-from .graph import Call
+from .graph import NO_KEY, Call
 from .node import Node, is_node
 from .one_call_stream import StreamingCall, ValuesStream
 from .options import ExecutionOptions
@@ -209,7 +209,7 @@ class _WatchedScope(OwnScope):
     """The scope of one call that gives a stream."""
 
     def __init__(self, runtime: Runtime, options: ExecutionOptions, watch: "_Watch") -> None:
-        super().__init__(runtime, options)
+        super().__init__(runtime, options, NO_KEY)
         self._watch = watch
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Gener
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Final, Generic, NamedTuple, ParamSpec, Protocol, Self, TypeVar, cast, overload
 from weakref import WeakSet
 
 from .._errors import GraphTraceError, OptionsError, PlanError
@@ -686,13 +686,27 @@ def as_call(call: Any, verb: str, more: tuple[object, ...] = ()) -> Call[Any]:
     )
 
 
+class DurableKey(NamedTuple):
+    """What a call says about the key of a durable loop: `durable_key=`, `answer=` and `on_finished=`."""
+
+    key: str | None = None
+    answer: object = ...
+    on_finished: OnFinished = "again"
+
+    @property
+    def is_given(self) -> bool:
+        """Whether it says anything."""
+        return self.key is not None or self.answer is not ... or self.on_finished != "again"
+
+
+NO_KEY: Final = DurableKey()
+
+
 def one_value(
     graph: Graph[..., Any],
     options: ExecutionOptions,
     verb: str = "engine.stream of many calls",
-    key: str | None = None,
-    answer: object = ...,
-    on_finished: str = "again",
+    asked: DurableKey = NO_KEY,
 ) -> Plan:
     """Return the plan of a graph whose calls give one value each.
 
@@ -703,19 +717,12 @@ def one_value(
     plan = graph._planned(options)
     if plan._gives_stream:
         raise gives_stream(graph, verb)
-    if plan._durable is not None or key is not None or answer is not ... or on_finished != "again":
-        check_key(plan, verb, key, answer, on_finished)
+    check_key(plan, verb, asked)
     return plan
 
 
 def durable_call(
-    plan: Plan,
-    call: Call[Any],
-    key: str,
-    answer: object,
-    on_finished: OnFinished,
-    threads: Callable[[], ThreadPool],
-    options: ExecutionOptions,
+    plan: Plan, call: Call[Any], asked: DurableKey, threads: Callable[[], ThreadPool], options: ExecutionOptions
 ) -> "DurableCall":
     """Return what keeps the durable loop of a call, whose key was checked.
 
@@ -724,6 +731,7 @@ def durable_call(
     """
     from ..saving.durable import DurableCall
 
+    key, answer, on_finished = asked
     check("on_finished", on_finished, one_of(OnFinished))
     if on_finished == "return" and plan._gives_stream:
         raise OptionsError(
@@ -733,6 +741,7 @@ def durable_call(
 
     durable = options.durable or plan._durable
     assert durable is not None
+    assert key is not None
     arguments = dict(zip(call.graph._signature.parameters, call.arguments, strict=True))
     seconds = options.timeout_seconds
     return DurableCall(durable, plan.name, arguments, key, answer, threads, seconds, on_finished)
@@ -743,13 +752,13 @@ def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOption
     return replace(options, timeout_seconds=kept.timeout_seconds)
 
 
-def refuse_key(key: object, answer: object, on_finished: object, verb: str) -> None:
+def refuse_key(asked: DurableKey, verb: str) -> None:
     """Refuse `durable_key=`, `answer=` and `on_finished=` of a stream of many calls.
 
     Raises:
         OptionsError: there is one.
     """
-    if key is not None or answer is not ... or on_finished != "again":
+    if asked.is_given:
         raise OptionsError(
             f"{verb} takes durable_key= and answer= for one call, not for many: use {verb.partition('.')[0]}.run; to "
             "run the calls of a key in order, give the stream order_by=; to share places by key, give key= to "
@@ -757,27 +766,26 @@ def refuse_key(key: object, answer: object, on_finished: object, verb: str) -> N
         )
 
 
-def check_key(plan: Plan, verb: str, key: str | None, answer: object = ..., on_finished: str = "again") -> str:
-    """Check that a call has a key if, and only if, its graph has a durable loop; return the key, or "" if it has none.
+def check_key(plan: Plan, verb: str, asked: DurableKey = NO_KEY) -> None:
+    """Check that a call has a key if, and only if, its graph has a durable loop.
 
     Raises:
         OptionsError: it is not so, or there is an option without a key.
     """
     if plan._durable is None:
-        if key is None and answer is ... and on_finished == "again":
-            return ""
-        raise OptionsError(
-            f"{verb} takes durable_key= and answer= for a graph with a durable loop, and graph {plan.name!r} has none: "
-            "ps.while_loop(..., durable=ps.Durable(...))"
-        )
-    if key is None:
+        if asked.is_given:
+            raise OptionsError(
+                f"{verb} takes durable_key= and answer= for a graph with a durable loop, and graph {plan.name!r} has "
+                "none: ps.while_loop(..., durable=ps.Durable(...))"
+            )
+    elif asked.key is None:
         many = "a stream of many calls takes none; " if verb.endswith("many calls") else ""
         raise OptionsError(
             f"graph {plan.name!r} has a durable loop, which is kept under a key: {many}give one to each call, "
             f"run({plan.name}(...), durable_key=...)"
         )
-    check("durable_key", key, NAME, f"{verb}(")
-    return key
+    else:
+        check("durable_key", asked.key, NAME, f"{verb}(")
 
 
 def gives_one_value(graph: Graph[..., Any], owner: str) -> PlanError:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, cast
+from typing import Any, Generic, Self, TypeVar, cast
 
 from .._errors import (
     EngineClosedError,
@@ -26,14 +26,25 @@ from .call_stream import Stream
 from .events import Event, EventBuffer, Value
 from .graph import Call
 from .nesting import refuse_to_close_from_inside
-from .options import ExecutionOptions
+from .options import CallOptions, ExecutionOptions, OnFinished
 from .pipeline import Progress, ReaderWait, length_of, opened_at, progress_of
 from .program import Wired
 from .scope import Scope
 from .statistics import StreamStatistics, Uptime
 
-if TYPE_CHECKING:
-    from ..saving.durable import DurableCall
+
+class OfCalls(CallOptions, total=False):
+    """The options of `stream` for many calls."""
+
+    progress: bool
+
+
+class OfCall(OfCalls, total=False):
+    """The options of `stream` for one call."""
+
+    durable_key: str | None
+    answer: object
+    on_finished: OnFinished
 
 
 class StreamingCall:
@@ -67,11 +78,10 @@ class StreamingCall:
         where: CallScope,
         call: Call[Any],
         options: ExecutionOptions,
-        kept: "DurableCall | None" = None,
         events: EventBuffer | None = None,
     ) -> None:
         self.loop = asyncio.get_running_loop()
-        self._kept = kept
+        self._kept = where.kept(call, options)
         self.events = events
         self.reader: Reader[Any] | None = None
         self.saving = where.saving
@@ -108,7 +118,7 @@ class StreamingCall:
         # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
         where.runtime.stream_opened(self)
         self._task: asyncio.Task[None] | None = None  # of a call that has to wait before it begins, or when it ends
-        begins = None if kept is not None else where.admit_nowait(call)
+        begins = None if self._kept is not None else where.admit_nowait(call)
         if begins is None:
             self._start_task(self._run())
         else:

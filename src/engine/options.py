@@ -241,6 +241,11 @@ def resolve(verb: str, given: Mapping[str, Any], engine: Mapping[str, Any]) -> E
     return ExecutionOptions(**{**_process_wide, **engine, **around, **given})
 
 
+def chosen(options: ExecutionOptions) -> ChosenScheduler:
+    """Return the scheduler of one call."""
+    return "parallel" if options.scheduler == "auto" else options.scheduler
+
+
 def of_engine(engine: Mapping[str, Any]) -> ExecutionOptions:
     """Return the options of an Engine with these keyword arguments, without those of `with execution_options(...)`."""
     return ExecutionOptions(**{**_process_wide, **engine})

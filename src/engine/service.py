@@ -5,7 +5,20 @@ from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, I
 from dataclasses import dataclass, replace
 from functools import partial
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, ParamSpec, Self, TypeVar, Unpack, cast, overload
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    Generic,
+    Literal,
+    Never,
+    ParamSpec,
+    Required,
+    Self,
+    TypeVar,
+    Unpack,
+    cast,
+    overload,
+)
 
 from .._errors import (
     DeploymentFailed,
@@ -30,17 +43,18 @@ from .detached import KEPT, DetachedStream, EventLog, Missed
 from .drawing import Drawing
 from .events import Event, EventBuffer, Value
 from .graph import (
+    NO_KEY,
     Call,
+    DurableKey,
     Graph,
     as_call,
-    check_key,
     durable_call,
     gives_one_value,
     refuse_key,
     time_left,
 )
 from .node import Node
-from .one_call_stream import EventStream, StreamingCall, check_events, stream_of
+from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import CallOptions, ExecutionOptions, OnFinished, resolve, scoped
 from .picture import drawing_of, shown
 from .pipeline import Pipeline, is_shown
@@ -231,6 +245,14 @@ class ServiceStatistics(Rendered):
         return table_of(_summary(self).facts, self.actors)
 
 
+class OfDetachedCall(OfCalls, total=False):
+    """The options of `stream` for one call that goes on without its reader."""
+
+    durable_key: Required[str]
+    answer: object
+    on_finished: OnFinished
+
+
 class Service(Generic[P, R]):
     """Graphs made resident by `engine.deploy`: one set of actors and stateful nodes for all calls.
 
@@ -341,21 +363,17 @@ class Service(Generic[P, R]):
             return result
         check("detached", detached, SWITCH)
         self._deployment.check_callable()
-        plan = self._deployment.graphs.one_value(
-            call.graph, "service.run", durable_key, answer, on_finished
-        ).program.plan
+        asked = DurableKey(durable_key, answer, on_finished)
+        plan = self._deployment.graphs.one_value(call.graph, "service.run", asked).program.plan
         if detached:
             key = cast("str", durable_key)  # `stream` refuses a call without
             return await self.stream(
                 call, events=object, detached=True, durable_key=key, answer=answer, on_finished=on_finished, **options
             ).result()
-        assert durable_key is not None
-        async with durable_call(
-            plan, call, durable_key, answer, on_finished, self._runtime.pools.threads, merged
-        ) as kept:
+        async with durable_call(plan, call, asked, self._runtime.pools.threads, merged) as kept:
             if not kept.is_finished:
                 merged = time_left(merged, kept)
-                kept.result = await self._run(call.graph, call.arguments, call._trace_headers, merged, durable_key)
+                kept.result = await self._run(call.graph, call.arguments, call._trace_headers, merged, asked)
         result = kept.result
         return result
 
@@ -458,62 +476,27 @@ class Service(Generic[P, R]):
 
     @overload
     def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
-        self,
-        call: Call[AsyncIterator[T]],
-        /,
-        *,
-        events: type[E],
-        capacity: int | None = None,
-        progress: bool = False,
-        durable_key: str | None = ...,
-        answer: object = ...,
-        on_finished: OnFinished = ...,
-        **options: Unpack[CallOptions],
-    ) -> Stream[Event[E] | Value[T]]: ...
+        self, call: Call[AsyncIterator[T]], /, *, events: type[E], capacity: int | None = None,
+        **options: Unpack[OfCall],
+    ) -> Stream[Event[E] | Value[T]]: ...  # fmt: skip
     @overload
     def stream(
-        self,
-        call: Call[T],
-        /,
-        *,
-        events: type[E],
-        capacity: int | None = None,
-        progress: bool = False,
-        durable_key: str | None = ...,
-        answer: object = ...,
-        on_finished: OnFinished = ...,
-        **options: Unpack[CallOptions],
+        self, call: Call[T], /, *, events: type[E], capacity: int | None = None, **options: Unpack[OfCall]
     ) -> EventStream[E, T]: ...
     @overload
-    def stream(
-        self,
-        call: Call[AsyncIterator[T]],
-        /,
-        *,
-        progress: bool = False,
-        durable_key: str | None = ...,
-        answer: object = ...,
-        on_finished: OnFinished = ...,
-        **options: Unpack[CallOptions],
-    ) -> Stream[T]: ...
+    def stream(self, call: Call[AsyncIterator[T]], /, **options: Unpack[OfCall]) -> Stream[T]: ...
     @overload
     def stream(  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
-        self, call: Call[AsyncIterator[T]], /, *, events: type[E], detached: Literal[True], progress: bool = False,
-        durable_key: str, answer: object = ..., on_finished: OnFinished = ..., **options: Unpack[CallOptions],
+        self, call: Call[AsyncIterator[T]], /, *, events: type[E], detached: Literal[True],
+        **options: Unpack[OfDetachedCall],
     ) -> DetachedStream[Event[E] | Value[T] | Missed, Never]: ...  # fmt: skip
     @overload
     def stream(
-        self, call: Call[T], /, *, events: type[E], detached: Literal[True], progress: bool = False,
-        durable_key: str, answer: object = ..., on_finished: OnFinished = ..., **options: Unpack[CallOptions],
-    ) -> DetachedStream[Event[E] | Missed, T]: ...  # fmt: skip
+        self, call: Call[T], /, *, events: type[E], detached: Literal[True], **options: Unpack[OfDetachedCall]
+    ) -> DetachedStream[Event[E] | Missed, T]: ...
     @overload
     def stream(
-        self,
-        calls: Iterable[Call[T, Tag]] | AsyncIterable[Call[T, Tag]],
-        /,
-        *,
-        progress: bool = False,
-        **options: Unpack[CallOptions],
+        self, calls: Iterable[Call[T, Tag]] | AsyncIterable[Call[T, Tag]], /, **options: Unpack[OfCalls]
     ) -> Stream[T, Tag]: ...
     def stream(
         self,
@@ -560,7 +543,7 @@ class Service(Generic[P, R]):
             ReentrantCallError: a node of the deployment makes the call.
         """
         self._deployment.check_callable()
-        shows_progress = is_shown(progress)
+        shows_progress, asked = is_shown(progress), DurableKey(durable_key, answer, on_finished)
         check_events(events, capacity, is_one_call=isinstance(calls, Call))
         if isinstance(calls, Call):
             call: Call[Any] = calls  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of it
@@ -568,7 +551,10 @@ class Service(Generic[P, R]):
             if not gives_stream and events is None:
                 raise gives_one_value(call.graph, "service")
             merged = self._merged("service.stream(call)", options)
-            start = partial(self._streaming_call, call, merged, durable_key, answer, on_finished)
+
+            def start(buffer: EventBuffer | None) -> StreamingCall:
+                return StreamingCall(DeploymentScope(self._deployment, asked), call, merged, buffer)
+
             if not detached:
                 return stream_of(call, start, events, capacity, shows_progress=shows_progress)
             durable = self._durable(call.graph)
@@ -580,7 +566,7 @@ class Service(Generic[P, R]):
             stream = stream_of(call, start, object, None, shows_progress=shows_progress)
             log = self._deployment.check_callable()[1].detached.begin((durable, durable_key), stream)
             return DetachedStream[Any, Any](log, None, events, log.last)
-        refuse_key(durable_key, answer, on_finished, "service.stream")
+        refuse_key(asked, "service.stream")
         if detached:
             raise OptionsError("detached=True is for one call with durable_key=, not for many: use service.run")
         merged = resolve("service.stream", options, self._inherited())
@@ -744,7 +730,7 @@ class Service(Generic[P, R]):
         arguments: tuple[Any, ...],
         headers: Mapping[str, str] | None,
         options: ExecutionOptions,
-        key: str | None = None,
+        asked: DurableKey = NO_KEY,
     ) -> Any:
         deployment = self._deployment
         scope, in_flight = deployment.check_callable()
@@ -754,7 +740,7 @@ class Service(Generic[P, R]):
         try:
             wired = deployment.graphs.ready.get(graph)
             if wired is None:
-                wired = deployment.graphs.one_value(graph, "service.run", key)
+                wired = deployment.graphs.one_value(graph, "service.run", asked)
                 await deployment.restored(wired, graph, call.ends_at)
             account = None
             if in_flight.by_key and (account := in_flight.share_of(graph, arguments)) is not None:
@@ -795,22 +781,6 @@ class Service(Generic[P, R]):
         pipeline.window.service = self._deployment
         in_flight.stream_opened(pipeline)
         return pipeline
-
-    def _streaming_call(
-        self,
-        call: Call[Any],
-        options: ExecutionOptions,
-        key: str | None,
-        answer: object,
-        on_finished: OnFinished,
-        events: EventBuffer | None,
-    ) -> StreamingCall:
-        kept = None
-        if key is not None or on_finished != "again":
-            plan = self._deployment.graphs.deployed(call.graph).program.plan
-            key = check_key(plan, "service.stream", key, answer, on_finished)
-            kept = durable_call(plan, call, key, answer, on_finished, self._runtime.pools.threads, options)
-        return StreamingCall(DeploymentScope(self._deployment, key, answer), call, options, kept, events)
 
     def _durable_graphs(self) -> "dict[Durable, dict[str, Graph[..., Any]]]":
         """Return the graphs with durable loops by their names, for each place where they are kept."""
