@@ -34,6 +34,17 @@ async def same(x: int) -> int:
 
 
 @ps.node
+def plain(x: int) -> int:
+    return x
+
+
+@ps.node
+async def paused(x: int) -> int:
+    await asyncio.sleep(0)
+    return x
+
+
+@ps.node
 def doubled(x: int) -> int:
     return 2 * x
 

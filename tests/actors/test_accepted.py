@@ -22,9 +22,7 @@ async def half(x: int) -> int:
     return x // 2
 
 
-@ps.graph
-async def halved(x: int) -> int:
-    return await half(x)
+halved = ps.graph(half)
 
 
 # With the name of the option, the least value, and what takes it.

@@ -38,9 +38,7 @@ async def work(x: int) -> int:
     return process_nodes.square(in_thread(x))
 
 
-@ps.graph
-async def doubled(x: float) -> object:
-    return twice(x)
+doubled = ps.graph(twice)
 
 
 def fork(way: str, target: Callable[[], None]) -> Callable[[], None]:

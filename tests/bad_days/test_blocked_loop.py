@@ -9,6 +9,7 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import paused, same
 
 
 @pytest.mark.parametrize("way", ["run", "stream"])
@@ -18,13 +19,9 @@ async def test_a_body_that_holds_the_loop_is_reported_once(way: str) -> None:
         time.sleep(0.06)  # what is too long begins at 0.05
         return x
 
-    @ps.node
-    async def quick(x: int) -> int:
-        return x
-
     @ps.graph
     async def graph(x: int) -> int:
-        return await quick(slow(x))
+        return await same(slow(x))
 
     with structlog.testing.capture_logs() as logs:
         if way == "run":
@@ -96,15 +93,10 @@ async def _batch(xs: list[int]) -> list[int]:
 async def test_a_node_that_blocks_is_reported_once_over_all_scopes(kind: str) -> None:
     node = blocking(kind)
 
-    @ps.node
-    async def quick(x: int) -> int:
-        await asyncio.sleep(0)
-        return x
-
     @ps.graph
     async def graph(x: int) -> int:
         blocked = node(x) if kind == "plain" else await node(x)
-        return await quick(blocked)
+        return await paused(blocked)
 
     with structlog.testing.capture_logs() as logs:
         assert await engine.run(graph(1)) == 1

@@ -12,15 +12,9 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import numbers, paused
 
-
-@ps.node
-async def echo(x: int) -> int:
-    await asyncio.sleep(0)
-    return x
-
-
-echoed = ps.graph(echo)
+echoed = ps.graph(paused)
 
 
 async def test_a_stream_of_a_drained_deployment_hands_out_what_was_accepted_and_says_that_it_was_cut_short() -> None:
@@ -225,12 +219,7 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_to_the_next(kind: str)
 
     @ps.graph
     async def each() -> AsyncIterator[int]:
-        return ps.map_each(slow, echoes(5), concurrency=1)
-
-    @ps.node
-    async def echoes(count: int) -> AsyncIterator[int]:
-        for number in range(count):
-            yield number
+        return ps.map_each(slow, numbers(5), concurrency=1)
 
     values: list[int] = []
     calls = (slowly(number) for number in range(5))
@@ -253,11 +242,6 @@ async def test_a_cancelled_wait_for_the_first_item_leaves_the_stream_open(kind: 
     async def waiting(x: int) -> int:
         await go_on.wait()
         return x
-
-    @ps.node
-    async def numbers(count: int) -> AsyncIterator[int]:
-        for number in range(count):
-            yield number
 
     one = ps.graph(waiting)
 

@@ -14,7 +14,7 @@ import structlog
 import penstock as ps
 from penstock import engine, testing
 from tests.bad_days import process_nodes
-from tests.kit import virtual
+from tests.kit import plain, virtual
 
 SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
 
@@ -68,11 +68,6 @@ class Raiser:
 
 @ps.node
 async def fine(x: int) -> int:
-    return x
-
-
-@ps.node
-def fine_inline(x: int) -> int:
     return x
 
 
@@ -166,7 +161,7 @@ async def test_a_plain_function_that_returns_a_coroutine_by_mistake_is_an_error_
 
     @ps.graph
     async def chained(x: int) -> object:
-        return fine_inline(fine_inline(mistaken(x)))  # type: ignore[arg-type]
+        return plain(plain(mistaken(x)))  # type: ignore[arg-type]
 
     for call in (graph(1), chained(1)):
         with pytest.raises(TypeError, match=r"mistaken.*async def"):
@@ -184,16 +179,15 @@ async def test_a_node_whose_own_awaited_task_was_cancelled_fails_and_is_not_canc
         await task
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await waits_for_a_cancelled_task(x)
+    graph = ps.graph(waits_for_a_cancelled_task)
 
     async with engine.stream(graph(x) for x in range(2)) as stream:
         outcomes = [outcome async for outcome in stream.outcomes()]
     assert [type(outcome.error) for outcome in outcomes] == [ps.NodeCancelledError] * 2
     with pytest.raises(ps.NodeCancelledError) as raised:
         await engine.run(graph(1))
-    assert raised.value.__notes__ == ["in node 'waits_for_a_cancelled_task' of graph 'graph', item 0, attempt 1"]
+    name = "waits_for_a_cancelled_task"
+    assert raised.value.__notes__ == [f"in node '{name}' of graph '{name}', item 0, attempt 1"]
 
 
 async def test_a_node_that_swallows_cancellation_holds_its_place_and_not_its_caller() -> None:
@@ -363,18 +357,16 @@ async def test_an_exception_that_cannot_be_copied_is_the_cause_of_another() -> N
     async def fail(x: int) -> int:
         raise error
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await fail(x)
+    graph = ps.graph(fail)
 
     async with engine.stream(graph(x) for x in range(3)) as stream:
         outcomes = [outcome async for outcome in stream.outcomes()]
     assert outcomes[0].error is error
-    assert error.__notes__ == ["in node 'fail' of graph 'graph', item 0, attempt 1"]
+    assert error.__notes__ == ["in node 'fail' of graph 'fail', item 0, attempt 1"]
     for outcome in outcomes[1:]:
         assert isinstance(outcome.error, ps.NodeError)
         assert outcome.error.__cause__ is error
-        assert outcome.error.__notes__ == [f"in node 'fail' of graph 'graph', item {outcome.index}, attempt 1"]
+        assert outcome.error.__notes__ == [f"in node 'fail' of graph 'fail', item {outcome.index}, attempt 1"]
 
 
 async def test_one_exception_object_raised_by_many_items_does_not_keep_their_values() -> None:

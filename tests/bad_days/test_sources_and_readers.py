@@ -12,16 +12,9 @@ import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import paused, virtual
 
-
-@ps.node
-async def echo(x: int) -> int:
-    await asyncio.sleep(0)
-    return x
-
-
-echoed = ps.graph(echo)
+echoed = ps.graph(paused)
 
 
 @ps.node

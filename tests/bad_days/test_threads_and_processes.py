@@ -116,13 +116,9 @@ async def test_a_timeout_while_a_thread_is_busy_releases_the_caller_and_keeps_th
 
     impatient = block.with_policy(timeout_seconds=0.02)  # both share the place
 
-    @ps.graph
-    async def blocking(x: int) -> int:
-        return impatient(x)
+    blocking = ps.graph(impatient)
 
-    @ps.graph
-    async def patient(x: int) -> int:
-        return block(x)
+    patient = ps.graph(block)
 
     async with engine.Engine() as own:
         with pytest.raises(ps.NodeTimeoutError, match="'block'"):
@@ -141,9 +137,7 @@ async def test_a_caller_that_leaves_a_busy_thread_is_released_and_the_end_of_the
     blocked = Blocked()
     block = ps.node(runs_on="thread", name="block")(blocked.__call__)
 
-    @ps.graph
-    async def blocking(x: int) -> int:
-        return block(x)
+    blocking = ps.graph(block)
 
     async with engine.deploy(blocking) as service:
         call = asyncio.create_task(service(1))
@@ -175,9 +169,7 @@ async def test_a_stateful_node_is_left_after_the_thread_that_is_in_it_has_return
 
     slow = Slow()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return slow(x)
+    graph = ps.graph(slow)
 
     async def expire() -> None:
         await engine.run(graph(1), timeout_seconds=0.5)
@@ -216,13 +208,9 @@ async def test_a_job_that_no_thread_has_begun_is_withdrawn_when_its_stream_ends(
     def block(x: int) -> int:
         return blocked(x)
 
-    @ps.graph
-    async def quickly(x: int) -> int:
-        return quick(x)
+    quickly = ps.graph(quick)
 
-    @ps.graph
-    async def blocking(x: int) -> int:
-        return block(x)
+    blocking = ps.graph(block)
 
     async with engine.Engine(max_workers=1) as own:
         busy = asyncio.create_task(own.run(blocking(1)))
@@ -246,9 +234,7 @@ def in_thread(x: int) -> int:
     return x
 
 
-@ps.graph
-async def threaded(x: int) -> int:
-    return in_thread(x)
+threaded = ps.graph(in_thread)
 
 
 async def test_a_thread_that_cannot_be_started_is_an_error_of_its_item_and_costs_no_place(
@@ -263,7 +249,7 @@ async def test_a_thread_that_cannot_be_started_is_an_error_of_its_item_and_costs
             for _ in range(5):  # more often than there are places
                 with pytest.raises(RuntimeError, match="can't start new thread") as raised:
                     await own.run(threaded(1))
-                assert raised.value.__notes__ == ["in node 'in_thread' of graph 'threaded', item 0, attempt 1"]
+                assert raised.value.__notes__ == ["in node 'in_thread' of graph 'in_thread', item 0, attempt 1"]
             async with own.stream(threaded(x) for x in range(5)) as stream:
                 outcomes = [outcome async for outcome in stream.outcomes()]
             assert [str(outcome.error) for outcome in outcomes] == ["can't start new thread"] * 5
@@ -292,9 +278,7 @@ async def test_the_number_of_threads_is_that_of_the_verb() -> None:
             now -= 1
         return x
 
-    @ps.graph
-    async def counting(x: int) -> int:
-        return count(x)
+    counting = ps.graph(count)
 
     async with engine.stream((counting(x) for x in range(6)), max_workers=1) as stream:
         assert [x async for x in stream] == list(range(6))

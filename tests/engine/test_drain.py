@@ -173,9 +173,7 @@ async def test_what_is_refused() -> None:
     async def inside() -> None:
         await streams[0].drain()
 
-    @ps.graph
-    async def graph() -> None:
-        await inside()
+    graph = ps.graph(inside)
 
     streams = [engine.stream([graph()])]
     with pytest.raises(ps.ReentrantCallError, match="drained or closed from inside"):

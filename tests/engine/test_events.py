@@ -202,9 +202,7 @@ async def test_only_the_class_that_is_asked_for_is_read() -> None:
         await ps.emit(Progress(1))
         await ps.emit(2)
 
-    @ps.graph
-    async def graph() -> None:
-        await both()
+    graph = ps.graph(both)
 
     async with engine.stream(graph(), events=Progress) as events:
         assert [event.value async for event in events] == [Progress(1)]
@@ -369,9 +367,7 @@ async def test_a_slow_reader_holds_back_the_node_that_emits(capacity: int | None
             await ps.emit(Progress(emitted))
             emitted += 1
 
-    @ps.graph
-    async def graph() -> None:
-        await endless()
+    graph = ps.graph(endless)
 
     bound = capacity or 16
     async with engine.stream(graph(), events=Progress, capacity=capacity) as events:
@@ -414,9 +410,7 @@ async def test_a_slow_reader_holds_back_a_thread() -> None:
             ps.emit(Progress(emitted))
             emitted += 1
 
-    @ps.graph
-    async def graph() -> None:
-        endless()
+    graph = ps.graph(endless)
 
     async with engine.stream(graph(), events=Progress, capacity=2) as events:
         assert (await anext(events)).value == Progress(0)
@@ -624,9 +618,7 @@ async def test_what_is_emitted_after_the_outcome_is_dropped() -> None:
         ps.current()
         late.append(asyncio.create_task(tell_late()))
 
-    @ps.graph
-    async def graph() -> None:
-        await starts_a_task()
+    graph = ps.graph(starts_a_task)
 
     async with engine.stream(graph(), events=Progress, capacity=1) as events:
         await events.result()
@@ -674,15 +666,13 @@ async def test_the_error_of_the_call_comes_after_the_events_before_it() -> None:
         await ps.emit(Progress(1))
         raise OSError("broken")
 
-    @ps.graph
-    async def graph() -> int:
-        return await breaks()
+    graph = ps.graph(breaks)
 
     async with engine.stream(graph(), events=Progress) as events:
         assert (await anext(events)).value == Progress(1)
         with pytest.raises(OSError, match="broken") as caught:
             await anext(events)
-        assert caught.value.__notes__ == ["in node 'breaks' of graph 'graph', item 0, attempt 1"]
+        assert caught.value.__notes__ == ["in node 'breaks' of graph 'breaks', item 0, attempt 1"]
         assert await seen(events) == []
         with pytest.raises(ps.EngineClosedError, match="without a result"):
             await events.result()
@@ -733,9 +723,7 @@ class Endless:
                 self.ended.append("cancelled")
                 raise
 
-        @ps.graph
-        async def graph() -> None:
-            await endless()
+        graph = ps.graph(endless)
 
         self.graph = graph
 
@@ -816,9 +804,7 @@ async def test_the_end_of_a_call_raises_in_a_thread_that_waits() -> None:
             ended.append(number)
             raise
 
-    @ps.graph
-    async def graph() -> None:
-        endless()
+    graph = ps.graph(endless)
 
     async with engine.Engine() as own:
         async with own.stream(graph(), events=Progress, capacity=1) as events:
@@ -900,9 +886,7 @@ async def test_a_task_of_an_attempt_that_has_failed_emits_nothing_more() -> None
         await tasks[0]
         await ps.emit("second")
 
-    @ps.graph
-    async def graph() -> None:
-        await leaves_a_task()
+    graph = ps.graph(leaves_a_task)
 
     async with engine.stream(graph(), events=str) as events:
         assert [event.value async for event in events] == ["second"]

@@ -14,19 +14,13 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.engine import ActorStatistics
-from tests.kit import virtual
+from tests.kit import numbers, virtual
 
 SCHEDULERS: list[Literal["actors", "parallel", "wave", "sequential"]] = ["actors", "parallel", "wave", "sequential"]
 
 
 class Refused(Exception):
     """What some of the values fail with."""
-
-
-@ps.node
-async def count(limit: int) -> AsyncIterator[int]:
-    for number in range(limit):
-        yield number
 
 
 @ps.node
@@ -54,12 +48,12 @@ async def in_two_steps(text: str, number: int) -> str:
 
 @ps.graph
 async def digits(limit: int) -> str:
-    return await ps.fold(joined, count(limit), "")
+    return await ps.fold(joined, numbers(limit), "")
 
 
 @ps.graph
 async def digits_without_threes(limit: int) -> str:
-    return await ps.fold(without_threes, count(limit), "", on_error="skip")
+    return await ps.fold(without_threes, numbers(limit), "", on_error="skip")
 
 
 def record_of(actors: tuple[ActorStatistics, ...], node: str) -> ActorStatistics:
@@ -83,7 +77,7 @@ def record_of(actors: tuple[ActorStatistics, ...], node: str) -> ActorStatistics
 async def test_the_values_are_folded_in_their_order(fn: Any, expected: object, scheduler: Any) -> None:
     @ps.graph
     async def folded(limit: int) -> Any:
-        return await ps.fold(fn, count(limit), "-")
+        return await ps.fold(fn, numbers(limit), "-")
 
     assert await engine.run(folded(4), scheduler=scheduler) == expected
     assert await engine.run(folded(0), scheduler=scheduler) == "-"
@@ -91,11 +85,11 @@ async def test_the_values_are_folded_in_their_order(fn: Any, expected: object, s
 
 
 async def test_outside_of_a_graph_it_is_plain_python() -> None:
-    assert await ps.fold(operator.add, count(5), 100) == 110
-    assert await ps.fold(joined_later, count(3), "") == "012"
-    assert await ps.fold(without_threes, count(5), "", on_error="skip") == "124"
+    assert await ps.fold(operator.add, numbers(5), 100) == 110
+    assert await ps.fold(joined_later, numbers(3), "") == "012"
+    assert await ps.fold(without_threes, numbers(5), "", on_error="skip") == "124"
     with pytest.raises(Refused):
-        await ps.fold(without_threes, count(5), "")
+        await ps.fold(without_threes, numbers(5), "")
 
 
 async def test_a_builtin_and_what_the_body_takes_from_outside() -> None:
@@ -106,7 +100,7 @@ async def test_a_builtin_and_what_the_body_takes_from_outside() -> None:
 
         return await ps.fold(add, stream, initial)
 
-    assert await engine.run(folded(count(4), 10, 5)) == 65
+    assert await engine.run(folded(numbers(4), 10, 5)) == 65
 
 
 async def test_the_item_of_a_body_is_the_index_of_its_value() -> None:
@@ -116,7 +110,7 @@ async def test_the_item_of_a_body_is_the_index_of_its_value() -> None:
 
     @ps.graph
     async def folded() -> tuple[int | None, ...]:
-        return await ps.fold(indices, count(3), ())
+        return await ps.fold(indices, numbers(3), ())
 
     assert await engine.run(folded()) == (0, 1, 2)
 
@@ -182,7 +176,7 @@ async def test_all_may_fail() -> None:
 
     @ps.graph
     async def folded() -> str:
-        return await ps.fold(never, count(5), "as it was", on_error="skip")
+        return await ps.fold(never, numbers(5), "as it was", on_error="skip")
 
     async with engine.Engine() as own:
         assert await own.run(folded()) == "as it was"
@@ -211,7 +205,7 @@ async def test_ctrl_c_is_never_left_out() -> None:
 
     @ps.graph
     async def folded() -> str:
-        return await ps.fold(interrupted, count(5), "", on_error="skip")
+        return await ps.fold(interrupted, numbers(5), "", on_error="skip")
 
     with pytest.raises(KeyboardInterrupt):
         await engine.run(folded())
@@ -235,7 +229,7 @@ async def test_a_deadline_ends_it_while_it_waits_for_a_value() -> None:
 def test_a_cancel_at_every_step_leaves_nothing_behind() -> None:
     @ps.graph
     async def folded() -> str:
-        return await ps.fold(joined_later, count(3), "", on_error="skip")
+        return await ps.fold(joined_later, numbers(3), "", on_error="skip")
 
     async def main() -> str:
         return await engine.run(folded())
@@ -366,7 +360,7 @@ def test_a_source_that_waits_for_the_fold_of_its_own_values_is_refused() -> None
 class TestRefusals:
     def test_what_is_no_function(self) -> None:
         with pytest.raises(TypeError, match=r"ps.fold\(fn, stream, initial\) got fn=3.*the function comes first"):
-            ps.fold(3, count(3), 0)  # type: ignore[call-overload]
+            ps.fold(3, numbers(3), 0)  # type: ignore[call-overload]
 
     def test_what_is_no_stream(self) -> None:
         with pytest.raises(TypeError, match=r"takes a stream, got \[1, 2\]"):
@@ -383,7 +377,7 @@ class TestRefusals:
     def test_a_stream_that_is_read_twice(self) -> None:
         @ps.graph
         async def folded(limit: int) -> tuple[str, str]:
-            stream = count(limit)
+            stream = numbers(limit)
             return await ps.fold(joined, stream, ""), await ps.fold(joined, stream, "")
 
         with pytest.raises(ps.GraphTraceError, match="a stream has one reader"):
@@ -392,7 +386,7 @@ class TestRefusals:
     @pytest.mark.parametrize("option", [{"on_error": "return"}, {"on_error": None}, {"name": ""}])
     def test_options(self, option: dict[str, Any]) -> None:
         with pytest.raises(ps.OptionsError):
-            ps.fold(operator.add, count(3), 0, **option)
+            ps.fold(operator.add, numbers(3), 0, **option)
 
 
 def test_it_is_drawn_with_its_body() -> None:
@@ -405,6 +399,6 @@ def test_it_is_drawn_with_its_body() -> None:
 def test_functools_partial_is_named_after_its_function() -> None:
     @ps.graph
     async def folded(limit: int) -> str:
-        return await ps.fold(functools.partial(joined), count(limit), "", name=None)
+        return await ps.fold(functools.partial(joined), numbers(limit), "", name=None)
 
     assert "joined" in str(folded)

@@ -24,9 +24,7 @@ async def waits() -> float | None:
     return ps.current().remaining_seconds()
 
 
-@ps.graph
-async def remaining() -> float | None:
-    return await waits()
+remaining = ps.graph(waits)
 
 
 @pytest.fixture(autouse=True)
@@ -195,9 +193,7 @@ async def test_max_in_flight_and_max_workers_bound_what_runs_at_once(option: str
         running -= 1
         return number
 
-    @ps.graph
-    async def graph(number: int) -> int:
-        return await counted(number)
+    graph = ps.graph(counted)
 
     options: Any = {option: limit}
     async with engine.stream((graph(number) for number in range(9)), **options) as results:
@@ -222,9 +218,7 @@ async def test_ordered_and_on_error_change_what_a_stream_gives() -> None:
             last.set()
         return number
 
-    @ps.graph
-    async def graph(number: int) -> int:
-        return await step(number)
+    graph = ps.graph(step)
 
     async with engine.stream((graph(n) for n in range(3)), ordered=False, on_error="skip") as results:
         assert await _list(results) == [2, 0]
@@ -357,9 +351,7 @@ async def test_max_queue_and_priority_decide_who_waits_for_a_place() -> None:
         served.append(number)
         return number
 
-    @ps.graph
-    async def graph(number: int) -> int:
-        return await step(number)
+    graph = ps.graph(step)
 
     async with engine.deploy(graph, max_in_flight=1, max_queue=2) as service:
         calls = [asyncio.ensure_future(service.run(graph(n), priority=n)) for n in range(3)]
@@ -384,9 +376,7 @@ async def fail() -> int:
     raise LookupError
 
 
-@ps.graph
-async def failing() -> int:
-    return await fail()
+failing = ps.graph(fail)
 
 
 async def _skips() -> bool:
@@ -411,14 +401,10 @@ async def skips_on_loop() -> bool:
     return await asyncio.create_task(_skips())
 
 
-@ps.graph
-async def asking_a_thread() -> bool:
-    return skips_in_thread()
+asking_a_thread = ps.graph(skips_in_thread)
 
 
-@ps.graph
-async def asking_the_loop() -> bool:
-    return await skips_on_loop()
+asking_the_loop = ps.graph(skips_on_loop)
 
 
 async def by_thread(context: contextvars.Context | None = None) -> bool:

@@ -1,7 +1,7 @@
 """A call that is a statement of its own stays, and its failure fails the call; a result with a name is dead, unread."""
 
 import functools
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,6 +9,7 @@ import structlog
 
 import penstock as ps
 from penstock import engine
+from tests.kit import numbers
 
 Body = Callable[[int], Any]
 
@@ -30,12 +31,6 @@ def check_plain(x: int) -> int:
 @ps.node
 async def double(x: int) -> int:
     return 2 * x
-
-
-@ps.node
-async def count(x: int) -> AsyncIterator[int]:
-    for number in range(x):
-        yield number
 
 
 class Shop:
@@ -273,7 +268,7 @@ async def rounds_of_a_loop(x: int) -> int:
 
 @STAY.append
 async def a_fold(x: int) -> int:
-    await ps.fold(lambda state, value: check(value), count(x), 0)
+    await ps.fold(lambda state, value: check(value), numbers(x), 0)
     return await double(x)
 
 
@@ -357,7 +352,7 @@ async def with_a_name_for_control_flow(x: int) -> int:
 
 @DEAD.append
 async def with_a_name_for_a_stream(x: int) -> int:
-    _ = count(x)
+    _ = numbers(x)
     return await double(x)
 
 
@@ -425,11 +420,11 @@ async def test_a_statement_stays_in_a_stream_and_fails_its_item_only() -> None:
 
 def test_a_stream_that_is_a_statement_of_its_own_is_refused() -> None:
     async def opened(x: int) -> int:
-        count(x)
+        numbers(x)
         return await double(x)
 
     async def mapped(x: int) -> int:
-        ps.map_each(double, count(x))
+        ps.map_each(double, numbers(x))
         return await double(x)
 
     for body in (opened, mapped):

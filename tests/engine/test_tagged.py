@@ -15,6 +15,7 @@ from opentelemetry import trace
 import penstock as ps
 from penstock import engine, telemetry
 from penstock.testing import run_virtual, wait_quiescent
+from tests.kit import added, paused
 
 
 class Message:
@@ -27,25 +28,14 @@ class Message:
         raise TypeError("a message does not pickle")
 
 
-@ps.node
-def plus(number: int) -> int:
-    return number + 1
-
-
-@ps.node
-async def wait(number: int) -> int:
-    await asyncio.sleep(0)
-    return number
-
-
 @ps.graph
 async def chain(number: int) -> int:
-    return plus(plus(number))
+    return added(added(number))
 
 
 @ps.graph
 async def waiting(number: int) -> int:
-    return plus(await wait(number))
+    return added(await paused(number))
 
 
 def test_each_outcome_has_the_tag_of_its_call(effort: int) -> None:
@@ -67,7 +57,7 @@ def test_each_outcome_has_the_tag_of_its_call(effort: int) -> None:
 
         @ps.graph
         async def working(number: int) -> int:
-            return plus(await work(number))
+            return added(await work(number))
 
         graphs = rng.sample([chain, waiting, working], rng.randint(1, 3))
         tags: dict[int, Message | None] = {}
@@ -140,7 +130,7 @@ async def test_it_is_neither_compared_nor_pickled() -> None:
 
 def test_only_a_call_has_a_tag() -> None:
     with pytest.raises(TypeError, match=r"ps\.tagged takes a call of a graph"):
-        ps.tagged(plus(1), 1)  # type: ignore[arg-type]
+        ps.tagged(added(1), 1)  # type: ignore[arg-type]
 
 
 async def test_order_by_sees_it() -> None:

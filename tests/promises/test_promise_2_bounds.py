@@ -4,7 +4,7 @@ import asyncio
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import same, virtual
 from tests.promises.exploring import Explorer
 from tests.promises.scenario import LIMITS, World
 from tests.promises.ways import live
@@ -86,11 +86,6 @@ def test_promise_2_an_inbox_holds_its_bytes_and_one_oversized_item() -> None:
 
     testing.run_virtual(main)
     assert seen == sizes
-
-
-@ps.node
-async def same(x: int) -> int:
-    return x
 
 
 one = ps.graph(same)

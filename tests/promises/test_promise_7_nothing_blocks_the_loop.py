@@ -12,6 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import same
 from tests.promises.exploring import Explorer
 
 
@@ -343,13 +344,9 @@ async def test_promise_7_calls_that_take_long_to_suspend_begin_in_turns_of_their
 async def test_promise_7_a_pipeline_that_never_waits_gives_the_loop_its_turn() -> None:
     """Neither a long chain nor an endless source of items that never suspend keeps a timer from its turn."""
 
-    @ps.node
-    async def step(x: int) -> int:
-        return x
-
     @ps.graph
     async def line(x: int) -> int:
-        return await step(await step(await step(x)))
+        return await same(await same(await same(x)))
 
     def endless():
         x = 0
