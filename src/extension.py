@@ -14,6 +14,7 @@ from .actors.execution import Attempt, Bound
 from .actors.node_actor import Places
 from .actors.own_loops import filled_inbox, filled_stream_inbox
 from .actors.packing import Packer
+from .actors.process_messages import pack_error, unpack_error
 from .engine.control import split_stream
 from .engine.graph import replaced
 from .engine.interception import Interception, intercept
@@ -25,8 +26,8 @@ from .telemetry.counters import Figure, tell_in_top
 __all__ = [
     "Attempt", "Bound", "Execution", "Figure", "Interception", "Packer", "Places", "Scope", "Site",
     "StageIterator", "StageRole", "ThreadIterator", "as_node", "filled_inbox", "filled_stream_inbox", "has_state",
-    "has_value", "intercept", "is_stream", "replaced", "split_stream", "stage_node", "tell_in_top",
-    "working_on",
+    "has_value", "intercept", "is_stream", "pack_error", "replaced", "split_stream", "stage_node", "tell_in_top",
+    "unpack_error", "working_on",
 ]  # fmt: skip
 
 __getattr__, __dir__ = public(__name__)

@@ -1,7 +1,7 @@
 """`penstock.current()`: it tells a handler, and the tasks that the handler starts, which item they work for."""
 
 import asyncio
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Awaitable, Callable, Generator, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
@@ -140,11 +140,15 @@ class _Asked:
     Args:
         info: the item.
         is_cancelled: asked whether the item was cancelled.
+        emit: takes what `penstock.emit` is given; None if nothing may be emitted.
     """
 
-    def __init__(self, info: ItemInfo, is_cancelled: Callable[[], bool]) -> None:
+    def __init__(
+        self, info: ItemInfo, is_cancelled: Callable[[], bool], emit: Callable[[object], Awaitable[None]] | None
+    ) -> None:
         self._info = info
         self._is_cancelled = is_cancelled
+        self.emit = emit
 
     @property
     def cancelled(self) -> bool:
@@ -155,15 +159,26 @@ class _Asked:
 _elsewhere: ContextVar[ItemInfo | None] = ContextVar("penstock_elsewhere", default=None)
 
 
+def emit_elsewhere() -> Callable[[object], Awaitable[None]] | None:
+    """Return what takes the events of the item that is worked on here by no engine; None if nothing does."""
+    item = _elsewhere.get()
+    return item._work.emit if item is not None and isinstance(item._work, _Asked) else None
+
+
 @contextmanager
-def working_on(info: ItemInfo, is_cancelled: Callable[[], bool] = bool) -> Generator[ItemInfo, None, None]:
+def working_on(
+    info: ItemInfo,
+    is_cancelled: Callable[[], bool] = bool,
+    emit: Callable[[object], Awaitable[None]] | None = None,
+) -> Generator[ItemInfo, None, None]:
     """Have `penstock.current()` return an item, where it is worked on by no engine: on a worker somewhere else.
 
     Args:
         info: the item, as `Attempt.info` had it where the engine is.
         is_cancelled: asked by `check_cancelled`, from any thread. An item whose time is over is cancelled, too.
+        emit: takes what `penstock.emit` is given, to be awaited; without it, that is dropped.
     """
-    here = replace(info, _work=_Asked(info, is_cancelled))
+    here = replace(info, _work=_Asked(info, is_cancelled, emit))
     token = _elsewhere.set(here)
     try:
         yield here

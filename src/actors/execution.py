@@ -254,8 +254,10 @@ class Bound:
     begins_later: bool = False
     """Whether `run` tells by `Attempt.begun` when the work begins: a timeout counts from then."""
 
+    can_emit: ClassVar[bool] = False
+    """Whether handlers may call `penstock.emit`: `run` and `open` hand on what comes from them."""
+
     _goes_on: ClassVar = False  # whether its handler goes on after `run`: it is a generator
-    _can_emit: ClassVar = False  # whether a handler can wait until an event that it emits is read
 
     def __init__(self, instance: Child | None = None) -> None:
         self._instance = instance  # of a stateful node: the child of the supervisor of the scope

@@ -44,7 +44,7 @@ class OnLoop(Bound):
 
     __slots__ = ()
 
-    _can_emit = True
+    can_emit = True
 
     def run(self, attempt: Attempt) -> Awaitable[Any]:
         """Return the coroutine."""
@@ -79,7 +79,7 @@ class InThread(Bound):
     __slots__ = ("_ahead", "_pool_of")
 
     begins_later = True  # the scope may have to wait for a thread
-    _can_emit = True
+    can_emit = True
 
     def __init__(self, pool_of: Callable[[], ThreadPool], ahead: int, instance: Child | None) -> None:
         super().__init__(instance)

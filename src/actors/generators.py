@@ -338,7 +338,7 @@ class Opening(Bound):
 
     __slots__ = ()
 
-    _can_emit = _goes_on = True
+    can_emit = _goes_on = True
 
     def run(self, attempt: Attempt) -> Awaitable[tuple[AsyncIterator[Any], Any]]:
         """Return the iterator of an attempt, and its first value."""

@@ -7,6 +7,7 @@ import pickle
 import socket
 import struct
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache
@@ -378,10 +379,10 @@ class SentError(NamedTuple):
     traceback: str
 
 
-def encode_error(error: BaseException, text: str) -> SentError:
+def encode_error(error: BaseException, text: str, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> SentError:
     """Return any exception in a form that can be sent."""
     try:
-        return SentError(type_name(error), pickle.dumps(error, protocol=5), "", text)
+        return SentError(type_name(error), dumps(error), "", text)
     except Exception as reason:  # noqa: BLE001 - reducers are the exception's own code and may raise anything
         return SentError(type_name(error), None, f"{type(reason).__name__}: {reason}", text)
 
@@ -401,6 +402,39 @@ def decode_error(sent: SentError, target: str) -> BaseException:
             reason = f"{type(failure).__name__}: {failure}"
     how, where = ("raised", "; its traceback is shown as the cause") if sent.traceback else ("returned", "")
     return TypeError(f"{target!r} {how} {sent.type_name}, which does not survive pickling ({reason}){where}")
+
+
+def raised_there(sent: SentError, target: str) -> BaseException:
+    """Return the exception that `target` has raised, with its traceback there as its cause."""
+    raised = decode_error(sent, target)
+    try:
+        # In this way, because an exception may refuse the assignment of `__cause__`.
+        raise raised from RemoteTraceback(sent.traceback)
+    except BaseException as error:  # noqa: BLE001 - the caller raises it
+        return error
+    finally:
+        del raised  # breaks a cycle: its traceback refers to this stack frame
+
+
+def pack_error(error: BaseException, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> bytes:
+    """Return an exception and its traceback as bytes, for another process; any exception will do.
+
+    Args:
+        error: the exception, which was raised here.
+        dumps: pickles it; where it fails, only the name of its class and the traceback travel.
+    """
+    text = "".join(traceback.format_exception(error))
+    return pickle.dumps(tuple(encode_error(error, text, dumps)))
+
+
+def unpack_error(packed: bytes, name: str) -> BaseException:
+    """Return the exception that `pack_error` has packed, to be raised here; its cause shows the traceback there.
+
+    Args:
+        packed: what `pack_error` has returned.
+        name: what has raised it, for the `TypeError` that stands in for an exception that does not pickle.
+    """
+    return raised_there(SentError(*pickle.loads(packed)), name)
 
 
 # The results of a batch are pickled together, so that what they share is sent once. Where one of them cannot be sent,

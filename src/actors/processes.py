@@ -578,11 +578,4 @@ def _unpack(call: WorkerCall, body: memoryview, buffers: list[process_messages.M
         return _Outcome(call, error=process_messages.unbuilt(target, error))
     if succeeded:
         return _Outcome(call, value, seconds=seconds)
-    raised = process_messages.decode_error(value, target)
-    try:
-        # In this way, because an exception may refuse the assignment of `__cause__`.
-        raise raised from process_messages.RemoteTraceback(value.traceback)
-    except BaseException as error:  # noqa: BLE001 - the caller raises it
-        return _Outcome(call, error=error, seconds=seconds)
-    finally:
-        del raised  # breaks a cycle: its traceback refers to this stack frame
+    return _Outcome(call, error=process_messages.raised_there(value, target), seconds=seconds)

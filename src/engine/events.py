@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Generic, Literal, TypeAl
 from weakref import WeakValueDictionary
 
 from .._errors import GraphTraceError
-from ..actors.current import Cancellable, Handling, Position, position_outside, source
+from ..actors.current import Cancellable, Handling, Position, emit_elsewhere, position_outside, source
 from ..actors.frame import values_inside
 from ..actors.stream_buffer import StreamBuffer
 from ..actors.tasks import no_item
@@ -241,7 +241,7 @@ def emit(value: object, /) -> Awaitable[None]:
     """
     where = source.get()
     if where is None:
-        return _outside()
+        return _outside(value)
     position = where if isinstance(where, Position) else where.position
     frame, actor, task = position.frame, position.actor, position.task
     if frame is None or actor is None or task is None or _task_on((group := frame.group).loop) is not task:
@@ -254,9 +254,11 @@ def emit(value: object, /) -> Awaitable[None]:
     return _NOTHING if events is None else events.add(value, frame, actor, position.attempt)
 
 
-def _outside() -> Awaitable[None]:
-    """Drop a value where there is no item, as in a node that is called directly; refuse it where there never is one."""
+def _outside(value: object) -> Awaitable[None]:
+    """Hand on a value of a worker somewhere else; drop it in a node that is called directly; refuse it in a process."""
     _refuse_graph()
+    if (elsewhere := emit_elsewhere()) is not None:
+        return elsewhere(value)
     if (place := no_item.get()) is not None:
         raise TypeError(f"penstock.emit was called {place}")
     return _NOTHING

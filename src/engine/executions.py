@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
 
 from ..actors import attempts
 from ..actors.attempts import HedgeBudget, hedged
-from ..actors.batching import Batch, Batcher, ThreadBatcher, results_of
+from ..actors.batching import Batch, ThreadBatcher, results_of
 from ..actors.chains import watched
 from ..actors.current import starts_tasks
 from ..actors.execution import ASYNC, GENERAL, INLINE, Around, Bound, Run, invoke_plain
@@ -27,7 +27,6 @@ from .source import in_input_order
 from .stateful import recipe_of
 
 if TYPE_CHECKING:
-    from ..actors.threads import ThreadShare
     from ..telemetry.profiling.records import Bound as LimitedBy
     from .pools import Pools
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 class OnTheLoop(Execution):
     """Calls handlers on the event loop: `runs_on="loop"`."""
 
-    _is_here = _is_inline = _takes_batches = True
+    _is_here = _is_inline = True
 
     def check(self, node: Node[..., Any]) -> None:
         """Refuse what nothing could end: a plain `def` holds the loop."""
@@ -66,16 +65,11 @@ class OnTheLoop(Execution):
     def _bound_by(self, node: Node[..., Any]) -> "LimitedBy":
         return "max_workers" if node.is_async else "loop"
 
-    def _batcher(
-        self,
-        fn: Callable[..., Any],
-        batch: Batch,
-        most: int,
-        name: str,
-        pools: "Pools",
-        threads: "ThreadShare | None",
-    ) -> OwnsLoop:
-        return Batcher(_on_the_loop(fn, name), batch, most, name)
+    def bind_batch(
+        self, fn: Callable[[list[Any]], Any], name: str, scope: Scope
+    ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
+        """Return what calls the function on the event loop."""
+        return _on_the_loop(fn, name)
 
     def _directly(self, actor: NodeActor, run: Run, hedge_budget: HedgeBudget | None) -> None:
         """Have workers call a plain `def`, or await an `async def`, themselves if it has no policy."""
@@ -92,7 +86,7 @@ class OnTheLoop(Execution):
 class InThreads(Execution):
     """Calls plain functions in the threads of the Engine: `runs_on="thread"`."""
 
-    _is_here = _takes_batches = True
+    _is_here = True
     _pool = "threads"
 
     def check(self, node: Node[..., Any]) -> None:
@@ -116,23 +110,14 @@ class InThreads(Execution):
             ahead = _items_ahead(policy, policy.concurrency) * (policy.is_once and has_all_threads)
         return InThread(scope._pools.threads, ahead, site._instance)
 
-    def _batcher(
-        self,
-        fn: Callable[..., Any],
-        batch: Batch,
-        most: int,
-        name: str,
-        pools: "Pools",
-        threads: "ThreadShare | None",
-    ) -> OwnsLoop:
-        return ThreadBatcher(fn, batch, most, name, pools.threads, threads)
+    def _batcher(self, fn: Callable[..., Any], batch: Batch, most: int, name: str, scope: Scope) -> OwnsLoop:
+        return ThreadBatcher(fn, batch, most, name, scope._pools.threads, scope._threads)
 
 
 class InProcesses(Execution):
     """Calls plain functions, and instances of classes, in worker processes: `runs_on="process"`."""
 
-    _has_one_instance = False
-    _takes_batches = True
+    has_one_instance = False
     _pool = "processes"
 
     def check(self, node: Node[..., Any]) -> None:
@@ -176,16 +161,11 @@ class InProcesses(Execution):
         """Return a stand-in: each worker process makes its own instance, when it is first called there."""
         return _InWorkers(scope._pools, args, kwargs)
 
-    def _batcher(
-        self,
-        fn: Callable[..., Any],
-        batch: Batch,
-        most: int,
-        name: str,
-        pools: "Pools",
-        threads: "ThreadShare | None",
-    ) -> OwnsLoop:
-        return Batcher(_in_process(fn, pools, name), batch, most, name)
+    def bind_batch(
+        self, fn: Callable[[list[Any]], Any], name: str, scope: Scope
+    ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
+        """Return what has a worker process call the function."""
+        return _in_process(fn, scope._pools, name)
 
 
 # Numbers of instances in worker processes, which serve all Engines of this process one after the other.
@@ -220,7 +200,7 @@ class InLoopsOfTheirOwn(Execution):
         loop: Any = site._instance
         return InOwnLoop(loop.host, loop)
 
-    def _make_loop(self, node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
+    def _make_loop(self, node: Node[..., Any], scope: Scope) -> OwnsLoop:
         template = cast("Any", node.template)
         if template._penstock_is_shared:
             return cast("OwnsLoop", template)
@@ -257,9 +237,9 @@ class InBatches(InLoopsOfTheirOwn):
                 option, why = "hedge=", "a second attempt would wait for a batch as well"
             raise TypeError(f"batched node {node.name!r} has {option}: {why}; leave it out")
 
-    def _make_loop(self, node: Node[..., Any], pools: "Pools", threads: "ThreadShare | None") -> OwnsLoop:
+    def _make_loop(self, node: Node[..., Any], scope: Scope) -> OwnsLoop:
         fn = self._fn if node.bound_to is None else types.MethodType(self._fn, node.bound_to)
-        return self._inner._batcher(fn, self._batch, self._at_once or 1, node.origin.name, pools, threads)
+        return self._inner._batcher(fn, self._batch, self._at_once or 1, node.origin.name, scope)
 
 
 _places: Final = functools.cache(Places)  # scopes are wired again and again

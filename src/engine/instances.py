@@ -12,7 +12,6 @@ from ..actors import loop_host
 from ..actors.loop_host import LoopHost, OwnsLoop, RestartGate
 from ..actors.supervision import ExitKind, RestartMode, Supervisor
 from ..actors.tasks import ContextTask, uninterrupted
-from ..actors.threads import ThreadShare
 from ..telemetry import logs
 from ..telemetry.counters import ActorState
 from . import nesting
@@ -226,8 +225,8 @@ class LoopInstance:
         self,
         node: Node[..., Any],
         pools: Pools,
-        threads: ThreadShare | None,
         supervisor: Supervisor,
+        scope: Scope,
     ) -> None:
         self.name = node.name
         self.restart: RestartMode = node.policy.restart
@@ -235,7 +234,7 @@ class LoopInstance:
 
         def make() -> OwnsLoop:  # called in the task that runs the loop
             nesting.note_owner_engine(pools)
-            return node.runs_on._make_loop(node, pools, threads)
+            return node.runs_on._make_loop(node, scope)
 
         self.host = LoopHost(
             make,
@@ -323,13 +322,11 @@ class InstanceRegistry:
 
     Args:
         pools: the pools of the Engine.
-        threads: the share of threads that the scope may keep busy; None for all threads of the Engine.
         supervisor: restarts instances that crash, and stops all of them at the end.
     """
 
-    def __init__(self, pools: Pools, threads: ThreadShare | None, supervisor: Supervisor) -> None:
+    def __init__(self, pools: Pools, supervisor: Supervisor) -> None:
         self._pools = pools
-        self._threads = threads
         self._supervisor = supervisor
         self._instances: dict[object, Instance] = {}
         self._loops: dict[object, LoopInstance] = {}
@@ -383,7 +380,7 @@ class InstanceRegistry:
 
     def _make(self, node: Node[..., Any]) -> Instance | LoopInstance:
         if node.runs_on._runs_loop:
-            return LoopInstance(node, self._pools, self._threads, self._supervisor)
+            return LoopInstance(node, self._pools, self._supervisor, self.scope)
         return Instance(node, self._pools, self._supervisor, self.scope)
 
 

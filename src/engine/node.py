@@ -6,7 +6,8 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import (
     TYPE_CHECKING,
@@ -39,6 +40,7 @@ from ..telemetry import logs
 from ..telemetry.text import printable
 from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
+from .tracing.template import Read, reads
 from .tracing.tracer import Trace, Tracer, active
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ if TYPE_CHECKING:
     from ..telemetry.profiling.records import Bound as LimitedBy
     from .graph import Graph
     from .pools import Pools
-    from .program import Program, Unit, Wired
+    from .program import PlannedStep, Program, Unit, Wired
 
 
 # By name: an execution pickles by that, and `runs_on=` takes the names of some.
@@ -72,16 +74,17 @@ class Execution:
         OptionsError: an execution of another class has that name.
     """
 
+    has_one_instance: ClassVar[bool] = True
+    """Whether a class has one instance for each scope, which handles an item at a time, or one in each worker."""
+
     # Facts that other parts of the engine ask for.
     _passes: tuple[Callable[..., Any], ...] = ()  # planning passes over graphs with such nodes, the same for all
     _is_here = False  # whether the handler of a call site is called, in this process
     _is_inline = False  # whether workers call plain functions themselves, so that a chain of them may be one function
     _is_compiled = False  # whether arguments and results are converted, and nothing is kept between two calls
     _gathers = False  # whether it takes items before it has a place for them
-    _has_one_instance = True  # whether a class has one instance for each scope, which handles an item at a time
     # Whether a result may take over the memory of arguments, or of the state of a loop; whether these may be unready.
     _donates = _overwrites = _takes_unready = False
-    _takes_batches = False  # whether `_batcher` makes what gathers items for a function of a list
     _batch: Any = None  # for what gathers items of many calls: how
     _fn: Any = None  # and the function that takes them
     _holds: int | None = None  # for what gathers items of many calls: how many it may hold
@@ -116,6 +119,14 @@ class Execution:
             TypeError: it cannot; the message says why, and what to write instead.
         """
 
+    @property
+    def fetch(self) -> "Node[..., Any] | None":
+        """A node that returns the value of a result which stays where the steps run, and any other value as it is.
+
+        The plan puts it before steps with another one, and before the result of the graph: see `Site.keeps_result`.
+        """
+        return None
+
     def places(self, node: "Node[..., Any]", scope: "Scope") -> Places:
         """Return the places of one call site of a function without `concurrency=`; without a limit unless overridden.
 
@@ -149,6 +160,24 @@ class Execution:
         """
         return cls(*args, **kwargs)
 
+    def bind_batch(
+        self, fn: Callable[[list[Any]], Any], name: str, scope: "Scope"
+    ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
+        """Return what has the function of a node with `batch=` handle a batch; without this, `batch=` is refused.
+
+        Args:
+            fn: the function, or the bound method, which takes a list.
+            name: the name of the node.
+            scope: the scope; it gathers the items.
+        """
+        raise NotImplementedError
+
+    @property
+    def _takes_batches(self) -> bool:
+        """Whether nodes with `batch=` may run here."""
+        kind = type(self)
+        return kind.bind_batch is not Execution.bind_batch or kind._batcher is not Execution._batcher
+
     def _limits(self, node: "Node[..., Any]", scope: "Scope", instance: object) -> Places:
         """Return the places of one call site of a node.
 
@@ -159,7 +188,7 @@ class Execution:
         """
         if node.policy.ordered:  # an item that waits for its turn holds no place that the item before it needs
             return Places()
-        if instance is not None and self._has_one_instance:
+        if instance is not None and self.has_one_instance:
             return Places(node._shared_places, 0, instance)
         if node.policy.concurrency is not None:
             return Places(node.policy.concurrency, 0, node.origin)
@@ -173,21 +202,15 @@ class Execution:
         """Return what limits the places of a call site, for a profile."""
         return self._pool or "concurrency"
 
-    def _make_loop(self, node: "Node[..., Any]", pools: "Pools", threads: "ThreadShare | None") -> "OwnsLoop":
+    def _make_loop(self, node: "Node[..., Any]", scope: "Scope") -> "OwnsLoop":
         """Make the object that runs the loop of a node in one scope."""
         raise NotImplementedError
 
-    def _batcher(
-        self,
-        fn: Callable[..., Any],
-        batch: "Batch",
-        most: int,
-        name: str,
-        pools: "Pools",
-        threads: "ThreadShare | None",
-    ) -> "OwnsLoop":
+    def _batcher(self, fn: Callable[..., Any], batch: "Batch", most: int, name: str, scope: "Scope") -> "OwnsLoop":
         """Make what gathers items in one scope for a function of a list, of which so many calls run at a time."""
-        raise NotImplementedError
+        from ..actors.batching import Batcher  # few programs need it
+
+        return Batcher(self.bind_batch(fn, name, scope), batch, most, name)
 
     def _directly(self, actor: "NodeActor", run: "Run", hedge_budget: "HedgeBudget | None") -> None:
         """Have workers run a step in the quickest way: it has no gate, reads no stream, and needs no order.
@@ -338,10 +361,40 @@ class Site:
         return self._unit.step.label
 
     @property
+    def keeps_result(self) -> bool:
+        """Whether all steps that read the result take what stands for it: they have the same `Execution.fetch`."""
+        fetch, source, program = self.node.runs_on.fetch, self._unit.source, self._program
+        steps = [one.step for one in map(program.units.__getitem__, self._unit.consumers) if source in one.sources]
+        is_result = any(read.source == source for read in reads(program.plan.result))
+        return fetch is not None and bool(steps) and not is_result and all(_takes(one, source, fetch) for one in steps)
+
+    @property
+    def resources(self) -> "Mapping[str, Callable[[], AbstractAsyncContextManager[Any]]]":
+        """The parameters whose arguments are resources of the graph, with what opens each of them somewhere else."""
+        step, openings = self._unit.step, {source: one for one, source in self._program.plan.trace.resources.items()}
+        given = [] if step is None else [*zip(self.node._positional, step.head.args, strict=False)]
+        given += [] if step is None else step.head.kwargs.items()
+        found: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {}
+        for name, template in given:
+            opening = openings.get(template.source) if isinstance(template, Read) and not template.path else None
+            resource: Any = None if opening is None else opening.resource
+            if opening is not None and opening.opener is resource.fn:
+                found[name] = functools.partial(resource.open, *opening._args, **opening._kwargs)
+        return found
+
+    @property
     def _gate(self) -> "RestartGate | None":
         """What attempts pass to the instance; None if there is none, or it is not restarted."""
         gate: RestartGate | None = None if self._instance is None else self._instance.gate
         return gate
+
+
+def _takes(step: "PlannedStep | None", source: int | None, fetch: "Node[..., Any]") -> bool:
+    """Whether a step reads a value as a whole, and takes what stands for it."""
+    callee = None if step is None else step.head.callee
+    if step is None or not is_node(callee) or (callee is not fetch and callee.runs_on.fetch is not fetch):
+        return False
+    return not step.head.captured and not any(one.path for one in step.head.reads() if one.source == source)
 
 
 P = ParamSpec("P")
@@ -506,7 +559,7 @@ class Node(Generic[P, Ret_co]):
         An instance of a class handles one item at a time, unless it owns its loop, which decides that by itself.
         """
         execution = self._runs_on
-        one = 1 if self.template is not None and execution._has_one_instance and not execution._runs_loop else None
+        one = 1 if self.template is not None and execution.has_one_instance and not execution._runs_loop else None
         return one if self.policy.concurrency is None else self.policy.concurrency
 
     @property

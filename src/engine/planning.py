@@ -6,6 +6,7 @@ from abc import ABCMeta
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final, TypeGuard, cast, get_origin
 
 from .._errors import NotStorable, PlanError
@@ -455,6 +456,47 @@ def fuse_inline_chains(draft: Draft) -> tuple[Draft, PassReport]:
     return replace(draft, steps=steps), PassReport("inline chains", draft.nodes(), len(steps), changes)
 
 
+# The number of a value that was fetched is that of the value that stays where it is, and this.
+_FETCHED: Final = 1 << 32
+
+
+def fetch_results(draft: Draft) -> tuple[Draft, PassReport]:
+    """Leave a result where it is, if a step reads it that runs there as well; put one `fetch` before other readers."""
+    makers = {chain[-1].source: chain[-1] for chain in draft.steps}
+    fetches = {source: _fetch(step) for source, step in makers.items()}
+    kept: dict[int, Node[..., Any]] = {}
+    for step in _all_steps(draft):
+        for read in step.reads():
+            fetch = fetches.get(read.source)
+            if fetch is not None and not read.path and _fetch(step) is fetch:
+                kept[read.source] = fetch
+    fetched: set[int] = set()
+
+    def moved(here: Node[..., Any] | None, read: Read) -> Read:
+        if read.source not in kept or (here is kept[read.source] and not read.path):
+            return read
+        fetched.add(read.source)
+        return replace(read, source=read.source + _FETCHED)
+
+    chains = [tuple([step.with_reads(partial(moved, _fetch(step))) for step in chain]) for chain in draft.steps]
+    result = with_reads(draft.result, partial(moved, None))
+    steps: list[tuple[Step, ...]] = []
+    for chain in chains:
+        steps.append(chain)
+        if (source := chain[-1].source) in fetched:
+            step = Step(kept[source], source + _FETCHED, (Read(source),), {}, (), chain[-1].location)
+            steps.append((step,))
+    changes = [f"{makers[source].callee.name} ({makers[source].location}) keeps its result there" for source in kept]
+    report = PassReport("references", len(chains), len(steps), tuple(changes))
+    return replace(draft, steps=tuple(steps), result=result), report
+
+
+def _fetch(step: Step) -> Node[..., Any] | None:
+    """Return what fetches the results of a step; None if they do not stay elsewhere."""
+    callee = step.callee
+    return callee.runs_on.fetch if is_node(callee) and not callee.gives_stream and not step.bodies else None
+
+
 ALL: tuple[Pass, ...] = (validate, eliminate_dead_nodes, merge_equal_calls, fuse_inline_chains)
 
 
@@ -702,7 +744,10 @@ def _effects_behind(chains: Sequence[Sequence[Step]], following: Step | None) ->
 def _all_passes(trace: Trace) -> tuple[Pass, ...]:
     stages = [step for one in trace.steps if one.callee.gives_stream for body in one.bodies for step in body.steps]
     callees = [step.callee for step in (*trace.steps, *stages)]
-    brought = dict.fromkeys(one for callee in callees if is_node(callee) for one in callee.runs_on._passes)
+    executions = [callee.runs_on for callee in callees if is_node(callee)]
+    brought = dict.fromkeys(one for execution in executions for one in execution._passes)
+    if any(execution.fetch is not None for execution in executions):
+        brought[fetch_results] = None
     return (*ALL, *brought)
 
 

@@ -322,7 +322,7 @@ class Scope:
         self.scheduler: ChosenScheduler = scheduler
         self.on_failed: Escalation | None = None
         self.threads = threads or engine.pools.share_of_threads(options.max_workers)
-        self.instances = InstanceRegistry(engine.pools, self.threads, Supervisor(flags, self._failed))
+        self.instances = InstanceRegistry(engine.pools, Supervisor(flags, self._failed))
         # Only the actors of a pipeline need a bound: elsewhere each frame has workers of its own, and admission or the
         # caller bounds the frames.
         default = UNLIMITED if is_admitted else DEFAULT_WORKERS

@@ -257,8 +257,8 @@ class Wiring(Scope):
             bound = bound_at_wiring(bound, node, actor.name)
         if not node._reads_streams:
             bound._links = (Link(step.label, actor.fn, node.policy.model), *_further_links(step))
-        bound._instance = instance if execution._has_one_instance else None
-        bound._emits = node.policy.effectful is not False and bound._can_emit
+        bound._instance = instance if execution.has_one_instance else None
+        bound._emits = node.policy.effectful is not False and bound.can_emit
         bound._spans_others = node.gives_stream or bool(unit.streams)
         actor.bound = bound
         wire(execution, site, actor)

@@ -2,11 +2,12 @@
 
 import asyncio
 import concurrent.futures
+import contextvars
 import pickle
 import sys
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -380,6 +381,171 @@ async def test_streams_of_an_execution_are_closed_by_the_reader_who_leaves() -> 
     async with engine.stream(ps.graph(numbers)(10**9)) as stream:
         assert await anext(stream) == 0
     assert ended == [1]
+
+
+class Kept(NamedTuple):
+    """What stands for a result that stays where it was made."""
+
+    value: Any
+
+
+@ps.node
+async def fetched(value: Any) -> Any:
+    return value.value if isinstance(value, Kept) else value
+
+
+class Keeps(InTasks):
+    """Returns what stands for a result where all readers take that, handles batches, and opens resources itself."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name)
+        self.made: list[Any] = []
+        self.batches: list[list[Any]] = []
+        self.opened: list[Any] = []
+
+    @property
+    def fetch(self) -> ps.Node[..., Any]:
+        return fetched
+
+    def bind(self, site: extension.Site) -> extension.Bound:
+        return Keep(self, site)
+
+    def bind_batch(self, fn: Any, name: str, scope: extension.Scope) -> Any:
+        async def handle(items: list[Any]) -> Any:
+            self.batches.append(items)
+            return await fn(items)
+
+        return handle
+
+
+class Keep(extension.Bound):
+    can_emit = True
+
+    def __init__(self, execution: Keeps, site: extension.Site) -> None:
+        super().__init__()
+        self.execution, self.site = execution, site
+
+    async def run(self, attempt: extension.Attempt) -> Any:
+        args = [arg.value if isinstance(arg, Kept) else arg for arg in attempt.args]
+        for name, opens in self.site.resources.items():
+            async with pickle.loads(pickle.dumps(opens))() as opened:
+                self.execution.opened.append((name, opened))
+        item: ps.ItemInfo = pickle.loads(pickle.dumps(attempt.info))
+
+        async def work() -> Any:
+            with extension.working_on(item, emit=emitted.put):
+                return await self.site.node.fn(*args, **attempt.kwargs)
+
+        emitted: asyncio.Queue[object] = asyncio.Queue()
+        result = await asyncio.create_task(work(), context=contextvars.Context())  # which knows of no engine
+        while not emitted.empty():
+            await ps.emit(emitted.get_nowait())
+        self.execution.made.append(result)
+        return Kept(result) if self.site.keeps_result else result
+
+
+@pytest.fixture
+def keeps(request: pytest.FixtureRequest) -> Keeps:
+    return Keeps(request.node.name)
+
+
+async def test_a_result_stays_there_for_steps_that_run_there_and_is_fetched_for_others(keeps: Keeps) -> None:
+    @ps.node(runs_on=keeps)
+    async def double(number: int) -> int:
+        return 2 * number
+
+    @ps.node(runs_on=keeps)
+    async def pair(number: int) -> tuple[int, int]:
+        return number, -number
+
+    @ps.node
+    def here(number: int) -> int:
+        assert isinstance(number, int)
+        return number + 1
+
+    @ps.graph
+    async def chain(number: int) -> Any:
+        first = await double(number)  # for a step there, and for one here
+        second = await double(first)  # for the result alone
+        first_of_pair, _ = both = await pair(first)
+        third = await double(both[0])  # a part of a value is taken here
+        return second, here(first), first_of_pair, third
+
+    plan = str(engine.plan(chain))
+    assert "double (" in plan
+    assert plan.count("keeps its result there") == 1
+    async with engine.stream(chain(number) for number in range(1, 3)) as stream:
+        assert [result async for result in stream] == [(4, 3, 2, 4), (8, 5, 4, 8)]
+        assert [one.node for one in stream.statistics().actors].count("fetched") == 1
+
+    async def tenfold(number: int) -> int:
+        return 10 * number
+
+    with testing.replace(double, tenfold):  # a fake runs here, and returns the value itself
+        assert await engine.run(chain(1)) == (100, 11, 10, 100)
+
+    @ps.graph
+    async def twice(number: int) -> int:
+        return await double(await double(number))
+
+    @ps.graph
+    async def each(number: int) -> list[int]:
+        return await ps.map_each(twice, [await double(number), number])
+
+    assert await engine.run(each(1)) == [8, 4]
+
+
+@ps.resource
+async def scale() -> AsyncIterator[int]:
+    yield 10
+
+
+async def test_an_execution_learns_which_arguments_are_resources_and_opens_them_itself(keeps: Keeps) -> None:
+    @ps.node(runs_on=keeps)
+    async def scaled(number: int, factor: int) -> int:
+        return number * factor
+
+    @ps.graph
+    async def whole(number: int) -> int:
+        return await scaled(number, await scale())
+
+    assert await engine.run(whole(2)) == 20
+    assert keeps.opened == [("factor", 10)]
+
+
+async def test_an_execution_handles_batches_and_hands_on_events(keeps: Keeps) -> None:
+    @ps.node(runs_on=keeps, batch=ps.Batch(3, max_wait_seconds=1))
+    async def doubled(numbers: list[int]) -> list[int]:
+        return [2 * number for number in numbers]
+
+    async with engine.deploy(ps.graph(doubled)) as service:
+        assert await asyncio.gather(*map(service, [1, 2, 3])) == [2, 4, 6]
+    assert keeps.batches == [[1, 2, 3]]
+
+    @ps.node(runs_on=keeps, effectful="unordered")
+    async def telling(number: int) -> int:
+        await ps.emit(f"begin {number}")
+        return number
+
+    async with engine.stream(ps.graph(telling)(1), events=str) as told:
+        assert [event.value async for event in told] == ["begin 1"]
+
+
+def test_an_error_of_another_process_comes_back_with_its_traceback() -> None:
+    class Local(Exception):
+        pass
+
+    def fails(error: BaseException) -> bytes:
+        try:
+            raise error
+        except BaseException as raised:  # noqa: BLE001 - as a worker does
+            return extension.pack_error(raised)
+
+    found = extension.unpack_error(fails(KeyError("gate")), "fails")
+    assert isinstance(found, KeyError)
+    assert "raise error" in str(found.__cause__)
+    with pytest.raises(TypeError, match=r"'fails' raised .*Local, which does not survive pickling"):
+        raise extension.unpack_error(fails(Local()), "fails")
 
 
 def test_a_device_node_that_runs_there_takes_no_option_of_a_device(tasks: InTasks) -> None:

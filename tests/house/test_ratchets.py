@@ -12,14 +12,14 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=823, largest_file=413, slots=0, branches=9, broad_excepts=3),
+    ".": Figures(lines=824, largest_file=413, slots=0, branches=9, broad_excepts=3),
     "_cli": Figures(lines=415, largest_file=150, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7531, largest_file=554, slots=28, branches=38, broad_excepts=57),
+    "actors": Figures(lines=7550, largest_file=554, slots=28, branches=38, broad_excepts=57),
     "advice": Figures(lines=859, largest_file=274, slots=0, branches=12, broad_excepts=0),
     "consume": Figures(lines=586, largest_file=228, slots=0, branches=6, broad_excepts=4),
     "data": Figures(lines=1246, largest_file=490, slots=0, branches=11, broad_excepts=6),
     "devices": Figures(lines=6647, largest_file=589, slots=21, branches=15, broad_excepts=21),
-    "engine": Figures(lines=15210, largest_file=599, slots=21, branches=21, broad_excepts=54),
+    "engine": Figures(lines=15251, largest_file=599, slots=21, branches=21, broad_excepts=54),
     "saving": Figures(lines=1924, largest_file=558, slots=0, branches=20, broad_excepts=8),
     "serving": Figures(lines=1238, largest_file=371, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2222, largest_file=284, slots=0, branches=13, broad_excepts=2),
