@@ -37,7 +37,7 @@ from .node import RUNS_ON, Node, RunsOn, as_execution
 from .stateful import is_stateful, make_stateful
 from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, closure_values, refuse_leak
-from .tracing.source_check.values import locate
+from .tracing.source import locate
 from .tracing.tracer import active
 
 if TYPE_CHECKING:

@@ -982,13 +982,11 @@ branches = (
 CASES: list[tuple[Any, str]] = [
     (decorated, "decorated"),
     (build("x"), "inner"),
-    (Search.method, "method"),
     (Search().method, "method"),
     (Search.static, "static"),
     (Search().of_class, "of_class"),
-    (Search.store, "store"),
     (Search().store, "store"),
-    (Search.store_in, "store_in"),
+    (Search().store_in, "store_in"),
     (one_line[1], "one_line"),
     (branches[0], "many_lines"),
 ]

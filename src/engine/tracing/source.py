@@ -1,0 +1,67 @@
+"""How the source of a function is found: its syntax tree, its file and its line."""
+
+import ast
+import linecache
+from functools import lru_cache
+from types import FunctionType
+from typing import NamedTuple, TypeAlias
+
+FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class SourceLocation(NamedTuple):
+    """A function's syntax tree and the file, or notebook cell, that it was parsed from.
+
+    Attributes:
+        node: the function in the tree of the whole file.
+        filename: the name of the file, as in the code object.
+        lines: the lines of the whole file; `lines[0]` is line 1.
+    """
+
+    node: FunctionNode
+    filename: str
+    lines: list[str]
+
+
+def locate(fn: FunctionType) -> SourceLocation | None:
+    """Find the source of a function.
+
+    Args:
+        fn: a Python function or lambda, from a file or from anything that `linecache` knows (a notebook cell, a
+            doctest, a zip file).
+
+    Returns:
+        The location; None if there is no source, or if the file has changed so that it has no such function there.
+    """
+    code = fn.__code__
+    linecache.checkcache(code.co_filename)
+    lines = linecache.getlines(code.co_filename, fn.__globals__)
+    try:
+        functions = _functions_by_line("".join(lines))
+    except (SyntaxError, ValueError):  # not Python, perhaps since an edit, or with a null byte in it
+        return None
+    found = [node for node in functions.get(code.co_firstlineno, ()) if _name(node) == code.co_name]
+    if len(found) > 1:  # several lambdas on one line: columns tell them apart
+        spans = set(code.co_positions())
+        found = [node for node in found if isinstance(node, ast.Lambda) and _span(node.body) in spans]
+    return SourceLocation(found[0], code.co_filename, lines) if len(found) == 1 else None
+
+
+# Graphs are decorated module by module, so the tree of the last file is the one that is needed again.
+@lru_cache(maxsize=2)
+def _functions_by_line(source: str) -> dict[int, list[FunctionNode]]:
+    """Return all functions by the first line of their code objects, which is that of the first decorator."""
+    functions: dict[int, list[FunctionNode]] = {}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, FunctionNode):
+            line = min([node.lineno, *(one.lineno for one in getattr(node, "decorator_list", ()))])
+            functions.setdefault(line, []).append(node)
+    return functions
+
+
+def _name(node: FunctionNode) -> str:
+    return "<lambda>" if isinstance(node, ast.Lambda) else node.name
+
+
+def _span(node: ast.expr) -> tuple[int | None, int | None, int | None, int | None]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
