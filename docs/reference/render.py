@@ -221,12 +221,12 @@ def _keywords(path: Path, found: ast.arg) -> Iterator[str]:
         case ast.Subscript(value=ast.Name("Unpack"), slice=ast.Name(name) | ast.Subscript(value=ast.Name(name))):
             where, kind, _ = _found(path, [name])
             if isinstance(kind, ast.ClassDef) and not _is_public(ast.Name(name)):
-                for one in kind.body:
-                    if isinstance(one, ast.AnnAssign):
-                        yield f"{ast.unparse(one.target)}: {_annotation(one.annotation)} = ..."
-                if isinstance(base := kind.bases[0], ast.Name) and base.id != "TypedDict":
-                    unpacked = ast.Subscript(ast.Name("Unpack"), base)
-                    yield from _keywords(where, ast.arg(found.arg, unpacked))
+                fields = [one for one in kind.body if isinstance(one, ast.AnnAssign)]
+                own = [f"{ast.unparse(one.target)}: {_annotation(one.annotation)} = ..." for one in fields]
+                base, others = kind.bases[0], list[str]()
+                if isinstance(base, ast.Name) and base.id != "TypedDict":
+                    others = [*_keywords(where, ast.arg(found.arg, ast.Subscript(ast.Name("Unpack"), base)))]
+                yield from sorted([*others, *own], key=lambda keyword: keyword.startswith("**"))
                 return
     yield f"**{_parameter(found, None)}"
 

@@ -6,7 +6,7 @@ where it is passed, and does not cause an error later, where it is used.
 
 import inspect
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from numbers import Real
 from typing import Any, TypeGuard, cast, get_args
 
@@ -68,36 +68,37 @@ def is_text(value: str) -> bool:
     return True
 
 
-def refuse_unknown(given: Mapping[str, object], taker: Any, name: str) -> None:
+def refuse_unknown(given: Iterable[str], known: Iterable[str], name: str) -> None:
     """Refuse options that a function does not have.
 
     Args:
-        given: the keyword arguments that the function does not know.
-        taker: the function; all of its options have defaults.
-        name: the name of the function in the error.
+        given: the names of the options that were given.
+        known: those of all options.
+        name: that of the function, for the error.
 
     Raises:
-        OptionsError: there is such an argument; the message lists the options that the function has.
+        OptionsError: there is one.
     """
+    known = sorted(known)
     for option in given:
-        raise OptionsError(f"{option!r} is no option of {name}; it takes {', '.join(sorted(taker.__kwdefaults__))}")
+        if option not in known:
+            raise OptionsError(f"{option!r} is no option of {name}; it takes {', '.join(known)}")
 
 
-def refuse_beside(fn: object, given: Mapping[str, object], decorator: Any, name: str) -> None:
+def refuse_beside(fn: object, options: Iterable[str], name: str) -> None:
     """Refuse options of a decorator that also gets the function.
 
     Args:
-        fn: the function; None if there is none.
-        given: the arguments of the decorator.
-        decorator: the decorator; all of its options have defaults.
-        name: the name of the decorator in the error.
+        fn: the function; None if the decorator is called without one.
+        options: the names of the options that were given.
+        name: that of the decorator, for the error.
 
     Raises:
-        TypeError: there are a function and options.
+        TypeError: both were given.
     """
-    options = [option for option, default in decorator.__kwdefaults__.items() if given[option] is not default]
-    if fn is not None and options:
-        shown, function = ", ".join(f"{option}=..." for option in options), getattr(fn, "__name__", "fn")
+    shown = ", ".join(f"{option}=..." for option in options)
+    if fn is not None and shown:
+        function = getattr(fn, "__name__", "fn")
         raise TypeError(f"{name} takes a function or options, got both: write {name}({shown})({function})")
 
 

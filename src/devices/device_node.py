@@ -136,8 +136,9 @@ def device_node(
         TypeError: the function cannot run on a device, or an option does not fit it.
         OptionsError: an option is unknown, or does not accept its value.
     """
-    refuse_beside(fn, locals(), device_node, "ps.device_node")
-    refuse_unknown(unknown, device_node, "@ps.device_node")
+    given, defaults = locals(), cast("Any", device_node).__kwdefaults__
+    refuse_beside(fn, [option for option in defaults if given[option] is not defaults[option]], "ps.device_node")
+    refuse_unknown(unknown, defaults, "@ps.device_node")
 
     def decorate(target: Callable[..., Any]) -> Node[..., Any]:
         require_jax()

@@ -15,7 +15,7 @@ from collections.abc import (
 )
 from dataclasses import dataclass
 from types import CoroutineType
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, cast, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Required, TypedDict, Unpack, cast, overload
 
 from typing_extensions import TypeVar
 
@@ -273,174 +273,97 @@ def while_loop(
     return cast("Awaitable[T]", _record(control, (initial,), bodies))
 
 
+class _RaiseOrSkip(TypedDict, total=False):
+    """The options of `map_each` for results."""
+
+    concurrency: int
+    name: str | None
+    on_error: Literal["raise", "skip"]
+
+
+class _Return(TypedDict, total=False):
+    """The options of `map_each` for outcomes."""
+
+    concurrency: int
+    name: str | None
+    on_error: Required[Literal["return"]]
+
+
+class _OfFold(TypedDict, total=False):
+    """The options of `fold`."""
+
+    on_error: FoldOnError
+    name: str | None
+
+
 @overload
 def map_each(
-    fn: Callable[[T], Awaitable[U]],
-    items: AsyncIterable[T],
-    /,
-    *,
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["raise", "skip"] = ...,
+    fn: Callable[[T], Awaitable[U]], items: AsyncIterable[T], /, **options: Unpack[_RaiseOrSkip]
 ) -> AsyncIterator[U]: ...
 @overload
-def map_each(
-    fn: Callable[[T], U],
-    items: AsyncIterable[T],
-    /,
-    *,
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["raise", "skip"] = ...,
-) -> AsyncIterator[U]: ...
+def map_each(fn: Callable[[T], U], items: AsyncIterable[T], /, **options: Unpack[_RaiseOrSkip]) -> AsyncIterator[U]: ...
 @overload
 def map_each(
-    fn: Callable[[T], Awaitable[U]],
-    items: Iterable[T],
-    /,
-    *,
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["raise", "skip"] = ...,
+    fn: Callable[[T], Awaitable[U]], items: Iterable[T], /, **options: Unpack[_RaiseOrSkip]
 ) -> Awaitable[list[U]]: ...
 @overload
-def map_each(
-    fn: Callable[[T], U],
-    items: Iterable[T],
-    /,
-    *,
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["raise", "skip"] = ...,
-) -> Awaitable[list[U]]: ...
+def map_each(fn: Callable[[T], U], items: Iterable[T], /, **options: Unpack[_RaiseOrSkip]) -> Awaitable[list[U]]: ...
 @overload
 def map_each(
-    fn: Callable[..., Awaitable[U]],
-    items: AsyncIterable[Any],
-    second: AsyncIterable[Any],
-    /,
-    *more: AsyncIterable[Any],
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["raise", "skip"] = ...,
-) -> AsyncIterator[U]: ...
+    fn: Callable[..., Awaitable[U]], items: AsyncIterable[Any], second: AsyncIterable[Any], /,
+    *more: AsyncIterable[Any], **options: Unpack[_RaiseOrSkip],
+) -> AsyncIterator[U]: ...  # fmt: skip
 @overload
 def map_each(
-    fn: Callable[..., U],
-    items: AsyncIterable[Any],
-    second: AsyncIterable[Any],
-    /,
-    *more: AsyncIterable[Any],
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["raise", "skip"] = ...,
-) -> AsyncIterator[U]: ...
+    fn: Callable[..., U], items: AsyncIterable[Any], second: AsyncIterable[Any], /, *more: AsyncIterable[Any],
+    **options: Unpack[_RaiseOrSkip],
+) -> AsyncIterator[U]: ...  # fmt: skip
 @overload
 def map_each(
-    fn: Callable[..., Awaitable[U]],
-    items: Iterable[Any],
-    second: Iterable[Any],
-    /,
-    *more: Iterable[Any],
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["raise", "skip"] = ...,
-) -> Awaitable[list[U]]: ...
+    fn: Callable[..., Awaitable[U]], items: Iterable[Any], second: Iterable[Any], /, *more: Iterable[Any],
+    **options: Unpack[_RaiseOrSkip],
+) -> Awaitable[list[U]]: ...  # fmt: skip
 @overload
 def map_each(
-    fn: Callable[..., U],
-    items: Iterable[Any],
-    second: Iterable[Any],
-    /,
-    *more: Iterable[Any],
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["raise", "skip"] = ...,
-) -> Awaitable[list[U]]: ...
+    fn: Callable[..., U], items: Iterable[Any], second: Iterable[Any], /, *more: Iterable[Any],
+    **options: Unpack[_RaiseOrSkip],
+) -> Awaitable[list[U]]: ...  # fmt: skip
 @overload
 def map_each(
-    fn: Callable[[T], Awaitable[U]],
-    items: AsyncIterable[T],
-    /,
-    *,
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["return"],
+    fn: Callable[[T], Awaitable[U]], items: AsyncIterable[T], /, **options: Unpack[_Return]
 ) -> AsyncIterator[Outcome[U]]: ...
 @overload
 def map_each(
-    fn: Callable[[T], U],
-    items: AsyncIterable[T],
-    /,
-    *,
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["return"],
+    fn: Callable[[T], U], items: AsyncIterable[T], /, **options: Unpack[_Return]
 ) -> AsyncIterator[Outcome[U]]: ...
 @overload
 def map_each(
-    fn: Callable[[T], Awaitable[U]],
-    items: Iterable[T],
-    /,
-    *,
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["return"],
+    fn: Callable[[T], Awaitable[U]], items: Iterable[T], /, **options: Unpack[_Return]
 ) -> Awaitable[list[Outcome[U]]]: ...
 @overload
 def map_each(
-    fn: Callable[[T], U],
-    items: Iterable[T],
-    /,
-    *,
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["return"],
+    fn: Callable[[T], U], items: Iterable[T], /, **options: Unpack[_Return]
 ) -> Awaitable[list[Outcome[U]]]: ...
 @overload
 def map_each(
-    fn: Callable[..., Awaitable[U]],
-    items: AsyncIterable[Any],
-    second: AsyncIterable[Any],
-    /,
-    *more: AsyncIterable[Any],
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["return"],
-) -> AsyncIterator[Outcome[U]]: ...
+    fn: Callable[..., Awaitable[U]], items: AsyncIterable[Any], second: AsyncIterable[Any], /,
+    *more: AsyncIterable[Any], **options: Unpack[_Return],
+) -> AsyncIterator[Outcome[U]]: ...  # fmt: skip
 @overload
 def map_each(
-    fn: Callable[..., U],
-    items: AsyncIterable[Any],
-    second: AsyncIterable[Any],
-    /,
-    *more: AsyncIterable[Any],
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["return"],
-) -> AsyncIterator[Outcome[U]]: ...
+    fn: Callable[..., U], items: AsyncIterable[Any], second: AsyncIterable[Any], /, *more: AsyncIterable[Any],
+    **options: Unpack[_Return],
+) -> AsyncIterator[Outcome[U]]: ...  # fmt: skip
 @overload
 def map_each(
-    fn: Callable[..., Awaitable[U]],
-    items: Iterable[Any],
-    second: Iterable[Any],
-    /,
-    *more: Iterable[Any],
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["return"],
-) -> Awaitable[list[Outcome[U]]]: ...
+    fn: Callable[..., Awaitable[U]], items: Iterable[Any], second: Iterable[Any], /, *more: Iterable[Any],
+    **options: Unpack[_Return],
+) -> Awaitable[list[Outcome[U]]]: ...  # fmt: skip
 @overload
 def map_each(
-    fn: Callable[..., U],
-    items: Iterable[Any],
-    second: Iterable[Any],
-    /,
-    *more: Iterable[Any],
-    concurrency: int = ...,
-    name: str | None = ...,
-    on_error: Literal["return"],
-) -> Awaitable[list[Outcome[U]]]: ...
+    fn: Callable[..., U], items: Iterable[Any], second: Iterable[Any], /, *more: Iterable[Any],
+    **options: Unpack[_Return],
+) -> Awaitable[list[Outcome[U]]]: ...  # fmt: skip
 def map_each(
     fn: Callable[..., Any],
     items: Any,
@@ -553,23 +476,11 @@ class _Shared(Generic[T]):
 
 @overload
 def fold(
-    fn: Callable[[S, T], Awaitable[S]],
-    stream: AsyncIterable[T],
-    initial: S,
-    /,
-    *,
-    on_error: FoldOnError = ...,
-    name: str | None = ...,
+    fn: Callable[[S, T], Awaitable[S]], stream: AsyncIterable[T], initial: S, /, **options: Unpack[_OfFold]
 ) -> Awaitable[S]: ...
 @overload
 def fold(
-    fn: Callable[[S, T], S],
-    stream: AsyncIterable[T],
-    initial: S,
-    /,
-    *,
-    on_error: FoldOnError = ...,
-    name: str | None = ...,
+    fn: Callable[[S, T], S], stream: AsyncIterable[T], initial: S, /, **options: Unpack[_OfFold]
 ) -> Awaitable[S]: ...
 def fold(
     fn: Callable[[Any, Any], Any],

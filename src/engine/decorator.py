@@ -6,13 +6,14 @@ import inspect
 import types
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import (
-    TYPE_CHECKING,
     Any,
+    Final,
     ParamSpec,
     Protocol,
     TypeAlias,
+    TypedDict,
     TypeVar,
     TypeVarTuple,
     Union,
@@ -39,10 +40,6 @@ from .tracing.annotations import hints_of, signature_of
 from .tracing.ref import PendingRef, Ref, closure_values, refuse_leak
 from .tracing.source import locate
 from .tracing.tracer import active
-
-if TYPE_CHECKING:
-    pass
-
 
 _Call: TypeAlias = Callable[[list[Any]], Awaitable[Sequence[Any]]]
 
@@ -194,105 +191,60 @@ class _BatchDecorator(Protocol):
     ) -> Node[[Owner, T], Coroutine[object, object, U]]: ...
 
 
+class _BatchedOptions(TypedDict, total=False):
+    """The options of a node with `batch=`."""
+
+    name: str | None
+    concurrency: int | None
+    capacity: int | None
+    max_bytes: int | None
+    runs_on: RunsOn
+    timeout_seconds: float | None
+    retry: Retry | None
+    fallback: Callable[[Exception], Any] | None
+    pure: bool
+    effectful: Effectful
+    model: str | None
+    cache: Cache | None
+    stateless: bool
+
+
+class _NodeOptions(_BatchedOptions, total=False):
+    """The options of a node, without `batch` and `failover`."""
+
+    inbox_capacity: int | None
+    restart: RestartMode
+    restart_on: tuple[type[Exception], ...]
+    shutdown_seconds: float | None
+    ordered: bool
+    hedge: Hedge | None
+    discard: Callable[[Any], object] | None
+
+
+_DEFAULTS: Final[dict[str, Any]] = {
+    **{field.name: field.default for field in fields(Policy)}, "name": None, "runs_on": "loop", "batch": None,
+}  # fmt: skip
+
+
 @overload
 def node(cls: type[T], /) -> type[T]: ...  # type: ignore[overload-overlap]  # pyright: ignore[reportOverlappingOverload]
 @overload
 def node(fn: Callable[P, R], /) -> Node[P, R]: ...
 @overload
-def node(
-    *,
-    name: str | None = None,
-    concurrency: int | None = None,
-    capacity: int | None = None,
-    inbox_capacity: int | None = None,
-    max_bytes: int | None = None,
-    runs_on: RunsOn = "loop",
-    timeout_seconds: float | None = None,
-    retry: Retry | None = None,
-    fallback: Callable[[Exception], Any] | None = None,
-    pure: bool = False,
-    effectful: Effectful = False,
-    restart: RestartMode = "permanent",
-    restart_on: tuple[type[Exception], ...] = (),
-    shutdown_seconds: float | None = None,
-    model: str | None = None,
-    ordered: bool = False,
-    hedge: Hedge | None = None,
-    cache: Cache | None = None,
-    stateless: bool = False,
-    discard: Callable[[Any], object] | None = None,
-) -> _Decorator: ...
+def node(**options: Unpack[_NodeOptions]) -> _Decorator: ...
+@overload
+def node(*, failover: Callable[P, R], **options: Unpack[_NodeOptions]) -> _FailoverDecorator[P, R]: ...
 @overload
 def node(
-    *,
-    failover: Callable[P, R],
-    name: str | None = None,
-    concurrency: int | None = None,
-    capacity: int | None = None,
-    inbox_capacity: int | None = None,
-    max_bytes: int | None = None,
-    runs_on: RunsOn = "loop",
-    timeout_seconds: float | None = None,
-    retry: Retry | None = None,
-    fallback: Callable[[Exception], Any] | None = None,
-    pure: bool = False,
-    effectful: Effectful = False,
-    restart: RestartMode = "permanent",
-    restart_on: tuple[type[Exception], ...] = (),
-    shutdown_seconds: float | None = None,
-    model: str | None = None,
-    ordered: bool = False,
-    hedge: Hedge | None = None,
-    cache: Cache | None = None,
-    stateless: bool = False,
-    discard: Callable[[Any], object] | None = None,
-) -> _FailoverDecorator[P, R]: ...
-@overload
-def node(
-    *,
-    batch: Batch,
-    name: str | None = None,
-    concurrency: int | None = None,
-    capacity: int | None = None,
-    max_bytes: int | None = None,
-    runs_on: RunsOn = "loop",
-    timeout_seconds: float | None = None,
-    retry: Retry | None = None,
-    fallback: Callable[[Exception], Any] | None = None,
-    failover: Callable[..., Any] | None = None,
-    pure: bool = False,
-    effectful: Effectful = False,
-    model: str | None = None,
-    cache: Cache | None = None,
-    stateless: bool = False,
+    *, batch: Batch, failover: Callable[..., Any] | None = None, **options: Unpack[_BatchedOptions]
 ) -> _BatchDecorator: ...
 def node(
     fn: Any = None,
     /,
     *,
-    name: str | None = None,
-    concurrency: int | None = None,
-    capacity: int | None = None,
-    inbox_capacity: int | None = None,
-    max_bytes: int | None = None,
-    runs_on: RunsOn = "loop",
-    timeout_seconds: float | None = None,
-    retry: Retry | None = None,
-    fallback: Callable[[Exception], Any] | None = None,
     batch: Batch | None = None,
-    pure: bool = False,
-    effectful: Effectful = False,
-    restart: RestartMode = "permanent",
-    restart_on: tuple[type[Exception], ...] = (),
-    shutdown_seconds: float | None = None,
-    model: str | None = None,
-    ordered: bool = False,
     failover: Callable[..., Any] | None = None,
-    hedge: Hedge | None = None,
-    cache: Cache | None = None,
-    stateless: bool = False,
-    discard: Callable[[Any], object] | None = None,
-    **unknown: Any,
+    **options: Unpack[_NodeOptions],
 ) -> Any:
     """Make a node of a function, an async function, or a class whose instances are called.
 
@@ -348,7 +300,6 @@ def node(
             awaitable, for a result that no step has begun to read and no caller has got: of a hedge that lost, of an
             item that has ended between two nodes. It keeps a place of the node until it has ended; its error is logged.
             Results that a cache keeps are never discarded. Not for batches and streams.
-        **unknown: any other option is refused.
 
     Returns:
         A `Node`; a class stays a class, and calls of its instances become steps.
@@ -358,17 +309,14 @@ def node(
         TypeError: the function cannot be a node as asked, e.g. an `async def` with runs_on="thread"; or it is passed
             together with options.
     """
-    refuse_beside(fn, locals(), node, "ps.node")
-    refuse_unknown(unknown, node, "@ps.node")
+    given: dict[str, Any] = {**options, "batch": batch, "failover": failover}
+    refuse_unknown(given, _DEFAULTS, "@ps.node")
+    refuse_beside(fn, [option for option in given if given[option] is not _DEFAULTS[option]], "ps.node")
+    name, runs_on = given.pop("name", None), given.pop("runs_on", "loop")
     check("name", name, optional(NAME))
-    check("batch", batch, BATCH)
+    check("batch", given.pop("batch"), BATCH)
     check("runs_on", runs_on, RUNS_ON)
-    policy = Policy(
-        concurrency, capacity, max_bytes, timeout_seconds, retry, fallback,
-        pure=pure, effectful=effectful, restart=restart, restart_on=restart_on,
-        shutdown_seconds=shutdown_seconds, model=model, ordered=ordered, stateless=stateless, failover=failover,
-        hedge=hedge, cache=cache, discard=discard, inbox_capacity=inbox_capacity,
-    )  # fmt: skip
+    policy = Policy(**given)
 
     def decorate(target: Any) -> Any:
         if isinstance(target, Node):
@@ -380,27 +328,27 @@ def node(
             )
         if is_stateful(target) and not isinstance(target, type):
             raise TypeError(f"{target!r} is an instance of a node already: @ps.node goes on its class")
-        if shutdown_seconds is not None and not (isinstance(target, type) and owns_loop(cast("type[Any]", target))):
+        label = name or getattr(target, "__name__", target)
+        kind = cast("type[Any]", target) if isinstance(target, type) else None
+        if policy.shutdown_seconds is not None and (kind is None or not owns_loop(kind)):
             raise TypeError(
-                f"node {name or getattr(target, '__name__', target)!r} does not own its loop, so shutdown_seconds= "
-                "does not apply; it is for classes derived from ps.Actor or ps.StreamActor"
+                f"node {label!r} does not own its loop, so shutdown_seconds= does not apply; it is for classes derived "
+                "from ps.Actor or ps.StreamActor"
             )
-        if inbox_capacity is not None and not (
-            isinstance(target, type) and issubclass(cast("type[Any]", target), StreamActor)
-        ):
+        if policy.inbox_capacity is not None and (kind is None or StreamActor not in kind.__mro__):
             raise TypeError(
-                f"node {name or getattr(target, '__name__', target)!r} has inbox_capacity=, which is for classes "
-                "derived from ps.StreamActor; write capacity=, which bounds its inbox, or its stream if it gives one"
+                f"node {label!r} has inbox_capacity=, which is for classes derived from ps.StreamActor; write "
+                "capacity=, which bounds its inbox, or its stream if it gives one"
             )
-        if ordered and not _may_be_ordered(target):
+        if policy.ordered and not _may_be_ordered(target):
             raise TypeError(
-                f"node {name or getattr(target, '__name__', target)!r} has ordered=True, which is for state that has "
-                "to see items in input order: a class whose __call__ returns one result"
+                f"node {label!r} has ordered=True, which is for state that has to see items in input order: a class "
+                "whose __call__ returns one result"
             )
         if batch is not None and callable(target):
             return batched_node(target, batch, policy, name, runs_on)
-        if isinstance(target, type):
-            return make_stateful(cast("type[Any]", target), policy, name, runs_on)
+        if kind is not None:
+            return make_stateful(kind, policy, name, runs_on)
         if not callable(target):
             raise TypeError(f"@node needs a function or a class, got {target!r}")
         return Node(target, policy, name=name, runs_on=runs_on)

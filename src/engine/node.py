@@ -21,8 +21,10 @@ from typing import (
     ParamSpec,
     Self,
     TypeAlias,
+    TypedDict,
     TypeGuard,
     TypeVar,
+    Unpack,
     cast,
     overload,
 )
@@ -405,7 +407,22 @@ B = TypeVar("B")
 Owner = TypeVar("Owner")
 Rest = ParamSpec("Rest")
 
-_UNCHANGED: Any = object()
+
+class _Changes(TypedDict, Generic[R], total=False):
+    """What `with_policy` changes, without `failover`."""
+
+    name: str
+    timeout_seconds: float | None
+    retry: Retry | None
+    fallback: Callable[[Exception], R]
+    hedge: Hedge | None
+    cache: Cache | None
+
+
+class _AnyChanges(_Changes[Any], total=False):
+    failover: Callable[..., Any] | None
+
+
 # The options of a node that do something for each call.
 _ACTING: Final = ("concurrency", "timeout_seconds", "retry", "fallback", "failover", "hedge", "cache", "ordered")
 
@@ -597,40 +614,14 @@ class Node(Generic[P, Ret_co]):
 
     @overload
     def with_policy(
-        self: "Node[P, Coroutine[Any, Any, R]]",
-        *,
-        name: str = ...,
-        timeout_seconds: float | None = ...,
-        retry: Retry | None = ...,
-        fallback: Callable[[Exception], R] = ...,
-        failover: Callable[P, Coroutine[Any, Any, R]] | None = ...,
-        hedge: Hedge | None = ...,
-        cache: Cache | None = ...,
-    ) -> "Node[P, Coroutine[Any, Any, R]]": ...
+        self: "Node[P, Coroutine[Any, Any, R]]", *, failover: Callable[P, Coroutine[Any, Any, R]] | None = ...,
+        **changes: Unpack[_Changes[R]],
+    ) -> "Node[P, Coroutine[Any, Any, R]]": ...  # fmt: skip
     @overload
     def with_policy(
-        self: "Node[P, R]",
-        *,
-        name: str = ...,
-        timeout_seconds: float | None = ...,
-        retry: Retry | None = ...,
-        fallback: Callable[[Exception], R] = ...,
-        failover: Callable[P, R] | None = ...,
-        hedge: Hedge | None = ...,
-        cache: Cache | None = ...,
+        self: "Node[P, R]", *, failover: Callable[P, R] | None = ..., **changes: Unpack[_Changes[R]]
     ) -> "Node[P, R]": ...
-    def with_policy(
-        self,
-        *,
-        name: str = _UNCHANGED,
-        timeout_seconds: float | None = _UNCHANGED,
-        retry: Retry | None = _UNCHANGED,
-        fallback: Any = _UNCHANGED,
-        failover: Any = _UNCHANGED,
-        hedge: Hedge | None = _UNCHANGED,
-        cache: Cache | None = _UNCHANGED,
-        **unknown: Any,
-    ) -> "Node[P, Any]":
+    def with_policy(self, **changes: Unpack[_AnyChanges]) -> "Node[P, Any]":
         """Return a copy of this node with another policy, to be called in its place somewhere.
 
         The copy shares the limits of this node: `concurrency=8` is eight for both together. An argument that is not
@@ -646,7 +637,6 @@ class Node(Generic[P, Ret_co]):
                 failed; None for none.
             hedge: when a second attempt begins beside the first; None for never.
             cache: how results are kept for equal calls; None to keep none.
-            **unknown: any other option is refused.
 
         Returns:
             The copy.
@@ -654,22 +644,18 @@ class Node(Generic[P, Ret_co]):
         Raises:
             OptionsError: an option is unknown, or does not accept its value.
         """
-        if shared := unknown.keys() & {field.name for field in dataclasses.fields(Policy)}:
+        given: dict[str, Any] = {**changes}
+        name, known = given.pop("name", self.name), _AnyChanges.__annotations__.keys()
+        if shared := (given.keys() - known) & {field.name for field in dataclasses.fields(Policy)}:
             raise OptionsError(
                 f"{min(shared)!r} belongs to node {self.name!r} itself, and copies share it: declare it with @node"
             )
-        refuse_unknown(unknown, cast("Any", self).with_policy, f"{self.name}.with_policy")
-        if name is not _UNCHANGED:
-            check("name", name, NAME)
-        changes = {
-            "timeout_seconds": timeout_seconds, "retry": retry, "fallback": fallback, "failover": failover,
-            "hedge": hedge, "cache": cache,
-        }  # fmt: skip
-        given = {key: value for key, value in changes.items() if value is not _UNCHANGED}
+        refuse_unknown(given, known, f"{self.name}.with_policy")
+        check("name", name, NAME)
         return type(self)(
             self.fn,
             dataclasses.replace(self.policy, **given),
-            name=self.name if name is _UNCHANGED else name,
+            name=name,
             origin=self.origin,
             template=self.template,
             bound_to=self.bound_to,
