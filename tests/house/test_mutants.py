@@ -49,20 +49,10 @@ MUTANTS = [
         "tests/promises/test_promise_3_order.py::test_promise_3_the_calls_of_a_key_come_one_after_the_other",
     ),
     Mutant(
-        "max_workers bounds the threads of a run",
-        "actors/threads.py", "        await self._free.acquire()\n", "        pass\n",
-        "tests/runtime/test_limits.py::test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_sites",
-    ),
-    Mutant(
         "the first outcome of an item is its outcome",
         "actors/frame.py", '        if self.state == "running":\n            self.expired = expired\n',
         "        if True:\n            self.expired = expired\n",
         "tests/promises/test_promise_1_one_outcome.py",
-    ),
-    Mutant(
-        "a line that never waits gives the loop its turn",
-        "actors/worker.py", "            or self.budget < LONGEST_LINE\n", "",
-        "tests/promises/test_promise_7_nothing_blocks_the_loop.py",
     ),
     Mutant(
         "a node has as many attempts as it asked for",
@@ -74,12 +64,6 @@ MUTANTS = [
         "engine/source.py", "self._completion_order: deque[int] | None = None if ordered else deque()",
         "self._completion_order: deque[int] | None = deque()",
         "tests/promises/test_promise_3_order.py",
-    ),
-    Mutant(
-        "values that the reader of a failed stream has not taken are dropped",
-        "actors/stream_buffer.py", "        self._error = error\n        self.held.clear()\n",
-        "        self._error = error\n",
-        "tests/engine/test_ends_of_streams_as_values.py",
     ),
     Mutant(
         "only calls of pure nodes are merged",
@@ -96,16 +80,6 @@ MUTANTS = [
         "actors/supervision.py", "if len(self._restarts) > self.flags.max_restarts:",
         "if len(self._restarts) >= self.flags.max_restarts:",
         "tests/actors/test_supervision.py",
-    ),
-    Mutant(
-        "a token is taken once",
-        "engine/rate_limit.py", "self.full_at = max(now, self.full_at)", "self.full_at = self.full_at * 1",
-        "tests/actors/test_token_bucket.py",
-    ),
-    Mutant(
-        "a batch holds what it may, and more has to wait",
-        "actors/batching.py", "self.count >= self._max_size +", "self.count > self._max_size +",
-        "tests/actors/test_batch_queue.py",
     ),
     Mutant(
         "arguments that nothing has looked at do not pass the gate of a program",
@@ -137,14 +111,65 @@ MUTANTS = [
         "tests/telemetry/test_span_tree.py",
     ),
     Mutant(
+        "a message that has failed becomes a dead letter",
+        "consume/partitions.py", "                if error is not None:\n", "                if False:\n",
+        "tests/consume/test_kafka.py::test_dead_letters_have_their_source_and_a_refused_one_is_written_again",
+    ),
+    Mutant(
+        "shards have no record in common",
+        "data/records.py", "self._places = range(number, end, count)", "self._places = range(0, end, count)",
+        "tests/data/test_order.py::test_shards_are_disjoint_cover_all_and_differ_by_one",
+    ),
+    Mutant(
+        "only a known key opens the door",
+        "serving/application.py", " if hmac.compare_digest(digest, given)]", "]",
+        "tests/serving/test_openai.py::test_keys_open_the_door_and_share_places_by_name",
+    ),
+    Mutant(
+        "only the owner may look at a process",
+        "studio/live/server.py", "_MODE: Final = 0o600", "_MODE: Final = 0o666",
+        "tests/studio/test_expose.py::test_only_the_owner_may_connect_whatever_the_umask",
+    ),
+    Mutant(
+        "what is shared is counted once",
+        "telemetry/metrics.py", "            if once in shared:\n", "            if False:\n",
+        "tests/telemetry/test_metrics.py::test_a_limit_that_scopes_share_counts_once",
+    ),
+]  # fmt: skip
+
+# For `make test-long`: of parts that have a mutant above, or which hang until the time of their test is up.
+MORE_MUTANTS = [
+    Mutant(
+        "max_workers bounds the threads of a run",
+        "actors/threads.py", "        await self._free.acquire()\n", "        pass\n",
+        "tests/runtime/test_limits.py::test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_sites",
+    ),
+    Mutant(
+        "a line that never waits gives the loop its turn",
+        "actors/worker.py", "            or self.budget < LONGEST_LINE\n", "",
+        "tests/promises/test_promise_7_nothing_blocks_the_loop.py",
+    ),
+    Mutant(
+        "values that the reader of a failed stream has not taken are dropped",
+        "actors/stream_buffer.py", "        self._error = error\n        self.held.clear()\n",
+        "        self._error = error\n",
+        "tests/engine/test_ends_of_streams_as_values.py",
+    ),
+    Mutant(
+        "a token is taken once",
+        "engine/rate_limit.py", "self.full_at = max(now, self.full_at)", "self.full_at = self.full_at * 1",
+        "tests/actors/test_token_bucket.py",
+    ),
+    Mutant(
+        "a batch holds what it may, and more has to wait",
+        "actors/batching.py", "self.count >= self._max_size +", "self.count > self._max_size +",
+        "tests/actors/test_batch_queue.py",
+    ),
+    Mutant(
         "events that wait for room are let in in their order",
         "engine/events.py", "event, work, turn = line.popleft()", "event, work, turn = line.pop()",
         "tests/engine/test_events.py::test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they_came",
     ),
-]  # fmt: skip
-
-# Of parts that have one above already, or which hang until the time of the test is up: for `make test-long`.
-MORE_MUTANTS = [
     Mutant(
         "a barrier waits until the values before it have left a map_each",
         "engine/stream_map.py", "is_next and not (window.frames and (place.stop.called or self.drains))", "is_next",
@@ -348,12 +373,188 @@ MORE_MUTANTS = [
         "asgi.py", "if self._is_lost():", "if False:",
         "tests/serving/test_asgi.py::test_a_lost_connection_that_only_its_transport_knows_ends_the_call",
     ),
+    Mutant(
+        "locks of meshes are taken in one order",
+        "devices/enqueue_order.py", "keys = sorted({(device.platform, device.id) for device in devices})",
+        "keys = [(device.platform, device.id) for device in devices]",
+        "tests/devices/test_enqueue_order.py::test_locks_are_taken_in_one_order_and_a_single_device_needs_none",
+    ),
+    Mutant(
+        "an argument that a batch shares is not padded",
+        "devices/parameter_checks.py", "for one in shared & {*others}:", "for one in ():",
+        "tests/devices/test_shared_arguments.py",
+    ),
+    Mutant(
+        "a dead letter is written until it is there",
+        "consume/partitions.py", "                await asyncio.sleep(pause)\n                pause = min(",
+        "                return\n                pause = min(",
+        "tests/consume/test_kafka.py::test_dead_letters_have_their_source_and_a_refused_one_is_written_again",
+    ),
+    Mutant(
+        "a consumer is entered once",
+        "consume/consumer.py", "if self._held._has_ended or any(one._source is self._source for one in _open):",
+        "if False:",
+        "tests/consume/test_consumer.py::test_a_consumer_is_entered_once_and_has_its_source_for_itself",
+    ),
+    Mutant(
+        "each epoch has an order of its own",
+        "data/records.py", 'Permutation(self._length, f"{self._seed} {self.epoch}")',
+        'Permutation(self._length, f"{self._seed}")',
+        "tests/data/test_order.py::test_each_epoch_has_another_order_and_all_records",
+    ),
+    Mutant(
+        "the last batch is left out if that was asked for",
+        "data/stages.py", "            if not held or self._drop_remainder:", "            if not held:",
+        "tests/data/test_stages.py::test_batched",
+    ),
+    Mutant(
+        "what is left of a batch comes in the next",
+        "data/stages.py", "self.held.appendleft(part_of(batch, slice(size, None)))", "pass",
+        "tests/data/test_stages.py::test_rebatched",
+    ),
+    Mutant(
+        "sequences of a row are told apart",
+        "data/stages.py", "packed.segment_ids[start:end] = number", "packed.segment_ids[start:end] = 1",
+        "tests/data/test_stages.py::test_packed",
+    ),
+    Mutant(
+        "leaves of other types make no batch",
+        "data/batches.py", "if array.dtype != dtype:", "if False:",
+        "tests/data/test_stages.py::test_what_is_not_alike_is_named_by_value_and_leaf",
+    ),
+    Mutant(
+        "an iterator that is written in a graph is read once",
+        "data/records.py", "if self._is_taken and _is_iterator(self.value):", "if False:",
+        "tests/data/test_order.py::test_an_iterator_that_is_written_in_a_graph_is_not_read_twice",
+    ),
+    Mutant(
+        "of a log only a prefix is settled",
+        "consume/partitions.py", "        if not self._source.is_log:\n            self.unsettled.append(",
+        "        if True:\n            self.unsettled.append(",
+        "tests/consume/test_consumer.py::test_whatever_goes_wrong_nothing_is_lost_and_only_a_prefix_is_settled",
+    ),
+    Mutant(
+        "what a drain leaves is no dead letter",
+        "consume/partitions.py", "if isinstance(error, NotFinished):", "if False:",
+        "tests/consume/test_kafka.py::test_what_a_drain_leaves_comes_again_and_is_no_dead_letter",
+    ),
+    Mutant(
+        "a commit that is too late gives the partition up",
+        "consume/partitions.py", "            self._give_up([partition])\n", "            pass\n",
+        "tests/consume/test_consumer.py::test_a_commit_that_is_too_late_cancels_what_is_open_and_commits_nothing_more",
+    ),
+    Mutant(
+        "a partition that comes back waits for its handlers",
+        "consume/partitions.py", "        if self.before:\n", "        if False:\n",
+        "tests/consume/test_consumer.py::test_a_partition_that_comes_back_waits_for_handlers_that_still_unwind",
+    ),
+    Mutant(
+        "a slow partition leaves the others their room",
+        "consume/partitions.py", "own = self._max_open // (len(self._held) or 1)", "own = 0",
+        "tests/consume/test_consumer.py::test_a_slow_message_delays_its_key_and_no_other_partition",
+    ),
+    Mutant(
+        "a body that is too large is not read",
+        "serving/application.py", "if len(raw) > self._max_body_bytes:", "if False:",
+        "tests/serving/test_openai.py::test_a_body_that_is_too_large_is_not_read",
+    ),
+    Mutant(
+        "a breaker refuses",
+        "serving/upstreams.py", "return self.failed >= self.failures and", "return False and",
+        "tests/serving/test_upstreams.py::test_a_breaker_refuses_and_tries_again",
+    ),
+    Mutant(
+        "the idlest server is asked",
+        "serving/upstreams.py", "chosen = min(well, key=lambda one: one.in_flight)", "chosen = well[0]",
+        "tests/serving/test_upstreams.py::test_the_idlest_server_is_asked_and_the_one_that_had_the_prefix_is_preferred",
+    ),
+    Mutant(
+        "a stream that breaks off does not look complete",
+        "serving/upstreams.py",
+        '                    if not is_done:\n                        raise UpstreamError(502, "The upstream has ended',
+        '                    if False:\n                        raise UpstreamError(502, "The upstream has ended',
+        "tests/serving/test_upstreams.py::test_what_is_wrong_with_a_server_is_an_error_with_its_status",
+    ),
+    Mutant(
+        "a reader that leaves aborts its request in the engine",
+        "serving/upstreams.py", "            if not is_done:\n                aborted",
+        "            if False:\n                aborted",
+        "tests/serving/test_upstreams.py::test_an_engine_in_the_process_is_a_node_and_a_reader_who_leaves_aborts",
+    ),
+    Mutant(
+        "edges cross as little as they can",
+        "studio/layered.py", "if crossings < fewest:", "if crossings > fewest:",
+        "tests/studio/test_drawing.py::test_boxes_are_ordered_so_that_edges_do_not_cross_in_svg",
+    ),
+    Mutant(
+        "slices that overlap have tracks of their own",
+        "studio/perfetto.py", "while busy and busy[0][0] <= bar.began:", "while busy:",
+        "tests/studio/test_perfetto.py::test_whatever_overlaps_is_put_side_by_side",
+    ),
+    Mutant(
+        "only so many clients look at a process",
+        "studio/live/server.py", "if len(self._clients) >= MAX_CLIENTS:", "if False:",
+        "tests/studio/test_expose.py::test_more_clients_than_there_is_room_for_are_told",
+    ),
+    Mutant(
+        "a socket that somebody listens at is left alone",
+        "studio/live/server.py", "if listener := _who_listens(path):", 'if listener := "":',
+        "tests/studio/test_expose.py::test_a_socket_that_somebody_listens_at_is_left_alone",
+    ),
+    Mutant(
+        "names are text in a page",
+        "studio/page/page.py", "name = escape(printable(profile.node))", "name = printable(profile.node)",
+        "tests/studio/test_page.py::test_what_names_say_is_text",
+    ),
+    Mutant(
+        "places that nodes share count once",
+        "telemetry/counters.py", "sum(one.in_flight for one in places.values())", "sum(one.in_flight for one in every)",
+        "tests/studio/test_running_drawing.py::test_places_that_siblings_share_count_once",
+    ),
+    Mutant(
+        "a name does not drive the terminal",
+        "telemetry/text.py", "c if c.isprintable() else", "c if True else",
+        "tests/engine/test_plan.py::test_a_name_that_would_drive_the_terminal_is_shown_escaped",
+    ),
+    Mutant(
+        "counters of what has closed stay",
+        "telemetry/metrics.py", "self._departed.append((source, counters))  # before",
+        "self._departed.append((source, {}))  # before",
+        "tests/telemetry/test_metrics_registry.py::test_counters_of_what_closes_stay_and_levels_do_not",
+    ),
+    Mutant(
+        "a counter does not go back",
+        "telemetry/metrics.py", "max(value, self._highest.get(series, value))", "value",
+        "tests/telemetry/test_metrics_registry.py::test_a_counter_that_lost_a_source_without_its_end_does_not_go_back",
+    ),
+    Mutant(
+        "a log event keeps what it says itself",
+        "telemetry/logs.py", "if _ITEM_FIELDS.isdisjoint(event_dict):", "if True:",
+        "tests/telemetry/test_logs.py::test_what_an_event_says_itself_stays",
+    ),
+    Mutant(
+        "headers count in any case",
+        "telemetry/spans.py", "(_text(name).lower(), _text(value))", "(_text(name), _text(value))",
+        "tests/telemetry/test_continue_trace.py::test_headers_of_any_form_and_case",
+    ),
+    Mutant(
+        "the text of an error may raise",
+        "telemetry/spans.py", "except Exception as broken:", "except KeyboardInterrupt as broken:",
+        "tests/telemetry/test_spans.py::test_an_error_without_a_text_is_the_one_that_is_raised",
+    ),
 ]  # fmt: skip
 
 
 def test_every_edit_applies() -> None:
     found = {mutant.breaks: (SOURCE / mutant.file).read_text().count(mutant.text) for mutant in MUTANTS + MORE_MUTANTS}
     assert found == dict.fromkeys(found, 1)
+
+
+@pytest.mark.parametrize(
+    "floor", ["actors", "engine", "devices", "saving", "data", "telemetry", "studio", "serving", "consume"]
+)
+def test_each_floor_has_six_mutants(floor: str) -> None:
+    assert sum(mutant.file.startswith(f"{floor}/") for mutant in MUTANTS + MORE_MUTANTS) >= 6
 
 
 @pytest.mark.parametrize(
