@@ -429,25 +429,31 @@ def abandon(call: OutsideCall, actor: "NodeActor", frame: Frame) -> None:
         frame.leaves_running(call)
 
 
-# DetachedStep: the first step of a call, if it runs outside of the loop, such as on a device; it needs no worker.
+# DetachedStep: the first step of a frame, if it runs outside of the loop, such as on a device; it needs no worker.
 #
 # A worker would only hand the step over and wait for the result, and making its task costs more than all other work of
 # such a call on the loop. Instead, when the result arrives, it carries the frame on: to its end, or to a worker for the
 # steps that follow.
 
 
-def begin_detached(actor: "NodeActor", frame: Frame) -> "DetachedStep | None":
-    """Begin the first step of a frame, for which a place was taken; return None if it needs a worker."""
-    values, begin = frame.values, actor.begin
-    assert begin is not None
+def begin_detached(actor: "NodeActor", frame: Frame) -> bool:
+    """Begin the first step of a frame without a worker; return False if it needs one, or a place that is not free."""
+    values, begin, limiter = frame.values, actor.begin, actor.limiter
+    if begin is None or limiter.free <= 0:
+        return False
+    limiter.free -= 1
     try:
         # `NodeActor.arguments` written out
         args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
-        return begin(actor, frame, args, {} if actor.kwargs_of is None else actor.kwargs_of(values))
+        step = begin(actor, frame, args, {} if actor.kwargs_of is None else actor.kwargs_of(values))
     except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
         step = DetachedRequest(actor, frame)
         step.fail_soon(error)
-        return step
+    if step is None:
+        limiter.release()
+        return False
+    frame.detached = step
+    return True
 
 
 STEP_SLOTS: Final = ("_actor", "_began", "_frame", "_is_left", "_is_over")
@@ -455,7 +461,7 @@ _NO_SLOTS: Final[tuple[str, ...]] = ()  # of a class that may be the second base
 
 
 class DetachedStep:
-    """The first step of a frame that has a group to itself, while it runs outside of the loop.
+    """The first step of a frame, while it runs outside of the loop.
 
     It has the methods by which the result of a future is set. What runs the step is a subclass, with `STEP_SLOTS`: so
     step and call are one object.
@@ -560,7 +566,7 @@ class DetachedStep:
         assert frame is not None
         self._is_over = True
         self._frame = None  # what runs the step may still hold it, and must not keep the frame alive
-        frame.group.detached = None
+        frame.detached = None
         if not self.returned:
             abandon(self, actor, frame)
         ended = perf_counter()

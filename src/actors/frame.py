@@ -19,7 +19,7 @@ from .stream_buffer import StreamBuffer, plain_error
 from .tasks import start_task
 
 if TYPE_CHECKING:
-    from .execution import OutsideCall
+    from .execution import DetachedStep, OutsideCall
     from .node_actor import NodeActor
     from .stream_buffer import Reader
     from .worker import WorkerGroup
@@ -108,6 +108,7 @@ class Frame:
         on_result_stream: called with the stream that the graph returns, if it returns one.
         timer: ends the frame at its deadline.
         bodies: what stops the bodies that its steps of control flow run now.
+        detached: its first step, while that runs outside of the loop and needs no worker.
         span: the parent of the spans of its node executions; None if the frame is not sampled.
         key: the key of the call, in a deployment with `key=`; None without.
         owns_state: whether it is an iteration of a loop, and alone has the state that it begins with.
@@ -143,6 +144,7 @@ class Frame:
     unwinding: int
     on_result_stream: "Callable[[Reader[Any]], None] | None" = None
     bodies: "tuple[Callable[[], None], ...]" = ()
+    detached: "DetachedStep | None" = None
     _identity: int | None = None
     timer: asyncio.TimerHandle | None
 

@@ -12,7 +12,7 @@ from .._errors import Interrupted
 from . import current
 from .chains import LONGEST_LINE
 from .channel import Channel
-from .execution import INLINE, DetachedStep, OutsideCall, Requeued, cancel_once, end_calls
+from .execution import INLINE, OutsideCall, Requeued, cancel_once, end_calls
 from .frame import NOTHING, Frame, Interruption, cut_line, foreign_cancel
 from .node_actor import NOTHING_READY, Limiter, NodeActor
 from .policy import Policy
@@ -481,7 +481,6 @@ class WorkerGroup:
         feed: the source that idle workers ask for items; None if it has none now.
         closed: whether workers end when they find no work.
         is_exclusive: whether the group has a single frame, so that its workers never go on to another item.
-        detached: the first step of its only frame, while that runs outside of the loop and needs no worker.
         waited_for_in: the groups whose members a scope waits for, to which this one is added with its first member.
         caller: for a run, stream or call inside of a handler: the actor of that handler.
         events: for the events that its handlers emit, an `EventBuffer` of the engine; None if they are not read.
@@ -493,7 +492,6 @@ class WorkerGroup:
     # reads are assigned. Most groups are for one call, with one worker and an empty queue.
     _idle: "list[asyncio.Future[None]] | None" = None
     caller: NodeActor | None = None
-    detached: "DetachedStep | None" = None
     events: Any = None
     handlers: asyncio.Semaphore | None = None
     step: str | None = None
@@ -603,8 +601,8 @@ class WorkerGroup:
 
     def cancel_workers(self, frame: Frame) -> int:
         """Cancel all workers that run a handler of `frame`; return how many there are."""
-        if self.detached is not None:
-            self.detached.leave()
+        if frame.detached is not None:
+            frame.detached.leave()
         current_task = asyncio.current_task(self.loop) if self.workers else None
         count = 0
         for worker in self.workers:

@@ -11,7 +11,7 @@ from opentelemetry.trace import Span
 from .._errors import add_note
 from ..actors import current
 from ..actors.attempts import Failover
-from ..actors.execution import Attempt, Bound, Run, take_thread
+from ..actors.execution import Attempt, Bound, Run, begin_detached, take_thread
 from ..actors.executions import call_in_thread
 from ..actors.frame import Frame, Listener
 from ..actors.generators import open_split, open_stream
@@ -173,6 +173,7 @@ class _Bodies:
     frame_class = Frame
     frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
     owns_state = False  # whether the next frame gets a state that the one before has made
+    _needs_no_worker = False  # whether a frame that may begin at once has one step, which may run outside of the loop
     _error: BaseException | None = None  # of the frame that has ended the whole
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args, step: str) -> None:
@@ -202,6 +203,8 @@ class _Bodies:
             frame.owns_state = True
         if self._span is not None:
             frame.span = spans.FrameSpan(self._span, wired.program.name)
+        elif self._needs_no_worker and not group.ready and begin_detached(wired.entries[0], frame):
+            return
         group.start(frame, wired.entries)
 
     def stop(self) -> None:

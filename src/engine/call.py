@@ -186,14 +186,9 @@ class RunningCall(Frame, WorkerGroup):
         if self.state != "running":
             return
         entries = wired.entries
-        if len(entries) == 1 and entries[0].begin is not None and (self._is_plain or self.span is None):
-            limiter = entries[0].limiter
-            if limiter.free > 0:
-                limiter.free -= 1
-                self.detached = begin_detached(entries[0], self)
-                if self.detached is not None:
-                    return
-                limiter.release()
+        is_alone = len(entries) == 1 and entries[0].begin is not None and (self._is_plain or self.span is None)
+        if is_alone and begin_detached(entries[0], self):
+            return
         # A call that a handler makes never begins at once: nested calls would each take a part of the stack.
         if eager_starts is None or self.parent is not None or not eager_starts.may_start():
             self.start_worker(self, entries)

@@ -41,6 +41,7 @@ class StreamMap(_Bodies):
         place: StepCheckpoint | None,
     ) -> None:
         super().__init__(wired, parent, outside, actor.name)
+        self._needs_no_worker = len(wired.entries) == 1 and wired.entries[0].ends_line
         self._inputs = inputs
         # The streams that barriers come in, of a call that is saved; and those that wait for their turn to go on.
         self._barriers_in = [one for one in inputs if place is not None and isinstance(one, BarrierBuffer)]

@@ -49,6 +49,16 @@ async def standing_still(**options: Any) -> AsyncIterator[tuple[Gate, Any, engin
         yield gate, of, service
 
 
+async def to_rows(count: int) -> AsyncIterator[Any]:
+    for number in range(count):
+        yield row(number)
+
+
+def in_flight(service: Any) -> int:
+    """How many places are held on the device."""
+    return sum(actor.in_flight for actor in service.statistics().actors if "pass_through" in actor.node)
+
+
 def node_of(service: engine.Service) -> Any:
     (actor,) = service.statistics().actors
     return actor
@@ -66,6 +76,34 @@ async def test_calls_in_flight_have_no_tasks(options: dict[str, Any]) -> None:
         assert [float(result[0]) for result in await asyncio.gather(*calls)] == list(range(20))
         assert (node_of(service).in_flight, node_of(service).completed) == (0, 21)
         assert node_of(service).busy_seconds > 0
+
+
+async def test_values_of_a_stream_on_the_device_have_no_tasks_and_hold_their_places_until_it_is_done() -> None:
+    gate = Gate()
+    gate.open()
+    guarded = ps.device_node(device="cpu", pure=False)(gate.pass_through)
+    numbers = ps.node(to_rows)
+
+    @ps.graph
+    async def stage(count: int) -> AsyncIterator[Any]:
+        return ps.map_each(guarded, numbers(count), concurrency=12)
+
+    async with engine.deploy(stage) as service:
+        assert [float(value[0]) async for value in service.stream(stage(30))] == list(range(30))
+        await testing.wait_quiescent()
+        gate.close()
+        before = len(gate.values)
+        async with service.stream(stage(30)) as values:
+            first = asyncio.ensure_future(anext(values))
+            await gate.entered(before + 1)
+            await testing.wait_quiescent()
+            assert in_flight(service) == 12
+            assert sum("penstock-worker" in task.get_name() for task in asyncio.all_tasks()) < 6
+            first.cancel()
+        assert 0 < in_flight(service) <= 12  # of values that were handed to the device
+        gate.open()  # the device gets to the next stream when it is done with the last one
+        assert [float(value[0]) async for value in service.stream(stage(30))] == list(range(30))
+        assert in_flight(service) == 0
 
 
 async def test_engine_run_and_map_take_the_same_way() -> None:
