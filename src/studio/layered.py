@@ -12,7 +12,7 @@ from itertools import pairwise
 
 _GAP = 28.0  # pixels between boxes of a level
 _BEND_GAP = 14.0  # pixels around an edge that passes between boxes
-LEVEL_GAP = 44.0  # pixels between levels, unless told otherwise
+_LEVEL_GAP = 44.0  # pixels between levels
 _ORDER_SWEEPS = 12
 _SETTLE_SWEEPS = 12  # towards the neighbours on one side, which spreads the boxes out
 _STRAIGHTEN_SWEEPS = 41  # towards the neighbours on both sides; odd, so that the last one runs downwards
@@ -66,14 +66,6 @@ class Layers:
     levels: Sequence[int]
     sources: Sequence[Sequence[int]]
 
-    @classmethod
-    def of(cls, sources: Sequence[Sequence[int]]) -> "Layers":
-        """Give each box the level that the longest path to it has; boxes are in topological order."""
-        levels: list[int] = []
-        for found in sources:
-            levels.append(1 + max([levels[source] for source in found], default=-1))
-        return cls(levels, sources)
-
     @property
     def segments(self) -> int:
         """The number of pieces that the edges are cut into at the levels: the size of the problem `place` solves."""
@@ -83,7 +75,7 @@ class Layers:
         )  # fmt: skip
 
 
-def place(layers: Layers, sizes: Sequence[tuple[float, float]], level_gap: float = LEVEL_GAP) -> PlacedLayers:
+def place(layers: Layers, sizes: Sequence[tuple[float, float]]) -> PlacedLayers:
     """Place boxes of the given widths and heights (pixels) so that edges run downwards."""
     count = len(layers.levels)
     level = [*layers.levels]
@@ -111,7 +103,7 @@ def place(layers: Layers, sizes: Sequence[tuple[float, float]], level_gap: float
     heights = [max((sizes[at][1] for at in found if at < count), default=0.0) for found in levels]
     tops = [0.0]
     for height in heights:
-        tops.append(tops[-1] + height + level_gap)
+        tops.append(tops[-1] + height + _LEVEL_GAP)
     left = min((at - width / 2 for at, width in zip(x, widths, strict=True)), default=0.0)
     right = max((at + width / 2 for at, width in zip(x, widths, strict=True)), default=0.0)
     boxes = [
@@ -131,7 +123,7 @@ def place(layers: Layers, sizes: Sequence[tuple[float, float]], level_gap: float
         points.append((arrive[target, path[-2]] - left, tops[level[target]]))
         points.append((points[-1][0], boxes[target].top))
         routes.append(Route(source, target, tuple(points)))
-    return PlacedLayers(boxes, routes, right - left, tops[-1] - level_gap if levels else 0.0)
+    return PlacedLayers(boxes, routes, right - left, tops[-1] - _LEVEL_GAP if levels else 0.0)
 
 
 def _ordered(level: list[int], above: list[list[int]], below: list[list[int]]) -> list[list[int]]:

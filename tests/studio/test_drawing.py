@@ -593,4 +593,4 @@ def test_what_only_waits_is_drawn_thin() -> None:
     ]
     assert 'n1 -.->|"after"| n2' in to_mermaid(found)
     assert 'n1 -> n2 [label="after", penwidth=0.4];' in to_dot(found)
-    assert '<path class="edge" style="stroke-width:.6"' in to_svg(found)
+    assert '<path class="edge order"' in to_svg(found)

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.studio.page import graph_picture
+from penstock.studio.drawing import svg
 from penstock.studio.page import page as page_module
 from penstock.telemetry.profiling.records import DeviceWork
 
@@ -167,8 +167,8 @@ async def test_edges_lead_around_control_flow(tmp_path: Path) -> None:
     profile = await profiled(branching, items=4)
     _, page = written(profile, tmp_path)
     assert page.texts["figcaption"] == ["branching"]
-    assert len([one for one in page.found["g"] if "body" in classes(one)]) == 2  # its branches, inside of it
-    titles = [text.partition(";")[0] for text in page.texts["title"] if "→" in text]
+    assert len([one for one in page.found["rect"] if "body" in classes(one)]) == 2  # its branches, inside of it
+    titles = [text for text in page.texts["title"] if "→" in text]
     assert {title.partition(":")[0] for title in titles} >= {
         "fetch → odd", "odd → then", "odd → otherwise", "then → zero", "otherwise → zero",
     }  # fmt: skip
@@ -238,9 +238,9 @@ def test_a_page_is_bounded_and_says_what_it_lacks(tmp_path: Path, monkeypatch: p
 
 
 async def test_a_graph_too_large_to_draw_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(graph_picture, "MAX_NODES", 2)
+    monkeypatch.setattr(svg, "MAX_ROWS", 2)
     _, page = written(await profiled(measure, items=2), tmp_path)
-    assert "3 nodes: too many to draw." in page.texts["p"]
+    assert any(text.startswith("too large to draw: 5 nodes") for text in page.texts["text"])
     assert len([one for one in page.found["tr"] if one.get("id")]) == 3
 
 

@@ -111,8 +111,8 @@ def the_bottleneck_is_highlighted(browser: Browser, warm: str) -> None:
     colour = "getComputedStyle(document.querySelector('{}')).{}"
     assert browser.run("document.querySelector('.verdict.limits h2').innerText") == "decode"
     assert browser.run(colour.format(".verdict h2", "color")) == warm
-    assert browser.run("document.querySelector('a.box.limits .name').textContent") == "decode"
-    assert browser.run(colour.format("a.box.limits .card", "stroke")) == warm
+    assert browser.run("document.querySelector('a.box.limits text').textContent") == "decode"
+    assert browser.run(colour.format("a.box.limits .node", "stroke")) == warm
     assert browser.run("document.querySelector('tr.limits th').dataset.value") == "decode"
     assert browser.run(colour.format("tr.limits th", "color")) == warm
     assert pixels(browser, warm) > 100  # its slices
@@ -141,8 +141,8 @@ def everything_is_drawn(browser: Browser) -> None:
     # In each box, the texts are inside of it.
     assert browser.run(
         "[...document.querySelectorAll('a.box')].every(box => {"
-        "const card = box.querySelector('.card').getBoundingClientRect();"
-        "return [...box.querySelectorAll('.name, .detail')].every(text => { const r = text.getBoundingClientRect();"
+        "const card = box.querySelector('.node').getBoundingClientRect();"
+        "return [...box.querySelectorAll('text:not(.badge)')].every(text => { const r = text.getBoundingClientRect();"
         "return r.left >= card.left && r.right <= card.right && r.bottom <= card.bottom; }); })"
     )
 

@@ -6,7 +6,11 @@ running graph are doing. `framed` makes a picture of any elements.
 
 from .languages import to_dot as to_dot
 from .languages import to_mermaid as to_mermaid
+from .svg import BoxMark as BoxMark
+from .svg import EdgeMark as EdgeMark
+from .svg import Marks as Marks
 from .svg import framed as framed
+from .svg import to_figure as to_figure
 from .svg import to_svg as to_svg
 from .text import to_text as to_text
 

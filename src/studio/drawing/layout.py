@@ -114,8 +114,8 @@ def topological(drawing: Drawing) -> list[DrawnNode]:
     return order
 
 
-def rows(drawing: Drawing) -> list[Row]:
-    """Return the rows of a drawing: its nodes in topological order, with repeated siblings folded.
+def rows(drawing: Drawing, *, is_folded: bool = True) -> list[Row]:
+    """Return the rows of a drawing: its nodes in topological order, with repeated siblings folded, unless told not to.
 
     Lanes are folded into one if they look alike, start from the same sources and end in the same readers: `fetch ->
     parse` thirty-two times is two rows. A lane is a chain in which each value has one reader and each later node one
@@ -135,7 +135,7 @@ def rows(drawing: Drawing) -> list[Row]:
     count = [1] * len(order)
     seen: dict[object, list[int]] = {}
     for lane in _lanes(sources, readers):
-        if owners.intersection(lane):
+        if not is_folded or owners.intersection(lane):
             continue
         head, tail = order[lane[0]], lane[-1]
         looks = tuple((order[at].kind, order[at].label, order[at].detail) for at in lane)

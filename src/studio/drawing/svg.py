@@ -1,6 +1,7 @@
 """A graph as a picture for notebooks and pages."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from html import escape
 from typing import Literal
 
@@ -31,6 +32,7 @@ _STYLE = """
 .penstock .output{fill:#e5f6ec;stroke:#84c9a0}
 .penstock .body{fill:#ffffff;stroke:#e8bd66;stroke-dasharray:4 3}
 .penstock .edge{fill:none;stroke:#97a3b8;stroke-width:1.4}
+.penstock .order{stroke-width:.6}
 .penstock .tip{fill:#97a3b8}
 @media (prefers-color-scheme:dark){
 .penstock text{fill:#e4e9f2}
@@ -46,6 +48,42 @@ _STYLE = """
 .penstock .tip{fill:#66738a}
 }
 """.strip()
+
+
+@dataclass(frozen=True, slots=True)
+class BoxMark:
+    """A mark of a box, which leads to the element of the page with the id of its node.
+
+    Attributes:
+        badge: the text of a badge on it, which is a class of the box as well; empty for none.
+        about: a sentence that is shown while the mouse is over it.
+    """
+
+    badge: str
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class EdgeMark:
+    """A mark of an edge.
+
+    Attributes:
+        style: a further class of the edge and of its tip.
+        width: its width, in pixels.
+        about: what is told of it besides its ends, while the mouse is over it.
+    """
+
+    style: str
+    width: float
+    about: str
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """The marks of a picture: of boxes, by the id of the node, and of edges, by the ids of the nodes at its ends."""
+
+    boxes: dict[str, BoxMark]
+    edges: dict[tuple[str, str], EdgeMark]
 
 
 class _Part:
@@ -72,9 +110,22 @@ def to_svg(drawing: Drawing) -> str:
     Raises:
         ValueError: An edge or a body names an unknown node, two nodes share an id, or the edges form a cycle.
     """
+    whole = _whole(drawing)
+    return framed(drawing.title, whole.elements, whole.width, whole.height)
+
+
+def to_figure(drawing: Drawing, marks: Marks) -> str:
+    """Return a picture with marks, for a page that has a style for its classes. Nothing is folded."""
+    whole = _whole(drawing, marks)
+    wide, high = f"{whole.width + 2 * _PADDING:.0f}", f"{whole.height + 2 * _PADDING:.0f}"
+    size = f'width="{wide}" height="{high}" viewBox="{-_PADDING:.0f} {-_PADDING:.0f} {wide} {high}"'
+    return "\n".join([f"<svg {size}>", *whole.elements, "</svg>"])
+
+
+def _whole(drawing: Drawing, marks: Marks | None = None) -> _Part:
     parts: dict[int, _Part] = {}
     for each in innermost_first(drawing):
-        found = rows(each)
+        found = rows(each, is_folded=marks is None)
         if len(found) > MAX_ROWS or _layers(found).segments > _MAX_SEGMENTS:
             parts[id(each)] = _words(summary(each, found))
             continue
@@ -82,9 +133,8 @@ def to_svg(drawing: Drawing) -> str:
             owner_id: _side_by_side([(body, parts.get(id(body))) for body in owned])
             for owner_id, owned in each.bodies_of().items()
         }
-        parts[id(each)] = _graph(found, bodies)
-    whole = parts[id(drawing)]
-    return framed(drawing.title, whole.elements, whole.width, whole.height)
+        parts[id(each)] = _graph(found, bodies, marks or Marks({}, {}))
+    return parts[id(drawing)]
 
 
 def framed(title: str, elements: list[str], wide_inside: float, high_inside: float) -> str:
@@ -139,16 +189,27 @@ def _framed(title: str, inside: _Part, style: Literal["page", "body"]) -> _Part:
     return _Part(elements, wide, high)
 
 
-def _graph(found: Sequence[Row], bodies: dict[str, list[_Part]]) -> _Part:
+def _graph(found: Sequence[Row], bodies: dict[str, list[_Part]], marks: Marks) -> _Part:
     sizes = [_size(row, bodies.get(row.node.id, [])) for row in found]
     placement = place(_layers(found), sizes)
     elements: list[str] = []
     for route in placement.routes:
-        elements += _edge(found, route)
+        elements += _edge(found, route, marks)
     for row, box in zip(found, placement.boxes, strict=True):
-        elements.append(f'<g transform="translate({box.left:.1f} {box.top:.1f})">')
-        elements += _box(row, box.width, box.height, bodies.get(row.node.id, []))
-        elements.append("</g>")
+        mark, place_ = marks.boxes.get(row.node.id), f'transform="translate({box.left:.1f} {box.top:.1f})"'
+        drawn = _box(row, box.width, box.height, bodies.get(row.node.id, []))
+        if mark is None:
+            elements += [f"<g {place_}>", *drawn, "</g>"]
+            continue
+        css = f"box {mark.badge}" if mark.badge else "box"
+        elements.append(
+            f'<a class="{css}" href="#{row.node.id}" {place_}><title>{escape(printable(mark.about))}</title>'
+        )
+        elements += drawn
+        if mark.badge:
+            elements.append(f'<rect class="badge" x="{box.width - 58:.1f}" y="-9" width="50" height="18" rx="9"/>')
+            elements.append(f'<text class="badge" x="{box.width - 33:.1f}" y="4">{escape(mark.badge)}</text>')
+        elements.append("</a>")
     return _Part(elements, placement.width, placement.height)
 
 
@@ -198,7 +259,7 @@ def _box(row: Row, wide: float, high: float, bodies: Sequence[_Part]) -> list[st
     return elements
 
 
-def _edge(found: Sequence[Row], route: Route) -> list[str]:
+def _edge(found: Sequence[Row], route: Route, marks: Marks) -> list[str]:
     source, target = found[route.source], found[route.target]
     (x, y), *rest = route.points
     path = [f"M{x:.1f} {y:.1f}"]
@@ -216,9 +277,12 @@ def _edge(found: Sequence[Row], route: Route) -> list[str]:
         x, y = to_x, to_y
     read = next(read for read in target.reads if read.source == route.source)
     remark = ", ".join(filter(None, map(printable, read.labels)))
-    thin = ' style="stroke-width:.6"' if read.is_order else ""
+    mark = marks.edges.get((source.node.id, target.node.id), EdgeMark("order" if read.is_order else "", 0.0, ""))
     about = f"{printable(source.name)} → {printable(target.name)}" + (f" ({remark})" if remark else "")
+    about += f": {mark.about}" if mark.about else ""
+    across = f' stroke-width="{mark.width:.1f}"' if mark.width else ""
+    css = f" {mark.style}" if mark.style else ""
     return [
-        f'<path class="edge"{thin} d="{"".join(path)}"><title>{escape(about)}</title></path>',
-        f'<path class="tip" d="M{x:.1f} {y + 6:.1f}l-4.5 -8h9z"/>',
+        f'<path class="edge{css}"{across} d="{"".join(path)}"><title>{escape(about)}</title></path>',
+        f'<path class="tip{css}" d="M{x:.1f} {y + 6:.1f}l-4.5 -8h9z"/>',
     ]
