@@ -692,7 +692,7 @@ class BatchCallQueue(CallQueue):
         prefetch: int,
         log: BatchLog,
         *,
-        in_parts: "Callable[[BatchCallQueue, BatchJob, Callable[[], None]], None] | None",
+        in_parts: "Callable[[BatchCallQueue, BatchJob, Callable[[], None]], object] | None",
     ) -> None:
         super().__init__(arguments.name, device, batch, prefetch, sizes[0])
         self.packed = batch if isinstance(batch, PackedBatch) else None

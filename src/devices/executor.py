@@ -24,7 +24,7 @@ from .engine_device import (
     SingleCallQueue,
     share,
 )
-from .failed_batches import in_parts
+from .failed_batches import PartsOfBatch
 from .parameters import EVERYTHING, LoopState, SameParameters, check_same_shapes
 from .programs import UNSET, holds_array, own_x64, refuse_own_x64
 from .recompilation import CompileLog
@@ -493,7 +493,7 @@ class PlacedNode:
             return executor.single_queue(jitted.name, device, jitted, arguments.parameters, limit)
         return BatchCallQueue(
             arguments, device, jitted, executor.batch, self._sizes, options.prefetch, executor.batch_log,
-            in_parts=in_parts if options.pure else None,
+            in_parts=PartsOfBatch if options.pure else None,
         )  # fmt: skip
 
 

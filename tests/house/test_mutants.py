@@ -89,8 +89,8 @@ MUTANTS = [
     ),
     Mutant(
         "the items that fail a batch are found, and no others blamed",
-        "devices/failed_batches.py", "if len(batch) == 1:", "if len(batch) <= 2:",
-        "tests/devices/test_bisection.py",
+        "devices/failed_batches.py", "and len(calls) > 1:", "and len(calls) > 2:",
+        "tests/devices/test_failed_batches.py",
     ),
     Mutant(
         "a graph whose names mean something else is traced again",
