@@ -5,6 +5,7 @@ so that `except TimeoutError` works without knowing this module; `OptionsError` 
 `TypeError` for the same reason.
 """
 
+from collections.abc import Callable
 from types import GetSetDescriptorType, MemberDescriptorType
 
 
@@ -216,6 +217,24 @@ def add_note(error: BaseException, note: str) -> None:
         error.add_note(note)
     except Exception:  # noqa: BLE001 - a class may override attribute access; that failure must not hide the error
         pass
+
+
+class Noted:
+    """A context that adds a note to each exception that leaves the context.
+
+    Args:
+        note: the note, or a function that returns it for an exception.
+    """
+
+    def __init__(self, note: str | Callable[[BaseException], str]) -> None:
+        self._note = note
+
+    def __enter__(self) -> None:
+        """Begin."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is not None:
+            add_note(error, self._note if isinstance(self._note, str) else self._note(error))
 
 
 def copy_of(error: BaseException) -> BaseException:

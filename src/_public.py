@@ -16,15 +16,15 @@ def public(package: str, late: Mapping[str, str] | None = None) -> tuple[Callabl
 
     Args:
         package: the name of the package.
-        late: the names that most programs do not need, and that are imported when they are first used. Each name is
-            mapped to a module, relative to the package, as `from` writes it ("..advice.fitting" stands beside the
-            package): the one that defines the name, or the module of that name.
+        late: the names that most programs do not need, and that are imported when they are first used: by the module
+            that defines them, or is the only one of them, names with a space between two. The module is relative to
+            the package, as `from` writes it ("..advice.fitting" stands beside the package).
 
     Returns:
         The `__getattr__` and the `__dir__` of the package, which Python asks for these names (PEP 562).
     """
     module = sys.modules[package]
-    modules = late or {}
+    modules = {name: place for place, names in (late or {}).items() for name in names.split()}
     for name in module.__all__:
         if name not in modules:
             _move(vars(module)[name], package)

@@ -160,11 +160,10 @@ class Consumer:
                 self._tasks.append(task)
         _count(self)
         self._stack.callback(tell_in_top(lambda: [("consumer", self.statistics()._line())]))
-        try:
+        async with AsyncExitStack() as on_error:
+            on_error.push_async_exit(self)
             await self._stack.enter_async_context(self._source.partitions(self._held))
-        except BaseException as error:
-            await self.__aexit__(type(error), error, None)
-            raise
+            on_error.pop_all()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:

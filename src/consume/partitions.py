@@ -271,15 +271,17 @@ class Partition:
                 return True
             # A task, since a commit that waits for a broker must not come after the partition was given up.
             self._commit = asyncio.create_task(uncancelled(self._source.settle, self.name, messages))
+            is_over = False
             try:
                 await asyncio.wait([self._commit])
-                return self._commit.cancelled() or self._commit.result() is not False
-            except BaseException:
-                self._commit.cancel()
-                # Of a log, what has ended meanwhile is a longer prefix.
-                self.unsettled = self.unsettled or messages if self._source.is_log else messages + self.unsettled
-                raise
+                is_in_time = self._commit.cancelled() or self._commit.result() is not False
+                is_over = True
+                return is_in_time
             finally:
+                if not is_over:
+                    self._commit.cancel()
+                    # Of a log, what has ended meanwhile is a longer prefix.
+                    self.unsettled = self.unsettled or messages if self._source.is_log else messages + self.unsettled
                 self._held._has_room()
 
     def give_up(self) -> None:

@@ -52,11 +52,6 @@ if not TYPE_CHECKING:
     __getattr__, __dir__ = _public(
         __name__,
         {
-            "Benchmark": "..advice.feed_benchmark",
-            "Comparison": "..advice.feed_benchmark",
-            "Environment": "..advice.feed_benchmark",
-            "Run": "..advice.feed_benchmark",
-            "Spread": "..advice.feed_benchmark",
-            "benchmark": "..advice.feed_benchmark",
+            "..advice.feed_benchmark": "Benchmark Comparison Environment Run Spread benchmark",
         },
     )

@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
+from contextlib import ExitStack
 from contextvars import copy_context
 from typing import Generic, Self, TypeVar, Unpack
 
@@ -55,12 +56,11 @@ class Iterate(Generic[T]):
             raise EngineClosedError("data.iterate was entered before; what it gives is read once: make a new one")
         context = copy_context()
         self._thread = threading.Thread(target=context.run, args=(asyncio.run, self._run()), name="penstock-iterate")
-        try:
+        with ExitStack() as on_error:
+            on_error.callback(self._leave)
             self._thread.start()
             self._opened.result()
-        except BaseException:
-            self._leave()
-            raise
+            on_error.pop_all()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -120,9 +120,8 @@ class Iterate(Generic[T]):
         made = asyncio.run_coroutine_threadsafe(stream._checkpoint(is_reader=True, unread=unread), loop)
         try:
             made.result()
-        except BaseException:
+        finally:
             made.cancel()
-            raise
 
     @property
     def position(self) -> int:

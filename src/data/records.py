@@ -490,19 +490,10 @@ _ORDER, _BATCHES, _NUMBERED = (stage_node("order", kind) for kind in (Order, Ord
 
 
 @overload
-def order(
-    source: AsyncIterable[T] | Iterator[T],
-    /,
-    *,
-    shard: Shard = ...,
-) -> AsyncIterator[Record[T]]: ...
+def order(source: AsyncIterable[T] | Iterator[T], /, *, shard: Shard = ...) -> AsyncIterator[Record[T]]: ...
 @overload
 def order(
-    source: Callable[[], AsyncIterable[T] | Iterable[T]],
-    /,
-    *,
-    epochs: int | None = ...,
-    shard: Shard = ...,
+    source: Callable[[], AsyncIterable[T] | Iterable[T]], /, *, epochs: int | None = ..., shard: Shard = ...
 ) -> AsyncIterator[Record[T]]: ...
 @overload
 def order(

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import Node, Ref, map_each, node
-from .._errors import DataError, add_note
+from .._errors import DataError, Noted, add_note
 from ..actors.accepted import FUNCTION, POSITIVE, SWITCH, check, one_of, optional, whole
 from ..actors.tasks import start_task
 from ..extension import Packer, StageIterator, StageRole, has_value, split_stream, stage_node
@@ -245,17 +245,14 @@ class _Batched(_Holding[Any, Any]):
 
 
 def _collated(held: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
-    values = values_of(held)
+    values, last = values_of(held), len(held) - 1
     try:
-        return collate(values)
+        with Noted(lambda _: f"while data.batched collated {_place_of(held[0], 0)} to {_place_of(held[-1], last)}"):
+            return collate(values)
     except Unlike as error:
         raise DataError(f"data.batched: {_place_of(held[error.item], error.item)}: {error.reason}") from None
-    except Exception as error:
-        first, last = _place_of(held[0], 0), _place_of(held[-1], len(held) - 1)
-        add_note(error, f"while data.batched collated {first} to {last}")
-        if isinstance(error, StopIteration | StopAsyncIteration):  # which would end the loop of a reader silently
-            raise RuntimeError(f"collate= raised {type(error).__name__}") from error
-        raise
+    except (StopIteration, StopAsyncIteration) as error:  # which would end the loop of a reader silently
+        raise RuntimeError(f"collate= raised {type(error).__name__}") from error
 
 
 def values_of(held: list[Any]) -> list[Any]:
@@ -623,16 +620,12 @@ def shuffled(buffer: int, /, seed: int) -> PassThroughStage:
 # Several streams.
 
 
-class SplitStage:
+class SplitStage(_Applied):
     """The stage that gives the values of a stream to several readers."""
-
-    def __init__(self, count: int, ahead: int) -> None:
-        self._count = count
-        self._ahead = ahead
 
     def __call__(self, stream: AsyncIterator[T]) -> tuple[AsyncIterator[T], ...]:
         """Return the streams."""
-        return split_stream(stream, self._count, self._ahead)
+        return cast("tuple[AsyncIterator[T], ...]", self._apply(stream))
 
     __rrshift__ = __call__
 
@@ -652,7 +645,7 @@ def split(count: int, /, *, ahead: int = 16) -> SplitStage:
     """
     check("count", count, whole(2), "data.split(")
     check("ahead", ahead, whole(1), "data.split(")
-    return SplitStage(count, ahead)
+    return SplitStage(lambda stream: split_stream(stream, count, ahead))
 
 
 class _RoundRobin(StageIterator[T]):
@@ -724,15 +717,12 @@ async def _next(stream: AsyncIterator[T]) -> T:
         raise _Ended from None
 
 
-class MergedStage:
+class MergedStage(_Applied):
     """The stage that makes one stream of several."""
-
-    def __init__(self, node: Node[..., Any]) -> None:
-        self._node = node
 
     def __call__(self, streams: tuple[AsyncIterator[T], ...]) -> AsyncIterator[T]:
         """Return the stream that has the values of all."""
-        return cast("AsyncIterator[T]", self._node(*streams))
+        return cast("AsyncIterator[T]", self._apply(streams))
 
     __rrshift__ = __call__
 
@@ -748,7 +738,8 @@ def merged(how: Literal["round_robin", "arrival"] = "round_robin", /) -> MergedS
         OptionsError: `how` is neither.
     """
     check("how", how, one_of(Literal["round_robin", "arrival"]), "data.merged(")
-    return MergedStage(stage_node("merged", _RoundRobin if how == "round_robin" else _AsTheyCome))
+    node = stage_node("merged", _RoundRobin if how == "round_robin" else _AsTheyCome)
+    return MergedStage(lambda streams: node(*streams))
 
 
 class _Mixed(StageIterator[T]):

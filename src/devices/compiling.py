@@ -9,7 +9,7 @@ from typing import Any, Final, TypeAlias
 
 from opentelemetry.context import Context
 
-from .._errors import DeviceError, OptionsError, add_note, copy_of
+from .._errors import DeviceError, Noted, OptionsError, copy_of
 from ..actors.accepted import check, whole
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
@@ -159,19 +159,19 @@ def build(jitted: JittedFunction, configuration: Configuration, signature: Signa
         OptionsError: a pure program has effects.
         BaseException: the error of the function while it is traced, or of XLA; a note names the node.
     """
-    try:
+
+    def note(error: BaseException) -> str:
+        place = f"while compiling node {jitted.name!r} for {jitted.placement}"
+        remedy = f"\n{_HOW_TO_TRACE}" if isinstance(error, _NOT_TRACEABLE) else ""
+        return f"{place} with ({arguments_text(jitted.parameters, signature)}){remedy}"
+
+    with Noted(note):
         _refuse_coroutines(jitted)
         with configuration.entered():
-            return _build(jitted, configuration, signature)
-    except _NOT_TRACEABLE as error:
-        add_note(error, f"{_place(jitted, signature)}\n{_HOW_TO_TRACE}")
-        raise
-    except BaseException as error:
-        add_note(error, _place(jitted, signature))
-        raise
+            return _build(jitted, signature)
 
 
-def _build(jitted: JittedFunction, configuration: Configuration, signature: Signature) -> Executable:
+def _build(jitted: JittedFunction, signature: Signature) -> Executable:
     placement, fn = jitted.placement, jitted.fn
 
     # JAX's caches hold the function weakly: when this one, which is our own, is freed, all their entries go with it.
@@ -261,11 +261,6 @@ def _refuse_effects(jitted: JittedFunction, jaxpr: Any) -> None:
             f"node {jitted.name!r} is pure, but has the effect {effects}: a pure program may run twice, or in a "
             "batch, or as a part of another. Write @device_node(pure=False), or take the effect out."
         )
-
-
-def _place(jitted: JittedFunction, signature: Signature) -> str:
-    arguments = arguments_text(jitted.parameters, signature)
-    return f"while compiling node {jitted.name!r} for {jitted.placement} with ({arguments})"
 
 
 OnCompiled: TypeAlias = Callable[[Executable | BaseException], object]

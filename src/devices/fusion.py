@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any, Final, TypeAlias
 from weakref import WeakValueDictionary
 
+from .._errors import Noted
 from ..actors.policy import Policy
 from ..engine.node import Node, is_node
 from ..engine.program import Draft, PassReport
@@ -338,11 +339,8 @@ def _composed(members: Sequence[RegionCall], names: Sequence[str]) -> Callable[.
     def region(*inputs: Any) -> Any:
         values: Values = [*[None] * count_of_members, *inputs]
         for index, (member, arguments) in enumerate(calls):
-            try:
+            with Noted(f"in node {member.name!r}, called at {member.location}"):
                 values[index] = as_arrays(member.call(arguments(values)))
-            except Exception as error:  # any error of the function
-                error.add_note(f"in node {member.name!r}, called at {member.location}")
-                raise
         return values[count_of_members - 1]
 
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD

@@ -9,6 +9,7 @@ from dataclasses import is_dataclass, replace
 from itertools import chain
 from typing import Any, Final, TypeAlias, get_origin
 
+from .._errors import Noted
 from ..engine.node import Node, is_node
 from ..engine.program import Draft, PassReport
 from ..engine.tracing.annotations import hint_inside
@@ -65,11 +66,8 @@ def _part(paths: Sequence[Path], name: str) -> _Part:
         values: Values = [value]
         found: list[Any] = []
         for one, read in readers:
-            try:
+            with Noted(f"while taking {one} of the result of node {name!r}"):
                 found.append(read(values))
-            except Exception as error:  # any error of a value that has no such item
-                error.add_note(f"while taking {one} of the result of node {name!r}")
-                raise
         return tuple(found) if len(found) > 1 else found[0]
 
     return part

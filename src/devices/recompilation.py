@@ -3,14 +3,14 @@
 import inspect
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, TypeAlias
 
 from ..telemetry import logs
 from ..telemetry.counters import ProgramMemory
-from .programs import Configuration, Executable, Leaf, Signature
+from .programs import Configuration, Executable, Signature
 from .shardings import sharding_text
 from .statistics import CompileStatistics, Recompilation, Transfer
 from .untyped_jax import jax
@@ -70,15 +70,6 @@ class Compiled:
     bucketed: tuple[frozenset[int], ...]
     from_resources: frozenset[int]
 
-    def parameter(self, position: int) -> str:
-        """Return the name of an argument."""
-        return parameter_name(self.parameters, position)
-
-    @property
-    def arguments(self) -> str:
-        """The arguments that it is for, as text: "x: float32[4]"."""
-        return arguments_text(self.parameters, self.signature)
-
 
 def parameter_name(parameters: tuple[str, ...], position: int) -> str:
     """Return the name of an argument."""
@@ -88,48 +79,6 @@ def parameter_name(parameters: tuple[str, ...], position: int) -> str:
 def arguments_text(parameters: tuple[str, ...], signature: Signature) -> str:
     """Return the arguments that a signature is for, as text: "x: float32[4]"."""
     return ", ".join(f"{parameter_name(parameters, i)}: {described(part)}" for i, part in enumerate(signature))
-
-
-def explain(this: Compiled, earlier: list[Compiled], number: int) -> list[Recompilation]:
-    """Return the differences between a program and the most similar earlier one; an empty list if it is the first.
-
-    Args:
-        this: the program that was compiled.
-        earlier: the programs of the node before it, the last one at the end.
-        number: number of the program; the first one of the node has 1.
-    """
-    differences = [_differences(before, this) for before in reversed(earlier) if before.family == this.family]
-    if not differences:
-        return []
-    nearest = min(differences, key=len) or [
-        _difference("", "eviction", "compiled before", "dropped, and compiled again")
-    ]
-    return [Recompilation(number, *one) for one in nearest]
-
-
-def report(node: str, reason: Recompilation, shapes: int, is_first: Callable[[Hashable], bool]) -> None:
-    """Log a recompilation: each cause once, and once more if the number of an argument's shapes seems to have no bound.
-
-    Args:
-        node: name of the node.
-        reason: the reason; one without a remedy was intended, and is not logged.
-        shapes: how many programs the argument's shapes have cost so far.
-        is_first: returns whether a cause has not been logged before.
-    """
-    if not reason.remedy:
-        return
-    if reason.cause == "shape" and shapes >= MANY_SHAPES and is_first(("many shapes", reason.argument)):
-        logs.warning("program.many_shapes", node=node, argument=reason.argument, programs=shapes, remedy=reason.remedy)
-    elif is_first((reason.cause, reason.argument)):
-        logs.warning(
-            "program.recompiled",
-            node=node,
-            argument=reason.argument,
-            cause=reason.cause,
-            before=reason.before,
-            after=reason.after,
-            remedy=reason.remedy,
-        )
 
 
 def described(part: tuple[Any, ...]) -> str:
@@ -158,72 +107,55 @@ class _Text(str):
         return str(self)
 
 
-class _Difference(NamedTuple):
-    argument: str
-    cause: str
-    before: str
-    after: str
-    remedy: str
+# Argument, cause, what it was and is now, and the remedy.
+_Difference: TypeAlias = tuple[str, str, str, str, str]
 
 
 def _difference(argument: str, cause: str, before: str, after: str) -> _Difference:
-    return _Difference(argument, cause, before, after, _REMEDIES[cause])
+    return argument, cause, before, after, _REMEDIES[cause]
 
 
-def _differences(before: Compiled, after: Compiled) -> list[_Difference]:
-    found: list[_Difference] = []
-    shared = [
-        position
-        for position, (was, is_now) in enumerate(zip(before.bucketed, after.bucketed, strict=False))
-        if bool(was) != bool(is_now)
-    ]
-    for position in shared:
-        once = after if before.bucketed[position] else before
-        cause = "resource" if position in once.from_resources else "constant"
-        texts = ["passed by callers" if one is not once else _PASSED_ONCE[cause] for one in (before, after)]
-        found.append(_difference(after.parameter(position), cause, *texts))
+_EVICTED: Final = [_difference("", "eviction", "compiled before", "dropped, and compiled again")]
+
+
+def _differences(before: Compiled, after: Compiled) -> Iterator[_Difference]:
+    """Yield the differences between a program and an earlier one of its family."""
+    shared: list[int] = []
+    for position, (was, is_now) in enumerate(zip(before.bucketed, after.bucketed, strict=False)):
+        if bool(was) != bool(is_now):
+            shared.append(position)
+            cause = "resource" if position in (before if is_now else after).from_resources else "constant"
+            texts = [_PASSED_ONCE[cause] if not one else "passed by callers" for one in (was, is_now)]
+            yield _difference(parameter_name(after.parameters, position), cause, *texts)
     if before.serial != after.serial and not shared:
-        found.append(_difference("", "function", before.origin, f"another object with the same code, {after.origin}"))
+        yield _difference("", "function", before.origin, f"another object with the same code, {after.origin}")
     if before.configuration is not after.configuration:
-        found.extend(
-            _difference(name, "configuration", repr(was), repr(is_now))
-            for name, (was, is_now) in after.configuration.changes_since(before.configuration).items()
-        )
+        for name, (old, new) in after.configuration.changes_since(before.configuration).items():
+            yield _difference(name, "configuration", repr(old), repr(new))
     for position, (old, new) in enumerate(zip_longest(before.signature, after.signature)):
         if old != new and position not in shared:
-            found.extend(_argument_differences(after, position, old, new))
-    return found
+            yield from _argument_differences(after, position, old, new)
 
 
-def _argument_differences(after: Compiled, position: int, old: Any, new: Any) -> list[_Difference]:
-    name = after.parameter(position)
-    if old is None or new is None:
-        texts = ["absent" if part is None else described(part) for part in (old, new)]
-        return [_difference(name, "structure", texts[0], texts[1])]
-    if position in after.static_argnums:
-        return [_difference(name, "static value", repr(old[1]), repr(new[1]))]
-    if len(old) == len(new) == 3:
-        return [_leaf_difference(after, position, "", old, new)]
-    if len(old) != len(new) or old[0] != new[0]:
-        return [_difference(name, "structure", described(old), described(new))]
-    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.flatten_with_path(_numbered(new))[0]]
-    return [
-        _leaf_difference(after, position, path, was, is_now)
-        for path, was, is_now in zip(paths, old[1], new[1], strict=True)
-        if was != is_now
-    ]
-
-
-def _numbered(part: tuple[Any, ...]) -> Any:
-    return jax.tree.unflatten(part[0], list(range(len(part[1]))))
-
-
-def _leaf_difference(after: Compiled, position: int, path: str, old: Leaf, new: Leaf) -> _Difference:
-    name = after.parameter(position)
-    texts = _leaf_text(old), _leaf_text(new)
-    if old[0] != new[0]:
-        return _Difference(name + path, "shape", *texts, _remedy_of_shape(after, position, old[0], new[0]))
-    return _difference(name + path, "dtype" if old[1] != new[1] else "weak type", *texts)
+def _argument_differences(after: Compiled, position: int, old: Any, new: Any) -> Iterator[_Difference]:
+    name = parameter_name(after.parameters, position)
+    if position in after.static_argnums and None not in (old, new):
+        yield _difference(name, "static value", repr(old[1]), repr(new[1]))
+        return
+    if old is None or new is None or len(old) != len(new) or (len(old) < 3 and old[0] != new[0]):
+        yield _difference(name, "structure", *["absent" if part is None else described(part) for part in (old, new)])
+        return
+    leaves = [("", old, new)]
+    if len(old) < 3:
+        numbered = jax.tree.unflatten(new[0], range(len(new[1])))
+        paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.flatten_with_path(numbered)[0]]
+        leaves = list(zip(paths, old[1], new[1], strict=True))
+    for path, was, is_now in leaves:
+        texts = _leaf_text(was), _leaf_text(is_now)
+        if was[0] != is_now[0]:
+            yield name + path, "shape", *texts, _remedy_of_shape(after, position, was[0], is_now[0])
+        elif was != is_now:
+            yield _difference(name + path, "dtype" if was[1] != is_now[1] else "weak type", *texts)
 
 
 def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: tuple[int, ...]) -> str:
@@ -237,8 +169,8 @@ def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: 
     if len(old) != len(new) or not padded:  # padding adds no axes, and only arguments with rows are padded
         return _SAME_SHAPE
     axes = sorted(axis - 1 for axis in changed | padded if axis)  # of one item
-    wanted = axes[0] if len(axes) == 1 else tuple(axes)
-    return f"{_SAME_SHAPE}, or have its Batch pad them to a few: pad_axes={{{after.parameter(position)!r}: {wanted}}}"
+    wanted, name = axes[0] if len(axes) == 1 else tuple(axes), parameter_name(after.parameters, position)
+    return f"{_SAME_SHAPE}, or have its Batch pad them to a few: pad_axes={{{name!r}: {wanted}}}"
 
 
 def _leaf_text(leaf: Any) -> str:
@@ -299,23 +231,14 @@ class CompileLog:
         """Return the memory of the programs that are held; a program of which XLA does not say it is left out."""
         with self._lock:
             held = list(self._executables.items())
-        found: list[ProgramMemory] = []
-        for executable, arguments in held:
-            memory = executable.memory
-            if memory is not None:
-                found.append(
-                    ProgramMemory(
-                        arguments,
-                        memory.argument_size_in_bytes,
-                        memory.output_size_in_bytes,
-                        memory.temp_size_in_bytes,
-                        memory.alias_size_in_bytes,
-                        memory.generated_code_size_in_bytes,
-                        executable.hits,
-                        id(executable),
-                    )
-                )
-        return found
+        return [
+            ProgramMemory(
+                arguments, memory.argument_size_in_bytes, memory.output_size_in_bytes, memory.temp_size_in_bytes,
+                memory.alias_size_in_bytes, memory.generated_code_size_in_bytes, executable.hits, id(executable),
+            )
+            for executable, arguments in held
+            if (memory := executable.memory) is not None
+        ]  # fmt: skip
 
     def is_first(self, cause: Hashable) -> bool:
         """Return True the first time that it is called with a cause, so that each cause is logged once."""
@@ -336,20 +259,34 @@ class CompileLog:
             self._seconds += seconds
 
     def compiled(self, node: str, this: Compiled, executable: Executable) -> list[Recompilation]:
-        """Count a program, find out why the node needed another one, and log each cause once; return the causes."""
+        """Count a program, and find out why the node needed another one; return the causes.
+
+        These are the differences from the most similar earlier program. Each cause that was not intended is logged
+        once, and once more if the number of an argument's shapes seems to have no bound.
+        """
         with self._lock:
             self._programs += 1
-            self._executables[executable] = this.arguments
-            reasons = explain(this, list(self._remembered), self._programs)
+            self._executables[executable] = arguments_text(this.parameters, this.signature)
+            family = [before for before in reversed(self._remembered) if before.family == this.family]
+            nearest = (
+                min([list(_differences(before, this)) for before in family], key=len) or _EVICTED if family else []
+            )
+            reasons = [Recompilation(self._programs, *one) for one in nearest]
             self._remembered.append(this)
             self._reasons.extend(reasons)
-            counts: list[int] = []
             for reason in reasons:
                 if reason.cause == "shape" and reason.remedy:
                     self._shapes[reason.argument] = self._shapes.get(reason.argument, 1) + 1
-                counts.append(self._shapes.get(reason.argument, 0))
-        for reason, count in zip(reasons, counts, strict=True):
-            report(node, reason, count, self.is_first)
+        for reason in reasons:
+            shapes, told = self._shapes.get(reason.argument, 0), {"node": node, "argument": reason.argument}
+            is_shape = reason.cause == "shape" and shapes >= MANY_SHAPES
+            if reason.remedy and is_shape and self.is_first(("many shapes", reason.argument)):
+                logs.warning("program.many_shapes", **told, programs=shapes, remedy=reason.remedy)
+            elif reason.remedy and self.is_first((reason.cause, reason.argument)):
+                logs.warning(
+                    "program.recompiled", **told, cause=reason.cause, before=reason.before, after=reason.after,
+                    remedy=reason.remedy,
+                )  # fmt: skip
         return reasons
 
     def dropped(self, executable: Executable) -> None:

@@ -160,7 +160,7 @@ class Specs:
 
     def __init__(self, node: str, device: Any, names: tuple[str, ...], in_specs: Any, out_specs: Any) -> None:
         self._node = node
-        self._axes = _axes(device)
+        self._axes = mesh_axes(device)
         self._meshes: list[Mesh] = []
         if self._axes is None and (in_specs is not None or out_specs is not None):
             raise TypeError(
@@ -252,7 +252,7 @@ class Specs:
         return spec
 
 
-def _axes(device: Any) -> dict[str, int] | None:
+def mesh_axes(device: Any) -> dict[str, int] | None:
     """Return the axes of a mesh with their sizes; None for a single device."""
     if isinstance(device, DeviceMesh):
         return dict(zip(device.axis_names, device.shape, strict=True))

@@ -1,7 +1,8 @@
 """Statistics of a node's programs and batches: what `compile_statistics()` and `batch_statistics()` return."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from ..telemetry.text import printable
 
@@ -87,17 +88,9 @@ class CompileStatistics:
     @classmethod
     def _total(cls, parts: "Sequence[CompileStatistics]") -> "CompileStatistics":
         """Return the sum of several statistics."""
-        return cls(
-            programs=sum(part.programs for part in parts),
-            hits=sum(part.hits for part in parts),
-            misses=sum(part.misses for part in parts),
-            seconds=sum(part.seconds for part in parts),
-            evictions=sum(part.evictions for part in parts),
-            transfers=sum(part.transfers for part in parts),
-            directions=tuple(one for part in parts for one in part.directions),
-            recompilations=tuple(one for part in parts for one in part.recompilations),
-            evicted=tuple(one for part in parts for one in part.evicted),
-        )
+        columns: list[list[Any]] = [[getattr(part, field.name) for part in parts] for field in fields(cls)]
+        totals: list[Any] = [sum(column[1:], start=column[0]) for column in columns]
+        return cls(*totals)
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,6 +21,7 @@ from .dispatch import SingleJob
 from .engine_device import DeviceCall, SingleCallQueue
 from .executor import DeviceExecutor, DeviceOptions, Samples
 from .programs import is_random_key
+from .shardings import mesh_axes
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
@@ -33,13 +34,6 @@ if TYPE_CHECKING:
 _AHEAD: Final = 3
 
 
-class _Once:
-    """Stands for the axis None in a pytree, where JAX takes None for an empty one."""
-
-
-_ONCE: Final = _Once()
-
-
 def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, batch_size: int | None) -> DeviceExecutor:
     """Return what maps the function of a node over the rows of whole arrays; see `DeviceNode.vmap`."""
     where = f"{name}.vmap("
@@ -49,7 +43,7 @@ def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, ba
     arguments = executor.arguments(frozenset())
     rows = RowAxes(executor.fn, arguments, in_axes, out_axes, where)
     name, options = f"{name}.vmap", executor.options
-    axis_names = _mesh_axes(options.device)
+    axis_names = mesh_axes(options.device) or {}
     plain = replace(
         options, batch=None, shared=(), sample_input=(), in_specs=None, out_specs=None, donate=False
     )  # fmt: skip
@@ -58,14 +52,6 @@ def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, ba
     specs = rows.specs(tuple(axis_names), executor) if axis_names else None
     plain = replace(plain, in_specs=specs, sample_input=options.sample_input if batch_size else ())
     return ChunkedExecutor(name, rows, plain, executor._passes, batch_size, math.prod(axis_names.values()))
-
-
-def _mesh_axes(device: Any) -> dict[str, int]:
-    """Return the axes of a mesh with their sizes; empty for a single device."""
-    if hasattr(device, "axis_names") and hasattr(device, "shape"):
-        shape = device.shape
-        return dict(shape) if hasattr(shape, "items") else dict(zip(device.axis_names, shape, strict=True))
-    return {}
 
 
 class RowAxes:
@@ -100,7 +86,7 @@ class RowAxes:
             given += [None] * (len(names) - len(given))
         else:
             given = [None if position in arguments.static else in_axes for position in range(len(names))]
-        self._in_axes = [_with_once(axes) for axes in given]
+        self._in_axes = given
         self._out_axes = out_axes
         self._arguments = arguments
         self._where = where
@@ -121,7 +107,7 @@ class RowAxes:
                 return arguments.call(fn, tuple(merged))
 
             self._rows_of(values)
-            in_axes = tuple(_without_once(axes[position]) for position in others)
+            in_axes = tuple(axes[position] for position in others)
             return jax.vmap(one, in_axes, out_axes)(*[values[position] for position in others])
 
         self.mapped = mapped
@@ -142,7 +128,7 @@ class RowAxes:
 
     def axis(self, position: int) -> Any:
         """Return the axes of an argument, as `in_axes` has them."""
-        return _without_once(self._in_axes[position])
+        return self._in_axes[position]
 
     def joined(self, fn: Callable[..., Any], arguments: Arguments, in_axes: Sequence[Any], where: str) -> "RowAxes":
         """Return the axes of a function that ends with this one."""
@@ -153,9 +139,7 @@ class RowAxes:
         if not self._is_one:
             return self._in_axes
         return [
-            _ONCE
-            if has_default and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(value))
-            else axes
+            None if has_default and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(value)) else axes
             for value, axes, has_default in zip(values, self._in_axes, self._has_default, strict=True)
         ]  # fmt: skip
 
@@ -163,15 +147,15 @@ class RowAxes:
         """Return how the arguments are split over a mesh: rows over all of it, the others as the node has it."""
 
         def spec(axis: Any) -> Any:
-            if axis is _ONCE or axis < 0:
+            if axis is None or axis < 0:
                 return None
             parts: Any = PartitionSpec
             return parts(*[None] * axis, names)
 
         return tuple(
             executor.spec_of(self._arguments.names[position])
-            if axes is _ONCE or (self._is_one and self._has_default[position])
-            else jax.tree.map(spec, axes)
+            if axes is None or (self._is_one and self._has_default[position])
+            else _map_axes(spec, axes)
             for position, axes in enumerate(self._in_axes)
         )
 
@@ -189,9 +173,7 @@ class RowAxes:
         count = 0
         for position, (tree, found) in self._rows_of(values).items():
             arrays = [leaf if is_random_key(leaf) else np.asarray(leaf) for leaf, _ in found]
-            axes = [
-                None if axis is _ONCE else axis % array.ndim for array, (_, axis) in zip(arrays, found, strict=True)
-            ]
+            axes = [None if axis is None else axis % array.ndim for array, (_, axis) in zip(arrays, found, strict=True)]
             count = next((array.shape[at] for array, at in zip(arrays, axes, strict=True) if at is not None), count)
             columns[position] = tree, list(zip(arrays, axes, strict=True))
         return _Chunks(values, columns, count, size(count))
@@ -205,20 +187,21 @@ class RowAxes:
         found: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
         lengths: dict[str, int] = {}
         for position, axes in enumerate(self._axes_of(values)):
-            if axes is _ONCE or position in self._arguments.static:
+            if axes is None or position in self._arguments.static:
                 continue
             name = self._arguments.names[position]
             leaves, tree = jax.tree.flatten(values[position])
             found[position] = tree, list(zip(leaves, _broadcast(axes, values[position]), strict=True))
             for leaf, axis in found[position][1]:
                 shape = np.shape(leaf)
-                if axis is not _ONCE and not -len(shape) <= axis < len(shape):
+                if axis is None:
+                    continue
+                if not -len(shape) <= axis < len(shape):
                     raise ValueError(
                         f"{self._where}in_axes=...): {name!r} has no axis {axis}: its shape is {shape}; "
                         "in_axes= with None for it gives it to each row whole"
                     )
-                if axis is not _ONCE:
-                    lengths[f"{name} {shape} along axis {axis}"] = shape[axis]
+                lengths[f"{name} {shape} along axis {axis}"] = shape[axis]
         if len(set(lengths.values())) != 1:
             raise ValueError(
                 f"{self._where}...): the arguments have different numbers of rows: {', '.join(lengths) or 'none'}; "
@@ -230,37 +213,26 @@ class RowAxes:
         """Return arguments with one row, which are those of an item."""
 
         def row(axis: Any, leaf: Any) -> Any:
-            return leaf if axis is _ONCE else np.expand_dims(leaf, axis)
+            return leaf if axis is None else np.expand_dims(leaf, axis)
 
         found: list[Any] = []
         for value, axes in zip(values, self._axes_of(values), strict=True):
             leaves, tree = jax.tree.flatten(value)
-            found.append(
-                value if axes is _ONCE else tree.unflatten(map(row, _broadcast(axes, value), leaves))
-            )  # fmt: skip
+            found.append(value if axes is None else tree.unflatten(map(row, _broadcast(axes, value), leaves)))
         return tuple(found)
 
     def out_axes(self, result: Any) -> list[Any]:
         """Return the axis of the rows for each array of a result."""
-        return _broadcast(_with_once(self._out_axes), result)
+        return _broadcast(self._out_axes, result)
+
+
+def _map_axes(fn: Callable[..., Any], axes: Any, *rest: Any) -> Any:
+    """Map a function over a pytree of axes, in which None is an axis, and not an empty tree as JAX takes it."""
+    return jax.tree.map(fn, axes, *rest, is_leaf=_is_none)
 
 
 def _is_none(value: object) -> bool:
     return value is None
-
-
-def _with_once(axes: Any) -> Any:
-    def marked(axis: int | None) -> Any:
-        return _ONCE if axis is None else axis
-
-    return jax.tree.map(marked, axes, is_leaf=_is_none)
-
-
-def _without_once(axes: Any) -> Any:
-    def unmarked(axis: Any) -> Any:
-        return None if axis is _ONCE else axis
-
-    return jax.tree.map(unmarked, axes)
 
 
 def _broadcast(axes: Any, value: Any) -> list[Any]:
@@ -271,7 +243,7 @@ def _broadcast(axes: Any, value: Any) -> list[Any]:
         leaves: list[Any] = jax.tree.leaves(part)
         found.extend([axis] * len(leaves))
 
-    jax.tree.map(repeat, axes, value)
+    _map_axes(repeat, axes, value)
     return found
 
 
@@ -340,14 +312,14 @@ class _Whole:
             self._axes = self._rows.out_axes(given)
         for index, (leaf, axis) in enumerate(zip(leaves, self._axes, strict=True)):
             if is_random_key(leaf):
-                part = leaf if axis is _ONCE else jax.lax.slice_in_dim(leaf, 0, real, axis=axis % leaf.ndim)
+                part = leaf if axis is None else jax.lax.slice_in_dim(leaf, 0, real, axis=axis % leaf.ndim)
                 if index == len(self._arrays):
                     self._arrays.append(part)
-                elif axis is not _ONCE:
+                elif axis is not None:
                     self._arrays[index] = jax.numpy.concatenate([self._arrays[index], part], axis=axis)
                 continue
             array = np.asarray(leaf)
-            if axis is _ONCE:
+            if axis is None:
                 if index == len(self._arrays):
                     self._arrays.append(array)
                 continue

@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
 from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, replace
 from types import NoneType, UnionType
-from typing import Any, Final, Literal, Self, TypeVar, cast, get_args, get_origin
+from typing import Any, Final, Literal, Self, TypeVar, get_args, get_origin
 
 from .._errors import (
     DeadlineExceeded,
@@ -596,8 +596,8 @@ class DurableCall:
         self._unused, self._question = list(self._loop.answers), None
         try:
             state = await running
-        except BaseException as error:
-            if not _is_interruption(error):
+        except (Interruption, BaseExceptionGroup) as error:
+            if not isinstance(error, Interruption) and error.subgroup(Interruption) is None:  # of a `TaskGroup`
                 raise
             raise self._interrupted() from None
         finally:
@@ -716,13 +716,6 @@ class TimeLeft(float):
         return format(self._given, spec)
 
 
-def _is_interruption(error: BaseException) -> bool:
-    """Whether it is one, or a group of a `TaskGroup` with one."""
-    if isinstance(error, BaseExceptionGroup):
-        return cast("BaseExceptionGroup[BaseException]", error).subgroup(Interruption) is not None
-    return isinstance(error, Interruption)
-
-
 def _states(records: Sequence[LoopRecord]) -> list[LoopState]:
     loops = map(Loop.read, records)
     return [LoopState(loop.step, decoded(loop.state), loop.kept_at) for loop in loops if loop.state is not None]
@@ -737,15 +730,6 @@ _STORABLE: Final = frozenset({
 _OF_ARRAYS: Final = frozenset({"numpy", "jax", "jaxlib", "ml_dtypes"})
 
 
-def refuse_annotation(hint: Any, name: str = "state") -> None:
-    """Refuse a type whose values can certainly not be stored; what an annotation does not tell is found at run time.
-
-    Raises:
-        NotStorable: there is one; the message names its path.
-    """
-    _refuse(hint, name, frozenset())
-
-
 def _may_be_stored(cls: type) -> bool:
     """Whether values with this annotation may be storable: of the class, or of one that derives from it."""
     return (
@@ -758,14 +742,24 @@ def _may_be_stored(cls: type) -> bool:
     )
 
 
-def _refuse(hint: Any, path: str, around: frozenset[Any]) -> None:
+def refuse_annotation(hint: Any, path: str = "state", around: frozenset[Any] = frozenset()) -> None:
+    """Refuse a type whose values can certainly not be stored; what an annotation does not tell is found at run time.
+
+    Args:
+        hint: the annotation.
+        path: where it is, for the error.
+        around: the types that it is inside of.
+
+    Raises:
+        NotStorable: there is one; the message names its path.
+    """
     origin = get_origin(hint)
     if origin is typing.Annotated:
-        return _refuse(get_args(hint)[0], path, around)
+        return refuse_annotation(get_args(hint)[0], path, around)
     if origin in (list, tuple, set, frozenset, dict, typing.Union, UnionType):
         inside = path if origin in (typing.Union, UnionType) else f"{path}[...]"
         for one in get_args(hint):
-            _refuse(one, inside, around)
+            refuse_annotation(one, inside, around)
         return None
     if not isinstance(hint, type) or hint in around or hint in (object, Any, NoneType):
         return None
@@ -780,5 +774,5 @@ def _refuse(hint: Any, path: str, around: frozenset[Any]) -> None:
         except Exception:  # noqa: BLE001 - names may not exist at run time (TYPE_CHECKING), or fail in any other way
             return None
         for field in dataclasses.fields(hint):
-            _refuse(hints.get(field.name), f"{path}.{field.name}", around | {hint})
+            refuse_annotation(hints.get(field.name), f"{path}.{field.name}", around | {hint})
     return None

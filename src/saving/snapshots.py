@@ -104,15 +104,15 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
         self._damaged: set[Path] = set()
         self._lock: int | None = None
         _open_folders.add(self)
-        try:
-            _make_folder(self.path)
-            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
-            self._take_lock(self._lock)
-        except BaseException as error:
-            self.close()
-            if isinstance(error, OSError):
+        with contextlib.ExitStack() as on_error:
+            on_error.callback(self.close)
+            try:
+                _make_folder(self.path)
+                self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
+                self._take_lock(self._lock)
+            except OSError as error:
                 raise _failed(f"nothing can be written into {self.path}", error) from error
-            raise
+            on_error.pop_all()
 
     def _take_lock(self, lock: int) -> None:
         try:
@@ -179,11 +179,10 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
             partial.mkdir()
             size = _write_snapshot(partial, snapshot, states)
             _rename(partial, path)
-        except BaseException as error:
-            shutil.rmtree(partial, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise _failed(f"the snapshot at record {snapshot.record} is not saved in {self.path}", error) from error
-            raise
+        except OSError as error:
+            raise _failed(f"the snapshot at record {snapshot.record} is not saved in {self.path}", error) from error
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)  # it is gone if the snapshot was saved
         whole = [one for one in (*found, path) if one not in self._damaged]
         self._remove(one for one in found if len(whole) > self._keep and _number(one) < _number(whole[-self._keep]))
         return SavedSnapshot(path, size, time.perf_counter() - began)

@@ -8,7 +8,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Generator, Iterable, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import Context
 from pathlib import Path
 from typing import Any, Final, Protocol, TypeVar
@@ -217,7 +217,8 @@ class SQLiteStore(SQLStore):
             self._path, timeout=self._pause_seconds, isolation_level=None, check_same_thread=False,
             factory=_SQLiteConnection,
         )  # fmt: skip
-        try:
+        with ExitStack() as on_error:
+            on_error.callback(connection.close)
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             if mode != "wal":
                 raise OptionsError(
@@ -227,9 +228,7 @@ class SQLiteStore(SQLStore):
             connection.execute("PRAGMA synchronous=FULL")
             if not connection.execute("SELECT 1 FROM sqlite_master WHERE name = 'penstock_runs_by_graph'").fetchone():
                 make_tables(connection)
-        except BaseException:
-            connection.close()
-            raise
+            on_error.pop_all()
         return connection
 
 
@@ -391,16 +390,14 @@ def _transaction(connection: Connection, keys: Iterable[str]) -> Generator[None]
 
 
 def _load(connection: Connection, key: str, order: str) -> LoopRecord | None:
-    found = connection.execute(
-        f"SELECT version, step, content FROM penstock_loops WHERE key = ? ORDER BY step {order} LIMIT 1", (key,)
-    ).fetchone()
+    query = f"SELECT version, step, content FROM penstock_loops WHERE key = ? ORDER BY step {order} LIMIT 1"
+    found = connection.execute(query, (key,)).fetchone()
     return None if found is None else LoopRecord(*found)
 
 
 def _version(connection: Connection, key: str) -> int:
-    found = connection.execute(
-        "SELECT version FROM penstock_loops WHERE key = ? ORDER BY step DESC LIMIT 1", (key,)
-    ).fetchone()
+    query = "SELECT version FROM penstock_loops WHERE key = ? ORDER BY step DESC LIMIT 1"
+    found = connection.execute(query, (key,)).fetchone()
     return 0 if found is None else int(found[0])
 
 

@@ -29,10 +29,8 @@ else:
     __getattr__, __dir__ = _public(
         __name__,
         {
-            "faults": ".faults",
-            "StreamReader": "._inbox",
-            "inbox": "._inbox",
-            "stream_inbox": "._inbox",
-            "replace": "._replace",
+            ".faults": "faults",
+            "._inbox": "StreamReader inbox stream_inbox",
+            "._replace": "replace",
         },
     )

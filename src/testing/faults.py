@@ -17,19 +17,21 @@ The points:
 """
 
 import asyncio
-import copy
 import random
 import threading
 import time
-from collections.abc import Callable, Container, Generator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias, get_args, overload
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args, overload
 
+from .._errors import copy_of
 from .._public import public
 from ..actors.accepted import SHARE, check, whole
-from ..extension import as_node
-from ._fault_points import InjectedCancel, Point, install, remove
+from ..extension import Interception, as_node, intercept
+
+Point: TypeAlias = Literal["actor.start", "node.call", "channel.put", "worker.process"]
 
 
 @dataclass(frozen=True)
@@ -42,19 +44,8 @@ class Raise:
 
     error: BaseException | type[BaseException]
 
-    async def _act(self) -> None:
-        self._act_blocking()
-
-    def _act_blocking(self) -> None:
-        raise self._fresh()
-
-    def _fresh(self) -> BaseException:
-        if isinstance(self.error, type):
-            return self.error()
-        try:
-            return copy.copy(self.error)
-        except Exception:  # noqa: BLE001 - its constructor takes other arguments than `args`: use the object itself
-            return self.error
+    def _wait_seconds(self) -> float:
+        raise self.error() if isinstance(self.error, type) else copy_of(self.error)
 
 
 @dataclass(frozen=True)
@@ -67,27 +58,28 @@ class Delay:
 
     seconds: float
 
-    async def _act(self) -> None:
-        await asyncio.sleep(self.seconds)
-
-    def _act_blocking(self) -> None:
-        time.sleep(self.seconds)
+    def _wait_seconds(self) -> float:
+        return self.seconds
 
 
 @dataclass(frozen=True)
 class Cancel:
     """Raise CancelledError at the point, although the item was not cancelled."""
 
-    async def _act(self) -> None:
-        self._act_blocking()
-
-    def _act_blocking(self) -> None:
-        raise InjectedCancel("penstock.testing.faults: cancelled here")
+    def _wait_seconds(self) -> float:
+        raise _InjectedCancel("penstock.testing.faults: cancelled here")
 
 
 @dataclass(frozen=True)
 class Kill:
     """Kill the worker process that runs the call, by SIGKILL; only at `"worker.process"`."""
+
+    def _wait_seconds(self) -> float:
+        return 0
+
+
+class _InjectedCancel(asyncio.CancelledError):
+    """An injected cancellation; the item itself was not cancelled."""
 
 
 Fault: TypeAlias = Raise | Delay | Cancel | Kill
@@ -197,11 +189,13 @@ def inject(
 
 @contextmanager
 def _injected(injections: Injections, point: Point, *, optional: bool) -> Generator[Injections]:
-    install(point, injections)
+    _active[point].append(injections)
+    _intercept()
     try:
         yield injections
     finally:
-        remove(point, injections)
+        _active[point].remove(injections)
+        _intercept()
     if not injections and not optional:
         raise AssertionError(
             f"no fault was injected: {injections._place()} was passed {injections.passes} times. Inject before the "
@@ -234,6 +228,63 @@ def _name_of(node: Callable[..., Any] | str) -> str:
     if found is None:
         raise TypeError(f"node= takes a node, an instance of a stateful one, or a name, got {node!r}")
     return found.name
+
+
+# The points: the engine is intercepted at those that have faults, and at no other.
+_active: dict[Point, list[Injections]] = {point: [] for point in get_args(Point)}
+
+
+def _intercept() -> None:
+    is_called = bool(_active["node.call"])
+    intercept(
+        Interception(
+            entering=partial(_pass, "actor.start") if _active["actor.start"] else None,
+            calling=partial(_pass, "node.call") if is_called else None,
+            calling_plain=_pass_blocking if is_called else None,
+            queueing=_held_up if _active["channel.put"] else None,
+            giving=_kills_process if _active["worker.process"] else None,
+        )
+    )
+
+
+def _due(point: Point, node: str) -> Iterator[Fault]:
+    """Yield the faults that have to happen as a node passes a point."""
+    for injections in tuple(_active[point]):
+        if (fault := injections._take(node)) is not None:
+            yield fault
+
+
+async def _pass(point: Point, node: str) -> None:
+    for fault in _due(point, node):
+        await asyncio.sleep(fault._wait_seconds())
+
+
+def _pass_blocking(node: str) -> None:
+    for fault in _due("node.call", node):
+        time.sleep(fault._wait_seconds())
+
+
+def _held_up(node: str) -> Any:
+    fault = next(_due("channel.put", node), None)
+    return None if fault is None else partial(_outcome, fault)
+
+
+async def _outcome(fault: Fault) -> BaseException | None:
+    """Have a fault happen; return the error of the item."""
+    try:
+        await asyncio.sleep(fault._wait_seconds())
+    except (_InjectedCancel, Exception) as error:  # noqa: BLE001 - the injected error
+        return error
+    return None
+
+
+async def _kills_process(node: str) -> bool:
+    """Pass the point with a call; return whether the worker process of the call has to be killed."""
+    kills = False
+    for fault in _due("worker.process", node):
+        kills |= isinstance(fault, Kill)
+        await asyncio.sleep(fault._wait_seconds())
+    return kills
 
 
 __all__ = ["Cancel", "Delay", "Fault", "Injection", "Injections", "Kill", "Point", "Raise", "inject"]
