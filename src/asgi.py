@@ -31,7 +31,6 @@ else:
 
 __all__ = ["answer", "event_stream", "lifespan", "ndjson", "overloaded"]
 
-T = TypeVar("T")
 E = TypeVar("E", bound=Exception)  # so that a dict of one class of errors, or of several, is one of classes of errors
 
 _Message: TypeAlias = MutableMapping[str, Any]
@@ -43,7 +42,7 @@ _HEARTBEAT_SECONDS: Final = 15.0
 # A reader that is alive takes what was sent within a round trip, and a mobile one that has lost its network comes back
 # within seconds, or not at all.
 _STALL_SECONDS: Final = 30.0
-_COMMENT: Final = ":\n\n"
+_COMMENT: Final = b":\n\n"
 _CLIENT_GONE: Final = 499  # as nginx logs it; nobody reads it
 # What an error of these classes, or of one derived from them, is answered with. A deployment that drains refuses with
 # `EngineClosedError`. All others, such as a KeyError of a node, are mistakes until somebody says what they mean.
@@ -102,7 +101,8 @@ async def answer(
         raise TypeError(f"asgi.answer awaits a call, such as service(...) or engine.run(graph(...)), got {call!r}")
     known = _known(statuses)
     try:
-        value = await _while_connected(request.receive, call)
+        async with _connected(request.receive):
+            value = await call
     except _ClientGoneError:
         return cast("responses.Response", response(status_code=_CLIENT_GONE))
     except tuple(known) as error:
@@ -131,10 +131,11 @@ def event_stream(
     Of a detached call, it ends the reading alone. Each event has an `id:` then, which a browser sends as the header
     `Last-Event-ID` when it comes again, for `service.attach(key, after=...)`. A `Missed` is an event `missed`.
 
-    Each value is an event with `data:`, text as it is and everything else as JSON. What a node has emitted has the name
-    of its class in `event:` as well. The last event is `end`; its data is the result of the graph, if it has one value.
-    A call that ends because a node asks a person (`ps.interrupt`) has the last event `question` instead: its data is an
-    object of JSON with `key`, `question` and `token`, which an `Answer` takes.
+    Each value is an event with `data:`, text as it is and everything else as JSON. Values that are ready at the same
+    time go out in one chunk, as several events. What a node has emitted has the name of its class in `event:` as well.
+    The last event is `end`; its data is the result of the graph, if it has one value. A call that ends because a node
+    asks a person (`ps.interrupt`) has the last event `question` instead: its data is an object of JSON with `key`,
+    `question` and `token`, which an `Answer` takes.
 
     The call begins with the response. Its status waits for the first item, or for `heartbeat_seconds`: an error before
     that, such as `Overloaded`, is raised, so that the application answers it. A later one is told to the client as an
@@ -202,7 +203,7 @@ class _Events:
     end: str | Callable[[], bytes] | None
     encode_error: Callable[[Exception], str | bytes] | None
 
-    def chunk(self, item: Any) -> str | bytes:
+    def chunk(self, item: Any) -> bytes:
         """Return what is sent for an item."""
         if isinstance(item, engine.Missed):
             return self._id_line() + _sse(_as_json(item), item.kind)
@@ -211,20 +212,19 @@ class _Events:
         value: Any = cast("Any", item).value
         return self._event(value, type(value).__name__) if self.encode_event is None else self.encode_event(value)
 
-    def plain(self, value: Any) -> str | bytes:
+    def plain(self, value: Any) -> bytes:
         """Return what is sent for a value of a stream that has no events."""
         said = self.encode(value)
         return said if isinstance(said, bytes) else _sse(said)
 
-    def last(self, results: list[Any]) -> str | bytes:
+    def last(self, results: list[Any]) -> bytes:
         """Return what is sent at the end, for the result of the call in a list, which is empty if it has none."""
-        texts = [self.encode(result) for result in results]
         if self.end is None:
-            return _sse("".join(map(str, texts)), "end")
-        given = [one if isinstance(one, bytes) else _bytes(_sse(one)) for one in texts]
-        return b"".join([*given, _bytes(_sse(self.end)) if isinstance(self.end, str) else self.end()])
+            return _sse("".join(str(self.encode(result)) for result in results), "end")
+        given = b"".join(map(self.plain, results))
+        return given + (_sse(self.end) if isinstance(self.end, str) else self.end())
 
-    def failed(self, error: Exception) -> str | bytes:
+    def failed(self, error: Exception) -> bytes:
         """Return what is sent for an error after the status."""
         said = type(error).__name__ if self.encode_error is None else self.encode_error(error)
         if isinstance(said, bytes):
@@ -233,14 +233,14 @@ class _Events:
             return _sse(said, "failed")
         return _sse(said) + _sse(self.end)
 
-    def _event(self, value: Any, name: str | None) -> str | bytes:
+    def _event(self, value: Any, name: str | None) -> bytes:
         said = self.encode(value)
         return said if isinstance(said, bytes) else self._id_line() + _sse(said, name)
 
-    def _id_line(self) -> str:
+    def _id_line(self) -> bytes:
         """Return the line with the number of what was read last of a detached call: a browser comes again with it."""
         stream: Any = self.stream
-        return f"id: {stream.number}\n" if isinstance(stream, engine.DetachedStream) else ""
+        return b"id: %d\n" % stream.number if isinstance(stream, engine.DetachedStream) else b""
 
 
 def ndjson(
@@ -282,11 +282,11 @@ def ndjson(
     _check_stream(stream, "ndjson")
     line = encode or _as_json
     body = _Body(
-        stream, lambda item: line(item) + "\n", stall_timeout_seconds,
-        end=lambda results: "".join(f"{_as_json({'kind': 'result', 'value': value})}\n" for value in results),
+        stream, lambda item: _bytes(line(item) + "\n"), stall_timeout_seconds,
+        end=lambda results: b"".join(_line({"kind": "result", "value": value}) for value in results),
         # In words, too: HTTP/1.0 has no end to miss, and some middleware writes one all the same.
-        failed=lambda error: f"{_as_json({'kind': 'failed', 'error': type(error).__name__})}\n",
-        asked=lambda question: f"{_as_json({'kind': 'question', **question}, encode)}\n",
+        failed=lambda error: _line({"kind": "failed", "error": type(error).__name__}),
+        asked=lambda question: _line({"kind": "question", **question}, encode),
     )  # fmt: skip
     ours = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would gather lines, as it does events
     return _response(body, "application/x-ndjson", status_code, {**ours, **(headers or {})})
@@ -414,12 +414,12 @@ class _Body:
     """
 
     stream: engine.Stream[Any]
-    chunk: Callable[[Any], str | bytes]
+    chunk: Callable[[Any], bytes]
     stall_timeout_seconds: float | None
     _: KW_ONLY
-    end: Callable[[list[Any]], str | bytes]
-    failed: Callable[[Exception], str | bytes]
-    asked: Callable[[dict[str, Any]], str]
+    end: Callable[[list[Any]], bytes]
+    failed: Callable[[Exception], bytes]
+    asked: Callable[[dict[str, Any]], bytes]
     heartbeat_seconds: float | None = None
     encode_error: Callable[[Exception], str | bytes] | None = None
     statuses: Mapping[Any, int] | None = None
@@ -427,9 +427,6 @@ class _Body:
     def __post_init__(self) -> None:
         check("stall_timeout_seconds", self.stall_timeout_seconds, optional(POSITIVE))
         self._answers = () if self.statuses is None else tuple(_known(self.statuses))
-        self._is_lost: Callable[[], bool] = bool  # whether the connection is, as far as the server shows it
-        self._begin: _Message | None = None  # the beginning of the response; None once it was sent
-        self._is_head = False
 
     async def serve(self, begin: _Message, receive: _Receive, send: _Send, *, is_head: bool) -> None:
         """Send the whole response, or as much as its client takes; when this returns, the call has ended.
@@ -437,16 +434,17 @@ class _Body:
         Of an answer to HEAD, nobody reads more than the beginning, and no server tells that its client has gone while
         another request waits behind it; so it ends there.
         """
-        self._begin, self._is_head = begin, is_head
-        self._is_lost = _look_at_connection(receive)
-        silence, stall = _Limit(self.heartbeat_seconds), _Limit(self.stall_timeout_seconds)
+        self._begin: _Message | None = begin  # the beginning of the response; None once it was sent
+        self._is_head = is_head
+        self._send = send
+        self._is_lost = _look_at_connection(receive)  # whether the connection is, as far as the server shows it
+        self._limit = _Limit(self.heartbeat_seconds, self.stall_timeout_seconds)
         try:
-            async with self.stream:
+            async with self.stream, _connected(receive):
                 try:
-                    await _while_connected(receive, self._send_all(send, silence, stall))
+                    await self._send_all()
                 finally:
-                    silence.close()
-                    stall.close()
+                    self._limit.close()
         except _ClientGoneError:
             await self._end_unbegun(send)
         except self._answers as error:
@@ -467,39 +465,42 @@ class _Body:
                 await send({"type": "http.response.start", "status": _CLIENT_GONE, "headers": []})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-    async def _send_all(self, send: _Send, silence: "_Limit", stall: "_Limit") -> None:
+    async def _send_all(self) -> None:
         try:
-            last = await self._send_items(send, silence, stall)
+            last = await self._send_items()
         except Exception as error:
             if self._begin is not None or isinstance(error, _ClientGoneError):
                 raise
             last = self.failed(error)
             if self.encode_error is None:
-                await self._give(last, send, stall)
+                await self._give(last)
                 raise
             # As text: structlog, if nobody has configured it, would print all variables of all frames, for seconds.
             trace = {} if isinstance(error, self._answers) else {"exception": "".join(format_exception(error))}
             logs.warning("asgi.failed", error=repr(error), **trace)
         if last is not None:
-            await self._give(last, send, stall, more=False)
+            await self._give(last, more=False)
 
-    async def _send_items(self, send: _Send, silence: "_Limit", stall: "_Limit") -> str | bytes | None:
+    async def _send_items(self) -> bytes | None:
         """Send what the stream gives; return what is sent at the end, or None for HEAD, which has ended then."""
-        stream = self.stream
+        stream, limit = self.stream, self._limit
         results: list[Any] = []
         try:
             while True:
+                limit.begin(self.heartbeat_seconds)
                 try:
-                    with silence:
-                        item = await anext(stream)  # a read that is cancelled takes nothing
+                    item = await anext(stream)  # a read that is cancelled takes nothing
                 except StopAsyncIteration:
                     break
-                except TimeoutError:
-                    if not silence.expired:
+                except asyncio.CancelledError:
+                    if not limit.has_ended():
                         raise
-                    await self._give(_COMMENT, send, stall, more=not self._is_head)
+                    await self._give(_COMMENT, more=not self._is_head)
                 else:
-                    await self._give(self.chunk(item), send, stall, more=not self._is_head)
+                    if stream.ready:
+                        await self._give_ready(item)
+                    else:
+                        await self._give(self.chunk(item), more=not self._is_head)
                 if self._is_head:
                     return None
             if isinstance(stream, engine.EventStream | engine.DetachedStream) and not stream.gives_values:
@@ -508,7 +509,18 @@ class _Body:
             return self.asked({"key": asked.key, "question": asked.question, "token": asked.token})
         return self.end(results)
 
-    async def _give(self, chunk: str | bytes, send: _Send, stall: "_Limit", *, more: bool = True) -> None:
+    async def _give_ready(self, item: Any) -> None:
+        """Send an item in one chunk with all that are ready; of an error, what is before it."""
+        chunks: list[bytes] = []
+        try:
+            chunks.append(self.chunk(item))
+            while self.stream.ready:
+                chunks.append(self.chunk(await anext(self.stream)))
+        finally:  # nothing of the above waits, so that no cancel comes here
+            if chunks:
+                await self._give(b"".join(chunks), more=not self._is_head)
+
+    async def _give(self, chunk: bytes, *, more: bool = True) -> None:
         """Send a chunk; the first one with the beginning of the response before it.
 
         Raises:
@@ -516,17 +528,19 @@ class _Body:
         """
         if self._is_lost():
             raise _ClientGoneError
+        self._limit.begin(self.stall_timeout_seconds)
         try:
-            with stall:
-                if self._begin is not None:
-                    begin, self._begin = self._begin, None
-                    await send(begin)
-                body = b"" if self._is_head else chunk if isinstance(chunk, bytes) else _bytes(chunk)
-                await send({"type": "http.response.body", "body": body, "more_body": more})
+            if self._begin is not None:
+                begin, self._begin = self._begin, None
+                await self._send(begin)
+            await self._send({"type": "http.response.body", "body": b"" if self._is_head else chunk, "more_body": more})
+        except asyncio.CancelledError as error:
+            if not self._limit.has_ended():
+                raise
+            logs.warning("asgi.client_stalled", stall_timeout_seconds=self.stall_timeout_seconds)
+            raise _ClientGoneError from error
         except (OSError, RuntimeError) as error:  # of servers that say so in this way; of uvloop, if lost meanwhile
-            if isinstance(error, TimeoutError):
-                logs.warning("asgi.client_stalled", stall_timeout_seconds=self.stall_timeout_seconds)
-            elif isinstance(error, RuntimeError) and not self._is_lost():
+            if isinstance(error, RuntimeError) and not self._is_lost():
                 raise
             raise _ClientGoneError from error
 
@@ -538,80 +552,77 @@ class _Limit:
     cancel it, would take longer than all else that an event takes.
 
     Args:
-        seconds: how long a wait may take; None without a limit.
-
-    Attributes:
-        expired: whether the last wait took longer.
+        *seconds: the limits that waits may have, in seconds; None without a limit.
     """
 
-    def __init__(self, seconds: float | None) -> None:
+    def __init__(self, *seconds: float | None) -> None:
         task = asyncio.current_task()
         assert task is not None
-        self.expired = False
-        self._seconds = seconds
         self._task: asyncio.Task[Any] = task
         self._cancelling = task.cancelling()
         self._loop = task.get_loop()
-        self._ends_at: float | None = None  # of the present wait
+        self._time = self._loop.time
+        self._is_open, self._is_over = True, False
+        self._ends_at = math.inf  # of the present wait
+        self._shortest = min((one for one in seconds if one is not None), default=math.inf)
         self._timer: asyncio.TimerHandle | None = None
+        self._look()
 
-    def __enter__(self) -> None:
-        self.expired = False
-        if self._seconds is None:
-            self._ends_at = math.inf
-        else:
-            self._ends_at = self._loop.time() + self._seconds
-            if self._timer is None:
-                self._timer = self._loop.call_at(self._ends_at, self._look)
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> None:
-        self._ends_at = None
-        if self.expired and self._task.uncancel() <= self._cancelling and isinstance(error, asyncio.CancelledError):
-            raise TimeoutError from error
+    def begin(self, seconds: float | None) -> None:
+        """Note that a wait begins, of so many seconds at most."""
+        self._ends_at = math.inf if seconds is None else self._time() + seconds
 
     def end(self) -> None:
-        """End the present wait as if it had come to its limit; nothing happens if there is none."""
-        if self._ends_at is not None:
-            self.expired = True
+        """End the present wait as if it had come to its limit; nothing happens behind `close`."""
+        if self._is_open:
+            self._is_over, self._ends_at = True, math.inf
             self._task.cancel()
 
+    def has_ended(self) -> bool:
+        """Return whether this has cancelled the task, and nobody else; the task goes on then."""
+        if not self._is_over:
+            return False
+        self._is_over = False
+        return self._task.uncancel() <= self._cancelling
+
     def close(self) -> None:
-        """Cancel the timer."""
+        """Cancel the timer: the last wait is over."""
+        self._is_open = False
+        self.has_ended()
         if self._timer is not None:
             self._timer.cancel()
 
     def _look(self) -> None:
-        self._timer = None
-        if self._ends_at is None:
-            return  # the next wait sets a timer
-        if self._loop.time() < self._ends_at:
-            self._timer = self._loop.call_at(self._ends_at, self._look)
-        else:
+        now = self._time()
+        if now >= self._ends_at:
             self.end()
+        if self._shortest < math.inf:  # so that no wait that begins meanwhile comes to its limit before the next look
+            self._timer = self._loop.call_at(min(self._ends_at, now + self._shortest), self._look)
 
 
 class _ClientGoneError(Exception):
     """The client has gone, or has stopped reading."""
 
 
-async def _while_connected(receive: _Receive, work: Awaitable[T]) -> T:
-    """Await the work, which is cancelled when the client goes.
+@asynccontextmanager
+async def _connected(receive: _Receive) -> AsyncGenerator[None, None]:
+    """Cancel what is inside when the client goes.
 
     Raises:
-        _ClientGoneError: the client has gone; or the work raised this.
-        Exception: the error of the work, or the one with which the server watched the client.
+        _ClientGoneError: the client has gone.
+        Exception: the error with which the server watched the client.
     """
-    connected = _Limit(None)
+    limit = _Limit()
     gone = asyncio.ensure_future(_gone(receive))
-    gone.add_done_callback(lambda _: connected.end())
+    gone.add_done_callback(lambda _: limit.end())
     try:
-        with connected:
-            return await work
-    except TimeoutError as error:
-        if not connected.expired:
+        yield
+    except asyncio.CancelledError as error:
+        if not limit.has_ended():
             raise
         raise gone.exception() or _ClientGoneError from error
     finally:
+        limit.close()
         gone.cancel()
         await until(gone.done, lambda: asyncio.wait([gone]))
 
@@ -632,13 +643,17 @@ def _look_at_connection(receive: _Receive) -> Callable[[], bool]:
     return cast("Callable[[], bool]", getattr(transport, "is_closing", bool))
 
 
-def _sse(data: str, name: str | None = None) -> str:
+def _sse(data: str, name: str | None = None) -> bytes:
     """Return a server-sent event, as the HTML standard defines it."""
     if name is None and "\n" not in data and "\r" not in data:  # as nearly all are
-        return "data: " + data + "\n\n"  # a format would write the name of a member of an Enum that is a text
+        return _bytes("data: " + data + "\n\n")  # a format would write the name of a member of an Enum that is a text
     lines = [] if name is None else [f"event: {name}"]
     lines += [f"data: {line}" for line in _NEW_LINE.split(data)]
-    return "\n".join([*lines, "", ""])
+    return _bytes("\n".join([*lines, "", ""]))
+
+
+def _line(value: dict[str, Any], encode: Callable[[Any], str] | None = None) -> bytes:
+    return _bytes(_as_json(value, encode) + "\n")
 
 
 def _bytes(text: str) -> bytes:

@@ -130,6 +130,14 @@ class Stream(ABC, Generic[T_co, Tag_co]):
         """
 
     @property
+    def ready(self) -> int:
+        """How many items can be read without waiting, of the values of a single call; otherwise 0.
+
+        So a reader that writes a file or a socket may write several at once.
+        """
+        return 0
+
+    @property
     def _taken(self) -> int:
         """How many items of any kind the reader has taken."""
         return self.position

@@ -450,6 +450,11 @@ class ValuesStream(Stream[T_co]):
         """How many values the reader has taken."""
         return 0 if self._buffer is None else self._buffer.position
 
+    @property
+    def ready(self) -> int:
+        """How many values can be read without waiting."""
+        return 0 if self._buffer is None else len(self._buffer.held)
+
     def statistics(self) -> StreamStatistics:
         """Return a snapshot of the counters."""
         return StreamStatistics(0, 0, 0, 0, 0, 0, ()) if self._call is None else _statistics_of(self._call)

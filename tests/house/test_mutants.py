@@ -365,7 +365,7 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "a client that has stopped reading is given up",
-        "asgi.py", "_Limit(self.stall_timeout_seconds)", "_Limit(None)",
+        "asgi.py", "begin(self.stall_timeout_seconds)", "begin(None)",
         "tests/serving/test_asgi.py::test_a_client_that_stalls_ends_its_call_and_one_that_is_only_slow_does_not",
     ),
     Mutant(

@@ -136,7 +136,7 @@ async def test_the_same_as_lines_of_json() -> None:
     assert response.headers["x-accel-buffering"] == "no"
     client = Client()
     assert await client.asks_for(response) == '"ä"\n"b"\n'
-    assert [message.get("status") for message in client.sent] == [203, None, None, None]
+    assert [message.get("status") for message in client.sent] == [203, None, None]
     body = await Client().asks_for(asgi.ndjson(engine.stream(said("a b"), events=Progress)))
     assert [json.loads(line)["kind"] for line in body.splitlines()] == ["event", "value"] * 2
     nothing: list[ps.Call[AsyncIterator[str]]] = []
@@ -163,6 +163,32 @@ async def halves(text: str) -> AsyncIterator[float]:
 @ps.node
 async def numbers(text: str) -> AsyncIterator[float]:
     yield float(text)
+
+
+async def test_values_that_are_ready_go_out_in_one_chunk_and_those_before_an_error_arrive() -> None:
+    def picky(value: str) -> str:
+        if value == "c":
+            raise LookupError
+        return value.upper()
+
+    client = Client()
+    await client.asks_for(asgi.event_stream(engine.stream(said("a b"))))
+    assert [message.get("body") for message in client.sent] == [
+        None, b"data: a\n\ndata: b\n\n", b"event: end\ndata: \n\n",
+    ]  # fmt: skip
+    client = Client()
+    with pytest.raises(LookupError):
+        await client.asks_for(asgi.event_stream(engine.stream(said("a b c d")), encode=picky))
+    assert client.body == "data: A\n\ndata: B\n\nevent: failed\ndata: LookupError\n\n"
+    # A reader that takes a value each turn sees how many are left, as many as the stream holds at most.
+    async with engine.stream(said(" ".join("x" * 40))) as stream:
+        assert stream.ready == 0
+        await anext(stream)
+        assert 0 < stream.ready <= 16
+        left = [stream.ready async for _ in stream]
+        assert left[-1] == 0
+    async with engine.stream(map(told, (0, 0))) as calls:
+        assert calls.ready == 0
 
 
 async def test_what_neither_json_nor_utf_8_can_say() -> None:
