@@ -1,6 +1,7 @@
 """What options accept: one check wherever one is given, and an error that names option, value and what is accepted."""
 
 import dataclasses
+import inspect
 import re
 from collections.abc import Callable
 from decimal import Decimal
@@ -13,8 +14,6 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.actors.policy import Policy
-from penstock.actors.supervision import SupervisorFlags
 
 
 @ps.node
@@ -48,68 +47,89 @@ def handle(x: int) -> int:
     return x
 
 
-# What is of a wrong type or out of its range: with what takes it, the option, the value, and what is accepted.
-WRONG: list[tuple[Callable[..., Any], str, object, str]] = [
-    (ps.node, "retry", 3, "a Retry, such as penstock.Retry(3), or None"),
-    (ps.node, "fallback", 0, "a function of the exception, or None"),
-    (ps.node, "timeout_seconds", "3", "a finite number above 0, or None"),
-    (ps.node, "timeout_seconds", True, "a finite number above 0, or None"),
-    (ps.node, "batch", 4, "a Batch, such as penstock.Batch(max_size=32), or None"),
-    (ps.node, "name", 3, "a text that is not empty and can be written as UTF-8, or None"),
-    (ps.node, "pure", "yes", "True or False"),
-    (ps.node, "effectful", 1, "True, False or 'unordered'"),
-    (ps.node, "runs_on", ["thread"], "one of 'loop', 'thread', 'process'"),
-    (ps.node, "restart", None, "one of 'permanent', 'transient', 'temporary'"),
-    (ps.node, "restart_on", ValueError, "a tuple of exception classes"),
-    (ps.node, "inbox_capacity", 0, "a whole number of at least 1, or None"),
-    (ps.node, "shutdown_seconds", "1", "a finite number that is not negative, or None"),
-    (ps.node, "model", 5, "the name of the model"),
-    (half.with_policy, "retry", 3, "a Retry, such as penstock.Retry(3), or None"),
-    (half.with_policy, "timeout_seconds", [1], "a finite number above 0, or None"),
-    (half.with_policy, "fallback", "none", "a function of the exception, or None"),
-    (half.with_policy, "name", "", "a text that is not empty"),
-    (partial(ps.Retry, 3), "retry_on", [ValueError], "an exception class, or a tuple of them"),
-    (partial(ps.Retry, 3), "retry_on", "ValueError", "an exception class, or a tuple of them"),
-    (partial(ps.Retry, 3), "retry_on", KeyboardInterrupt, "an exception class, or a tuple of them"),
-    (partial(ps.Retry, 3), "backoff_seconds", "1", "a finite number that is not negative"),
-    (partial(ps.Retry, 3), "max_backoff_seconds", None, "a finite number that is not negative"),
-    (partial(ps.Retry, 3), "jitter", "0.1", "a share between 0 and 1"),
-    (partial(ps.Batch, 8), "max_wait_seconds", None, "a finite number that is not negative"),
-    (partial(devices.DeviceBatch, 8), "buckets", 4, '"powers_of_two" or a tuple'),
-    (partial(devices.DeviceBatch, 8), "pad_axes", [("x", 0)], "a mapping of names of parameters to axes"),
-    (ps.RateLimit, "per_second", "5", "a finite number above 0"),
-    (ps.RateLimit, "per_second", 1j, "a finite number above 0"),
-    (engine.Engine().deploy, "within_seconds", "5", "a finite number above 0"),
-    (engine.Engine().deploy, "strategy", 1, "one of 'one_for_one', 'one_for_all', 'rest_for_one'"),
-    (engine.Engine().deploy, "warmup", "yes", "True or False"),
-    (engine.Engine().deploy, "timeout_seconds", "3", "a number of seconds, 0 or more, or None"),
-    (engine.Engine, "timeout_seconds", "3", "a number of seconds, 0 or more, or None"),
-    (ps.ExecutionOptions, "scheduler", [], "one of 'auto', 'actors', 'parallel', 'wave', 'sequential'"),
-    (partial(engine.Engine().stream, []), "progress", "yes", "True or False"),
-    (ps.device_node, "batch", 4, "a Batch, such as penstock.Batch(max_size=32), or None"),
-    (ps.device_node, "timeout_seconds", "3", "a finite number above 0, or None"),
-    (ps.device_node, "name", b"x", "a text that is not empty and can be written as UTF-8, or None"),
-    (ps.device_node, "replicas", "2", "a whole number of at least 1"),
-    (devices.benchmark, "seconds", "5", "a finite number above 0"),
+# What is of a wrong type or out of its range: with what takes it, the option, values, and what is accepted.
+WRONG: list[tuple[Callable[..., Any], str, list[object], str]] = [
+    (ps.node, "retry", [3], "a Retry, such as penstock.Retry(3), or None"),
+    (ps.node, "fallback", [0], "a function of the exception, or None"),
+    (ps.node, "timeout_seconds", ["3", True, 0, float("nan"), float("inf")], "a finite number above 0, or None"),
+    (ps.node, "batch", [4], "a Batch, such as penstock.Batch(max_size=32), or None"),
+    (ps.node, "name", [3], "a text that is not empty and can be written as UTF-8, or None"),
+    (ps.node, "pure", ["yes"], "True or False"),
+    (ps.node, "effectful", [1], "True, False or 'unordered'"),
+    (ps.node, "runs_on", [["thread"]], "one of 'loop', 'thread', 'process'"),
+    (ps.node, "restart", [None, "always"], "one of 'permanent', 'transient', 'temporary'"),
+    (
+        ps.node,
+        "restart_on",
+        [ValueError, (ValueError, "OSError"), (KeyboardInterrupt,)],
+        "a tuple of exception classes",
+    ),
+    (ps.node, "inbox_capacity", [0], "a whole number of at least 1, or None"),
+    (
+        ps.node,
+        "shutdown_seconds",
+        ["1", -1, float("nan"), float("inf")],
+        "a finite number that is not negative, or None",
+    ),
+    (ps.node, "model", [5], "the name of the model"),
+    (half.with_policy, "retry", [3], "a Retry, such as penstock.Retry(3), or None"),
+    (half.with_policy, "timeout_seconds", [[1]], "a finite number above 0, or None"),
+    (half.with_policy, "fallback", ["none"], "a function of the exception, or None"),
+    (half.with_policy, "name", [""], "a text that is not empty"),
+    (
+        partial(ps.Retry, 3),
+        "retry_on",
+        [[ValueError], "ValueError", KeyboardInterrupt],
+        "an exception class, or a tuple of them",
+    ),
+    (partial(ps.Retry, 3), "backoff_seconds", ["1", -1, float("nan")], "a finite number that is not negative"),
+    (partial(ps.Retry, 3), "max_backoff_seconds", [None, -1], "a finite number that is not negative"),
+    (partial(ps.Retry, 3), "jitter", ["0.1", 1.5, -0.1], "a share between 0 and 1"),
+    (partial(ps.Batch, 8), "max_wait_seconds", [None], "a finite number that is not negative"),
+    (partial(devices.DeviceBatch, 8), "buckets", [4], '"powers_of_two" or a tuple'),
+    (partial(devices.DeviceBatch, 8), "pad_axes", [[("x", 0)]], "a mapping of names of parameters to axes"),
+    (ps.RateLimit, "per_second", ["5", 1j, 0, -1, float("inf")], "a finite number above 0"),
+    (engine.Engine().deploy, "within_seconds", ["5"], "a finite number above 0"),
+    (engine.Engine().deploy, "strategy", [1], "one of 'one_for_one', 'one_for_all', 'rest_for_one'"),
+    (engine.Engine().deploy, "warmup", ["yes"], "True or False"),
+    (engine.Engine().deploy, "timeout_seconds", ["3"], "a number of seconds, 0 or more, or None"),
+    (engine.Engine, "timeout_seconds", ["3"], "a number of seconds, 0 or more, or None"),
+    (ps.ExecutionOptions, "scheduler", [[]], "one of 'auto', 'actors', 'parallel', 'wave', 'sequential'"),
+    (partial(engine.Engine().stream, []), "progress", ["yes"], "True or False"),
+    (ps.device_node, "batch", [4], "a Batch, such as penstock.Batch(max_size=32), or None"),
+    (ps.device_node, "timeout_seconds", ["3"], "a finite number above 0, or None"),
+    (ps.device_node, "name", [b"x"], "a text that is not empty and can be written as UTF-8, or None"),
+    (ps.device_node, "replicas", ["2"], "a whole number of at least 1"),
+    (devices.benchmark, "seconds", ["5"], "a finite number above 0"),
 ]
 
 
-@pytest.mark.parametrize(("take", "option", "value", "accepted"), WRONG)
+@pytest.mark.parametrize(("take", "option", "values", "accepted"), WRONG)
 async def test_a_wrong_value_is_refused_where_it_is_given(
-    take: Callable[..., Any], option: str, value: object, accepted: str
+    take: Callable[..., Any], option: str, values: list[object], accepted: str
 ) -> None:
-    given = {option: value}
-    with pytest.raises(ps.OptionsError) as caught:
-        take(halved, **given) if getattr(take, "__name__", "") == "deploy" else take(**given)(handle)
-    assert f"{option}={value!r}" in str(caught.value)
-    assert accepted in str(caught.value)
-    assert isinstance(caught.value, ValueError)
-    assert isinstance(caught.value, TypeError)
+    for value in values:
+        given = {option: value}
+        with pytest.raises(ps.OptionsError) as caught:
+            take(halved, **given) if getattr(take, "__name__", "") == "deploy" else take(**given)(handle)
+        assert f"{option}={value!r}" in str(caught.value)
+        assert accepted in str(caught.value)
+        assert isinstance(caught.value, ValueError)
+        assert isinstance(caught.value, TypeError)
 
 
-@pytest.mark.parametrize(
-    "record", [Policy(), ps.Retry(3), ps.Batch(8), SupervisorFlags(), ps.ExecutionOptions()], ids=repr
-)
+@pytest.mark.parametrize("option", [name for name in inspect.signature(ps.node).parameters if name != "fn"])
+def test_every_option_of_a_node_is_checked(option: str) -> None:
+    with pytest.raises((ps.OptionsError, TypeError), match=option):
+        ps.node(**{option: object()})(handle)  # type: ignore[call-overload]
+
+
+def test_a_pure_node_has_no_effect() -> None:
+    with pytest.raises(ps.OptionsError, match="pure"):
+        ps.node(pure=True, effectful=True)(handle)
+
+
+@pytest.mark.parametrize("record", [ps.Retry(3), ps.Batch(8), ps.ExecutionOptions()], ids=repr)
 def test_every_option_of_a_record_is_checked(record: Any) -> None:
     for field in dataclasses.fields(record):
         if field.name != "_":

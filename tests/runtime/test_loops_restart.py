@@ -24,6 +24,7 @@ class Books:
         self.left = 0
         self.taken: list[tuple[int, Any]] = []  # (instance, item)
         self.failing_starts = 0
+        self.left_with: Exception | None = None
 
 
 class Looping(ps.Actor[Any, Any]):
@@ -42,6 +43,8 @@ class Looping(ps.Actor[Any, Any]):
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.books.left += 1
+        if self.books.left_with is not None:
+            raise self.books.left_with
 
     async def loop(self, inbox: ps.Inbox[ps.Work[Any, Any]], /) -> None:
         while True:
@@ -132,9 +135,13 @@ async def test_a_loop_is_restarted_with_a_sibling(strategy: Any) -> None:
     async with engine.deploy(broken, loop, strategy=strategy) as service:
         keep = asyncio.create_task(service.run(loop("keep")))
         await testing.wait_quiescent()
-        assert await outcomes(service("crash")) == [LookupError]
-        assert await outcomes(keep) == [ps.ActorRestarted]
-        assert await service.run(loop("fine")) == "fine"
+        books.left_with = OSError("not left")
+        with capture_logs() as logs:
+            assert await outcomes(service("crash")) == [LookupError]
+            assert await outcomes(keep) == [ps.ActorRestarted]
+            books.left_with = None
+            assert await service.run(loop("fine")) == "fine"
+        assert [log["error"] for log in logs if log["event"] == "actor.not_released"] == ["OSError('not left')"]
     assert books.entered == books.left == 2
 
 

@@ -1,6 +1,7 @@
 """Actors that own their loop, in scopes: one loop each, exactly one outcome per item, nothing left behind."""
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, Literal, Self, TypeAlias
 
@@ -403,19 +404,76 @@ async def test_an_actor_that_cannot_be_entered_keeps_the_scope_from_starting() -
     assert "stateful node 'Broken'" in caught.value.__notes__[0]
 
 
-async def test_what_the_end_of_a_loop_raises_reaches_the_scope() -> None:
+@pytest.mark.parametrize("in_a_task", [False, True])
+async def test_what_the_end_of_a_loop_raises_reaches_the_scope(in_a_task: bool) -> None:
     @ps.node
     class Untidy(ps.Actor[int, int]):
-        async def loop(self, inbox: IntInbox, /) -> None:
+        async def work(self, inbox: IntInbox) -> None:
             try:
                 while True:
                     (await inbox.get()).finish(0)
             except ps.InboxClosed:
                 raise OSError("could not flush") from None
 
-    with pytest.raises(OSError, match="could not flush"):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            if not in_a_task:
+                await self.work(inbox)
+            async with asyncio.TaskGroup() as group:
+                group.create_task(self.work(inbox))
+
+    with pytest.raises(ExceptionGroup if in_a_task else OSError) as caught:
         async with engine.deploy(graph_of(Untidy())) as service:
             assert await service(1) == 0
+    assert "could not flush" in repr(caught.value)
+
+
+@pytest.mark.parametrize("end", ["drain", "cancelled"])
+@virtual
+async def test_an_instance_is_left_to_its_end_however_long_that_takes(end: str) -> None:
+    log: list[str] = []
+
+    @ps.node(shutdown_seconds=30)
+    class Careful(Doubler):
+        async def __aenter__(self) -> Self:
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            await asyncio.sleep(60)
+            log.append("left")
+
+        async def loop(self, inbox: IntInbox, /) -> None:
+            try:
+                await super().loop(inbox)
+            finally:
+                await asyncio.sleep(10 if end == "cancelled" else 0)
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(1 if end == "cancelled" else None), engine.deploy(graph_of(Careful())) as service:
+            assert await service(1) == 2
+    assert log == ["left"]
+
+
+async def test_a_start_that_swallows_its_cancellation_is_left() -> None:
+    log: list[str] = []
+
+    @ps.node
+    class Stubborn(Doubler):
+        async def __aenter__(self) -> Self:
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:
+                log.append("swallowed")
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            log.append("left")
+
+    starting = asyncio.create_task(engine.deploy(graph_of(Stubborn())).__aenter__())
+    await testing.wait_quiescent()
+    starting.cancel()
+    await asyncio.wait([starting])
+    assert starting.cancelled()
+    assert log == ["swallowed", "left"]
 
 
 @pytest.mark.parametrize(

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 import structlog
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
@@ -36,7 +38,7 @@ def pauses(wait: Any, **options: Any) -> list[float]:
     """Return the pauses that a node makes which always fails, in virtual time."""
     at: list[float] = []
 
-    @ps.node(retry=ps.Retry(3, wait=wait, jitter=0, **options))
+    @ps.node(retry=ps.Retry(**{"attempts": 3, "wait": wait, "jitter": 0, **options}))
     async def busy() -> None:
         at.append(asyncio.get_running_loop().time())
         raise Busy({"Retry-After": "7"})
@@ -49,6 +51,18 @@ def pauses(wait: Any, **options: Any) -> list[float]:
     with pytest.raises(Busy):
         testing.run_virtual(main)
     return [round(after - before, 6) for before, after in pairwise(at)]
+
+
+@given(backoff=st.floats(0, 1e6), longest=st.floats(0, 1e6), jitter=st.sampled_from([0, 0.1, 1]))
+@example(backoff=0.5, longest=3, jitter=0)
+def test_pauses_double_up_to_the_longest_and_jitter_only_shortens_them(
+    backoff: float, longest: float, jitter: float
+) -> None:
+    made = pauses(None, attempts=6, backoff_seconds=backoff, max_backoff_seconds=longest, jitter=jitter)
+    assert len(made) == 5
+    for number, pause in enumerate(made):
+        full = min(longest, backoff * 2**number)
+        assert full * (1 - jitter) - 1e-3 <= pause <= full + 1e-3
 
 
 def test_it_waits_as_long_as_the_error_asks() -> None:
