@@ -144,7 +144,7 @@ def by_graph(graphs: Sequence[str]) -> list[int]:
     )
 
 
-# Columns of numbers are left out before a name gets less than this.
+# Names that are too long are shortened to this, before columns of numbers are left out.
 _LEAST_NAME_COLUMNS: Final = 20
 _LEAST_COLUMNS: Final = 40
 # Where there is no terminal. A log or a file has room for all columns of numbers, but a sentence is wrapped.
@@ -161,32 +161,21 @@ def _fitted(table: Table, room: int | None) -> Table:
         return table
     cells = [*zip(*[[printable(cell) for cell in row] for row in table.rows], strict=True)]
     stays = {0, next((at for at, column in enumerate(table.columns) if column.is_number), 0)}
-    same = [
-        at for at in range(len(cells)) if at not in stays and len(table.rows) > 1 and len({*cells[at]}) == 1
-    ]  # fmt: skip
-    kept = [at for at in range(len(cells)) if at not in same]
-    indent = len(_INDENT) if table.headings else 0
-    natural = [_columns_of(column, cells[at]) for at, column in enumerate(table.columns)]
-    least = [
-        size if column.is_number else min(size, _LEAST_NAME_COLUMNS)
-        for size, column in zip(natural, table.columns, strict=True)
-    ]
-    left_out: list[int] = []
-    while room is not None and indent + _wide([least[at] for at in kept]) > room:
-        last = next((at for at in reversed(kept) if at not in stays), None)
-        if last is None:
-            break
-        kept.remove(last)
-        left_out.insert(0, last)
-    sizes = dict.fromkeys(range(len(cells)), MAX_NAME_COLUMNS)
-    spare = 0 if room is None else room - indent - _wide([least[at] for at in kept])
-    for at in kept:
-        if room is not None and not table.columns[at].is_number:
-            more = max(min(spare, min(natural[at], MAX_NAME_COLUMNS) - least[at]), 4 - least[at])
-            sizes[at] = least[at] + more
-            spare -= more
+    same = [at for at in range(len(cells)) if at not in stays and len(table.rows) > 1 and len({*cells[at]}) == 1]
+    kept, left_out = [at for at in range(len(cells)) if at not in same], list[int]()
+
+    def columns_with(limit: int) -> int:
+        """Return the width of the columns that are kept, with names of at most so many columns."""
+        sizes = [(table.columns[at].is_number, _columns_of(table.columns[at], cells[at])) for at in kept]
+        indent = len(_INDENT) if table.headings else 0
+        return indent + _wide([size if is_number else min(size, limit) for is_number, size in sizes])
+
+    limit = MAX_NAME_COLUMNS if room is None or columns_with(MAX_NAME_COLUMNS) <= room else _LEAST_NAME_COLUMNS
+    while room is not None and columns_with(limit) > room and (others := [at for at in kept if at not in stays]):
+        kept.remove(others[-1])
+        left_out.insert(0, others[-1])
     rows = [
-        tuple(cells[at][row] if table.columns[at].is_number else shorten(cells[at][row], sizes[at]) for at in kept)
+        tuple(cells[at][row] if table.columns[at].is_number else shorten(cells[at][row], limit) for at in kept)
         for row in range(len(table.rows))
     ]
     alike = [f"{table.columns[at].title} {cells[at][0]}" for at in same if cells[at][0]]
