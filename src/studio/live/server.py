@@ -12,7 +12,7 @@ import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from selectors import EVENT_READ, EVENT_WRITE, DefaultSelector
+from select import select
 from typing import Final
 from weakref import WeakSet
 
@@ -165,78 +165,7 @@ def _identity(path: Path) -> tuple[int, int]:
     return file.st_dev, file.st_ino
 
 
-class Connection:
-    """The connection of one client. While an answer waits to be sent, no further requests are read.
-
-    Attributes:
-        socket: the socket of the connection.
-        is_open: whether the client is still connected.
-    """
-
-    def __init__(self, client: socket.socket) -> None:
-        client.setblocking(False)
-        self.socket = client
-        self.is_open = True
-        self._received = bytearray()
-        self._answer = memoryview(b"")
-        self._hangs_up = False  # after this answer
-        self._monitor: Monitor | None = None
-
-    @property
-    def has_answers(self) -> bool:
-        """Whether there is an answer to send, or a request to answer, before more is read."""
-        return bool(self._answer) or b"\n" in self._received
-
-    def go_on(self) -> None:
-        """Take one step without waiting: answer one request, or send the rest of an answer, or read."""
-        try:
-            if not self.has_answers:
-                self._receive()
-            if not self._answer:
-                self._take_request()
-            if self._answer:
-                self._answer = self._answer[self.socket.send(self._answer) :]
-                if self._hangs_up and not self._answer:
-                    self.is_open = False
-        except BlockingIOError:
-            pass
-        except OSError:  # the client is gone
-            self.is_open = False
-
-    def close(self) -> None:
-        """Hang up."""
-        if self._monitor is not None:
-            self._monitor.close()
-        self.socket.close()
-
-    def _receive(self) -> None:
-        received = self.socket.recv(MAX_REQUEST_BYTES)
-        self._received += received
-        self.is_open = bool(received)
-
-    def _take_request(self) -> None:
-        line, end, rest = self._received.partition(b"\n")
-        if end:
-            self._received = rest
-            self._answer = memoryview(self._answered(bytes(line)))
-        elif len(line) > MAX_REQUEST_BYTES:
-            self._hangs_up = True
-            self._answer = memoryview(refusal(f"a request is a line of at most {MAX_REQUEST_BYTES} bytes"))
-
-    def _answered(self, line: bytes) -> bytes:
-        try:
-            check_request(line)
-            if self._monitor is None:
-                self._monitor = Monitor()
-            return answer(look_of(self._monitor.snapshot()))
-        except ProtocolError as error:
-            return refusal(str(error))
-        except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients
-            logs.warning("expose.look_failed", error=repr(error))
-            return refusal(f"it could not be looked at: {error!r}")
-
-
-# Each client costs counters and a file descriptor. More than a few are a mistake.
+# Each client costs counters, a thread and a file descriptor. More than a few are a mistake.
 MAX_CLIENTS: Final = 16
 # After how many seconds to accept clients again, if the process had no free file descriptor.
 _RETRY_SECONDS: Final = 1.0
@@ -246,7 +175,7 @@ _SERVERS: Final[WeakSet["Server"]] = WeakSet()
 
 
 class Server:
-    """Answers clients in a thread, until `stop`. It never waits for a single client, or for an event loop.
+    """Answers each client in a thread, until `stop`. It never waits for an event loop.
 
     Args:
         listener: the socket that clients connect to.
@@ -255,22 +184,18 @@ class Server:
     def __init__(self, listener: socket.socket) -> None:
         listener.setblocking(False)
         self._listener = listener
-        self._clients: dict[socket.socket, Connection] = {}
-        self._selector = DefaultSelector()
-        self._is_paused = False
+        self._clients: dict[socket.socket, tuple[Monitor, threading.Thread]] = {}
         self._wake, self._woken = socket.socketpair()
-        # A daemon, so that a program that never leaves the block can still end.
+        # Daemons, so that a program that never leaves the block can still end.
         self._thread = threading.Thread(target=self._serve, name="penstock-expose", daemon=True)
 
     def start(self) -> None:
         """Begin."""
-        self._selector.register(self._listener, EVENT_READ)
-        self._selector.register(self._woken, EVENT_READ)
         self._thread.start()
         _SERVERS.add(self)
 
     def stop(self) -> None:
-        """End; waits for the thread."""
+        """End; waits for the threads."""
         _SERVERS.discard(self)
         with suppress(OSError):  # it was left to the process that this one is forked from
             self._wake.shutdown(socket.SHUT_RDWR)  # closing would not wake the thread if a forked process has it open
@@ -278,68 +203,63 @@ class Server:
         self._thread.join()
 
     def leave_to_parent(self) -> None:
-        """In a process that was forked, and has no such thread: keep nothing open, and look at nothing."""
-        for connection in [*self._clients.values()]:
-            connection.close()
-        # Nothing is unregistered: the selector shares the kernel's queue with that of the parent.
-        for ours in (self._listener, self._wake, self._woken, self._selector):
+        """In a process that was forked, and has no such threads: keep nothing open, and look at nothing."""
+        for client, (monitor, _) in [*self._clients.items()]:
+            monitor.close()
+            os.close(client.detach())  # its thread, which is not here, has a file of it open
+        for ours in (self._listener, self._wake, self._woken):
             ours.close()
 
     def _serve(self) -> None:
-        is_stopping = False
-        while not is_stopping:
-            ready = [key.fileobj for key, _ in self._selector.select(self._timeout())]
-            self._listen_again()
-            for source in ready:
-                if source is self._woken:
-                    is_stopping = True
-                elif source is self._listener:
-                    self._accept()
-                elif isinstance(source, socket.socket):
-                    self._go_on(self._clients[source])
-        for connection in [*self._clients.values()]:
-            self._hang_up(connection)
-        self._selector.close()
+        while self._woken not in select([self._listener, self._woken], [], [])[0]:
+            try:
+                client, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
+                continue  # the client has left already
+            except OSError as error:  # no descriptor, or no memory, for now
+                logs.warning("expose.not_accepted", error=repr(error))
+                select([self._woken], [], [], _RETRY_SECONDS)
+                continue
+            client.setblocking(True)
+            if len(self._clients) >= MAX_CLIENTS:
+                with suppress(OSError), client:
+                    client.send(refusal(f"{MAX_CLIENTS} clients look at this process already: end one of them"))
+                continue
+            thread = threading.Thread(target=self._answer, args=(client,), name="penstock-expose-client", daemon=True)
+            self._clients[client] = Monitor(), thread
+            thread.start()
+        for client, (_, thread) in [*self._clients.items()]:
+            with suppress(OSError):  # the client has left just now
+                client.shutdown(socket.SHUT_RDWR)
+            thread.join()
         self._woken.close()
 
-    def _accept(self) -> None:
+    def _answer(self, client: socket.socket) -> None:
+        """Answer the requests of a client until it leaves."""
+        monitor, _ = self._clients[client]
         try:
-            client, _ = self._listener.accept()
-        except (BlockingIOError, ConnectionAbortedError):
-            return  # the client has left already
-        except OSError as error:  # no descriptor, or no memory, for now
-            logs.warning("expose.not_accepted", error=repr(error))
-            self._selector.unregister(self._listener)
-            self._is_paused = True
-            return
-        connection = Connection(client)
-        if len(self._clients) >= MAX_CLIENTS:
-            with suppress(OSError):
-                client.send(refusal(f"{MAX_CLIENTS} clients look at this process already: end one of them"))
-            connection.close()
-            return
-        self._clients[client] = connection
-        self._selector.register(client, EVENT_READ)
+            with client.makefile("rb") as lines:
+                while (line := lines.readline(MAX_REQUEST_BYTES + 1)).endswith(b"\n"):
+                    client.sendall(_answered(line, monitor))
+                if len(line) > MAX_REQUEST_BYTES:
+                    client.sendall(refusal(f"a request is a line of at most {MAX_REQUEST_BYTES} bytes"))
+        except OSError:
+            pass  # the client is gone
+        finally:
+            monitor.close()
+            del self._clients[client]
+            client.close()
 
-    def _timeout(self) -> float | None:
-        return _RETRY_SECONDS if self._is_paused else None
 
-    def _listen_again(self) -> None:
-        if self._is_paused:
-            self._is_paused = False
-            self._selector.register(self._listener, EVENT_READ)
-
-    def _go_on(self, connection: Connection) -> None:
-        connection.go_on()
-        if not connection.is_open:
-            self._hang_up(connection)
-        else:
-            self._selector.modify(connection.socket, EVENT_WRITE if connection.has_answers else EVENT_READ)
-
-    def _hang_up(self, connection: Connection) -> None:
-        self._selector.unregister(connection.socket)
-        del self._clients[connection.socket]
-        connection.close()
+def _answered(line: bytes, monitor: Monitor) -> bytes:
+    try:
+        check_request(line)
+        return answer(look_of(monitor.snapshot()))
+    except ProtocolError as error:
+        return refusal(str(error))
+    except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients
+        logs.warning("expose.look_failed", error=repr(error))
+        return refusal(f"it could not be looked at: {error!r}")
 
 
 def _leave_to_parent() -> None:
@@ -372,8 +292,6 @@ def expose(path: str | os.PathLike[str]) -> Generator[Path, None, None]:
         FileExistsError: another process listens there, or the file is not a socket.
         OSError: a socket cannot be opened there; the message says why, and what to do.
     """
-    # Imported at the first use: not all systems have Unix sockets, and most programs expose none.
-
     absolute = Path(path).absolute()
     with listening(absolute) as listener:
         server = Server(listener)
