@@ -9,7 +9,7 @@ from time import perf_counter, time
 from typing import Any, ClassVar, Final
 from uuid import uuid4
 
-from .protocol import Request
+from .protocol import APIError, Request
 
 _dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _escape: Final[Callable[[str], str]] = encode_basestring
@@ -70,7 +70,10 @@ class Passed(Delta):
     def __getattr__(self, name: str) -> Any:
         if name not in Delta.__annotations__:
             raise AttributeError(name)
-        chunk: Any = json.loads(self.data)
+        try:
+            chunk: Any = json.loads(self.data)
+        except ValueError:
+            raise APIError(502, "The upstream has sent something else than JSON.") from None
         choices: list[Any] = chunk.get("choices") or [{}]
         choice: Any = choices[0]
         said: Any = choice.get("delta") or choice.get("message") or choice

@@ -172,7 +172,8 @@ class Upstream:
                 async with aclosing(await self._client.handle_async_request(sent)) as response:
                     if response.is_error:
                         raise _failure(response, await response.aread())
-                    if not response.headers.get("content-type", "").startswith("text/event-stream"):
+                    is_json = response.headers.get("content-type", "").startswith("application/json")
+                    if is_json or not getattr(request, "stream", request is None):
                         yield Passed(await response.aread())
                         return
                     rest, is_done = b"", False
@@ -295,6 +296,8 @@ def _failure(response: httpx.Response, body: bytes) -> APIError:
         told = dict(found.get("error", found))
     status = response.status_code if response.is_error else 502
     message = str(told.get("message") or f"The upstream has failed ({status}).")
+    if status == 404 and "message" not in told:
+        return UpstreamError(502, "The upstream does not know this path: its base URL ends with /v1 as a rule.")
     if status in _OWN_FAULTS:
         return APIError(status, message, told.get("param"), told.get("code"))
     headers = {"retry-after": seconds} if (seconds := response.headers.get("retry-after")) else {}

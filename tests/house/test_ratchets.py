@@ -21,7 +21,7 @@ LIMITS = {
     "devices": Figures(lines=6487, largest_file=589, slots=21, branches=15, broad_excepts=18),
     "engine": Figures(lines=14930, largest_file=599, slots=21, branches=21, broad_excepts=54),
     "saving": Figures(lines=1914, largest_file=558, slots=0, branches=20, broad_excepts=4),
-    "serving": Figures(lines=1238, largest_file=371, slots=2, branches=18, broad_excepts=1),
+    "serving": Figures(lines=1244, largest_file=371, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2076, largest_file=284, slots=0, branches=13, broad_excepts=2),
     "telemetry": Figures(lines=3312, largest_file=472, slots=8, branches=15, broad_excepts=5),
     "testing": Figures(lines=511, largest_file=165, slots=1, branches=5, broad_excepts=2),

@@ -46,6 +46,10 @@ class Server:
             return JSONResponse({"error": {"message": "internal"}}, 500)
         if how == "wrong":
             return JSONResponse({"error": {"message": "no such thing", "param": "seed", "code": "x"}}, 400)
+        if how == "no path":
+            return JSONResponse({"detail": "Not Found"}, 404)
+        if how == "page":
+            return Response("<html>", media_type="text/html")
         if not body.get("stream"):
             return JSONResponse({
                 "id": "up", "object": "chat.completion", "model": body["model"], "system_fingerprint": "f",
@@ -163,6 +167,8 @@ async def test_a_graph_in_front_changes_the_messages_and_reads_the_parts() -> No
         ("drops", 502, serving.UpstreamError, "ended its stream"),
         ("fails", 502, serving.UpstreamError, "out of memory"),
         ("hangs", 504, serving.UpstreamError, "does not answer"),
+        ("no path", 502, serving.UpstreamError, "its base URL ends with /v1"),
+        ("page", 502, serving.UpstreamError, "ended its stream"),
     ],
 )
 async def test_what_is_wrong_with_a_server_is_an_error_with_its_status(
@@ -178,6 +184,17 @@ async def test_what_is_wrong_with_a_server_is_an_error_with_its_status(
         )  # fmt: skip
         assert ps.retry_after(raised.value) == (0 if how == "busy" else None)
         assert small.replicas[0].in_flight == 0
+
+
+async def test_a_whole_answer_that_is_no_json_is_an_error_of_the_server() -> None:
+    server = Server("page")
+    async with served(server.app) as url:
+        app = serving.openai({"small": serving.upstream(f"{url}/v1")})
+        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+            answer = await http.post("/v1/chat/completions", json={"model": "small", "messages": ASKED})
+    assert (answer.status_code, answer.json()["error"]["message"]) == (
+        502, "The upstream has sent something else than JSON.",
+    )  # fmt: skip
 
 
 async def test_nobody_listens() -> None:
