@@ -158,7 +158,7 @@ MORE_MUTANTS = [
     Mutant(
         "a token is taken once",
         "engine/rate_limit.py", "self.full_at = max(now, self.full_at)", "self.full_at = self.full_at * 1",
-        "tests/actors/test_token_bucket.py",
+        "tests/runtime/test_rate_limit.py",
     ),
     Mutant(
         "a batch holds what it may, and more has to wait",

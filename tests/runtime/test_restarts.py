@@ -201,6 +201,20 @@ async def test_the_items_behind_a_crash_begin_in_order_in_a_wider_node(concurren
     assert [item for _, item in life.handled] == items
 
 
+@pytest.mark.parametrize("turns", range(8))
+async def test_a_call_that_comes_when_an_instance_is_back_begins_behind_those_that_have_waited(turns: int) -> None:
+    life = Life("machine")
+    async with engine.deploy(calling(machine(life, concurrency=9))) as service:
+        assert await outcomes(service("crash")) == [Broken]
+        waiting = [asyncio.create_task(service(number)) for number in range(4)]
+        while life.entered < 2:
+            await asyncio.sleep(0)
+        for _ in range(turns):
+            await asyncio.sleep(0)
+        assert await outcomes(*waiting, service(4)) == [0, 1, 2, 3, 4]
+    assert [item for _, item in life.handled] == ["crash", 0, 1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_what_is_in_flight_in_a_crashed_instance_ends(scheduler: Any) -> None:
     life = Life("machine")
