@@ -28,6 +28,12 @@ from tests.actors import process_jobs as jobs
 STATM = Path("/proc/self/statm")
 
 
+@pytest.fixture
+async def pool() -> AsyncIterator[ProcessPool]:
+    async with aclosing(ProcessPool(1)) as pool:
+        yield pool
+
+
 async def call(pool: ProcessPool, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     return await pool.run(process_target(fn), args, kwargs)
 
@@ -73,32 +79,30 @@ def exists(process: int) -> bool:
 # Values
 
 
-async def test_results_come_back() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        assert await call(pool, jobs.add, 1, b=2) == 3
-        assert await call(pool, jobs.pid) != os.getpid()
-        assert await call(pool, jobs.shadowed.fn, 5) == -5
-        assert await call(pool, jobs.Tools.triple, 5) == 15
+async def test_results_come_back(pool: ProcessPool) -> None:
+    assert await call(pool, jobs.add, 1, b=2) == 3
+    assert await call(pool, jobs.pid) != os.getpid()
+    assert await call(pool, jobs.shadowed.fn, 5) == -5
+    assert await call(pool, jobs.Tools.triple, 5) == 15
 
 
-async def test_arrays_travel_and_stay_writable() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        for number in (0, 10, 1_000, 1_000_000):
-            array = np.arange(number, dtype=np.float64).reshape(2, -1)
-            doubled = await call(pool, jobs.double, array)
-            np.testing.assert_array_equal(array.ravel(), np.arange(number))
-            np.testing.assert_array_equal(doubled, 2 * array)
-            doubled += 1  # its memory is its own
+async def test_arrays_travel_and_stay_writable(pool: ProcessPool) -> None:
+    for number in (0, 10, 1_000, 1_000_000):
+        array = np.arange(number, dtype=np.float64).reshape(2, -1)
+        doubled = await call(pool, jobs.double, array)
+        np.testing.assert_array_equal(array.ravel(), np.arange(number))
+        np.testing.assert_array_equal(doubled, 2 * array)
+        doubled += 1  # its memory is its own
 
-            frozen = np.ones(number)
-            frozen.flags.writeable = False
-            parts = {"frozen": frozen, "transposed": array.T, "view": array[:, ::2], "list": [array, array]}
-            back = await call(pool, jobs.echo, {**parts, "text": "x" * number})
-            assert not back["frozen"].flags.writeable
-            assert back["list"][0] is back["list"][1]
-            assert back["text"] == "x" * number
-            for name in ("frozen", "transposed", "view"):
-                np.testing.assert_array_equal(back[name], parts[name])
+        frozen = np.ones(number)
+        frozen.flags.writeable = False
+        parts = {"frozen": frozen, "transposed": array.T, "view": array[:, ::2], "list": [array, array]}
+        back = await call(pool, jobs.echo, {**parts, "text": "x" * number})
+        assert not back["frozen"].flags.writeable
+        assert back["list"][0] is back["list"][1]
+        assert back["text"] == "x" * number
+        for name in ("frozen", "transposed", "view"):
+            np.testing.assert_array_equal(back[name], parts[name])
 
 
 def test_an_array_is_written_from_its_own_memory() -> None:
@@ -107,17 +111,16 @@ def test_an_array_is_written_from_its_own_memory() -> None:
     assert any(np.shares_memory(np.frombuffer(segment, dtype=np.uint8), array) for segment in message)
 
 
-async def test_a_large_message_does_not_block_the_loop() -> None:
+async def test_a_large_message_does_not_block_the_loop(pool: ProcessPool) -> None:
     # Nobody reads the other end yet: the first worker takes far longer to start than the socket's buffer to fill.
     array = np.ones(4_000_000)
-    async with aclosing(ProcessPool(1)) as pool:
-        running = asyncio.create_task(call(pool, jobs.echo, array))
-        turns = 0
-        while not running.done():
-            await asyncio.sleep(0)
-            turns += 1
-        assert turns > 10
-        np.testing.assert_array_equal(await running, array)
+    running = asyncio.create_task(call(pool, jobs.echo, array))
+    turns = 0
+    while not running.done():
+        await asyncio.sleep(0)
+        turns += 1
+    assert turns > 10
+    np.testing.assert_array_equal(await running, array)
 
 
 async def test_a_large_result_does_not_hold_the_loop_while_it_comes() -> None:
@@ -140,38 +143,36 @@ async def test_a_large_result_does_not_hold_the_loop_while_it_comes() -> None:
     assert sorted(shares)[1] < 0.25
 
 
-async def test_a_result_that_does_not_fit_into_memory_is_an_error_of_its_call() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        worker = await call(pool, jobs.pid)
-        before = resource.getrlimit(resource.RLIMIT_AS)
-        in_use = int(STATM.read_text().split()[0]) * resource.getpagesize()  # noqa: ASYNC240 - no disk
-        resource.setrlimit(resource.RLIMIT_AS, (in_use + 16 * 1024 * 1024, before[1]))
-        try:
-            with pytest.raises(MemoryError):
-                await call(pool, jobs.ones, 256 * 1024 * 1024)
-        finally:
-            resource.setrlimit(resource.RLIMIT_AS, before)
-        statistics = pool.statistics()
-        assert (statistics.workers, statistics.killed) == (1, 0)
-        assert await call(pool, jobs.pid) == worker  # it goes on: it may have begun its next call already
+async def test_a_result_that_does_not_fit_into_memory_is_an_error_of_its_call(pool: ProcessPool) -> None:
+    worker = await call(pool, jobs.pid)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    in_use = int(STATM.read_text().split()[0]) * resource.getpagesize()  # noqa: ASYNC240 - no disk
+    resource.setrlimit(resource.RLIMIT_AS, (in_use + 16 * 1024 * 1024, before[1]))
+    try:
+        with pytest.raises(MemoryError):
+            await call(pool, jobs.ones, 256 * 1024 * 1024)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    statistics = pool.statistics()
+    assert (statistics.workers, statistics.killed) == (1, 0)
+    assert await call(pool, jobs.pid) == worker  # it goes on: it may have begun its next call already
 
 
-async def test_calls_beyond_the_workers_wait_in_order(door: Door) -> None:
+async def test_calls_beyond_the_workers_wait_in_order(pool: ProcessPool, door: Door) -> None:
     order: list[int] = []
 
     async def numbered(pool: ProcessPool, number: int) -> None:
         order.append(await call(pool, jobs.add, number))
 
-    async with aclosing(ProcessPool(1)) as pool:
-        first = asyncio.create_task(call(pool, jobs.hold, door.path, "first"))
-        await asyncio.sleep(0)
-        waiting = [asyncio.create_task(numbered(pool, number)) for number in range(20)]
-        await door.release()
-        assert await first == "first"
-        await asyncio.gather(*waiting)
-        assert order == list(range(20))
-        statistics = pool.statistics()
-        assert (statistics.workers, statistics.completed, statistics.died, statistics.killed) == (1, 21, 0, 0)
+    first = asyncio.create_task(call(pool, jobs.hold, door.path, "first"))
+    await asyncio.sleep(0)
+    waiting = [asyncio.create_task(numbered(pool, number)) for number in range(20)]
+    await door.release()
+    assert await first == "first"
+    await asyncio.gather(*waiting)
+    assert order == list(range(20))
+    statistics = pool.statistics()
+    assert (statistics.workers, statistics.completed, statistics.died, statistics.killed) == (1, 21, 0, 0)
 
 
 async def test_workers_start_on_demand_and_are_reused(door: Door) -> None:
@@ -196,67 +197,61 @@ async def test_the_collector_of_a_worker_runs_rarely() -> None:
 # Errors
 
 
-async def test_exceptions_keep_type_arguments_notes_and_traceback() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        with pytest.raises(jobs.NotedError) as raised:
-            await call(pool, jobs.raise_noted, "one", 2)
-        assert raised.value.args == ("one", 2)
-        assert raised.value.__notes__ == ["a note from the worker"]
-        assert "in raise_noted" in str(raised.value.__cause__)
-        assert "_process_worker" not in str(raised.value.__cause__)
-        with pytest.raises(SystemExit, match="7"):
-            await call(pool, jobs.raise_exit)
-        assert pool.statistics().workers == 1  # the worker lives
+async def test_exceptions_keep_type_arguments_notes_and_traceback(pool: ProcessPool) -> None:
+    with pytest.raises(jobs.NotedError) as raised:
+        await call(pool, jobs.raise_noted, "one", 2)
+    assert raised.value.args == ("one", 2)
+    assert raised.value.__notes__ == ["a note from the worker"]
+    assert "in raise_noted" in str(raised.value.__cause__)
+    assert "_process_worker" not in str(raised.value.__cause__)
+    with pytest.raises(SystemExit, match="7"):
+        await call(pool, jobs.raise_exit)
+    assert pool.statistics().workers == 1  # the worker lives
 
 
-async def test_an_unpicklable_argument_is_named_and_nothing_is_sent() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        with pytest.raises(TypeError, match=r"argument 2 \(_thread\.lock\) of '.*:echo'"):
-            await call(pool, jobs.echo, 1, threading.Lock())
-        with pytest.raises(TypeError, match=r"argument 'values' \(generator\)"):
-            await call(pool, jobs.echo, values=(number for number in range(3)))
-        assert pool.statistics().workers == 0
+async def test_an_unpicklable_argument_is_named_and_nothing_is_sent(pool: ProcessPool) -> None:
+    with pytest.raises(TypeError, match=r"argument 2 \(_thread\.lock\) of '.*:echo'"):
+        await call(pool, jobs.echo, 1, threading.Lock())
+    with pytest.raises(TypeError, match=r"argument 'values' \(generator\)"):
+        await call(pool, jobs.echo, values=(number for number in range(3)))
+    assert pool.statistics().workers == 0
 
 
-async def test_an_unpicklable_result_is_named() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        with pytest.raises(TypeError, match=r"the result of '.*:make_generator' \(generator\)"):
-            await call(pool, jobs.make_generator)
-        with pytest.raises(TypeError, match=r"the result of '.*:make_only_there' cannot be rebuilt.*not at home"):
-            await call(pool, jobs.make_only_there)
-        with pytest.raises(TypeError, match=r"an argument cannot be rebuilt.*not at home"):
-            await call(pool, jobs.echo, jobs.OnlyThere(os.getpid()))
-        assert await call(pool, jobs.add, 1, 2) == 3
+async def test_an_unpicklable_result_is_named(pool: ProcessPool) -> None:
+    with pytest.raises(TypeError, match=r"the result of '.*:make_generator' \(generator\)"):
+        await call(pool, jobs.make_generator)
+    with pytest.raises(TypeError, match=r"the result of '.*:make_only_there' cannot be rebuilt.*not at home"):
+        await call(pool, jobs.make_only_there)
+    with pytest.raises(TypeError, match=r"an argument cannot be rebuilt.*not at home"):
+        await call(pool, jobs.echo, jobs.OnlyThere(os.getpid()))
+    assert await call(pool, jobs.add, 1, 2) == 3
 
 
-async def test_an_exception_that_does_not_pickle_is_named() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        for job, name in (
-            (jobs.raise_two_arguments, "TwoArguments"),
-            (jobs.raise_with_lock, "HoldsALock"),
-            (jobs.raise_rebuilt_as_no_exception, "RebuiltAsNoException"),
-            (jobs.raise_frozen, "Frozen"),
-            (jobs.raise_rebuilt_only_there, "RebuiltOnlyThere"),
-        ):
-            with pytest.raises(TypeError, match=f"raised .*{name}, which does not survive pickling") as raised:
-                await call(pool, job)
-            assert f"in {job.__name__}" in str(raised.value.__cause__)
+async def test_an_exception_that_does_not_pickle_is_named(pool: ProcessPool) -> None:
+    for job, name in (
+        (jobs.raise_two_arguments, "TwoArguments"),
+        (jobs.raise_with_lock, "HoldsALock"),
+        (jobs.raise_rebuilt_as_no_exception, "RebuiltAsNoException"),
+        (jobs.raise_frozen, "Frozen"),
+        (jobs.raise_rebuilt_only_there, "RebuiltOnlyThere"),
+    ):
+        with pytest.raises(TypeError, match=f"raised .*{name}, which does not survive pickling") as raised:
+            await call(pool, job)
+        assert f"in {job.__name__}" in str(raised.value.__cause__)
 
 
-async def test_an_exception_that_refuses_attributes_keeps_its_type_and_traceback() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        with pytest.raises(jobs.RefusesAttributes) as raised:
-            await call(pool, jobs.raise_with_refused_attributes)
-        assert raised.value.args == ("one", "two")
-        assert "in raise_with_refused_attributes" in str(raised.value.__cause__)
+async def test_an_exception_that_refuses_attributes_keeps_its_type_and_traceback(pool: ProcessPool) -> None:
+    with pytest.raises(jobs.RefusesAttributes) as raised:
+        await call(pool, jobs.raise_with_refused_attributes)
+    assert raised.value.args == ("one", "two")
+    assert "in raise_with_refused_attributes" in str(raised.value.__cause__)
 
 
-async def test_a_missing_target_is_an_error_of_its_call() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        with pytest.raises(ModuleNotFoundError, match="no_such_module"):
-            await pool.run("no_such_module:fn", (), {})
-        with pytest.raises(AttributeError, match="no_such_function"):
-            await pool.run("tests.actors.process_jobs:no_such_function", (), {})
+async def test_a_missing_target_is_an_error_of_its_call(pool: ProcessPool) -> None:
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"):
+        await pool.run("no_such_module:fn", (), {})
+    with pytest.raises(AttributeError, match="no_such_function"):
+        await pool.run("tests.actors.process_jobs:no_such_function", (), {})
 
 
 # Deaths and cancellation
@@ -280,101 +275,92 @@ async def test_a_dying_worker_fails_its_own_item_only() -> None:
             assert pool.statistics().died == number
 
 
-async def test_a_worker_that_died_while_idle_is_replaced() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        worker = await call(pool, jobs.pid)
-        os.kill(worker, signal.SIGKILL)
-        with suppress(ChildProcessError):  # the pool may have found it first
-            os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - dead
-        assert await call(pool, jobs.pid) != worker
-        assert (pool.statistics().died, pool.statistics().workers) == (1, 1)
+async def test_a_worker_that_died_while_idle_is_replaced(pool: ProcessPool) -> None:
+    worker = await call(pool, jobs.pid)
+    os.kill(worker, signal.SIGKILL)
+    with suppress(ChildProcessError):  # the pool may have found it first
+        os.waitid(os.P_PID, worker, os.WEXITED | os.WNOWAIT)  # noqa: ASYNC222 - dead
+    assert await call(pool, jobs.pid) != worker
+    assert (pool.statistics().died, pool.statistics().workers) == (1, 1)
 
 
-async def test_a_death_is_seen_though_a_forked_child_holds_the_socket(tmp_path: Path) -> None:
+async def test_a_death_is_seen_though_a_forked_child_holds_the_socket(pool: ProcessPool, tmp_path: Path) -> None:
     pid_file = tmp_path / "pid"
-    async with aclosing(ProcessPool(1)) as pool:
-        try:
-            with pytest.raises(WorkerDied, match="exit code 4"):
-                await call(pool, jobs.die_with_a_forked_child, str(pid_file))
-        finally:
-            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    try:
+        with pytest.raises(WorkerDied, match="exit code 4"):
+            await call(pool, jobs.die_with_a_forked_child, str(pid_file))
+    finally:
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
-async def test_a_death_is_seen_though_an_instance_waits_to_be_left(tmp_path: Path, door: Door) -> None:
+async def test_a_death_is_seen_though_an_instance_waits_to_be_left(
+    pool: ProcessPool, tmp_path: Path, door: Door
+) -> None:
     pid_file = tmp_path / "pid"
     instance = process_messages.WorkerInstance(1, (str(pid_file),), {})
-    async with aclosing(ProcessPool(1)) as pool:
-        running = asyncio.create_task(
-            pool.run(process_target(jobs.ForksAndBlocks), (door.path,), {}, instance=instance)
-        )
-        worker = await door.running_pid()
-        try:
-            await pool.close_instances({1})
-            os.kill(worker, signal.SIGKILL)
-            with pytest.raises(WorkerDied, match="SIGKILL"):
-                await asyncio.wait_for(running, 10)
-        finally:
-            os.kill(int(pid_file.read_text()), signal.SIGKILL)
+    running = asyncio.create_task(pool.run(process_target(jobs.ForksAndBlocks), (door.path,), {}, instance=instance))
+    worker = await door.running_pid()
+    try:
+        await pool.close_instances({1})
+        os.kill(worker, signal.SIGKILL)
+        with pytest.raises(WorkerDied, match="SIGKILL"):
+            await asyncio.wait_for(running, 10)
+    finally:
+        os.kill(int(pid_file.read_text()), signal.SIGKILL)
 
 
-async def test_cancelling_kills_the_worker_and_another_takes_its_place(door: Door) -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        blocked = asyncio.create_task(call(pool, jobs.block, door.path))
-        worker = await door.running_pid()
-        blocked.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await blocked
-        assert await call(pool, jobs.pid) != worker
-        assert not exists(worker)
-        statistics = pool.statistics()
-        assert (statistics.killed, statistics.died, statistics.completed) == (1, 0, 1)
+async def test_cancelling_kills_the_worker_and_another_takes_its_place(pool: ProcessPool, door: Door) -> None:
+    blocked = asyncio.create_task(call(pool, jobs.block, door.path))
+    worker = await door.running_pid()
+    blocked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await blocked
+    assert await call(pool, jobs.pid) != worker
+    assert not exists(worker)
+    statistics = pool.statistics()
+    assert (statistics.killed, statistics.died, statistics.completed) == (1, 0, 1)
 
 
-async def test_cancelling_a_queued_call_kills_nobody(door: Door) -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        running = asyncio.create_task(call(pool, jobs.hold, door.path, "kept"))
-        queued = asyncio.create_task(call(pool, jobs.pid))
+async def test_cancelling_a_queued_call_kills_nobody(pool: ProcessPool, door: Door) -> None:
+    running = asyncio.create_task(call(pool, jobs.hold, door.path, "kept"))
+    queued = asyncio.create_task(call(pool, jobs.pid))
+    await asyncio.sleep(0)
+    queued.cancel()
+    await asyncio.wait([queued])
+    await door.release()
+    assert await running == "kept"
+    assert pool.statistics().killed == 0
+
+
+async def test_cancelling_while_the_worker_starts(pool: ProcessPool) -> None:
+    starting = asyncio.create_task(call(pool, jobs.pid))
+    while not pool.statistics().workers:
         await asyncio.sleep(0)
-        queued.cancel()
-        await asyncio.wait([queued])
-        await door.release()
-        assert await running == "kept"
-        assert pool.statistics().killed == 0
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    assert await call(pool, jobs.add, 1) == 1
 
 
-async def test_cancelling_while_the_worker_starts() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        starting = asyncio.create_task(call(pool, jobs.pid))
-        while not pool.statistics().workers:
+async def test_a_cancel_never_hits_the_next_call(pool: ProcessPool) -> None:
+    await call(pool, jobs.pid)
+    for turns in range(30):
+        first = asyncio.create_task(call(pool, jobs.add, 1))
+        second = asyncio.create_task(call(pool, jobs.add, 2))
+        for _ in range(10 * turns):
             await asyncio.sleep(0)
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        assert await call(pool, jobs.add, 1) == 1
-
-
-async def test_a_cancel_never_hits_the_next_call() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        await call(pool, jobs.pid)
-        for turns in range(30):
-            first = asyncio.create_task(call(pool, jobs.add, 1))
-            second = asyncio.create_task(call(pool, jobs.add, 2))
-            for _ in range(10 * turns):
-                await asyncio.sleep(0)
-            first.cancel()
-            assert await second == 2
-            await asyncio.wait([first])
+        first.cancel()
+        assert await second == 2
+        await asyncio.wait([first])
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-async def test_a_worker_leaves_signals_of_its_group_to_the_engine(number: signal.Signals) -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        assert await call(pool, jobs.signal_itself_and_return, number) == "still here"
+async def test_a_worker_leaves_signals_of_its_group_to_the_engine(pool: ProcessPool, number: signal.Signals) -> None:
+    assert await call(pool, jobs.signal_itself_and_return, number) == "still here"
 
 
-async def test_what_a_worker_has_started_can_be_terminated() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        assert await call(pool, jobs.terminate_what_it_has_started) == [-signal.SIGTERM] * 2
+async def test_what_a_worker_has_started_can_be_terminated(pool: ProcessPool) -> None:
+    assert await call(pool, jobs.terminate_what_it_has_started) == [-signal.SIGTERM] * 2
 
 
 # Calls that a worker has ahead
@@ -390,17 +376,16 @@ def noted(path: Path) -> list[int]:
     return [int(line.split()[0]) for line in path.read_text().splitlines()]
 
 
-async def test_calls_that_a_dead_worker_has_not_begun_go_to_another(tmp_path: Path) -> None:
+async def test_calls_that_a_dead_worker_has_not_begun_go_to_another(pool: ProcessPool, tmp_path: Path) -> None:
     path = tmp_path / "noted"
-    async with aclosing(ProcessPool(1)) as pool:
-        await warm(pool, path)
-        for died in range(1, 6):
-            calls = [call(pool, jobs.note, str(path), number, "die" * (number == 2)) for number in range(12)]
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            assert isinstance(outcomes[2], WorkerDied)
-            assert [outcome for outcome in outcomes if not isinstance(outcome, WorkerDied)] == [0, 1, *range(3, 12)]
-            assert noted(path) == list(range(12)) * died
-            assert pool.statistics().died == died
+    await warm(pool, path)
+    for died in range(1, 6):
+        calls = [call(pool, jobs.note, str(path), number, "die" * (number == 2)) for number in range(12)]
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        assert isinstance(outcomes[2], WorkerDied)
+        assert [outcome for outcome in outcomes if not isinstance(outcome, WorkerDied)] == [0, 1, *range(3, 12)]
+        assert noted(path) == list(range(12)) * died
+        assert pool.statistics().died == died
 
 
 async def test_calls_behind_a_long_one_go_to_a_worker_that_is_idle(tmp_path: Path, door: Door) -> None:
@@ -417,40 +402,38 @@ async def test_calls_behind_a_long_one_go_to_a_worker_that_is_idle(tmp_path: Pat
 
 
 async def test_a_call_that_is_cancelled_before_it_begins_does_not_run_and_kills_nobody(
-    tmp_path: Path, door: Door
+    pool: ProcessPool, tmp_path: Path, door: Door
 ) -> None:
     path = tmp_path / "noted"
-    async with aclosing(ProcessPool(1)) as pool:
-        await warm(pool, path)
-        for turns in range(10):
-            tasks = [asyncio.create_task(call(pool, jobs.note, str(path), 0, door.path))]
-            tasks += [asyncio.create_task(call(pool, jobs.note, str(path), number)) for number in range(1, 12)]
-            for _ in range(10 * turns):
-                await asyncio.sleep(0)
-            for cancelled in (3, 4, 11):
-                tasks[cancelled].cancel()
-            await asyncio.wait([tasks[3], tasks[4], tasks[11]])
-            await door.release()
-            await asyncio.wait(tasks)
-            assert [task.cancelled() for task in tasks] == [number in (3, 4, 11) for number in range(12)]
-            assert noted(path) == [number for number in range(12) if number not in (3, 4, 11)]
-            path.write_text("")
-        assert (pool.statistics().killed, pool.statistics().died) == (0, 0)
-
-
-async def test_calls_of_a_higher_priority_begin_earlier(tmp_path: Path, door: Door) -> None:
-    path = tmp_path / "noted"
-    async with aclosing(ProcessPool(1)) as pool:
-        first = asyncio.create_task(call(pool, jobs.hold, door.path, None))
-        arguments = [(str(path), number) for number in range(12)]
-        target = process_target(jobs.note)
-        tasks = [asyncio.create_task(pool.run(target, each, {}, priority=each[1] % 3)) for each in arguments]
+    await warm(pool, path)
+    for turns in range(10):
+        tasks = [asyncio.create_task(call(pool, jobs.note, str(path), 0, door.path))]
+        tasks += [asyncio.create_task(call(pool, jobs.note, str(path), number)) for number in range(1, 12)]
+        for _ in range(10 * turns):
+            await asyncio.sleep(0)
+        for cancelled in (3, 4, 11):
+            tasks[cancelled].cancel()
+        await asyncio.wait([tasks[3], tasks[4], tasks[11]])
         await door.release()
-        await asyncio.gather(first, *tasks)
-        assert noted(path) == sorted(range(12), key=lambda number: (-(number % 3), number))
+        await asyncio.wait(tasks)
+        assert [task.cancelled() for task in tasks] == [number in (3, 4, 11) for number in range(12)]
+        assert noted(path) == [number for number in range(12) if number not in (3, 4, 11)]
+        path.write_text("")
+    assert (pool.statistics().killed, pool.statistics().died) == (0, 0)
 
 
-async def test_one_can_hear_when_a_call_begins_and_how_long_it_took(door: Door) -> None:
+async def test_calls_of_a_higher_priority_begin_earlier(pool: ProcessPool, tmp_path: Path, door: Door) -> None:
+    path = tmp_path / "noted"
+    first = asyncio.create_task(call(pool, jobs.hold, door.path, None))
+    arguments = [(str(path), number) for number in range(12)]
+    target = process_target(jobs.note)
+    tasks = [asyncio.create_task(pool.run(target, each, {}, priority=each[1] % 3)) for each in arguments]
+    await door.release()
+    await asyncio.gather(first, *tasks)
+    assert noted(path) == sorted(range(12), key=lambda number: (-(number % 3), number))
+
+
+async def test_one_can_hear_when_a_call_begins_and_how_long_it_took(pool: ProcessPool, door: Door) -> None:
     heard: list[str] = []
 
     async def numbered(number: int) -> None:
@@ -460,12 +443,11 @@ async def test_one_can_hear_when_a_call_begins_and_how_long_it_took(door: Door) 
             begun=lambda: heard.append(f"begun {number}"), took=lambda _: heard.append(f"took {number}"),
         )  # fmt: skip
 
-    async with aclosing(ProcessPool(1)) as pool:
-        tasks = [asyncio.create_task(numbered(number)) for number in range(2)]
-        for number, task in enumerate(tasks):
-            await door.release()
-            await task
-            assert heard[2 * number : 2 * number + 2] == [f"begun {number}", f"took {number}"]
+    tasks = [asyncio.create_task(numbered(number)) for number in range(2)]
+    for number, task in enumerate(tasks):
+        await door.release()
+        await task
+        assert heard[2 * number : 2 * number + 2] == [f"begun {number}", f"took {number}"]
 
 
 async def test_under_kills_and_cancels_each_call_has_one_outcome_and_runs_once(tmp_path: Path, effort: int) -> None:
@@ -501,20 +483,21 @@ async def test_under_kills_and_cancels_each_call_has_one_outcome_and_runs_once(t
             assert pool.statistics().queued == 0, f"seed {seed}"
 
 
-async def test_a_call_gets_its_own_result_though_others_are_taken_back_while_the_worker_goes_on(effort: int) -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        for number in range(20):  # now the pool knows that they are short
-            await call(pool, jobs.add, number)
-        rng = random.Random(0)
-        for _ in range(30 * (1 + effort // 8)):
-            tasks = [asyncio.create_task(call(pool, jobs.add, number)) for number in range(40)]
-            for number in range(39, 30, -1):
-                for _ in range(rng.choice((1, 10, 30))):
-                    await asyncio.sleep(0)
-                tasks[number].cancel()  # what is ahead of it in the worker is taken back, and sent again
-            await asyncio.wait(tasks)
-            results = {number: task.result() for number, task in enumerate(tasks) if not task.cancelled()}
-            assert results == {number: jobs.add(number) for number in results}
+async def test_a_call_gets_its_own_result_though_others_are_taken_back_while_the_worker_goes_on(
+    pool: ProcessPool, effort: int
+) -> None:
+    for number in range(20):  # now the pool knows that they are short
+        await call(pool, jobs.add, number)
+    rng = random.Random(0)
+    for _ in range(30 * (1 + effort // 8)):
+        tasks = [asyncio.create_task(call(pool, jobs.add, number)) for number in range(40)]
+        for number in range(39, 30, -1):
+            for _ in range(rng.choice((1, 10, 30))):
+                await asyncio.sleep(0)
+            tasks[number].cancel()  # what is ahead of it in the worker is taken back, and sent again
+        await asyncio.wait(tasks)
+        results = {number: task.result() for number, task in enumerate(tasks) if not task.cancelled()}
+        assert results == {number: jobs.add(number) for number in results}
 
 
 # Ends
@@ -704,19 +687,18 @@ def equal(one: Any, other: Any) -> bool:
     return bool(np.array_equal(one, other)) if isinstance(one, np.ndarray) else one == other
 
 
-async def test_large_bytes_come_back_as_they_were() -> None:
-    async with aclosing(ProcessPool(1)) as pool:
-        for shape, value in in_shapes().items():
-            assert equal(await call(pool, jobs.echo, value), value), shape
-            assert equal(await pool.run("tests.actors.process_jobs:echo", (), {"value": value}), value), shape
-        one, other, same, also = await call(pool, jobs.echo, in_shapes()["in a list, twice"])
-        assert one is same  # what was shared is, and was sent once
-        assert other is also
-        batch = {"node": "echo", "batch_size": 8}
-        shapes = list(in_shapes().values())
-        assert equal(await pool.run("tests.actors.process_jobs:echo", (shapes,), {}, batch), shapes)
-        other += b"it can grow"
-        assert len(also) == len(OTHER) + len(b"it can grow")
+async def test_large_bytes_come_back_as_they_were(pool: ProcessPool) -> None:
+    for shape, value in in_shapes().items():
+        assert equal(await call(pool, jobs.echo, value), value), shape
+        assert equal(await pool.run("tests.actors.process_jobs:echo", (), {"value": value}), value), shape
+    one, other, same, also = await call(pool, jobs.echo, in_shapes()["in a list, twice"])
+    assert one is same  # what was shared is, and was sent once
+    assert other is also
+    batch = {"node": "echo", "batch_size": 8}
+    shapes = list(in_shapes().values())
+    assert equal(await pool.run("tests.actors.process_jobs:echo", (shapes,), {}, batch), shapes)
+    other += b"it can grow"
+    assert len(also) == len(OTHER) + len(b"it can grow")
 
 
 @pytest.mark.parametrize(

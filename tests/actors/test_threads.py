@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -15,6 +15,12 @@ import pytest
 
 from penstock._errors import EngineClosedError
 from penstock.actors.threads import ThreadPool, ThreadSlots
+
+
+@pytest.fixture
+async def pool() -> AsyncIterator[ThreadPool]:
+    async with aclosing(ThreadPool(1)) as pool:
+        yield pool
 
 
 def submit(pool: ThreadPool, fn: Callable[..., Any], *args: Any) -> "asyncio.Future[Any]":
@@ -48,7 +54,7 @@ async def test_results_errors_and_arguments_travel() -> None:
     assert "_work" not in names
 
 
-async def test_it_runs_off_the_loop_in_the_given_context() -> None:
+async def test_it_runs_off_the_loop_in_the_given_context(pool: ThreadPool) -> None:
     variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
 
     def read_and_set() -> tuple[str, int]:
@@ -56,11 +62,10 @@ async def test_it_runs_off_the_loop_in_the_given_context() -> None:
         variable.set("job")
         return before, threading.get_ident()
 
-    async with aclosing(ThreadPool(1)) as pool:
-        variable.set("caller")
-        value, thread = await submit(pool, read_and_set)
-        assert (value, variable.get()) == ("caller", "caller")
-        assert thread != threading.get_ident()
+    variable.set("caller")
+    value, thread = await submit(pool, read_and_set)
+    assert (value, variable.get()) == ("caller", "caller")
+    assert thread != threading.get_ident()
 
 
 async def test_threads_start_on_demand_only() -> None:
@@ -91,39 +96,37 @@ async def test_one_thread_runs_jobs_in_order() -> None:
     assert seen == list(range(200))
 
 
-async def test_a_job_cancelled_in_the_queue_never_runs() -> None:
+async def test_a_job_cancelled_in_the_queue_never_runs(pool: ThreadPool) -> None:
     ran: list[str] = []
     returned: list[str] = []
     blocker = Blocker()
-    async with aclosing(ThreadPool(1)) as pool:
-        first = submit(pool, blocker)
-        second = pool.submit(contextvars.copy_context(), lambda: returned.append("second"), ran.append, "second")
-        await blocker.running.wait()
-        second.cancel()
-        await asyncio.sleep(0)
-        assert returned == []  # its place in the queue is still taken
-        blocker.release.set()
-        await first
-        await submit(pool, int)
-        assert (ran, returned) == ([], ["second"])
-        assert pool.statistics().discarded == 0
+    first = submit(pool, blocker)
+    second = pool.submit(contextvars.copy_context(), lambda: returned.append("second"), ran.append, "second")
+    await blocker.running.wait()
+    second.cancel()
+    await asyncio.sleep(0)
+    assert returned == []  # its place in the queue is still taken
+    blocker.release.set()
+    await first
+    await submit(pool, int)
+    assert (ran, returned) == ([], ["second"])
+    assert pool.statistics().discarded == 0
 
 
-async def test_a_running_job_goes_on_and_its_late_result_is_discarded() -> None:
+async def test_a_running_job_goes_on_and_its_late_result_is_discarded(pool: ThreadPool) -> None:
     returned = asyncio.Event()
     blocker = Blocker()
-    async with aclosing(ThreadPool(1)) as pool:
-        future = pool.submit(contextvars.copy_context(), returned.set, blocker)
-        await blocker.running.wait()
-        future.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await future
-        assert not returned.is_set()  # the caller is released, the thread is not
-        assert pool.statistics().busy == 1
-        blocker.release.set()
-        await returned.wait()
-        statistics = pool.statistics()
-        assert (statistics.discarded, statistics.completed, statistics.busy) == (1, 0, 0)
+    future = pool.submit(contextvars.copy_context(), returned.set, blocker)
+    await blocker.running.wait()
+    future.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await future
+    assert not returned.is_set()  # the caller is released, the thread is not
+    assert pool.statistics().busy == 1
+    blocker.release.set()
+    await returned.wait()
+    statistics = pool.statistics()
+    assert (statistics.discarded, statistics.completed, statistics.busy) == (1, 0, 0)
 
 
 async def test_on_returned_comes_after_the_result() -> None:
@@ -154,45 +157,42 @@ async def test_an_on_returned_that_raises_costs_nobody_a_result() -> None:
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError, StopAsyncIteration])
-async def test_every_exception_reaches_the_future(error: type[BaseException]) -> None:
+async def test_every_exception_reaches_the_future(pool: ThreadPool, error: type[BaseException]) -> None:
     def job() -> None:
         raise error("from the job")
 
-    async with aclosing(ThreadPool(1)) as pool:
-        future = submit(pool, job)
-        done, _ = await asyncio.wait([future])
-        assert done == {future}
-        with pytest.raises(error, match="from the job"):
-            future.result()
+    future = submit(pool, job)
+    done, _ = await asyncio.wait([future])
+    assert done == {future}
+    with pytest.raises(error, match="from the job"):
+        future.result()
 
 
-async def test_stop_iteration_is_wrapped() -> None:
-    async with aclosing(ThreadPool(1)) as pool:
-        with pytest.raises(RuntimeError, match="StopIteration") as raised:
-            await submit(pool, next, iter(()))
-        assert isinstance(raised.value.__cause__, StopIteration)
+async def test_stop_iteration_is_wrapped(pool: ThreadPool) -> None:
+    with pytest.raises(RuntimeError, match="StopIteration") as raised:
+        await submit(pool, next, iter(()))
+    assert isinstance(raised.value.__cause__, StopIteration)
 
 
 class Item:
     """Something a weak reference can point to."""
 
 
-async def test_an_idle_thread_holds_no_item() -> None:
+async def test_an_idle_thread_holds_no_item(pool: ThreadPool) -> None:
     def fail(item: Item) -> None:
         raise ValueError(item)
 
-    async with aclosing(ThreadPool(1)) as pool:
-        for fn in (lambda item: item, lambda item: None, fail):
-            item = Item()
-            watch = weakref.ref(item)
-            await asyncio.gather(submit(pool, fn, item), return_exceptions=True)
-            del item
-            # The thread posts the result a moment before it drops its own references.
-            async with asyncio.timeout(10):
-                while watch() is not None:
-                    await asyncio.sleep(0)
-                    gc.collect()  # an exception and its traceback are a cycle
-            assert pool.statistics().idle == 1
+    for fn in (lambda item: item, lambda item: None, fail):
+        item = Item()
+        watch = weakref.ref(item)
+        await asyncio.gather(submit(pool, fn, item), return_exceptions=True)
+        del item
+        # The thread posts the result a moment before it drops its own references.
+        async with asyncio.timeout(10):
+            while watch() is not None:
+                await asyncio.sleep(0)
+                gc.collect()  # an exception and its traceback are a cycle
+        assert pool.statistics().idle == 1
 
 
 async def test_aclose_waits_for_the_running_and_cancels_the_queued() -> None:
