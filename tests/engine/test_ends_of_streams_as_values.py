@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import Gauge, same, virtual
 
 Chosen = Literal["actors", "parallel", "wave", "sequential"]
 SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
@@ -50,11 +50,6 @@ class Source:
         self.graph = graph
 
 
-@ps.node
-async def same(number: int) -> int:
-    return number
-
-
 async def read(stream: engine.Stream[int], got: list[int] | None = None) -> list[int]:
     """Reads a stream to its end; `got` has what came before an error."""
     got = [] if got is None else got
@@ -85,15 +80,12 @@ async def test_backpressure_passes_through_a_map_and_batches(scheduler: Chosen) 
         async for number in numbers:
             yield number, await anext(numbers)
 
-    running = peak = 0
+    gauge = Gauge()
 
     @ps.node
     async def counted(number: int) -> int:
-        nonlocal running, peak
-        running += 1
-        peak = max(peak, running)
-        await asyncio.sleep(0)
-        running -= 1
+        with gauge:
+            await asyncio.sleep(0)
         return number
 
     @ps.graph
@@ -107,7 +99,7 @@ async def test_backpressure_passes_through_a_map_and_batches(scheduler: Chosen) 
         await testing.wait_quiescent()
         assert source.given == first <= 40
         assert [await anext(values) for _ in range(50)] == [(2 * n, 2 * n + 1) for n in range(1, 51)]
-    assert 1 < peak <= 3
+    assert 1 < gauge.peak <= 3
     assert source.closed == 1
 
 

@@ -14,6 +14,7 @@ import pytest
 import penstock as ps
 from penstock import engine, extension, testing
 from penstock.telemetry import names
+from tests.kit import Gauge
 from tests.telemetry.collected import collecting
 
 HOW_TO = Path(__file__).parents[2] / "docs/how-to"
@@ -191,14 +192,11 @@ async def test_a_cancelled_item_keeps_its_place_until_the_work_has_ended(tasks: 
 
 
 async def test_nodes_share_places_by_the_key_of_their_execution(tasks: InTasks) -> None:
-    together = most = 0
+    gauge = Gauge()
 
     async def handle(item: int) -> int:
-        nonlocal together, most
-        together += 1
-        most = max(most, together)
-        await asyncio.sleep(0.001)
-        together -= 1
+        with gauge:
+            await asyncio.sleep(0.001)
         return item
 
     first, second = ps.node(runs_on=tasks, name="first")(handle), ps.node(runs_on=tasks, name="second")(handle)
@@ -209,7 +207,7 @@ async def test_nodes_share_places_by_the_key_of_their_execution(tasks: InTasks) 
 
     async with engine.Engine() as e, e.stream(both(item) for item in range(20)) as stream:
         assert [pair async for pair in stream] == [(item, item) for item in range(20)]
-    assert most == 2
+    assert gauge.peak == 2
 
 
 async def test_its_figures_are_metrics_and_are_seen_by_those_who_look(

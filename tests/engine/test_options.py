@@ -17,6 +17,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.engine.options import APPLICABLE, OWN, CallOptions
+from tests.kit import Gate
 
 
 @ps.node
@@ -181,28 +182,16 @@ async def test_an_option_that_does_not_apply_to_a_verb_is_refused_there_and_not_
 
 @pytest.mark.parametrize(("option", "limit"), [("max_in_flight", 3), ("max_workers", 2)])
 async def test_max_in_flight_and_max_workers_bound_what_runs_at_once(option: str, limit: int) -> None:
-    running = peak = 0
-    release = asyncio.Event()
-
-    @ps.node
-    async def counted(number: int) -> int:
-        nonlocal running, peak
-        running += 1
-        peak = max(peak, running)
-        await release.wait()
-        running -= 1
-        return number
-
-    graph = ps.graph(counted)
-
+    gate = Gate()
+    graph = gate.graph()
     options: Any = {option: limit}
     async with engine.stream((graph(number) for number in range(9)), **options) as results:
         reading = asyncio.ensure_future(_list(results))
         await testing.wait_quiescent()
-        assert running == limit
-        release.set()
+        assert gate.gauge.now == limit
+        gate.open()
         assert await reading == list(range(9))
-    assert peak == limit
+    assert gate.gauge.peak == limit
 
 
 async def test_ordered_and_on_error_change_what_a_stream_gives() -> None:

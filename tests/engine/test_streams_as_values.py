@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import Gauge
 
 SCHEDULERS: list[Literal["actors", "parallel", "wave", "sequential"]] = ["actors", "parallel", "wave", "sequential"]
 Chosen = Literal["actors", "parallel", "wave", "sequential"]
@@ -280,18 +281,16 @@ async def test_a_generator_that_waits_for_its_own_place_is_refused() -> None:
 
 
 async def test_a_stateful_generator_holds_its_instance_until_it_has_ended() -> None:
-    open_now = 0
+    gauge = Gauge()
 
     @ps.node
     class Numbered:
         async def __call__(self, limit: int) -> AsyncIterator[int]:
-            nonlocal open_now
-            open_now += 1
-            for number in range(limit):
-                assert open_now == 1
-                await asyncio.sleep(0)
-                yield number
-            open_now -= 1
+            with gauge:
+                for number in range(limit):
+                    assert gauge.now == 1
+                    await asyncio.sleep(0)
+                    yield number
 
     numbered = Numbered()
 
@@ -307,19 +306,14 @@ async def test_a_stateful_generator_holds_its_instance_until_it_has_ended() -> N
 
 
 async def test_concurrency_holds_the_place_until_the_generator_has_ended() -> None:
-    peak = open_now = 0
+    gauge = Gauge()
 
     @ps.node(concurrency=2)
     async def limited(limit: int) -> AsyncIterator[int]:
-        nonlocal peak, open_now
-        open_now += 1
-        peak = max(peak, open_now)
-        try:
+        with gauge:
             for number in range(limit):
                 await asyncio.sleep(0)
                 yield number
-        finally:
-            open_now -= 1
 
     @ps.graph
     async def graph(limit: int) -> list[int]:
@@ -328,7 +322,7 @@ async def test_concurrency_holds_the_place_until_the_generator_has_ended() -> No
 
     async with engine.stream(graph(20) for _ in range(20)) as results:
         assert [len(result) async for result in results] == [20] * 20
-    assert (peak, open_now) == (2, 0)
+    assert (gauge.peak, gauge.now) == (2, 0)
 
 
 async def test_a_fake_generator_takes_the_place_of_a_node() -> None:
