@@ -105,17 +105,26 @@ class Benchmark(Rendered):
 
 
 @dataclass(frozen=True)
-class RunTimes:
-    """The times of one operation at one size."""
+class Case:
+    """An operation at one size, ready to be timed as often as there is time."""
 
     operation: Operation
     shape: tuple[int, ...]
     work: int
     unit: Unit
-    seconds: Sequence[float]
+    prepare: Callable[[], Any]
+    run: Callable[[Any], object]
+    seconds: list[float] = field(default_factory=list[float])
+
+    def once(self) -> float:
+        """Return how long one run takes."""
+        value = self.prepare()
+        start = time.perf_counter()
+        self.run(value)
+        return time.perf_counter() - start
 
 
-def summarise(timed: Sequence[RunTimes]) -> tuple[Measurement, ...]:
+def summarise(timed: Sequence[Case]) -> tuple[Measurement, ...]:
     """Return medians, quartiles, rates and shares of the peak of operations that were timed."""
     peaks: dict[str, float] = {}
     for one in timed:
@@ -124,7 +133,7 @@ def summarise(timed: Sequence[RunTimes]) -> tuple[Measurement, ...]:
     return tuple(_measurement(one, peaks[RESOURCES[one.operation]]) for one in timed)
 
 
-def _measurement(timed: RunTimes, peak: float) -> Measurement:
+def _measurement(timed: Case, peak: float) -> Measurement:
     low, middle, high = quartiles(timed.seconds)
     return Measurement(
         operation=timed.operation,
@@ -148,25 +157,6 @@ _LARGEST_RUN_SHARE: Final = 0.005
 _MATRIX_SIZES: Final = (256, 512, 1024, 2048, 4096, 8192)
 _VECTOR_SIZES: Final = (1 << 12, 1 << 16, 1 << 20, 1 << 22, 1 << 24, 1 << 26)
 _FLOAT_BYTES: Final = 4
-
-
-@dataclass(frozen=True)
-class _Case:
-    """An operation at one size, ready to be timed as often as there is time."""
-
-    operation: Operation
-    shape: tuple[int, ...]
-    work: int
-    unit: Unit
-    prepare: Callable[[], Any]
-    run: Callable[[Any], object]
-    seconds: list[float] = field(default_factory=list[float])
-
-    def once(self) -> float:
-        value = self.prepare()
-        start = time.perf_counter()
-        self.run(value)
-        return time.perf_counter() - start
 
 
 def benchmark(device: str | Device = "auto", *, seconds: float = 5.0) -> Benchmark:
@@ -205,11 +195,11 @@ def benchmark(device: str | Device = "auto", *, seconds: float = 5.0) -> Benchma
         kind=chosen.device_kind,
         jax_version=jax.__version__,
         seconds=time.perf_counter() - began,
-        measurements=summarise([RunTimes(c.operation, c.shape, c.work, c.unit, c.seconds) for c in cases]),
+        measurements=summarise(cases),
     )
 
 
-def _cases(device: Device, longest_seconds: float) -> Iterator[_Case]:
+def _cases(device: Device, longest_seconds: float) -> Iterator[Case]:
     """Yield every operation at growing sizes, compiled, as long as one run stays short."""
     for make, sizes in (
         (_matmul, _MATRIX_SIZES),
@@ -228,21 +218,21 @@ def _cases(device: Device, longest_seconds: float) -> Iterator[_Case]:
             yield case
 
 
-def _matmul(device: Device, size: int) -> _Case:
+def _matmul(device: Device, size: int) -> Case:
     def multiply(x: "jax.Array") -> "jax.Array":
         return x @ x
 
     return _computation("matmul", device, (size, size), 2 * size**3, "FLOP", multiply)
 
 
-def _elementwise(device: Device, size: int) -> _Case:
+def _elementwise(device: Device, size: int) -> Case:
     def scale(x: "jax.Array") -> "jax.Array":
         return x * 2 + 1
 
     return _computation("elementwise", device, (size,), 2 * _FLOAT_BYTES * size, "B", scale)
 
 
-def _reduction(device: Device, size: int) -> _Case:
+def _reduction(device: Device, size: int) -> Case:
     def add_up(x: "jax.Array") -> "jax.Array":
         return x.sum()
 
@@ -256,7 +246,7 @@ def _computation(
     work: int,
     unit: Unit,
     function: "Callable[[jax.Array], jax.Array]",
-) -> _Case:
+) -> Case:
     kept: list[jax.Array] = []
 
     def argument() -> "jax.Array":
@@ -268,10 +258,10 @@ def _computation(
         return kept[0]
 
     compiled = jit(function, device.platform)
-    return _Case(operation, shape, work, unit, argument, lambda x: compiled(x).block_until_ready())
+    return Case(operation, shape, work, unit, argument, lambda x: compiled(x).block_until_ready())
 
 
-def _to_device(device: Device, size: int) -> _Case:
+def _to_device(device: Device, size: int) -> Case:
     kept: list[npt.NDArray[np.float32]] = []
 
     def argument() -> "npt.NDArray[np.float32]":
@@ -279,17 +269,13 @@ def _to_device(device: Device, size: int) -> _Case:
             kept.append(_unaligned(size))
         return kept[0]
 
-    return _Case(
-        "host to device",
-        (size,),
-        _FLOAT_BYTES * size,
-        "B",
-        argument,
-        lambda x: _put(x, device).block_until_ready(),
-    )
+    def put(x: "npt.NDArray[np.float32]") -> object:
+        return _put(x, device).block_until_ready()
+
+    return Case("host to device", (size,), _FLOAT_BYTES * size, "B", argument, put)
 
 
-def _to_host(device: Device, size: int) -> _Case:
+def _to_host(device: Device, size: int) -> Case:
     import numpy as np
 
     kept: list[npt.NDArray[np.float32]] = []
@@ -304,7 +290,7 @@ def _to_host(device: Device, size: int) -> _Case:
         # On a CPU, `asarray` reads the array in place; the cost for a program is that of a copy of its own.
         return np.array(x) if device.platform == "cpu" else np.asarray(x)
 
-    return _Case("device to host", (size,), _FLOAT_BYTES * size, "B", argument, copy)
+    return Case("device to host", (size,), _FLOAT_BYTES * size, "B", argument, copy)
 
 
 def _put(value: "npt.NDArray[np.float32]", device: Device) -> "jax.Array":

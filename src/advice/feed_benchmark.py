@@ -6,7 +6,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from time import perf_counter
 from typing import Any, Final, Self
@@ -284,7 +284,15 @@ async def _of_async_iterable(measure: "_Measure", feed: Any) -> Run | None:
 
 async def _of_iterable(measure: "_Measure", feed: Any) -> Run | None:
     stopped = threading.Event()
-    reading = asyncio.create_task(asyncio.to_thread(measure.of_iterator, feed, stopped))
+
+    async def read() -> AsyncIterator[Any]:
+        for item in feed:
+            if stopped.is_set():
+                return
+            yield item
+
+    # In an event loop of its own: what blocks for an item, blocks nothing else.
+    reading = asyncio.create_task(asyncio.to_thread(lambda: asyncio.run(measure.of_stream(read(), tells_waits=False))))
     try:
         return await asyncio.shield(reading)
     except asyncio.CancelledError:
@@ -307,13 +315,18 @@ class _Measure:
         self._examples_of = examples_of
         self.devices: set[str] = set()
 
-    async def of_stream(self, stream: AsyncIterator[Any]) -> Run | None:
-        """Return what a run over a stream has measured; None if it ended before anything counted."""
+    async def of_stream(self, stream: AsyncIterator[Any], *, tells_waits: bool = True) -> Run | None:
+        """Return what a run over a stream has measured; None if it ended before anything counted.
+
+        Args:
+            stream: the stream.
+            tells_waits: whether the event loop has a turn while an item is waited for.
+        """
         loop = asyncio.get_running_loop()
         began = at = perf_counter()
         first_seconds: float | None = None
         uncounted = examples = number = 0
-        has_waited = False
+        has_waited = not tells_waits
         # Prefetched items come without a turn of the loop; if so many in a row need none, no other task makes them.
         while uncounted < self._warmup_items or not has_waited:
             if uncounted >= self._warmup_items + self._items:
@@ -321,7 +334,7 @@ class _Measure:
             turns = _Turns(loop)
             if (item := await anext(stream, _END)) is _END:
                 return None
-            has_waited = turns.passed
+            has_waited = turns.passed or not tells_waits
             await self._arrived(item)
             at = perf_counter()
             first_seconds = at - began if first_seconds is None else first_seconds
@@ -330,62 +343,25 @@ class _Measure:
             if (item := await anext(stream, _END)) is _END:
                 break
             await self._arrived(item)
-            number += 1
-            examples += self._examples_of(item)
-        return self._run(number, examples, at, began, first_seconds, uncounted)
-
-    def of_iterator(self, feed: Iterable[Any], stopped: threading.Event) -> Run | None:
-        """Return the same of a plain iterable; blocks."""
-        began = at = perf_counter()
-        first_seconds: float | None = None
-        examples = number = 0
-        iterator: Iterator[Any] = iter(feed)
-        for uncounted in range(self._warmup_items):
-            if stopped.is_set() or (item := next(iterator, _END)) is _END:
-                return None
-            self._wait(self._on_their_way(item))
-            at = perf_counter()
-            first_seconds = at - began if not uncounted else first_seconds
-        for _ in range(self._items):
-            if stopped.is_set() or (item := next(iterator, _END)) is _END:
-                break
-            self._wait(self._on_their_way(item))
-            number += 1
-            examples += self._examples_of(item)
             first_seconds = perf_counter() - began if first_seconds is None else first_seconds
-        return self._run(number, examples, at, began, first_seconds, self._warmup_items)
-
-    def _run(
-        self, items: int, examples: int, at: float, began: float, first_seconds: float | None, uncounted: int
-    ) -> Run | None:
-        if not items:
+            number += 1
+            examples += self._examples_of(item)
+        if first_seconds is None or not number:
             return None
+        seconds = max(perf_counter() - at, 1e-9)
         return Run(
-            items=items,
-            examples=examples,
-            seconds=max(perf_counter() - at, 1e-9),
-            first_item_seconds=at - began if first_seconds is None else first_seconds,
-            uncounted=uncounted,
+            items=number, examples=examples, seconds=seconds, first_item_seconds=first_seconds, uncounted=uncounted
         )
 
     async def _arrived(self, item: Any) -> None:
-        """Wait for the arrays of an item, off the loop."""
-        arrays = self._on_their_way(item)
-        if arrays:
-            await asyncio.to_thread(self._wait, arrays)
-
-    def _on_their_way(self, item: Any) -> list[Any]:
-        """Return the arrays of JAX in an item that are not there yet."""
+        """Wait for the arrays of JAX in an item, off the loop."""
         jax: Any = sys.modules.get("jax")  # without JAX there is no such array
         if jax is None:
-            return []
+            return
         arrays = [leaf for leaf in jax.tree.leaves(item) if isinstance(leaf, jax.Array)]
         self.devices.update(device.device_kind for array in arrays for device in array.devices())
-        return [array for array in arrays if not array.is_ready()]
-
-    def _wait(self, arrays: list[Any]) -> None:
-        for array in arrays:
-            array.block_until_ready()
+        if not all(array.is_ready() for array in arrays):
+            await asyncio.to_thread(jax.block_until_ready, arrays)
 
 
 class _Turns:

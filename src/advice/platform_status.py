@@ -1,8 +1,8 @@
 """The devices and the machine, with recommendations. Looking changes neither the environment nor JAX."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from typing import Final, cast
@@ -35,27 +35,12 @@ class Recommendation:
         return f"{self.code}: {self.text}. {self.remedy}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Findings:
-    """The facts that recommendations are derived from."""
-
-    jax_version: str | None
-    backend_error: str | None
-    devices: "Sequence[DeviceStatus]"
-    self_checks: Sequence[SelfCheckResult]
-    cpu: CpuStatus
-    cgroup: CgroupLimits
-    slurm: SlurmAllocation | None
-    nvidia_gpu: bool
-    backend_started: bool
+def recommend(found: "Status", *, has_nvidia_gpu: bool) -> tuple[Recommendation, ...]:
+    """Return the recommendations for a machine, the most important first."""
+    return (*_about_jax(found), *_about_devices(found, has_nvidia_gpu), *_about_cores(found))
 
 
-def recommend(found: Findings) -> tuple[Recommendation, ...]:
-    """Return the recommendations, the most important first."""
-    return (*_about_jax(found), *_about_devices(found), *_about_cores(found))
-
-
-def _about_jax(found: Findings) -> Iterator[Recommendation]:
+def _about_jax(found: "Status") -> Iterator[Recommendation]:
     if found.jax_version is None:
         yield Recommendation(
             code="jax-missing",
@@ -84,9 +69,10 @@ def _about_jax(found: Findings) -> Iterator[Recommendation]:
             )
 
 
-def _about_devices(found: Findings) -> Iterator[Recommendation]:
+def _about_devices(found: "Status", has_nvidia_gpu: bool) -> Iterator[Recommendation]:
     gpus = [device for device in found.devices if device.platform == "gpu"]
-    if found.nvidia_gpu and not gpus and found.jax_version is not None and found.backend_started:
+    is_started = found.default_platform is not None or found.backend_error is not None
+    if has_nvidia_gpu and not gpus and found.jax_version is not None and is_started:
         yield Recommendation(
             code="accelerator-unused",
             text="there is an NVIDIA GPU, and JAX does not use it",
@@ -110,7 +96,7 @@ def _about_devices(found: Findings) -> Iterator[Recommendation]:
         )
 
 
-def _about_cores(found: Findings) -> Iterator[Recommendation]:
+def _about_cores(found: "Status") -> Iterator[Recommendation]:
     usable, quota = found.cpu.usable_cores, found.cgroup.cpu_quota
     if usable is None:
         return
@@ -250,31 +236,20 @@ def status(*, start_backend: bool = True) -> Status:
         except RuntimeError as failure:  # of the self-check: a device that cannot compute at all
             error = f"{type(failure).__name__}: {failure}"
     devices = tuple(_device_status(one, names.get(one)) for several in found.values() for one in several)
-    cpu, cgroup, slurm = read_cpu(), read_cgroup_limits(), read_slurm(os.environ)
-    findings = Findings(
+    seen = Status(
         jax_version=_version("jax") if find_spec("jax") and find_spec("jaxlib") else None,
-        backend_error=error,
-        devices=devices,
-        self_checks=checks,
-        cpu=cpu,
-        cgroup=cgroup,
-        slurm=slurm,
-        nvidia_gpu=has_nvidia_gpu(),
-        backend_started=start_backend,
-    )
-    return Status(
-        jax_version=findings.jax_version,
         jaxlib_version=_version("jaxlib"),
         default_platform=default,
         platforms=tuple(found),
         devices=devices,
         backend_error=error,
         self_checks=tuple(checks),
-        cpu=cpu,
-        cgroup=cgroup,
-        slurm=slurm,
-        recommendations=recommend(findings),
+        cpu=read_cpu(),
+        cgroup=read_cgroup_limits(),
+        slurm=read_slurm(os.environ),
+        recommendations=(),
     )
+    return replace(seen, recommendations=recommend(seen, has_nvidia_gpu=has_nvidia_gpu()))
 
 
 def _local_names(found: dict[str, list[Device]]) -> dict[Device, str]:

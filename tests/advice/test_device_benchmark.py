@@ -6,7 +6,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices
-from penstock.advice.device_benchmark import RunTimes, summarise
+from penstock.advice.device_benchmark import Case, summarise
 from penstock.devices.self_check import SelfCheck
 
 pytest.importorskip("jax")
@@ -47,12 +47,12 @@ def test_work_is_counted_as_documented() -> None:
 def test_shares_are_of_the_best_for_the_same_resource() -> None:
     found = summarise(
         [
-            RunTimes("matmul", (2, 2), 100, "FLOP", [1, 2, 3, 4, 5]),
-            RunTimes("elementwise", (8,), 100, "B", [5.0]),
-            RunTimes("elementwise", (16,), 100, "B", [2.0]),
-            RunTimes("reduction", (8,), 100, "B", [4.0, 4.0]),
-            RunTimes("host to device", (8,), 100, "B", [8.0]),
-            RunTimes("device to host", (8,), 100, "B", [10.0]),
+            Case("matmul", (2, 2), 100, "FLOP", list, len, [1, 2, 3, 4, 5]),
+            Case("elementwise", (8,), 100, "B", list, len, [5.0]),
+            Case("elementwise", (16,), 100, "B", list, len, [2.0]),
+            Case("reduction", (8,), 100, "B", list, len, [4.0, 4.0]),
+            Case("host to device", (8,), 100, "B", list, len, [8.0]),
+            Case("device to host", (8,), 100, "B", list, len, [10.0]),
         ]
     )
     assert [one.peak_share for one in found] == [1, 0.4, 1, 0.5, 1, 1]

@@ -1,11 +1,12 @@
 """Each recommendation comes where it should, and only there."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from penstock._machine import CgroupLimits, CpuStatus, read_slurm
-from penstock.advice.platform_status import DeviceStatus, Findings, recommend
+from penstock.advice.platform_status import DeviceStatus, Recommendation, Status, recommend
 from penstock.devices.self_check import SelfCheckResult
 
 
@@ -26,22 +27,28 @@ def check(error: str | None) -> SelfCheckResult:
     return SelfCheckResult(platform="cpu", kind="cpu", passed=error is None, seconds=0.05, error=error)
 
 
-FINE = Findings(
+FINE = Status(
     jax_version="0.10.1",
+    jaxlib_version="0.10.1",
+    default_platform="gpu",
+    platforms=("gpu", "cpu"),
     backend_error=None,
     devices=(device("gpu", used=50), device("cpu")),
     self_checks=(check(None),),
     cpu=CpuStatus(model="", architecture="", cores=8, affinity=(2, 3, 5, 7), features=()),
     cgroup=CgroupLimits(version=2, cpu_quota=4.0, memory_bytes=None),
     slurm=read_slurm({"SLURM_JOB_ID": "1", "SLURM_CPUS_PER_TASK": "4"}),
-    nvidia_gpu=True,
-    backend_started=True,
+    recommendations=(),
 )
 
 
+def recommended(**changes: Any) -> tuple[Recommendation, ...]:
+    return recommend(replace(FINE, **changes), has_nvidia_gpu=True)
+
+
 def test_a_machine_without_fault_gets_none() -> None:
-    assert recommend(FINE) == ()
-    assert recommend(replace(FINE, devices=(), self_checks=(), backend_started=False)) == ()
+    assert recommended() == ()
+    assert recommended(devices=(), self_checks=(), default_platform=None, platforms=()) == ()
 
 
 @pytest.mark.parametrize(
@@ -64,7 +71,7 @@ def test_a_machine_without_fault_gets_none() -> None:
     ],
 )
 def test_one_fault_gets_one_recommendation(changes: dict, code: str, remedy: str) -> None:
-    [found] = recommend(replace(FINE, **changes))
+    [found] = recommended(**changes)
     assert found.code == code
     assert remedy in found.remedy
     assert str(found).startswith(f"{code}: {found.text}. {found.remedy[:10]}")
@@ -72,4 +79,4 @@ def test_one_fault_gets_one_recommendation(changes: dict, code: str, remedy: str
 
 @pytest.mark.parametrize("version", ["0.9.2", "0.10.2", "0.10.3", "0.11.0.dev20261101", "1.0"])
 def test_versions_that_are_new_enough(version: str) -> None:
-    assert recommend(replace(FINE, jax_version=version)) == ()
+    assert recommended(jax_version=version) == ()

@@ -3,7 +3,6 @@
 import math
 from collections import Counter, deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import log2
 from operator import add, sub
 from time import perf_counter
@@ -15,36 +14,29 @@ _POINTS: Final = 1024
 _POINT_SECONDS: Final = 0.001
 
 
-@dataclass(frozen=True, slots=True)
-class DepthTotals:
+class DepthTotals(NamedTuple):
     """Sums over time of the depth of a queue.
 
-    Attributes:
+    Args:
         waited_seconds: for how long items were in it, over all items: the integral of its depth.
         occupied_seconds: for how long it was not empty.
         full_seconds: for how long it was full.
     """
 
-    waited_seconds: float
-    occupied_seconds: float
-    full_seconds: float
+    waited_seconds: float = 0.0
+    occupied_seconds: float = 0.0
+    full_seconds: float = 0.0
 
-    def __add__(self, other: "DepthTotals") -> "DepthTotals":
-        return DepthTotals(
-            self.waited_seconds + other.waited_seconds,
-            self.occupied_seconds + other.occupied_seconds,
-            self.full_seconds + other.full_seconds,
-        )
+    def plus(self, other: "DepthTotals") -> "DepthTotals":
+        """Return the sum."""
+        return DepthTotals(*map(add, self, other))
 
-    def __sub__(self, earlier: "DepthTotals") -> "DepthTotals":
-        return DepthTotals(
-            self.waited_seconds - earlier.waited_seconds,
-            self.occupied_seconds - earlier.occupied_seconds,
-            self.full_seconds - earlier.full_seconds,
-        )
+    def minus(self, earlier: "DepthTotals") -> "DepthTotals":
+        """Return the difference."""
+        return DepthTotals(*map(sub, self, earlier))
 
 
-NO_DEPTH: Final = DepthTotals(0.0, 0.0, 0.0)
+NO_DEPTH: Final = DepthTotals()
 
 
 class DepthWatch:

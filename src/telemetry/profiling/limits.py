@@ -168,7 +168,7 @@ def devices(evidence: Evidence) -> Iterator[Limit]:
 
 def _most(node: NodeSum) -> tuple[Kind, float]:
     """Return what the items of a node wait for most on their device, and its share of their time there."""
-    computes, compiles, transfers = node.device_seconds, node.compile_seconds, node.transfer_seconds
+    compiles, transfers, computes = node.timed.outside[:3]
     seconds: dict[Kind, float] = {"device": computes, "compilation": compiles, "transfer": transfers}
     kind = max(seconds, key=seconds.__getitem__)
     return kind, seconds[kind] / (sum(seconds.values()) or 1.0)
@@ -270,7 +270,7 @@ def inboxes(evidence: Evidence) -> Iterator[Limit]:
         if blocked < _LEAST_BLOCKED:
             continue
         following = [(name[0], reader) for reader in sums.nodes[name].step.consumers]
-        waits = {each: sums.nodes[each].put_wait_seconds for each in following if each in sums.nodes}
+        waits = {each: sums.nodes[each].counters.inbox.put_wait_seconds for each in following if each in sums.nodes}
         behind = max(waits, key=waits.__getitem__, default=None)
         found = None if behind is None else sums.nodes[behind]
         # Items that wait for worker processes are in the inbox: no larger one has them begin sooner.
@@ -292,7 +292,7 @@ def _shares(sums: Sums, name: Name) -> tuple[float, float]:
     place_seconds = sum(group.place_seconds for group in groups)
     if not place_seconds or any(group.bound in ("concurrency", "state") for group in groups):
         return busy, 0.0
-    return busy, node.blocked_seconds / place_seconds
+    return busy, node.timed.blocked_seconds / place_seconds
 
 
 def _verdict_of_inbox(sums: Sums, before: Name, name: Name, blocked: float) -> Verdict:
@@ -454,7 +454,7 @@ def _in_words(node: NodeSum, spent: TimeBreakdown, evidence: Evidence) -> str:
     """Return what a node spends its time on, in words; empty if nothing is worth mentioning."""
     owner = max(evidence.gil.held, key=evidence.gil.held.__getitem__, default=None)
     seconds = {
-        "computing on its device": node.device_seconds,
+        "computing on its device": node.timed.outside.compute_seconds,
         "computing in its threads": spent.cpu_seconds,
         f"waiting for the GIL{_held_by(owner)}": spent.gil_seconds,
         "waiting for the event loop": spent.loop_seconds,

@@ -75,7 +75,7 @@ class TimedReading:
         durations.merge(now.durations.since(before.durations))
         blocked = self.blocked_seconds + now.blocked_seconds - before.blocked_seconds
         outside = self.outside.plus(now.outside.minus(before.outside))
-        return TimedReading(durations, self.queue + (now.queue - before.queue), blocked, outside)
+        return TimedReading(durations, self.queue.plus(now.queue.minus(before.queue)), blocked, outside)
 
 
 _NOTHING_TIMED: Final = TimedReading()

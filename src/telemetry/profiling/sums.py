@@ -84,31 +84,6 @@ class NodeSum:
         return self.ended / self.step.holds * least if self.step.holds else 0.0
 
     @property
-    def put_wait_seconds(self) -> float:
-        """For how long items waited for room in its inbox, over all items."""
-        return self.counters.inbox.put_wait_seconds
-
-    @property
-    def blocked_seconds(self) -> float:
-        """For how long its finished items waited for room in the inboxes after it, over all items."""
-        return self.timed.blocked_seconds
-
-    @property
-    def compile_seconds(self) -> float:
-        """For how long its items waited for programs to be compiled."""
-        return self.timed.outside.compile_seconds
-
-    @property
-    def transfer_seconds(self) -> float:
-        """For how long its items waited for the transfer of arrays to a device, from another device, or back."""
-        return self.timed.outside.transfer_seconds
-
-    @property
-    def device_seconds(self) -> float:
-        """For how long devices computed for its items."""
-        return self.timed.outside.compute_seconds
-
-    @property
     def mean_seconds(self) -> float:
         """The mean time of an item in its handler; 0 if there were no items, or if it is not timed."""
         return (self.busy_seconds or 0.0) / max(1, self.ended)
@@ -545,17 +520,20 @@ class NodeProfile:
 def node_profile_of(evidence: Evidence, node: NodeSum) -> NodeProfile:
     """Return the profile of one node."""
     sums, spent = evidence.sums, TimeBreakdown.by(node, evidence)
-    uses_threads = node.timed.outside.hops > 0
+    outside = node.timed.outside
+    uses_threads = outside.hops > 0
     waits_for_turns = uses_threads or not (node.step.holds_loop or node.step.gathers)
     counters, queue, durations = node.counters, node.timed.queue, node.timed.durations
     return NodeProfile(
         graph=counters.graph, node=counters.node, count=counters.completed, errors=counters.failed,
         busy_seconds=node.busy_seconds, busy_share=sums.busy_share(node), p50_seconds=durations.quantile(0.5),
         p90_seconds=durations.quantile(0.9), p99_seconds=durations.quantile(0.99),
-        put_wait_seconds=node.put_wait_seconds, queue_wait_seconds=queue.waited_seconds,
-        blocked_seconds=node.blocked_seconds, occupancy=node.occupancy, inbox_full_share=node.inbox_full_share,
-        compile_share=node.share_of_busy(node.compile_seconds),
-        transfer_share=node.share_of_busy(node.transfer_seconds), device_share=node.share_of_busy(node.device_seconds),
+        put_wait_seconds=counters.inbox.put_wait_seconds, queue_wait_seconds=queue.waited_seconds,
+        blocked_seconds=node.timed.blocked_seconds, occupancy=node.occupancy,
+        inbox_full_share=node.inbox_full_share,
+        compile_share=node.share_of_busy(outside.compile_seconds),
+        transfer_share=node.share_of_busy(outside.transfer_seconds),
+        device_share=node.share_of_busy(outside.compute_seconds),
         cpu_share=node.share_of_busy(spent.cpu_seconds) if uses_threads else None,
         gil_share=node.share_of_busy(spent.gil_seconds) if waits_for_turns else None,
         loop_share=node.share_of_busy(spent.loop_seconds) if waits_for_turns else None,

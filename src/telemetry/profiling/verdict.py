@@ -178,7 +178,7 @@ def _callers(evidence: Evidence, wanted: str | None) -> Callers | None:
         if not items or wanted not in (None, graph):
             continue
         nodes = (evidence.sums.nodes[graph, node] for node in path.nodes)
-        waited = sum((node.put_wait_seconds + node.timed.queue.waited_seconds) / items for node in nodes)
+        waited = sum((node.counters.inbox.put_wait_seconds + node.timed.queue.waited_seconds) / items for node in nodes)
         stay = path.seconds + waited
         at_a_time = stay * items / evidence.elapsed_seconds
         groups = (group for node in path.nodes for group in evidence.sums.own_places(evidence.sums.nodes[graph, node]))
