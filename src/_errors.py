@@ -6,6 +6,7 @@ so that `except TimeoutError` works without knowing this module; `OptionsError` 
 """
 
 from collections.abc import Callable
+from math import ceil
 from types import GetSetDescriptorType, MemberDescriptorType
 
 
@@ -76,6 +77,11 @@ class Overloaded(PenstockError):
         super().__init__(message)
         self.retry_after_seconds = retry_after_seconds
         self.key = key
+
+
+def retry_after_header(seconds: float | None) -> dict[str, str]:
+    """Return the header for whoever was refused: in whole seconds, rounded up, and at least one."""
+    return {"retry-after": str(max(1, ceil(seconds or 1)))}
 
 
 class NodeError(PenstockError):

@@ -18,7 +18,7 @@ from traceback import format_exception
 from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar, cast
 
 from . import engine
-from ._errors import EngineClosedError, Interrupted, MissingExtraError, Overloaded
+from ._errors import EngineClosedError, Interrupted, MissingExtraError, Overloaded, retry_after_header
 from ._public import LateModule, public
 from .actors.accepted import POSITIVE, TIMEOUT, OptionRule, are_exceptions, check, is_whole, optional
 from .actors.tasks import until
@@ -375,7 +375,7 @@ def _refused(
         seconds = error.retry_after_seconds
         if error.key is not None and status == _STATUSES[Overloaded]:
             status = 429
-    return _failed(status, body, {"retry-after": str(max(1, math.ceil(seconds or 1)))})
+    return _failed(status, body, retry_after_header(seconds))
 
 
 def _failed(status: int, body: str | bytes | None, headers: Mapping[str, str] | None = None) -> "responses.Response":

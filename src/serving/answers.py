@@ -2,14 +2,16 @@
 
 import json
 import re
+from array import array
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from json.encoder import encode_basestring
 from time import perf_counter, time
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, cast
 from uuid import uuid4
 
-from .protocol import APIError, Request
+from .protocol import APIError, EmbeddingsRequest, Request
 
 _dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _escape: Final[Callable[[str], str]] = encode_basestring
@@ -102,9 +104,11 @@ def sse(data: Any, name: str | None = None) -> bytes:
     return b"%bdata: %b\n\n" % (head, as_json(data))
 
 
-def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the usage with all its numbers, which clients read without asking; zeros where nobody has counted."""
-    found = {"prompt_tokens": 0, "completion_tokens": 0, **(usage or {})}
+def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Return the usage with all its numbers, which clients read without asking; None where nobody has counted."""
+    if usage is None:
+        return None
+    found = {"prompt_tokens": 0, "completion_tokens": 0, **usage}
     return {**found, "total_tokens": found.get("total_tokens", found["prompt_tokens"] + found["completion_tokens"])}
 
 
@@ -230,7 +234,7 @@ class Answer:
         if self._passed is not None:  # which has its end
             return _DONE
         last = sse(self._chunk({} if self.parts else {"role": "assistant", "content": ""}, self.reason))
-        if self.request._wants_usage:
+        if self.request._wants_usage and self.usage is not None:
             last += sse({**self._head, "choices": [], "usage": usage_of(self.usage)})
         return last + _DONE
 
@@ -277,3 +281,34 @@ class Completion(Answer):
     def whole(self) -> dict[str, Any]:
         """Return the answer, when all parts were taken."""
         return self._whole({"index": 0, "text": "".join(self._texts), "logprobs": None, "finish_reason": self.reason})
+
+
+class Embeddings(Answer):
+    """The answer to `/v1/embeddings`: a vector for each text, or what an upstream has answered."""
+
+    OPERATION: ClassVar[str] = "embeddings"
+
+    def __init__(self, request: EmbeddingsRequest, model: str) -> None:
+        super().__init__(cast("Request", request), model)
+        self._is_base64 = request.encoding_format == "base64"
+        self._vectors: list[Any] = []
+
+    def gather(self, item: Any) -> None:
+        """Take the vector of a text, or the answer of an upstream."""
+        self.parts += 1
+        if isinstance(item, Passed):
+            self._passed, self.usage = item, item.usage
+        else:
+            vector = [float(one) for one in item]
+            self._vectors.append(b64encode(array("f", vector).tobytes()).decode() if self._is_base64 else vector)
+
+    @property
+    def reason(self) -> str:
+        """Empty: a vector ends for no reason."""
+        return ""
+
+    def whole(self) -> dict[str, Any]:
+        """Return the answer; the protocol has a number of tokens there, which is 0 since nobody has counted."""
+        data = [{"object": "embedding", "index": at, "embedding": one} for at, one in enumerate(self._vectors)]
+        usage = {"prompt_tokens": 0, "total_tokens": 0}
+        return {"object": "list", "model": self.model, "data": data, "usage": usage}

@@ -3,8 +3,6 @@
 import asyncio
 import hmac
 import inspect
-from array import array
-from base64 import b64encode
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
@@ -21,9 +19,9 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from .. import Graph, Node, asgi, engine, graph
-from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, PlanError
+from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, PlanError, retry_after_header
 from ..actors.accepted import OptionRule, check, whole
-from .answers import Answer, Completion, as_json
+from .answers import Answer, Completion, Embeddings, as_json
 from .measures import measured
 from .protocol import (
     MAX_NAME,
@@ -36,6 +34,7 @@ from .protocol import (
     error_of,
     parsed,
     refuse_changes,
+    unsupported,
 )
 from .responses import Response as ResponsesAnswer
 from .responses import ResponsesRequest
@@ -163,11 +162,11 @@ class Application(Starlette):
         responses = partial(self._answer, ResponsesRequest, ResponsesAnswer)
         self._answers: dict[str, Any] = {
             "/v1/chat/completions": chat, "/v1/completions": completions, "/v1/responses": responses,
+            "/v1/embeddings": self._embed,
         }  # fmt: skip
         super().__init__(
             routes=[
                 *(Route(path, answer, methods=["POST"]) for path, answer in self._answers.items()),
-                Route("/v1/embeddings", self._embed, methods=["POST"]),
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._list_models),
                 Route("/v1/models/{name:path}", self._show_model),
@@ -180,7 +179,7 @@ class Application(Starlette):
         )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request; those for answers pass no middleware, which would take longer than a token does."""
+        """Answer a request; what models answer passes no middleware, which would take longer than a token does."""
         answer = None
         if scope["type"] == "http" and scope["method"] == "POST":
             answer = self._answers.get(scope["path"].removeprefix(scope.get("root_path", "")))
@@ -190,6 +189,8 @@ class Application(Starlette):
         http = HTTPRequest(scope, receive)
         try:
             await (await answer(http))(scope, receive, send)
+        except ClientDisconnect:
+            await Response(status_code=499)(scope, receive, send)
         except Exception as error:
             await (await self._told(http, error))(scope, receive, send)
             if _told_of(error)[0] == 500:
@@ -226,11 +227,14 @@ class Application(Starlette):
         """
         caller = self._authorised(request)
         raw = bytearray()
-        async with asyncio.timeout(_BODY_SECONDS):
-            async for chunk in request.stream():
-                raw += chunk
-                if len(raw) > self._max_body_bytes:
-                    raise APIError(413, f"The body has more than {self._max_body_bytes} bytes.")
+        try:
+            async with asyncio.timeout(_BODY_SECONDS):
+                async for chunk in request.stream():
+                    raw += chunk
+                    if len(raw) > self._max_body_bytes:
+                        raise APIError(413, f"The body has more than {self._max_body_bytes} bytes.")
+        except TimeoutError:
+            raise APIError(408, f"The body was not complete after {_BODY_SECONDS:.0f} seconds.") from None
         _caller.set(caller)
         return parsed(kind, bytes(raw), caller)
 
@@ -256,10 +260,7 @@ class Application(Starlette):
         return self._models[name]
 
     async def _answer(self, kind: type[Request], made: type[Answer], http: HTTPRequest) -> Response:
-        try:
-            request: Request = await self._asked(kind, http)
-        except ClientDisconnect:
-            return Response(status_code=499)
+        request: Request = await self._asked(kind, http)
         model = self._model(request.model)
         call, service = model.call(request._chat()), model.service
         assert service is not None, "the application is entered by its server, or by asgi.lifespan(application)"
@@ -299,32 +300,31 @@ class Application(Starlette):
     async def _embed(self, http: HTTPRequest) -> Response:
         request: EmbeddingsRequest = await self._asked(EmbeddingsRequest, http)
         model = self._model(request.model)
-        texts = [request.input] if isinstance(request.input, str) else request.input
-        service = model.service
+        texts, service = [request.input] if isinstance(request.input, str) else request.input, model.service
         assert service is not None
-        if model.is_upstream:
-
-            async def passed() -> Response:
-                async with service.stream(model.graph([], request)) as parts:
-                    body = [part.named(model.name) async for part in parts]
-                return Response(body[0], media_type="application/json")
-
-            return await asgi.answer(http, passed(), encode_error=_error_text)
-        if not model.is_embeddings:
-            raise APIError(400, f"model: {model.name!r} is no model for embeddings", "model")
-        wrong = {"input": not all(isinstance(one, str) for one in texts), "dimensions": request.dimensions}
-        for name, is_wrong in wrong.items():
-            if is_wrong:
-                raise APIError(400, f"{name}: the model {model.name!r} cannot honour this", name, "unsupported_value")
-        encode = _base64 if request.encoding_format == "base64" else _floats
-        data = {"object": "list", "model": model.name, "usage": {"prompt_tokens": 0, "total_tokens": 0}}
+        if not model.is_upstream:
+            if not model.is_embeddings:
+                raise APIError(400, f"model: {model.name!r} is no model for embeddings", "model")
+            if not all(isinstance(one, str) for one in texts):
+                raise unsupported(request, "input")
+            if request.dimensions:
+                raise unsupported(request, "dimensions")
+        answer = Embeddings(request, model.name)
 
         async def embedded() -> Response:
-            vectors = await service.map([model.graph(text) for text in texts])
-            found = [{"object": "embedding", "index": at, "embedding": encode(one)} for at, one in enumerate(vectors)]
-            return Response(as_json({**data, "data": found}), media_type="application/json")
+            if model.is_upstream:
+                async with service.stream(model.graph([], request)) as parts:
+                    async for part in parts:
+                        answer.gather(part)
+            else:
+                for vector in await service.map([model.graph(text) for text in texts]):
+                    answer.gather(vector)
+            return Response(answer.json(), media_type="application/json")
 
-        return await asgi.answer(http, embedded(), encode_error=_error_text)
+        async def begun() -> Response:
+            return await asgi.answer(http, embedded(), encode_error=_error_text)
+
+        return cast("Response", _Answering(begun, answer, http.headers))
 
     # --- the rest
 
@@ -342,7 +342,7 @@ class Application(Starlette):
     async def _ready(self, http: HTTPRequest) -> Response:
         states = {name: "starting" if one.service is None else one.service.state for name, one in self._models.items()}
         is_ready = all(state == "ready" for state in states.values())
-        return JSONResponse(states, 200 if is_ready else 503, {} if is_ready else {"retry-after": "1"})
+        return JSONResponse(states, 200 if is_ready else 503, {} if is_ready else retry_after_header(None))
 
     async def _metrics(self, http: HTTPRequest) -> Response:
         self._authorised(http)
@@ -435,28 +435,16 @@ def _told_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
         case HTTPException():
             return error.status_code, error_of(error.status_code, error.detail), dict(error.headers or {})
         case Overloaded():
-            seconds = str(max(1, round(error.retry_after_seconds or 1)))
-            if error.key is not None:
-                return (
-                    429,
-                    error_of(429, "The limit of this API key is used up.", None, "rate_limit_exceeded"),
-                    {"retry-after": seconds},
-                )
-            return 503, error_of(503, "The server is overloaded."), {"retry-after": seconds}
+            headers = retry_after_header(error.retry_after_seconds)
+            if error.key is None:
+                return 503, error_of(503, "The server is overloaded."), headers
+            return 429, error_of(429, "The limit of this API key is used up.", None, "rate_limit_exceeded"), headers
         case EngineClosedError():
-            return 503, error_of(503, "The server is going down."), {"retry-after": "1"}
+            return 503, error_of(503, "The server is going down."), retry_after_header(None)
         case TimeoutError():
             return 504, error_of(504, "The answer took too long."), {}
         case _:
             return 500, error_of(500, "The server had an error."), {}
-
-
-def _floats(vector: Any) -> list[float]:
-    return [float(one) for one in vector]
-
-
-def _base64(vector: Any) -> str:
-    return b64encode(array("f", _floats(vector)).tobytes()).decode()
 
 
 def _comment(event: Any) -> bytes:

@@ -58,7 +58,8 @@ def measured(answer: Answer, headers: Mapping[str, str]) -> Generator[None, None
             for told, counted in ((names.INPUT_TOKENS, "prompt_tokens"), (names.OUTPUT_TOKENS, "completion_tokens")):
                 if counted in usage:
                     span.set_attribute(told, usage[counted])
-            span.set_attribute("gen_ai.response.finish_reasons", [answer.reason])
+            if answer.reason:
+                span.set_attribute("gen_ai.response.finish_reasons", [answer.reason])
             _record(answer, known)
 
 

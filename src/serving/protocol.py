@@ -303,6 +303,11 @@ def _path(where: tuple[int | str, ...], raw: bytes, *, is_missing: bool) -> str 
     return path.lstrip(".") or None
 
 
+def unsupported(request: Base, name: str) -> APIError:
+    """Return the error for a field that the model cannot honour."""
+    return APIError(400, f"{name}: the model {request.model!r} cannot honour this", name, "unsupported_value")
+
+
 def refuse_changes(request: Request, *, takes_request: bool) -> None:
     """Refuse a field whose absence would change the answer, and that the model cannot honour.
 
@@ -311,4 +316,4 @@ def refuse_changes(request: Request, *, takes_request: bool) -> None:
     """
     for name, needs_request in request._changes():
         if not (needs_request and takes_request):
-            raise APIError(400, f"{name}: the model {request.model!r} cannot honour this", name, "unsupported_value")
+            raise unsupported(request, name)

@@ -251,7 +251,7 @@ class Response(Answer):
 
     def _response(self, status: str) -> dict[str, Any]:
         asked, is_over = self.request, status in ("completed", "incomplete")
-        usage = usage_of(self.usage)
+        usage = usage_of(self.usage) or {}
         read: dict[str, int] = usage.get("prompt_tokens_details") or {}
         written: dict[str, int] = usage.get("completion_tokens_details") or {}
         why = "max_output_tokens" if self.reason == "length" else "content_filter"
@@ -270,5 +270,5 @@ class Response(Answer):
                 "output_tokens": usage["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": written.get("reasoning_tokens", 0)},
                 "total_tokens": usage["total_tokens"],
-            } if is_over else None,
+            } if is_over and usage else None,
         }  # fmt: skip

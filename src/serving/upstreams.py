@@ -15,7 +15,7 @@ import httpx
 from opentelemetry import propagate
 
 from .. import Node, node
-from .._errors import OptionsError
+from .._errors import OptionsError, retry_after_header
 from ..actors.accepted import NOT_NEGATIVE, POSITIVE, check, whole
 from .answers import Delta, Passed, as_json
 from .protocol import APIError, Base, ChatRequest, Request
@@ -71,8 +71,8 @@ class Breaker:
             UpstreamError: it refuses.
         """
         if self.is_open:
-            seconds = {"retry-after": str(max(1, round(self.seconds)))}
-            raise UpstreamError(503, "It has failed too often, and was not asked.", headers=seconds)
+            headers = retry_after_header(self._until - asyncio.get_running_loop().time())
+            raise UpstreamError(503, "It has failed too often, and was not asked.", headers=headers)
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, *error: object) -> None:

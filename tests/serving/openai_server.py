@@ -114,3 +114,9 @@ async def slow(messages: Messages) -> AsyncIterator[str]:
     for number in range(10):
         await asyncio.sleep(0.02)
         yield str(number)
+
+
+@ps.node
+async def length(text: str) -> list[float]:
+    """Embed a text by its length."""
+    return [float(len(text)), 0.5]

@@ -9,7 +9,8 @@ from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
 from penstock import serving
 from penstock.serving import measures
-from tests.serving.openai_server import Messages, fails, served, thinker
+from tests.serving.openai_server import Messages, fails, length, served, thinker
+from tests.serving.test_upstreams import Server
 from tests.tracing import Tracing
 
 ASKED: Messages = [{"role": "user", "content": "a secret"}]
@@ -45,12 +46,27 @@ async def test_a_chat_through_two_services_is_one_tree(tracing: Tracing) -> None
     assert "a secret" not in "".join(str(span.attributes) for span in spans.values())
 
 
+async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(tracing: Tracing) -> None:
+    server = Server()
+    async with served(server.app) as url:
+        app = serving.openai({"up": serving.upstream(f"{url}/v1"), "length": length})
+        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+            for model in ("up", "length"):
+                assert (await http.post("/v1/embeddings", json={"model": model, "input": "a"})).status_code == 200
+    for model, tokens in (("up", 2), ("length", None)):
+        [span] = tracing.named(f"embeddings {model}")
+        assert span.attributes is not None
+        assert span.attributes["gen_ai.operation.name"] == "embeddings"
+        assert span.attributes.get("gen_ai.usage.input_tokens") == tokens
+        assert "gen_ai.response.finish_reasons" not in span.attributes
+
+
 async def test_how_long_answers_take(monkeypatch: Any) -> None:
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     monkeypatch.setattr(metrics, "get_meter", lambda name, **_: provider.get_meter(name))
     measures._histograms.cache_clear()
-    app = serving.openai({"thinker": thinker, "fails": fails}, api_keys=["sk-1"])
+    app = serving.openai({"thinker": thinker, "fails": fails, "length": length}, api_keys=["sk-1"])
     try:
         async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
             assert (await http.get("/metrics")).status_code == 401
@@ -59,6 +75,8 @@ async def test_how_long_answers_take(monkeypatch: Any) -> None:
             for model, stream in (("thinker", True), ("thinker", False), ("fails", False)):
                 body = {"model": model, "messages": ASKED, "stream": stream}
                 await http.post("/v1/chat/completions", json=body)
+            for texts in (["a", "b"], [1]):
+                await http.post("/v1/embeddings", json={"model": "length", "input": texts})
         data: Any = reader.get_metrics_data()
     finally:
         measures._histograms.cache_clear()
@@ -71,6 +89,7 @@ async def test_how_long_answers_take(monkeypatch: Any) -> None:
     assert found == {
         ("gen_ai.server.request.duration", "thinker", None): 2,
         ("gen_ai.server.request.duration", "fails", "KeyError"): 1,
+        ("gen_ai.server.request.duration", "length", None): 1,  # the other one was refused
         ("gen_ai.server.time_to_first_token", "thinker", None): 2,
         ("gen_ai.server.time_per_output_token", "thinker", None): 2,
     }

@@ -1,5 +1,6 @@
 """Graphs behind OpenAI's protocol, asked by the client of OpenAI and by hand, over real HTTP."""
 
+import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
@@ -10,7 +11,7 @@ import pytest
 import structlog
 
 import penstock as ps
-from penstock import asgi, engine, serving
+from penstock import asgi, engine, serving, testing
 from tests.serving import openai_server
 from tests.serving.openai_server import Messages, echo, endless, served, thinker, whole
 
@@ -38,10 +39,11 @@ async def test_a_chat_is_answered_whole_and_streamed() -> None:
     async with served(app) as url, client(url) as asked:
         done = await asked.chat.completions.create(model="echo", messages=ASKED)
         assert (done.choices[0].message.content, done.choices[0].finish_reason) == ("one two three ", "stop")
-        assert done.usage.total_tokens == 0
-        chunks = [
-            chunk async for chunk in await asked.chat.completions.create(model="echo", messages=ASKED, stream=True)
-        ]
+        assert done.usage is None  # nobody has counted
+        options = {"stream": True, "stream_options": {"include_usage": True}}
+        chunks = [chunk async for chunk in await asked.chat.completions.create(model="echo", messages=ASKED, **options)]
+        response = await asked.responses.create(model="echo", input="one")
+        assert (response.output_text, response.usage) == ("one ", None)
     assert [chunk.choices[0].delta.content for chunk in chunks] == ["one ", "two ", "three ", None]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, None, "stop"]
     assert chunks[0].choices[0].delta.role == "assistant"
@@ -247,6 +249,44 @@ async def test_a_client_that_leaves_frees_its_place() -> None:
                     await anext(response.aiter_raw())
             await asked.chat.completions.create(model="echo", messages=ASKED)  # waits for the place
             assert openai_server.opened["closed"] == before + 2
+
+
+def test_a_client_that_stalls_is_ended_after_30_seconds() -> None:
+    body = json.dumps({"model": "endless", "messages": ASKED, "stream": True}).encode()
+    scope = {"type": "http", "method": "POST", "path": "/v1/chat/completions", "headers": [], "query_string": b""}
+
+    async def main() -> None:
+        app, loop, never = serving.openai(MODELS), asyncio.get_running_loop(), asyncio.Event()
+        sent: list[Any] = []
+
+        async def takes_all(message: Any) -> None:
+            sent.append(message)
+
+        async def takes_two(message: Any) -> None:
+            sent.append(message)
+            if len(sent) > 2:
+                await never.wait()
+
+        async def sends_nothing() -> Any:
+            await never.wait()
+
+        asked = iter([{"type": "http.request", "body": body}])
+
+        async def sends_a_body() -> Any:
+            return next(asked, None) or await sends_nothing()
+
+        async with app:
+            began = loop.time()
+            await app(scope, sends_nothing, takes_all)
+            assert (loop.time() - began, sent[0]["status"]) == (30, 408)
+            assert "not complete after 30 seconds" in json.loads(sent[1]["body"])["error"]["message"]
+            sent.clear()
+            began, closed = loop.time(), openai_server.opened["closed"]
+            await app(scope, sends_a_body, takes_two)
+            assert 30 <= loop.time() - began < 31
+            assert (sent[0]["status"], openai_server.opened["closed"]) == (200, closed + 1)
+
+    testing.run_virtual(main)
 
 
 async def test_unknown_fields_are_logged_once_by_name() -> None:

@@ -12,7 +12,7 @@ import structlog
 
 import penstock as ps
 from penstock import serving
-from tests.serving.openai_server import Messages, fails, served, thinker
+from tests.serving.openai_server import Messages, fails, length, served, thinker
 from tests.serving.test_upstreams import Server
 
 openai = pytest.importorskip("openai")
@@ -190,11 +190,6 @@ async def test_a_server_of_chats_answers_responses() -> None:
     assert whole.output_text == gathered.output_text == "one two three"
     assert whole.usage.total_tokens == gathered.usage.total_tokens == 5
     assert server.bodies[0]["messages"] == [{"role": "user", "content": "hi"}]
-
-
-@ps.node
-async def length(text: str) -> list[float]:
-    return [float(len(text)), 0.5]
 
 
 async def test_embeddings_in_both_forms_and_of_a_server() -> None:

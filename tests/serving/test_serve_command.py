@@ -1,7 +1,9 @@
 """`penstock serve`: it says what it serves and how to ask it, and drains at SIGTERM."""
 
+import importlib.util
 import json
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -35,6 +37,10 @@ def serving(target: str, *options: str) -> Iterator[tuple[str, str, subprocess.P
         process.communicate()
 
 
+def output_of(*command: str) -> str:
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout
+
+
 def test_it_serves_a_graph_that_needs_no_model_and_says_how_to_ask_it(tmp_path: Path) -> None:
     keys = tmp_path / "keys"
     keys.write_text("sk-1 one\n\nsk-2\n")
@@ -45,6 +51,12 @@ def test_it_serves_a_graph_that_needs_no_model_and_says_how_to_ask_it(tmp_path: 
         with httpx.Client(base_url=url, headers={"authorization": "Bearer sk-2"}, timeout=30) as http:
             answer = http.post("/v1/chat/completions", json=body).json()
             assert "collections.Counter.most_common" in answer["choices"][0]["message"]["content"]
+            # What it prints can be pasted: into a shell, and into Python, where the client is the synchronous one.
+            shell, program = said.replace("KEY", "sk-1").split("\n\n", 1)[1].split("\n\n")
+            if shutil.which("curl"):
+                assert "data: [DONE]" in output_of("sh", "-c", shell.replace("curl", "curl -sSN"))
+            if importlib.util.find_spec("openai"):
+                assert "ChatCompletion(" in output_of(sys.executable, "-c", program)
             assert httpx.get(f"{url}/v1/models").status_code == 401
             assert httpx.get(f"{url}/health/ready").status_code == 200
             process.send_signal(signal.SIGTERM)
