@@ -255,6 +255,8 @@ def worker_process(port: int = 0) -> Generator[tuple[str, "subprocess.Popen[byte
     with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
         port = listener.getsockname()[1]
         command = [sys.executable, "-m", "uvicorn", "--app-dir", str(Path(__file__).parent), "--log-level=warning"]
+        # Of a socket that it was given, uvicorn does not know that it is TCP: answers would wait 40 ms for an ACK.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         command += ["--factory", "front:create_worker", "--fd", str(listener.fileno())]
         process = subprocess.Popen(command, pass_fds=[listener.fileno()])
     try:

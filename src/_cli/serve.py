@@ -1,6 +1,7 @@
 """`python -m penstock serve`: put graphs behind OpenAI's protocol."""
 
 import argparse
+import socket
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, cast
@@ -54,6 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
     config = uvicorn.Config(serving.openai(models, api_keys=keys), options.host, options.port, log_level="warning")
     listener = config.bind_socket()
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets that only on sockets that it binds
     listener.listen(config.backlog)  # so that what is said below is true when it is read
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"

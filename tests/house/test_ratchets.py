@@ -12,8 +12,8 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=838, largest_file=424, slots=0, branches=9, broad_excepts=3),
-    "_cli": Figures(lines=415, largest_file=150, slots=0, branches=9, broad_excepts=0),
+    ".": Figures(lines=841, largest_file=424, slots=0, branches=9, broad_excepts=3),
+    "_cli": Figures(lines=417, largest_file=150, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7558, largest_file=554, slots=28, branches=38, broad_excepts=57),
     "advice": Figures(lines=800, largest_file=248, slots=0, branches=12, broad_excepts=0),
     "consume": Figures(lines=587, largest_file=230, slots=0, branches=6, broad_excepts=2),
@@ -21,7 +21,7 @@ LIMITS = {
     "devices": Figures(lines=6487, largest_file=589, slots=21, branches=15, broad_excepts=18),
     "engine": Figures(lines=14930, largest_file=599, slots=21, branches=21, broad_excepts=54),
     "saving": Figures(lines=1914, largest_file=558, slots=0, branches=20, broad_excepts=4),
-    "serving": Figures(lines=1244, largest_file=371, slots=2, branches=18, broad_excepts=1),
+    "serving": Figures(lines=1264, largest_file=364, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2076, largest_file=284, slots=0, branches=13, broad_excepts=2),
     "telemetry": Figures(lines=3290, largest_file=472, slots=8, branches=15, broad_excepts=5),
     "testing": Figures(lines=511, largest_file=165, slots=1, branches=5, broad_excepts=2),
