@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, Protocol, TypeAlias, TypedDict, TypeVar, Unpack, cast, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -489,6 +489,14 @@ class _SourceCell:
 _ORDER, _BATCHES, _NUMBERED = (stage_node("order", kind) for kind in (Order, OrderOfBatches, UnindexedOrder))
 
 
+class _OrderOptions(TypedDict, total=False):
+    shuffle_seed: int | None
+    epochs: int | None
+    shard: Shard
+    drop_remainder: bool
+    pad: bool
+
+
 @overload
 def order(source: AsyncIterable[T] | Iterator[T], /, *, shard: Shard = ...) -> AsyncIterator[Record[T]]: ...
 @overload
@@ -496,28 +504,9 @@ def order(
     source: Callable[[], AsyncIterable[T] | Iterable[T]], /, *, epochs: int | None = ..., shard: Shard = ...
 ) -> AsyncIterator[Record[T]]: ...
 @overload
-def order(
-    source: Source[Any],
-    /,
-    *,
-    shuffle_seed: int | None = ...,
-    epochs: int | None = ...,
-    shard: Shard = ...,
-    drop_remainder: bool = ...,
-    pad: bool = ...,
-) -> AsyncIterator[Record[None]]: ...
+def order(source: Source[Any], /, **options: Unpack[_OrderOptions]) -> AsyncIterator[Record[None]]: ...
 @overload
-def order(
-    source: Source[Any],
-    /,
-    *,
-    batch: int,
-    shuffle_seed: int | None = ...,
-    epochs: int | None = ...,
-    shard: Shard = ...,
-    drop_remainder: bool = ...,
-    pad: bool = ...,
-) -> AsyncIterator[Records[None]]: ...
+def order(source: Source[Any], /, *, batch: int, **options: Unpack[_OrderOptions]) -> AsyncIterator[Records[None]]: ...
 def order(
     source: Any,
     /,

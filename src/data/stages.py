@@ -686,7 +686,7 @@ class _AsTheyCome(StageIterator[T]):
                     del self.open[stream]
                     try:
                         value: T = await anext(stream) if task is None else task.result()  # which has no need to wait
-                    except _Ended:
+                    except StopAsyncIteration:
                         continue
                     self.open[stream] = None  # behind the others, so that none is forgotten
                     return value
@@ -706,15 +706,8 @@ class _AsTheyCome(StageIterator[T]):
         await super().aclose()
 
 
-class _Ended(Exception):
-    """A stream has ended."""
-
-
 async def _next(stream: AsyncIterator[T]) -> T:
-    try:
-        return await anext(stream)
-    except StopAsyncIteration:
-        raise _Ended from None
+    return await anext(stream)
 
 
 class MergedStage(_Applied):

@@ -3,6 +3,7 @@
 import asyncio
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import TypeAlias
 
@@ -91,39 +92,29 @@ class CompileThread(ThreadOwner):
 
 
 class _Run:
-    """A thread and its queue. The next thread may start before this one has ended."""
+    """A thread and its queue, which None ends. The next thread may start before this one has ended."""
 
     def __init__(self) -> None:
-        self.compilations: SimpleQueue[Compilation | _LastWord] = SimpleQueue()
-        self.thread = threading.Thread(target=_work, args=(self.compilations,), name="penstock-compile", daemon=False)
+        self.compilations: SimpleQueue[Compilation | None] = SimpleQueue()
+        self._on_ended: Callable[[], object] | None = None
+        self.thread = threading.Thread(target=self._work, name="penstock-compile", daemon=False)
         self.thread.start()
 
     def end(self, on_ended: Callable[[], object] | None) -> None:
         """Fail the compilations that wait; the running one still ends, and no other begins."""
-        waiting: list[Compilation] = []
-        try:
-            while not isinstance(job := self.compilations.get_nowait(), _LastWord):
-                waiting.append(job)
-        except Empty:
-            pass
-        self.compilations.put(_LastWord(on_ended))
-        for job in waiting:
+        waiting: list[Compilation | None] = []
+        with suppress(Empty):
+            while True:
+                waiting.append(self.compilations.get_nowait())
+        self._on_ended = on_ended
+        self.compilations.put(None)
+        for job in filter(None, waiting):
             job(EngineClosedError("closed before this was compiled"))
 
-
-class _LastWord:
-    """The last entry of the queue, which ends the thread."""
-
-    def __init__(self, on_ended: Callable[[], object] | None) -> None:
-        self.on_ended = on_ended
-
-
-def _work(compilations: "SimpleQueue[Compilation | _LastWord]") -> None:
-    while not isinstance(job := compilations.get(), _LastWord):
-        job(None)
-        del job  # so that an idle thread holds no program
-    if job.on_ended is not None:
-        try:
-            job.on_ended()
-        except RuntimeError:  # the loop is closed, so no task waits
-            pass
+    def _work(self) -> None:
+        while (job := self.compilations.get()) is not None:
+            job(None)
+            del job  # so that an idle thread holds no program
+        if self._on_ended is not None:
+            with suppress(RuntimeError):  # the loop is closed, so no task waits
+                self._on_ended()

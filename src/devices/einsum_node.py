@@ -52,9 +52,7 @@ def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.A
     for operand in operands:
         if isinstance(operand, Ref | PendingRef):
             refuse_leak("node", f"einsum {subscripts}", operand)
-    from .untyped_jax import jax as untyped
-
-    return cast("jax.Array", untyped.numpy.einsum(subscripts, *operands))
+    return jax.numpy.einsum(subscripts, *operands)  # pyright: ignore[reportUnknownMemberType]
 
 
 # More than a large program has. A node that was evicted is made again, but is not merged with equal calls of the old

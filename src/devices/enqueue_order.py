@@ -4,8 +4,9 @@ import re
 import threading
 import weakref
 from collections.abc import Generator, Iterable
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
+from operator import attrgetter
 from typing import Any, Final, TypeAlias, cast
 
 from jax.sharding import Mesh, NamedSharding, Sharding
@@ -62,20 +63,14 @@ class EnqueueOrder:
         """
         if self._alone is None or (read is not None and any(one() is read for one in self._given)):
             return
-        try:
+        with suppress(RuntimeError, ValueError):  # it was donated since, or has failed: its own callers get the error
             self._alone.block_until_ready()
-        except Exception:  # noqa: BLE001 - it was donated since, or has failed, and its own callers get the error
-            pass
 
     def begun_alone(self, given: Any) -> None:
         """Note the result of a program that has to run alone; called while the locks are held."""
         arrays: list[Any] = jax.tree.leaves(given)
-        self._alone = min(arrays, key=_size_bytes, default=None)  # the smallest, as it stays in memory
+        self._alone = min(arrays, key=attrgetter("nbytes"), default=None)  # the smallest, as it stays in memory
         self._given = [*map(weakref.ref, arrays)]
-
-
-def _size_bytes(array: Any) -> int:
-    return int(array.nbytes)
 
 
 @contextmanager

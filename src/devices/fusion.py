@@ -105,37 +105,23 @@ class Inputs:
 
     def localised(self, member: RegionCall) -> tuple[Template, ...]:
         """Return the templates of a member's arguments, with the numbers that the values have inside."""
-        return tuple([
-            self._whole(
-                template, name, axes, is_static=position in member.static,
-                is_shared=name in member.executor.options.shared,
-            )
-            for position, (template, name, axes) in enumerate(
-                zip(member.templates, member.names, member.axes, strict=True)
-            )
-        ])  # fmt: skip
+        return tuple([self._inside(member, position, template) for position, template in enumerate(member.templates)])
 
-    def _whole(self, template: Template, name: str, axes: Any, *, is_static: bool, is_shared: bool) -> Template:
+    def _inside(self, member: RegionCall, position: int, template: Template, *, is_part: bool = False) -> Template:
         if any(read.source in self._members for read in reads(template)):
-            return self._part(template, name)
+            if isinstance(template, Read):
+                return Read(self._members[template.source], template.path)
+            assert isinstance(template, Container)
+            children = [self._inside(member, position, child, is_part=True) for child in template.children]
+            return dataclasses.replace(template, children=tuple(children))
+        name, is_static = member.names[position], not is_part and position in member.static
         # Numbers are a part of the program, as if they were written in the function.
         if isinstance(template, Constant) and (is_static or type(template.value) in _SCALARS):
             return template
-        return self._input(template, name, axes, is_static=is_static, is_shared=is_shared)
-
-    def _part(self, template: Template, name: str) -> Template:
-        if isinstance(template, Container):
-            return dataclasses.replace(
-                template, children=tuple([self._part(child, name) for child in template.children])
-            )
-        if isinstance(template, Read) and template.source in self._members:
-            return Read(self._members[template.source], template.path)
-        return self._whole(template, name, None, is_static=False, is_shared=False)
-
-    def _input(self, template: Template, name: str, axes: Any, *, is_static: bool, is_shared: bool) -> Read:
-        identity = key(template), is_static, axes
+        is_shared = not is_part and name in member.executor.options.shared
+        axes = None if is_part else member.axes[position]
         try:
-            index = self._found.setdefault(identity, len(self.templates))
+            index = self._found.setdefault((key(template), is_static, axes), len(self.templates))
         except TypeError:  # unhashable, so it cannot be compared with others
             index = len(self.templates)
         if index == len(self.templates):
@@ -549,23 +535,17 @@ def _reads(chain: _Chain) -> Iterable[int]:
 
 
 def _reason_to_stay_alone(node: Node[..., object], executor: DeviceExecutor) -> str | None:
-    options = executor.options
-    if not options.pure:
-        return "it is declared pure=False"
-    if not options.fuse:
-        return "it is declared fuse=False"
-    if dataclasses.replace(node.policy, stateless=False) != _PLAIN:
-        return "it has a concurrency, timeout, retry or fallback of its own"
-    if options.in_specs is not None or options.out_specs is not None:
-        return "it says by in_specs or out_specs how its values are split"
-    if isinstance(options.batch, DeviceBatch) and options.batch.pad_axes:
-        return "it has pad_axes, and its masks belong to its own arguments"
-    if isinstance(options.batch, PackedBatch):
-        return "it has rows of several items, and its segments belong to its own arguments"
-    if options.batch is not None and options.batch.cost is not None:
-        return "its batches are limited by what its own arguments cost"
-    if node.bound_to is not None:
-        return "it is a method"
-    if isinstance(executor, ChunkedExecutor) and executor.is_split:
-        return "it splits the rows of its chunks over a mesh"
-    return None
+    options, batch = executor.options, executor.options.batch
+    reasons = {
+        "it is declared pure=False": not options.pure,
+        "it is declared fuse=False": not options.fuse,
+        "it has a concurrency, timeout, retry or fallback of its own": replace(node.policy, stateless=False) != _PLAIN,
+        "it says by in_specs or out_specs how its values are split": (options.in_specs, options.out_specs)
+        != (None,) * 2,
+        "it has pad_axes, and its masks belong to its own arguments": isinstance(batch, DeviceBatch) and batch.pad_axes,
+        "it has rows of several items, and its segments belong to its own arguments": isinstance(batch, PackedBatch),
+        "its batches are limited by what its own arguments cost": batch is not None and batch.cost is not None,
+        "it is a method": node.bound_to is not None,
+        "it splits the rows of its chunks over a mesh": isinstance(executor, ChunkedExecutor) and executor.is_split,
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)

@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeGuard, TypeVar, cast
 
 from .._errors import DeviceError, MissingExtraError
+from .._public import LateModule
 from .wrong_fusions import StartOfBackends, compiler_options
 
 if TYPE_CHECKING:
     import jax
+else:
+    jax = LateModule("jax")
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -52,22 +55,16 @@ def all_devices(platform: str | None = None) -> list[Device]:
     Raises:
         RuntimeError: there is no such platform.
     """
-    import jax
-
     return cast("list[Device]", jax.devices(platform))  # pyright: ignore[reportUnknownMemberType]
 
 
 def asked_platforms() -> str | None:
     """Return the platforms that the environment or the configuration of JAX names; None if JAX chooses."""
-    import jax
-
     return cast("str | None", getattr(jax.config, "jax_platforms", None)) or None
 
 
 def put(value: Any, device: Device) -> "jax.Array":
     """Return a value as an array on a device; the transfer may still be under way."""
-    import jax
-
     return cast("jax.Array", jax.device_put(value, device))  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -83,8 +80,6 @@ def jit(function: Callable[P, R], platform: str) -> Callable[P, R]:
     Returns:
         The function, compiled anew for each combination of shapes and types.
     """
-    import jax
-
     jitted = jax.jit(function, compiler_options=compiler_options(platform))  # pyright: ignore[reportUnknownMemberType]
     return cast("Callable[P, R]", jitted)
 
@@ -95,8 +90,6 @@ def local_devices(platform: str | None = None) -> list[Device]:
     Raises:
         RuntimeError: there is no such platform.
     """
-    import jax
-
     return cast("list[Device]", jax.local_devices(backend=platform))  # pyright: ignore[reportUnknownMemberType]
 
 
@@ -111,8 +104,6 @@ def platforms() -> list[str]:
 
 def is_device(value: object) -> TypeGuard[Device]:
     """Whether a value is a device of JAX."""
-    import jax
-
     return isinstance(value, jax.Device)  # pyright: ignore[reportUnknownMemberType]
 
 

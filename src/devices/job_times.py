@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass, field
 from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -44,6 +45,7 @@ class _Part(NamedTuple):
     ended: float
 
 
+@dataclass(slots=True)
 class JobTimes:
     """Measures the phases of one job: how long it waited, compiled, was transferred, computed, and was fetched.
 
@@ -54,23 +56,19 @@ class JobTimes:
         submitted: when it was handed to the thread of the device, in seconds.
     """
 
-    __slots__ = (
-        "_back_seconds", "_began", "_compile_began", "_compile_seconds", "_computed", "_host_seconds", "_left_at",
-        "_parts", "_placed_at", "_placing_began", "_put", "_submitted", "_taken_at",
-    )  # fmt: skip
-
-    def __init__(self, submitted: float = 0.0) -> None:
-        self._submitted = submitted
-        self._began = self._computed = 0.0
-        self._taken_at: float | None = None
-        self._host_seconds = (0.0, 0.0)
-        self._left_at: float | None = None
-        self._back_seconds: float | None = None
-        self._parts: list[_Part] = []
-        self._compile_began: float | None = None
-        self._compile_seconds = 0.0
-        self._placing_began = self._placed_at = 0.0
-        self._put: list[Any] = []
+    submitted: float = 0.0
+    _began: float = 0.0
+    _computed: float = 0.0
+    _taken_at: float | None = None
+    _host_seconds: tuple[float, float] = (0.0, 0.0)
+    _left_at: float | None = None
+    _back_seconds: float | None = None
+    _parts: list[_Part] = field(default_factory=list[_Part])
+    _compile_began: float | None = None
+    _compile_seconds: float = 0.0
+    _placing_began: float = 0.0
+    _placed_at: float = 0.0
+    _put: list[Any] = field(default_factory=list[Any])
 
     def dispatch_begins(self) -> None:
         """Note that the device's thread begins with the job, or goes on with it once its program is compiled."""
@@ -132,7 +130,7 @@ class JobTimes:
         seconds, computed = self._host_seconds
         left = max(0.0, seconds - hidden)
         self._host_seconds = left, computed * left / seconds if seconds else 0.0
-        self._submitted = max(self._submitted, busy_until)
+        self.submitted = max(self.submitted, busy_until)
         arrived = self._placed_at
         put = [array for array in self._put if not array.is_deleted()]
         self._put = []
@@ -193,7 +191,7 @@ class JobTimes:
             )  # fmt: skip
         compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
         transfer = sum([part.ended - part.began for part in self._parts if part.kind != "compute"])
-        way_seconds, ways = max(0.0, (self._taken_at or 0.0) - self._submitted), 1
+        way_seconds, ways = max(0.0, (self._taken_at or 0.0) - self.submitted), 1
         if self._back_seconds is not None:
             way_seconds, ways = way_seconds + self._back_seconds, 2
         seconds = OutsideSeconds(self._compile_seconds, transfer, compute, *self._host_seconds, way_seconds, ways)

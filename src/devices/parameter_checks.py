@@ -93,9 +93,7 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
                 f"{' or '.join(f'{one}=None' for one in wanted)}, an array of bool, True where an element is real"
             )
         found[name] = mask
-    for mask in found.values():
-        _check_mask(parameters[mask], node)
-    _check_order(signature, set(found.values()), node)
+    _check_masks(parameters, {*found.values()}, node)
     return found
 
 
@@ -112,24 +110,24 @@ def row_parameters(signature: inspect.Signature, node: str) -> tuple[str, ...]:
             f"node {node!r} has batch=PackedBatch(...), so it has to tell the items of a row apart: add the parameter "
             "segments=None, an array of int32 [rows, length], 0 where a row is padding"
         )
-    for name in found:
-        _check_mask(parameters[name], node)
-    _check_order(signature, {*found}, node)
+    _check_masks(parameters, {*found}, node)
     return found
 
 
-def _check_mask(mask: inspect.Parameter, node: str) -> None:
-    if mask.default is not None or mask.kind not in _TAKEN_BY_KEYWORD:
-        raise TypeError(
-            f"node {node!r}: the parameter {mask.name!r} is passed by keyword in a batch and left out otherwise: make "
-            f"it {mask.name}=None"
-        )
+def _check_masks(parameters: Mapping[str, inspect.Parameter], masks: set[str], node: str) -> None:
+    """Refuse masks that a caller could pass by position, or has to pass.
 
-
-def _check_order(signature: inspect.Signature, masks: set[str], node: str) -> None:
+    Raises:
+        TypeError: one is such a parameter, or stands before one that callers pass.
+    """
     first: str | None = None
-    for name, parameter in signature.parameters.items():
+    for name, parameter in parameters.items():
         if name in masks:
             first = first or name
+            if parameter.default is not None or parameter.kind not in _TAKEN_BY_KEYWORD:
+                raise TypeError(
+                    f"node {node!r}: the parameter {name!r} is passed by keyword in a batch and left out otherwise: "
+                    f"make it {name}=None"
+                )
         elif first is not None and parameter.kind in (*_PASSED_BY_POSITION, inspect.Parameter.VAR_POSITIONAL):
             raise TypeError(f"node {node!r}: move the parameter {first!r} behind {name!r}, which callers pass")

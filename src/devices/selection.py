@@ -154,20 +154,15 @@ class DeviceMesh:
         devices = devices_of(self.device)
         if len(devices) < self.size:
             raise DeviceError(self._too_large(len(devices), devices[0].platform))
-        import jax
-        from jax.sharding import AxisType
-
-        types = (AxisType.Auto,) * len(self.shape)
+        types = (jax.sharding.AxisType.Auto,) * len(self.shape)
         return jax.make_mesh(  # pyright: ignore[reportUnknownMemberType]
             self.shape, self.axis_names, axis_types=types, devices=devices[: self.size]
         )
 
     def _part_of(self, mesh: "jax.sharding.Mesh") -> "jax.sharding.Mesh":
-        from jax.sharding import Mesh
-
         devices: Any = mesh.devices
         part = devices.flatten()[list(self._positions)].reshape(self.shape)
-        return Mesh(part, mesh.axis_names, mesh.axis_types)
+        return jax.sharding.Mesh(part, mesh.axis_names, mesh.axis_types)
 
     def _too_large(self, found: int, platform: str) -> str:
         there_are = "there is 1" if found == 1 else f"there are {found}"
@@ -224,8 +219,6 @@ def is_selectable(device: object) -> bool:
     if isinstance(device, str | DeviceMesh):
         return True
     require_jax()
-    import jax.sharding
-
     return is_device(device) or isinstance(device, jax.sharding.Mesh)
 
 

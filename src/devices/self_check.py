@@ -7,12 +7,13 @@ finds out whether they work.
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from .._errors import DeviceError
+from .._public import LateModule
 from .jax_import import Device, jit, put, require_jax
 from .wrong_fusions import OPTION, WRONG_JAXLIBS, XLA_FLAG, is_switched_off
 
@@ -20,12 +21,9 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
     import numpy.typing as npt
+else:
+    jax, np = LateModule("jax"), LateModule("numpy")
 
-
-# The self-check: a JAX that computes wrong values is refused before it has computed anything for a user.
-#
-# JAX 0.10.2 on CPU does, and others since: a dot that is followed by a reduction, with a constant of equal elements,
-# gives NaN or garbage. Penstock compiles so that those are right (`wrong_fusions`), and this is what finds out.
 
 Matrix: TypeAlias = "npt.NDArray[np.float32]"
 
@@ -69,11 +67,6 @@ class SelfCheck:
         self._lock = threading.Lock()
         self._results: dict[tuple[str, str], SelfCheckResult] = {}
 
-    @property
-    def results(self) -> Mapping[tuple[str, str], SelfCheckResult]:
-        """The results so far, by platform and kind of device."""
-        return dict(self._results)
-
     def check(self, device: Device) -> SelfCheckResult:
         """Check the kind of a device, if it was not checked before; concurrent callers wait for the same check.
 
@@ -98,8 +91,6 @@ class SelfCheck:
 
     def _run(self, device: Device) -> SelfCheckResult:
         require_jax()
-        import numpy as np
-
         # Small whole numbers, which are exact even if the device rounds the inputs of a product to bfloat16 or TF32.
         matrix = (np.arange(_SIZE * _SIZE, dtype=np.float32).reshape(_SIZE, _SIZE) % 7) - 3
         right = (matrix @ np.ones((_SIZE, _SIZE), np.float32)).sum(0)
@@ -116,8 +107,6 @@ class SelfCheck:
 
 
 def _dot_and_reduce(device: Device, matrix: "Matrix") -> "Matrix":
-    import numpy as np
-
     def penstock_self_check(x: "jax.Array") -> "jax.Array":
         return (x @ np.ones((_SIZE, _SIZE), np.float32)).sum(0)  # a constant of the program, not an argument
 
@@ -125,8 +114,6 @@ def _dot_and_reduce(device: Device, matrix: "Matrix") -> "Matrix":
 
 
 def _explanation(device: Device, found: Any, right: Any) -> str:
-    import jax
-
     text = (
         f"JAX {jax.__version__} computes wrong values on {device.platform} ({device.device_kind}): a matrix product "
         f"followed by a sum gave {found} where {right} is right, so nothing runs there."
@@ -143,6 +130,7 @@ def _explanation(device: Device, found: Any, right: Any) -> str:
     return text
 
 
+# One for the process, as the devices are.
 _SELF_CHECK: Final = SelfCheck()
 
 
@@ -152,7 +140,7 @@ def check_device(device: Device) -> SelfCheckResult:
     Args:
         device: the device, as `select` returns it.
     """
-    return self_check().check(device)
+    return _SELF_CHECK.check(device)
 
 
 def self_check() -> SelfCheck:

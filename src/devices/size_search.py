@@ -232,6 +232,7 @@ async def find_size(
     return (await search_sizes(executor, pools, device_strategy, arguments, values)).recommended_size
 
 
+@dataclass
 class _Trial:
     """Tries sizes of one node, on one device or mesh.
 
@@ -239,26 +240,22 @@ class _Trial:
         item_bytes: of the arguments of one item that are stacked.
     """
 
-    def __init__(
-        self,
-        executor: DeviceExecutor,
-        device: EngineDevice,
-        arguments: "Arguments",
-        values: tuple[Any, ...],
-        limit_bytes: int,
-    ) -> None:
-        assert arguments.stacker is not None
-        self._executor = executor
-        self._device = device
-        self._arguments = arguments
-        self._jitted: JittedFunction = executor.jitted(device.placement, arguments)
-        item, self._group = arguments.describe_item(values)
+    executor: DeviceExecutor
+    device: EngineDevice
+    arguments: "Arguments"
+    values: tuple[Any, ...]
+    limit_bytes: int
+
+    def __post_init__(self) -> None:
+        self._jitted: JittedFunction = self.executor.jitted(self.device.placement, self.arguments)
+        item, self._group = self.arguments.describe_item(self.values)
         self._item = on_host(item)
-        self._limit_bytes = limit_bytes
-        self._can_run_out = platform_of(device) != "cpu"
+        self._can_run_out = platform_of(self.device) != "cpu"
         self.item_bytes = self._item.size_bytes
-        (self._least,) = executor.batch_sizes(DeviceBatch(1), arguments)  # over so many devices rows are split
-        self._queue = SingleCallQueue(executor.name, device, self._jitted, arguments.parameters)
+        (self._least,) = self.executor.batch_sizes(
+            DeviceBatch(1), self.arguments
+        )  # over so many devices rows are split
+        self._queue = SingleCallQueue(self.executor.name, self.device, self._jitted, self.arguments.parameters)
 
     async def run(self, items: int | None) -> list[TriedSize]:
         """Return what sizes in ascending order have given."""
@@ -283,13 +280,13 @@ class _Trial:
         if memory is not None:
             taken = memory.argument_size_in_bytes + memory.output_size_in_bytes + memory.temp_size_in_bytes
             taken -= memory.alias_size_in_bytes
-        taken += (self._executor.options.prefetch - 1) * size * self.item_bytes // self._least
-        if taken > self._limit_bytes:
+        taken += (self.executor.options.prefetch - 1) * size * self.item_bytes // self._least
+        if taken > self.limit_bytes:
             return TriedSize(size=size, bytes=taken, why_not="over the limit")
-        args, _ = self._arguments.stack([self._item], self._group, size)
+        args, _ = self.arguments.stack([self._item], self._group, size)
         try:
             seconds = await self._timed(args, size)
-        except Exception as error:
+        except (DeviceError, jax.errors.JaxRuntimeError) as error:
             if self._can_run_out and any(map(is_out_of_memory, _causes(error))):
                 return TriedSize(size=size, bytes=taken, why_not="no memory left")
             raise
@@ -301,10 +298,10 @@ class _Trial:
 
     async def _compiled(self, size: int) -> "Executable":
         """Return the program for so many items, compiled off the loop from shapes alone."""
-        args = [*self._arguments.stack([self._item], self._group, self._least)[0]]
-        for position in (*self._arguments.stacked, *range(len(self._arguments.names), len(args))):
+        args = [*self.arguments.stack([self._item], self._group, self._least)[0]]
+        for position in (*self.arguments.stacked, *range(len(self.arguments.names), len(args))):
             args[position] = jax.tree.map(functools.partial(_shape_of, size), args[position])
-        return await self._device.compile(self._jitted, tuple(args))
+        return await self.device.compile(self._jitted, tuple(args))
 
     async def _timed(self, args: tuple[Any, ...], size: int) -> list[float]:
         """Return how long runs took, without the first, which may set up what later ones find."""

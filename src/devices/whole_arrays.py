@@ -17,7 +17,7 @@ from ..engine.tracing.annotations import signature_of
 from ..engine.tracing.template import SCALARS, Constant, Read, Template, reads
 from .arguments import Arguments
 from .device_batch import PackedBatch
-from .dispatch import SingleJob
+from .dispatch import Job, SingleJob
 from .engine_device import DeviceCall, SingleCallQueue
 from .executor import DeviceExecutor, DeviceOptions, Samples
 from .programs import is_random_key
@@ -311,25 +311,22 @@ class _Whole:
         if not self._arrays:
             self._axes = self._rows.out_axes(given)
         for index, (leaf, axis) in enumerate(zip(leaves, self._axes, strict=True)):
-            if is_random_key(leaf):
-                part = leaf if axis is None else jax.lax.slice_in_dim(leaf, 0, real, axis=axis % leaf.ndim)
-                if index == len(self._arrays):
-                    self._arrays.append(part)
-                elif axis is not None:
-                    self._arrays[index] = jax.numpy.concatenate([self._arrays[index], part], axis=axis)
-                continue
-            array = np.asarray(leaf)
-            if axis is None:
-                if index == len(self._arrays):
-                    self._arrays.append(array)
-                continue
-            axis = axis % array.ndim
-            if index == len(self._arrays):
-                shape = (*array.shape[:axis], self._count, *array.shape[axis + 1 :])
-                self._arrays.append(np.empty(shape, array.dtype))
-            before = (slice(None),) * axis
-            target = (*before, slice(self._filled, self._filled + real))
-            self._arrays[index][target] = array if real == array.shape[axis] else array[(*before, slice(real))]
+            is_first, is_key = index == len(self._arrays), is_random_key(leaf)
+            array: Any = leaf if is_key else np.asarray(leaf)
+            if axis is not None:
+                axis %= array.ndim
+                before = (slice(None),) * axis
+                array = array if real == array.shape[axis] else array[(*before, slice(real))]
+                if not is_key:
+                    if is_first:
+                        shape = (*array.shape[:axis], self._count, *array.shape[axis + 1 :])
+                        self._arrays.append(np.empty(shape, array.dtype))
+                    self._arrays[index][(*before, slice(self._filled, self._filled + real))] = array
+                    continue
+                if not is_first:
+                    self._arrays[index] = jax.numpy.concatenate([self._arrays[index], array], axis=axis)
+            if is_first:
+                self._arrays.append(array)
         self._filled += real
 
     def result(self) -> Any:
@@ -459,14 +456,12 @@ class _ChunkedJob(SingleJob):
 
     def ready(self) -> None:
         """Give the caller the whole arrays."""
+        Job.ready(self)
+
+    def results_of(self, given: Any) -> list[Any]:
+        """Return the whole arrays."""
         whole, self._whole = self._whole, None
         assert whole is not None
-        try:
-            while self._ahead:
-                whole.add(*self._ahead.popleft())
-            self._given = whole.result()
-        except Exception as error:  # noqa: BLE001 - the result has not the expected form: the caller gets the error
-            self._ahead.clear()
-            self.failed(error)
-            return
-        super().ready()
+        while self._ahead:
+            whole.add(*self._ahead.popleft())
+        return [whole.result()]

@@ -7,6 +7,7 @@ import os
 import typing
 import uuid
 from collections.abc import Awaitable, Callable, Container, Mapping, Sequence
+from contextlib import AsyncExitStack
 from contextvars import Context, ContextVar, Token
 from dataclasses import dataclass, replace
 from types import NoneType, UnionType
@@ -302,6 +303,7 @@ _GRACE_SECONDS: Final = 0.1
 present: ContextVar["DurableCall | None"] = ContextVar("penstock_durable_call", default=None)
 
 
+@dataclass(eq=False)
 class DurableCall:
     """One call with a key: an async context manager that takes the key, and records how the call has ended.
 
@@ -321,28 +323,19 @@ class DurableCall:
         timeout_seconds: once the key is taken, how much of that time is left.
     """
 
-    def __init__(
-        self,
-        durable: Durable,
-        graph: str,
-        arguments: Mapping[str, object],
-        key: str,
-        answer: object,
-        threads: Callable[[], ThreadPool],
-        timeout_seconds: float | None,
-        on_finished: str = "again",
-    ) -> None:
+    durable: Durable
+    graph: str
+    arguments: Mapping[str, object]
+    key: str
+    answer: object
+    threads: Callable[[], ThreadPool]
+    timeout_seconds: float | None
+    on_finished: str = "again"
+
+    def __post_init__(self) -> None:
         self.frame: Frame | None = None
         self.result: Any = ...
-        self._store = durable._store
-        self._lease_seconds = durable._lease_seconds
-        self._graph = graph
-        self._arguments = arguments
-        self._key = key
-        self._answer = answer
-        self._on_finished = on_finished
-        self._threads = threads
-        self.timeout_seconds = timeout_seconds
+        self._store, self._lease_seconds = self.durable._store, self.durable._lease_seconds
         self._owner = Owner(machine(), os.getpid(), started_at(os.getpid()), uuid.uuid4().hex)
         self._loop: Loop | None = None  # as it was last written
         self._version = 0
@@ -388,7 +381,7 @@ class DurableCall:
     @property
     def _id(self) -> tuple[int | None, str] | None:
         # Another loop of the same key does its work anew, so its beginning is part of the name.
-        return None if self._loop is None else (self._around, repr((self._key, self._loop.began_at)))
+        return None if self._loop is None else (self._around, repr((self.key, self._loop.began_at)))
 
     @property
     def is_finished(self) -> bool:
@@ -402,16 +395,22 @@ class DurableCall:
         if self.timeout_seconds is not None:
             self._deadline = loop.time() + self.timeout_seconds
         timer = asyncio.timeout_at(self._deadline)
-        try:
-            async with timer:
-                await self._take()
-        except BaseException as error:
+
+        async def release(kind: object, error: BaseException | None, trace: object) -> None:
             await self.end(error)
-            if isinstance(error, TimeoutError) and timer.expired():
+
+        async with AsyncExitStack() as on_error:
+            on_error.push_async_exit(release)
+            try:
+                async with timer:
+                    await self._take()
+            except TimeoutError as error:
+                if not timer.expired():
+                    raise
                 raise DeadlineExceeded(
-                    f"the key {self._key!r} was not taken within {self.timeout_seconds:g} s: the store did not answer"
+                    f"the key {self.key!r} was not taken within {self.timeout_seconds:g} s: the store did not answer"
                 ) from error
-            raise
+            on_error.pop_all()
         if self.timeout_seconds is not None and self._deadline is not None:
             self.timeout_seconds = TimeLeft(self.timeout_seconds, max(0.0, self._deadline - loop.time()))
         if not self.is_finished:
@@ -431,7 +430,7 @@ class DurableCall:
         task = asyncio.current_task()
         assert task is not None
         undisturbed = task.cancelling()
-        is_interrupted = isinstance(error, Interrupted) and self._question is not None and error.key == self._key
+        is_interrupted = isinstance(error, Interrupted) and self._question is not None and error.key == self.key
         has_failed = isinstance(error, Exception) and not isinstance(error, _STOPPED)
         status: Status = (
             "done" if error is None else "interrupted" if is_interrupted else "failed" if has_failed else "running"
@@ -446,20 +445,20 @@ class DurableCall:
             if status not in ("running", "failed"):
                 raise
             # The call has failed with an error of its own. The lease ends by itself.
-            logs.warning("durable.not_released", key=self._key, graph=self._graph, error=repr(failure))
+            logs.warning("durable.not_released", key=self.key, graph=self.graph, error=repr(failure))
         finally:
             active_calls.pop(self._owner.token, None)
             self.frame = None  # its context refers to this call
 
     async def _take(self) -> None:
         """Write a record that says who has the key, in the place of one that has no holder."""
-        own = await self._in_thread(digests, self._arguments)
+        own = await self._in_thread(digests, self.arguments)
         answer: bytes | None = None
-        if self._answer is not ...:
-            value = self._answer.value if isinstance(self._answer, Answer) else self._answer
+        if self.answer is not ...:
+            value = self.answer.value if isinstance(self.answer, Answer) else self.answer
             answer = await self._in_thread(encoded, value, "answer")
         while True:
-            record = await self._store.load(self._key)
+            record = await self._store.load(self.key)
             found = None if record is None else Loop.read(record)
             now = await self._store.now()
             loop = self._next(found, own, answer, now)
@@ -467,37 +466,37 @@ class DurableCall:
                 self.result = await self._in_thread(decoded, loop.result)
                 return
             if loop.state is None and loop.given is None:
-                loop = replace(loop, given=await self._in_thread(encoded, dict(self._arguments), "arguments"))
+                loop = replace(loop, given=await self._in_thread(encoded, dict(self.arguments), "arguments"))
             version = 0 if record is None else record.version
             loop = replace(loop, owner=self._owner, lease_until=now + self._lease_seconds, changed_at=now, error="")
             self._may_be_taken = True
-            if await self._store.store(self._key, loop.record(version + 1), expected_version=version):
+            if await self._store.store(self.key, loop.record(version + 1), expected_version=version):
                 break
         self._loop, self._version = loop, version + 1
 
     def _next(self, found: Loop | None, own: dict[str, str], answer: bytes | None, now: float) -> Loop:
         """Return the loop that this call goes on with, or a new one; `found` itself if its result is wanted."""
         if found is not None and not found.is_free(now):
-            raise _in_use(self._key, found, "is under way", now)
-        if found is not None and found.status == "done" and self._on_finished != "again":
+            raise _in_use(self.key, found, "is under way", now)
+        if found is not None and found.status == "done" and self.on_finished != "again":
             self._check_same(found, own)
-            if self._on_finished == "raise":
-                raise KeyFinished(f"the key {self._key!r} has its result already; on_finished='return' returns that")
+            if self.on_finished == "raise":
+                raise KeyFinished(f"the key {self.key!r} has its result already; on_finished='return' returns that")
             if found.result is None:
-                raise _not_kept(self._key, found)
+                raise _not_kept(self.key, found)
             return found
         if answer is not None and (found is None or found.question is None):
             why = "nothing is kept under it" if found is None else _WHY_NO_ANSWER[found.status]
             raise StaleAnswer(
-                f"answer= was given, but the key {self._key!r} waits for none: {why}; run it without answer="
+                f"answer= was given, but the key {self.key!r} waits for none: {why}; run it without answer="
             )
         if found is None or found.status == "done":
-            return Loop(0, None, 0.0, self._graph, own, began_at=now)
+            return Loop(0, None, 0.0, self.graph, own, began_at=now)
         self._check_same(found, own)
         if answer is not None and found.question is not None:
-            if isinstance(self._answer, Answer) and self._answer.token != found.token(self._key, found.question):
+            if isinstance(self.answer, Answer) and self.answer.token != found.token(self.key, found.question):
                 raise StaleAnswer(
-                    f"the key {self._key!r} waits for the answer to {decoded(found.question)!r:.200}, and this answer "
+                    f"the key {self.key!r} waits for the answer to {decoded(found.question)!r:.200}, and this answer "
                     "is to another question, which may have its answer by now"
                 )
             answers = (*found.answers, (found.question, answer))
@@ -506,15 +505,15 @@ class DurableCall:
 
     def _check_same(self, found: Loop, own: dict[str, str]) -> None:
         ended = "a finished" if found.status == "done" else "an unfinished"
-        if found.graph != self._graph:
+        if found.graph != self.graph:
             raise OtherArguments(
-                f"the key {self._key!r} is that of {ended} call of graph {found.graph!r}, not of "
-                f"{self._graph!r}; choose another key"
+                f"the key {self.key!r} is that of {ended} call of graph {found.graph!r}, not of "
+                f"{self.graph!r}; choose another key"
             )
         other = sorted(name for name in found.arguments | own if found.arguments.get(name) != own.get(name))
         if other:
             raise OtherArguments(
-                f"the key {self._key!r} is that of {ended} call with other arguments: {', '.join(other)} "
+                f"the key {self.key!r} is that of {ended} call with other arguments: {', '.join(other)} "
                 "differs; give the same, or choose another key"
             )
 
@@ -545,19 +544,19 @@ class DurableCall:
             if not timer.expired():
                 raise
             raise DeadlineExceeded(
-                f"the outcome of key {self._key!r} was not recorded within {seconds:.3g} s: the store did not answer; "
+                f"the outcome of key {self.key!r} was not recorded within {seconds:.3g} s: the store did not answer; "
                 "the key goes on from the last state that was kept"
             ) from error
 
     async def _write_outcome(self, status: Status, failure: str, result: bytes | None) -> None:
         while True:
             # A write that was cancelled may have been made, so the store is asked.
-            found = await self._store.load(self._key)
+            found = await self._store.load(self.key)
             loop = None if found is None else Loop.read(found)
             if found is None or loop is None or loop.owner != self._owner:
                 if status in ("running", "failed"):
                     return  # it was not taken, or was taken over
-                raise _in_use(self._key, loop, "was taken over", await self._store.now())
+                raise _in_use(self.key, loop, "was taken over", await self._store.now())
             question = loop.question if status in ("running", "failed") else None
             if status == "interrupted" and self._question is not None:
                 question = self._question[0]
@@ -565,7 +564,7 @@ class DurableCall:
             loop = replace(
                 loop, owner=None, status=status, question=question, changed_at=now, error=failure, result=result
             )
-            if await self._store.store(self._key, loop.record(found.version + 1), expected_version=found.version):
+            if await self._store.store(self.key, loop.record(found.version + 1), expected_version=found.version):
                 self._is_recorded = True
                 return
 
@@ -605,7 +604,7 @@ class DurableCall:
         if self._question is not None:  # the handler has gone on nevertheless
             raise self._interrupted()
         if unused:
-            logs.warning("durable.answer_not_asked_for", key=self._key, questions=[decoded(one) for one, _ in unused])
+            logs.warning("durable.answer_not_asked_for", key=self.key, questions=[decoded(one) for one, _ in unused])
         await self._keep(step, state)
         return state
 
@@ -631,7 +630,7 @@ class DurableCall:
         assert self._question is not None
         asked, question = self._question
         assert self._loop is not None
-        return Interrupted(self._key, question, self._loop.token(self._key, asked))
+        return Interrupted(self.key, question, self._loop.token(self.key, asked))
 
     async def _keep(self, step: int, state: object) -> None:
         assert self._loop is not None
@@ -651,9 +650,9 @@ class DurableCall:
         """Write the loop, which renews the lease."""
         loop = replace(loop, lease_until=now + self._lease_seconds)
         version = self._version
-        if not await self._store.store(self._key, loop.record(version + 1), expected_version=version):
-            found = await self._store.load(self._key)
-            raise _in_use(self._key, None if found is None else Loop.read(found), "was taken over", now)
+        if not await self._store.store(self.key, loop.record(version + 1), expected_version=version):
+            found = await self._store.load(self.key)
+            raise _in_use(self.key, None if found is None else Loop.read(found), "was taken over", now)
         self._loop, self._version = loop, version + 1
 
     async def _renew(self) -> None:
@@ -672,11 +671,11 @@ class DurableCall:
                     self.frame.fail(error)
                 return
             except Exception as error:  # noqa: BLE001 - of the store; the next attempt, or the next state, may succeed
-                logs.warning("durable.lease_not_renewed", key=self._key, graph=self._graph, error=repr(error))
+                logs.warning("durable.lease_not_renewed", key=self.key, graph=self.graph, error=repr(error))
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
         """Encode or decode in a thread, because large values take long, and those of devices have to be fetched."""
-        return await self._threads().submit(Context(), None, work, *args)
+        return await self.threads().submit(Context(), None, work, *args)
 
 
 def _in_use(key: str, found: Loop | None, what: str, now: float) -> KeyInUse:

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from .._errors import CheckpointError, MissingExtraError
 from ..actors.accepted import NAME, check, whole
-from .store import TABLES, Connection, Database, SQLStore, make_tables
+from .store import TABLES, Connection, SQLStore, make_tables
 
 # A server that is down is told from one that is slow: it acknowledges what it was sent.
 _LOST_AFTER_SECONDS: Final = 10
@@ -46,10 +46,9 @@ class PostgresStore(SQLStore):
                 'ps.PostgresStore needs psycopg: pip install "penstock[postgres]"', name="psycopg"
             ) from error
         self._dsn = dsn
-        self._max_connections = max_connections
         self._ahead_seconds = 0.0  # of the clock of the database before `time.monotonic`
         self._asked_at = -_CLOCK_SECONDS
-        super().__init__()
+        super().__init__("penstock-postgres", max_connections, self._psycopg.Error)
 
     async def now(self) -> float:
         """Return the time of the database, in seconds since 1970."""
@@ -58,13 +57,6 @@ class PostgresStore(SQLStore):
             self._asked_at = time.monotonic()
             self._ahead_seconds = database_time - self._asked_at
         return time.monotonic() + self._ahead_seconds
-
-    def _new_database(self) -> Database:
-        return Database(self._max_connections, "penstock-postgres", self._connected)
-
-    def _errors(self) -> type[Exception]:
-        error: type[Exception] = self._psycopg.Error
-        return error
 
     def _is_passing(self, error: Exception) -> bool:
         return isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)

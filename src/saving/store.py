@@ -100,7 +100,10 @@ class SQLStore(LoopStore):
     _pause_seconds = 0.02
     _give_up_after_seconds = 10.0  # a process that holds the lock for writing needs a fraction of a second
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, max_connections: int, error: type[Exception]) -> None:
+        self._name = name
+        self._max_connections = max_connections
+        self._error = error  # the class of the errors of the database
         # By their loops. Not a WeakKeyDictionary: each refers to its loop. Closed ones are removed when one is added.
         self._databases: dict[asyncio.AbstractEventLoop, Database] = {}
 
@@ -136,7 +139,7 @@ class SQLStore(LoopStore):
         while True:
             try:
                 return await self._database(loop).submit(Context(), None, self._database(loop).run, work, key, *args)
-            except self._errors() as error:
+            except self._error as error:
                 if not self._is_passing(error) or loop.time() >= give_up_at:
                     raise self._refused(key, error) from error
             # Not in the thread, which is also there for other keys, and which a caller could not be released from.
@@ -147,16 +150,13 @@ class SQLStore(LoopStore):
         if database is None or database.is_closed:
             for other in [other for other in self._databases if other.is_closed()]:
                 self._databases.pop(other, None)
-            database = self._databases[loop] = self._new_database()
+            database = self._databases[loop] = Database(self._max_connections, self._name, self._connected)
             database.guard = end_with_loop(database.aclose)
         return database
 
     @abstractmethod
-    def _new_database(self) -> "Database": ...
-
-    @abstractmethod
-    def _errors(self) -> type[Exception]:
-        """Return the class of the errors of the database."""
+    def _connected(self) -> "Connection":
+        """Return a new connection; in a thread."""
 
     @abstractmethod
     def _is_passing(self, error: Exception) -> bool:
@@ -195,13 +195,7 @@ class SQLiteStore(SQLStore):
                 "processes apart; use a folder on a disk of this machine, or ps.PostgresStore, which keeps loops "
                 "in a database server"
             )
-        super().__init__()
-
-    def _new_database(self) -> "Database":
-        return Database(1, "penstock-sqlite", self._connected)
-
-    def _errors(self) -> type[Exception]:
-        return sqlite3.Error
+        super().__init__("penstock-sqlite", 1, sqlite3.Error)
 
     def _is_passing(self, error: Exception) -> bool:
         return _code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

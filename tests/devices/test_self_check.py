@@ -25,9 +25,7 @@ def almost_right(device, matrix):
 
 
 def test_this_jax_computes_right_values() -> None:
-    check = SelfCheck()
-    check.verify(jax.devices("cpu")[0])
-    [result] = check.results.values()
+    result = SelfCheck().check(jax.devices("cpu")[0])
     assert (result.platform, result.passed, result.error) == ("cpu", True, None)
 
 
@@ -45,7 +43,7 @@ def test_wrong_values_are_refused_with_the_remedy(wrong) -> None:
             "XLA_FLAGS=",
         ):
             assert part in str(caught.value)
-    assert [result.passed for result in check.results.values()] == [False]
+    assert not check.check(jax.devices("cpu")[0]).passed
 
 
 def test_the_check_runs_once_for_all_threads_and_devices_of_a_kind() -> None:

@@ -325,7 +325,7 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "a call that is made twice runs once",
-        "saving/durable.py", 'found.status == "done" and self._on_finished != "again"', "found is None",
+        "saving/durable.py", 'found.status == "done" and self.on_finished != "again"', "found is None",
         "tests/saving/test_runs.py::test_a_call_that_is_made_twice_runs_once_and_has_its_result_twice",
     ),
     Mutant(
