@@ -411,7 +411,7 @@ def within_handlers(invoke: "Invoke") -> "Invoke":
             limiter.release()
             try:
                 await handlers.acquire()
-            except BaseException:
+            except asyncio.CancelledError:
                 limiter.take_over_limit()  # the worker gives it back
                 raise
             if limiter.free <= 0:

@@ -377,7 +377,7 @@ class Batcher(Actor[T, U]):
                 except InboxClosed:
                     self._ending = True
                     self._start(batches)
-                except BaseException:  # a cancellation, as a rule; the task group starts no more batches then
+                except asyncio.CancelledError:  # the task group starts no more batches then
                     self._aborted = True
                     raise
         finally:

@@ -248,25 +248,6 @@ class Channel(Generic[T]):
             self._wake_getters()
         return True
 
-    def put_many_nowait(self, items: list[T]) -> None:
-        """Put items of priority 0, all at once; there must be `room` for them.
-
-        Raises:
-            ChannelClosed: the channel is closed.
-        """
-        if self._closed:
-            raise ChannelClosed("put into a closed channel")
-        if self._plain is None:
-            self._plain = deque()
-        self._plain.extend(items)
-        self.count += len(items)
-        self.puts += len(items)
-        self.high_water = max(self.high_water, self.count)
-        if self._watch is not None:
-            self._watch.changed(self.count)
-        if self._getters:
-            self._wake_getters()
-
     async def put(self, item: T, priority: int = 0) -> None:
         """Put an item; wait while the channel is full.
 
@@ -289,7 +270,7 @@ class Channel(Generic[T]):
         self._put_waits = putting + 1, put_wait - perf_counter()
         try:
             await putter.entered
-        except BaseException:  # a cancel, as a rule; raised again
+        except asyncio.CancelledError:
             if self._putters.discard(putter, priority):
                 self._admit_putters()  # a smaller item behind this one may fit
             raise
@@ -363,7 +344,7 @@ class Channel(Generic[T]):
             getters.move_to_end(getter, last=False)
         try:
             await getter
-        except BaseException:  # a cancel, as a rule; raised again
+        except asyncio.CancelledError:
             if getter.done() and not getter.cancelled():  # woken and cancelled at once: pass the wake-up on
                 self._reserved -= 1
                 self._wake_getters()
@@ -411,11 +392,6 @@ class Channel(Generic[T]):
     def capacity(self) -> int | None:
         """How many items it may hold; None without a bound."""
         return None if self._capacity == sys.maxsize else self._capacity
-
-    @property
-    def room(self) -> int:
-        """How many items of priority 0 `put_many_nowait` may put now; 0 while sizes or priorities count."""
-        return 0 if self._fifo is not None or self._closed else self._capacity - self.count
 
     @property
     def put_wait_seconds(self) -> float:

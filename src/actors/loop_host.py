@@ -278,7 +278,7 @@ class LoopHost:
         self._task = task = start_task(loop, work, name=f"penstock-loop-{self.name}")
         try:
             await asyncio.wait([task, entered], return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
+        except asyncio.CancelledError:
             entered.cancel()  # tells the task to leave again, since an `__aenter__` may swallow the cancellation
             self._task = None
             self._halting = True
@@ -331,7 +331,7 @@ class LoopHost:
         try:
             seconds = self._shutdown_seconds
             await asyncio.wait([task, loop_over], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
-        except BaseException:
+        except asyncio.CancelledError:
             await self._end(task)
             raise
         if not task.done() and not loop_over.done():
@@ -388,7 +388,7 @@ class LoopHost:
         except InboxClosed:
             work.cancel()
             raise self._stopped_error() from self._cause
-        except BaseException:
+        except asyncio.CancelledError:
             work.cancel()
             raise
 

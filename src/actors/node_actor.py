@@ -1,5 +1,6 @@
 """Node actor: one call site of a node in one scope, with its inbox, its limiter and its counters."""
 
+import asyncio
 import inspect
 from collections import deque
 from collections.abc import Awaitable, Callable
@@ -89,7 +90,8 @@ class Limiter:
             del waiting[0]
         elif len(waiting) > 1:
             waiting.append(waiting.pop(0))
-        # A hot path: `Frame.dequeued` for a frame that waits at one actor only, and `WorkerGroup.enqueue`, written out.
+        # `Frame.dequeued` for a frame that waits at one actor only, and `WorkerGroup.enqueue`, written out: without
+        # these copies and that in `offer`, ten nodes that wait and have a limit take 1.06 times as long.
         if frame.further_queues:
             frame.dequeued(actor)
         else:
@@ -341,18 +343,6 @@ class NodeActor:
         if frame.parent is not None or frame.waiters:
             frame.group.loop.call_soon(refuse_if_endless, self, frame)
 
-    def offer_new(self, frames: "list[Frame]") -> None:
-        """Queue new frames, when no place is free; the inbox must have room for all of them."""
-        inbox = self.inbox
-        inbox.put_many_nowait(frames)
-        if inbox.count == len(frames):
-            self.limiter.waiting.append(self)
-        shared = self.limiter.shared
-        for frame in frames:
-            frame.queued_at = self
-            if shared and frame.parent is not None:
-                frame.group.loop.call_soon(refuse_if_endless, self, frame)
-
     async def queue(self, frame: "Frame", *, is_full: bool = False) -> None:
         """Let a frame in, waiting for room in the inbox, which is backpressure.
 
@@ -365,7 +355,7 @@ class NodeActor:
         frame.queued(self)
         try:
             await self.inbox.put_queued(frame, frame.priority)
-        except BaseException:
+        except asyncio.CancelledError:
             self.withdraw(frame)
             raise
 

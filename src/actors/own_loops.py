@@ -350,7 +350,8 @@ class Request(AnyRequest[In], Work[In, Out]):
         key: Hashable = None,
         outcome: "asyncio.Future[Out] | None" = None,
     ) -> None:
-        # `AnyRequest.__init__` written out, because one is made for each call of a batched node.
+        # `AnyRequest.__init__` written out: without this copy and that in `finish`, a call of an actor takes 1.05 times
+        # as long.
         self.value = value
         self.priority = priority
         self.deadline = deadline

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, Protocol
+from typing import Any, Final, Literal
 
 from .._errors import DeploymentFailed
 from ..telemetry import logs
@@ -207,44 +207,43 @@ class SupervisorState:
         return tuple(child for child in self._modes if child >= origin)
 
 
-class Child(Protocol):
+class Child:
     """A child that a supervisor can restart: an `Instance` or a `LoopInstance` of the engine.
 
     It calls `Supervisor.exited` itself when it has crashed or ended.
+
+    Args:
+        name: the name of its node.
+        restart: after which exits it is restarted.
+        supervisor: the supervisor.
+
+    Attributes:
+        name: the name of its node.
+        restart: after which exits it is restarted.
+        restarts: how often it was restarted.
     """
 
-    @property
-    def name(self) -> str:
-        """The name of its node."""
-        ...
-
-    @property
-    def restart(self) -> RestartMode:
-        """After which exits it is restarted."""
-        ...
-
-    @property
-    def restarts(self) -> int:
-        """How often it was restarted."""
-        ...
+    def __init__(self, name: str, restart: RestartMode, supervisor: "Supervisor") -> None:
+        self.name = name
+        self.restart: RestartMode = restart
+        self.restarts = 0
+        self._supervisor = supervisor
 
     @property
     def state(self) -> ActorState:
-        """Whether it runs, or will run again."""
-        ...
+        """Whether it runs, or will run again, as its supervisor knows it."""
+        return self._supervisor.state_of(self)
 
     @property
     def is_stopped(self) -> bool:
         """Whether it has ended and is not restarted, so that further attempts would fail."""
-        ...
+        raise NotImplementedError
 
     def hold(self) -> None:
         """Have new items wait, in order, because the child is about to be stopped."""
-        ...
 
     def resume(self) -> None:
         """Let waiting items in, because the child has been started."""
-        ...
 
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
         """Fail all items, waiting and new, with `ActorStopped`, because the child is not restarted.
@@ -253,7 +252,7 @@ class Child(Protocol):
             cause: the exception that ended it.
             why: the reason, for the error; None if it has ended by itself.
         """
-        ...
+        raise NotImplementedError
 
     async def stop(self, cause: BaseException | None) -> None:
         """End the items in flight with `ActorRestarted` from `cause`, and leave the instance; nothing if it is down.
@@ -261,7 +260,7 @@ class Child(Protocol):
         Raises:
             Exception: the instance could not be left.
         """
-        ...
+        raise NotImplementedError
 
     async def close(self) -> None:
         """Leave the instance at the end of the scope; nothing if it is down.
@@ -269,7 +268,7 @@ class Child(Protocol):
         Raises:
             Exception: the instance could not be left.
         """
-        ...
+        await self.stop(None)
 
     async def start(self) -> None:
         """Make and enter a new instance. If this raises, no instance is left behind.
@@ -277,7 +276,7 @@ class Child(Protocol):
         Raises:
             Exception: the instance did not start.
         """
-        ...
+        raise NotImplementedError
 
 
 Escalation = Callable[[Callable[[str], DeploymentFailed]], None]

@@ -575,28 +575,15 @@ class WorkerGroup:
 
     def start(self, frame: Frame, entries: tuple[NodeActor, ...]) -> list[NodeActor]:
         """Let a new frame into the actors that wait for no other; return the actors whose inbox is full."""
-        if len(entries) == 1:  # nearly always
-            limiter = entries[0].limiter
-            if limiter.free > 0:
-                limiter.free -= 1
-                self.enqueue(entries[0], frame)
-                return _NONE_FULL
-        elif not entries:
+        if not entries:
             frame.finish()
-            return _NONE_FULL
-        full: list[NodeActor] = []
-        if self.ready is NOTHING_READY:
-            self.ready = deque()
-        ready = self.ready
-        for actor in entries:  # `NodeActor.enter` and `enqueue` written out
-            limiter = actor.limiter
-            if limiter.free > 0:
-                limiter.free -= 1
-                ready.append((actor, frame))
+        full = _NONE_FULL
+        for actor in entries:
+            if actor.limiter.free > 0:
+                actor.limiter.free -= 1
+                self.enqueue(actor, frame)
             elif not actor.offer(frame):
-                full.append(actor)
-        if ready and not self.armed:
-            self.schedule_check()
+                full = [*full, actor]
         return full
 
     def cancel_workers(self, frame: Frame) -> int:
@@ -652,7 +639,7 @@ class WorkerGroup:
         self._idle.append(future)
         try:
             await future
-        except BaseException:
+        except asyncio.CancelledError:
             if future in self._idle:
                 self._idle.remove(future)
             elif not future.cancelled():

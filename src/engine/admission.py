@@ -10,7 +10,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
-from .._errors import OptionsError, Overloaded, PenstockError, add_note
+from .._errors import Noted, OptionsError, Overloaded, PenstockError
 from ..actors.accepted import KEY, POSITIVE, OptionRule, check, optional, refuse_awaitable, whole
 from ..actors.channel import PriorityFifo
 from ..telemetry.counters import less
@@ -197,7 +197,7 @@ class Admission:
         waiter = self.stand_aside(share, priority)
         try:
             is_admitted = await waiter
-        except BaseException:  # a cancel, as a rule; raised again
+        except asyncio.CancelledError:
             self.leave_line(share, waiter, priority)
             raise
         if not is_admitted and self._end_error is not None:
@@ -477,13 +477,10 @@ class FairAdmission(Admission):
         Raises:
             Exception: the error of the function `key=`, or of the hash of the key.
         """
-        try:
+        with Noted(f"while key= of the deployment was asked for the key of a call of graph {graph.name!r}"):
             key = self._key_of(graph, arguments)
             refuse_awaitable(key)
             share = self._shares.get(key)
-        except Exception as error:
-            add_note(error, f"while key= of the deployment was asked for the key of a call of graph {graph.name!r}")
-            raise
         if share is None:
             share = self._shares[key] = Share(key, self._weights.get(key, 1.0))
         elif share in self._idle:
@@ -525,7 +522,7 @@ class FairAdmission(Admission):
             self._patient[waiter] = False
         try:
             is_admitted = await waiter
-        except BaseException:  # a cancel, as a rule; raised again
+        except asyncio.CancelledError:
             self.leave_line(share, waiter, priority)
             raise
         if not is_admitted:

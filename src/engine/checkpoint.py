@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from .._errors import CheckpointError, EngineClosedError, OptionsError, PlanError, add_note
+from .._errors import CheckpointError, EngineClosedError, Noted, OptionsError, PlanError
 from .._public import LateModule
 from ..actors.accepted import POSITIVE, OptionRule, check_fields, one_of, optional, whole
 from ..actors.stream_buffer import Barrier, BarrierBuffer, Reader, StreamBuffer
@@ -244,11 +244,8 @@ class Checkpointer:
     def restore(self, name: str, holder: Any) -> None:
         """Give what holds a state the one that it had at the newest snapshot, if there is one."""
         if name in self._restored:
-            try:
+            with Noted(f"while the state of {name!r} was restored from {self._checkpoint.folder}"):
                 holder.restore(self._restored[name])
-            except Exception as error:
-                add_note(error, f"while the state of {name!r} was restored from {self._checkpoint.folder}")
-                raise
 
     def _compare(self, stored: Mapping[str, Any], present: Mapping[str, Any], sizes: Collection[str]) -> None:
         """Compare fingerprints, and refuse those that differ.

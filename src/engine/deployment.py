@@ -104,9 +104,8 @@ class InFlight:
         try:
             # Admission counts the calls that it refuses.
             await self._wait(self.admission.reserve(priority, graph, share), timer, too_late, counted=(Overloaded,))
-        except BaseException:  # it may have had a place for a moment; raised again
+        finally:  # a call that got none may have had a place for a moment
             self._changed.notify_all()
-            raise
 
     async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
         """Wait until the resources of a call are open; count the call if they do not open.
@@ -439,12 +438,12 @@ class Deployment:
             if self._is_stopped():
                 raise self.stopped_error()
             self._starting.result()
-        except BaseException:
-            await uninterrupted(self.abort_soon())
-            raise
-        self.scope.uptime.restart()
-        self.state = "ready"
-        self._changed.notify_all()
+            self.scope.uptime.restart()
+            self.state = "ready"
+            self._changed.notify_all()
+        finally:
+            if not self._is_ready():
+                await uninterrupted(self.abort_soon())
 
     async def wait_ready(self) -> None:
         """Wait until calls are served.
@@ -609,6 +608,10 @@ class Deployment:
     def _is_stopped(self) -> bool:
         return self.state == "stopped"
 
+    def _is_ready(self) -> bool:
+        # A function, because checkers believe that no await changes the state.
+        return self.state == "ready"
+
     def _is_busy(self) -> bool:
         return self.in_flight is not None and self.in_flight.is_busy
 
@@ -639,10 +642,7 @@ class ServiceCall(RunningCall):
         self._deployment = deployment
         self._in_flight_here = in_flight
         self.outcome_known = scope.loop.create_future()
-        # `join` written out
-        self.waited_for_in = scope.groups
-        if scope.threads is not None:
-            self.threads = scope.threads
+        self.join(scope)
         in_flight.live[self] = share
 
     @property
@@ -656,8 +656,8 @@ class ServiceCall(RunningCall):
         if self.workers:  # nearly always there is one, which is running this; after a detached step there is none
             if self._idle:
                 self.close()
-        elif self.waited_for_in is not None:  # `ended` written out
-            self.waited_for_in.discard(self)
+        else:
+            self.ended()
         if not self.outcome_known.done():
             self.outcome_known.set_result(None)
         if self.state != "done" and self.ends_program:

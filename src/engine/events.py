@@ -106,10 +106,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         held = self.held
         if len(held) >= self.capacity:  # so is it while others wait in line: `take` lets them in at once
             return self._wait_turn(event, frame)
-        held.append(event)  # `put_nowait` written out
-        waiter = self.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        self.put_nowait(event)
         return _NOTHING
 
     def add_from_thread(

@@ -10,10 +10,9 @@ from typing import Any, cast
 from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note
 from ..actors import loop_host
 from ..actors.loop_host import LoopHost, OwnsLoop, RestartGate
-from ..actors.supervision import ExitKind, RestartMode, Supervisor
+from ..actors.supervision import Child, ExitKind, Supervisor
 from ..actors.tasks import ContextTask, uninterrupted
 from ..telemetry import logs
-from ..telemetry.counters import ActorState
 from . import nesting
 from .node import Node, Scope, is_node
 from .pools import Pools
@@ -23,7 +22,7 @@ from .stateful import handler_of, recipe_of
 Handler = Callable[..., Any]
 
 
-class Instance:
+class Instance(Child):
     """A stateful node in one scope: its present instance, and the ones that replace it after a crash.
 
     It is a child of the scope's supervisor. Each instance is entered and left by a task of its own, since `__aenter__`
@@ -39,13 +38,10 @@ class Instance:
     """
 
     def __init__(self, node: Node[..., Any], pools: Pools, supervisor: Supervisor, scope: Scope) -> None:
-        self.name = node.name
-        self.restart: RestartMode = node.policy.restart
-        self.restarts = 0
+        super().__init__(node.name, node.policy.restart, supervisor)
         self.gate: RestartGate | None = None
         if node.policy.restart_on or supervisor.flags.strategy != "one_for_one":
             self.gate = RestartGate(node.name, node.policy.restart_on, self._crashed)
-        self._supervisor = supervisor
         self._node = node
         self._pools = pools
         self._scope = scope
@@ -74,11 +70,6 @@ class Instance:
         """Whether it has ended and is not restarted, so that further attempts would fail."""
         return self.gate is not None and self.gate.is_stopped
 
-    @property
-    def state(self) -> ActorState:
-        """The state of the child, as its supervisor knows it."""
-        return self._supervisor.state_of(self)
-
     async def start(self) -> None:
         """Make an instance, and enter it.
 
@@ -88,7 +79,7 @@ class Instance:
         context_task = self._context_task = ContextTask(self._entered(), f"penstock-instance-{self.name}")
         try:
             await context_task.settled()
-        except BaseException:
+        except asyncio.CancelledError:
             try:
                 await context_task.ended()
             finally:
@@ -102,6 +93,7 @@ class Instance:
         self._context_task = None
         if context_task.error is None:
             raise NodeCancelledError(f"the start of stateful node {self.name!r} was cancelled, but not by the engine")
+        add_note(context_task.error, f"while stateful node {self.name!r} was started")
         raise context_task.error
 
     async def stop(self, cause: BaseException | None) -> None:
@@ -117,10 +109,6 @@ class Instance:
         self._context_task = self._crash = None
         if context_task.error is not None and (cause is None or context_task.error is not cause):
             raise context_task.error
-
-    async def close(self) -> None:
-        """Leave the instance at the end of the scope."""
-        await self.stop(None)
 
     def hold(self) -> None:
         """Let no more attempts in."""
@@ -162,33 +150,25 @@ class Instance:
 
     @asynccontextmanager
     async def _entered(self) -> AsyncGenerator[None, None]:
-        has_started = False
         nesting.note_owner_engine(self._pools)
-        try:
-            cls, args, kwargs = recipe_of(self._node.template)
-            instance = self._node.runs_on.make_instance(self._scope, cls, args, kwargs)
-            handler = handler_of(instance)
-            if loop_host.fault_at_start is not None:
-                await loop_host.fault_at_start(self.name)
-            async with AsyncExitStack() as stack:
-                if hasattr(instance, "__aenter__"):
-                    await stack.enter_async_context(instance)
-                if self._handler is not None:
-                    self.restarts += 1
-                self.value, self._handler = instance, handler
-                has_started = True
-                try:
-                    yield
-                except BaseException:
-                    if self.gate is not None and self._is_up:
-                        self.gate.hold()  # attempts that come now wait for the next instance
-                    raise
-                if self._crash is not None:
-                    await _leave_after(stack, self._crash)
-        except BaseException as error:
-            if not has_started:
-                add_note(error, f"while stateful node {self.name!r} was started")
-            raise
+        cls, args, kwargs = recipe_of(self._node.template)
+        instance = self._node.runs_on.make_instance(self._scope, cls, args, kwargs)
+        handler = handler_of(instance)
+        if loop_host.fault_at_start is not None:
+            await loop_host.fault_at_start(self.name)
+        async with AsyncExitStack() as stack:
+            if hasattr(instance, "__aenter__"):
+                await stack.enter_async_context(instance)
+            if self._handler is not None:
+                self.restarts += 1
+            self.value, self._handler = instance, handler
+            try:
+                yield
+            finally:
+                if self.gate is not None and self._is_up:  # it has ended by itself
+                    self.gate.hold()  # attempts that come now wait for the next instance
+            if self._crash is not None:
+                await _leave_after(stack, self._crash)
 
 
 async def _leave_after(stack: AsyncExitStack, crash: Exception) -> None:
@@ -208,7 +188,7 @@ def _is_only(error: BaseException, one: BaseException) -> bool:
     return all(_is_only(inner, one) for inner in group.exceptions)
 
 
-class LoopInstance:
+class LoopInstance(Child):
     """A node that owns its loop, in one scope: the other kind of child of the scope's supervisor.
 
     Attributes:
@@ -221,16 +201,8 @@ class LoopInstance:
 
     gate: RestartGate | None = None
 
-    def __init__(
-        self,
-        node: Node[..., Any],
-        pools: Pools,
-        supervisor: Supervisor,
-        scope: Scope,
-    ) -> None:
-        self.name = node.name
-        self.restart: RestartMode = node.policy.restart
-        self.restarts = 0
+    def __init__(self, node: Node[..., Any], pools: Pools, supervisor: Supervisor, scope: Scope) -> None:
+        super().__init__(node.name, node.policy.restart, supervisor)
 
         def make() -> OwnsLoop:  # called in the task that runs the loop
             nesting.note_owner_engine(pools)
@@ -244,15 +216,9 @@ class LoopInstance:
             shutdown_seconds=node.policy.shutdown_seconds,
             on_exit=self._exited,
         )
-        self._supervisor = supervisor
         self._has_run = False
         self._is_supervised = False
         self._early_exit: tuple[ExitKind, BaseException | None] | None = None
-
-    @property
-    def state(self) -> ActorState:
-        """The state of the child, as its supervisor knows it."""
-        return self._supervisor.state_of(self)
 
     @property
     def is_stopped(self) -> bool:
@@ -286,12 +252,6 @@ class LoopInstance:
     async def close(self) -> None:
         """End the loop when it has done all work in its inbox."""
         await self.host.close()
-
-    def hold(self) -> None:
-        """Do nothing: work waits in the inbox."""
-
-    def resume(self) -> None:
-        """Do nothing: `start` has begun the loop."""
 
     def supervised(self) -> None:
         """Report exits from now on, and the exit that happened before the supervisor knew this child."""

@@ -309,7 +309,7 @@ class Resources:
             context_task = entry.context_task
             try:
                 await context_task.settled()
-            except BaseException:
+            except asyncio.CancelledError:
                 await self._left_waiting(entry, user)
                 raise
             if context_task.is_open and not entry.ending:

@@ -197,16 +197,6 @@ class ChannelMachine(RuleBasedStateMachine):
         else:
             assert self.channel.put_nowait(item, priority) == (item.state == "held")
 
-    @rule(number=st.integers(1, 4))
-    def put_many(self, number: int) -> None:
-        room = self.channel.room
-        assert not room or self.model.fits(Item(0, 1))
-        assert not (room and (self.model.line or self.model.closed))
-        items = [self.new_item(0, 1) for _ in range(min(room, number))]
-        if items:
-            self.channel.put_many_nowait(items)
-        assert all(self.model.put(item, waits=False) == "held" for item in items)
-
     @rule()
     def get_nowait(self) -> None:
         if not self.model.held and self.model.closed:

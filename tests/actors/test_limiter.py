@@ -107,19 +107,6 @@ class PlacesMachine(RuleBasedStateMachine):
         if run:
             self.come_to_rest()
 
-    @rule(number=st.integers(0, 2), frames=st.integers(1, 3))
-    def frames_come_together(self, number: int, frames: int) -> None:
-        actor = self.actors[number % len(self.actors)]
-        room = min(actor.inbox.room, frames)
-        if self.free > 0 or not room:
-            return
-        first = len(self.frames)
-        group = cast(WorkerGroup, self.group)
-        new = [Frame(cast(Layout, OneStep()), (), group, self.group, item, None) for item in range(first, first + room)]
-        self.frames += new
-        actor.offer_new(new)
-        assert all(self.model_enter(actor, frame) for frame in new)
-
     async def wait_for_room(self, actor: NodeActor, frame: Frame) -> None:
         if frame.state == "running" and not self.model_enter(actor, frame):
             self.lines[actor].append(frame)

@@ -6,11 +6,11 @@ from collections.abc import Callable
 import pytest
 
 from penstock import DeploymentFailed
-from penstock.actors.supervision import RestartMode, Supervisor, SupervisorFlags
+from penstock.actors.supervision import Child, RestartMode, Supervisor, SupervisorFlags
 from tests.kit import virtual
 
 
-class FakeChild:
+class FakeChild(Child):
     """Keeps a journal of what it was asked to do."""
 
     def __init__(self, name: str, journal: list[str], restart: RestartMode = "permanent") -> None:
