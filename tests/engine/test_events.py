@@ -461,83 +461,62 @@ async def test_emitters_that_wait_for_room_are_let_in_in_the_order_in_which_they
 # Who may emit.
 
 
-async def test_a_node_that_does_not_say_so_may_not_emit() -> None:
-    @ps.node
-    async def silent() -> int:
-        await ps.emit(1)
-        return 1
-
-    graph = ps.graph(silent)
-
-    for run in (_run, _result):
-        with pytest.raises(TypeError, match=r"""node 'silent' .*@ps.node\(effectful="unordered"\)"""):
-            await run(graph)
+@ps.node
+async def silent(number: int) -> int:
+    await ps.emit(1)
+    return number
 
 
-async def _run(graph: ps.Graph[[], int]) -> int:
-    return await engine.run(graph())
-
-
-async def _result(graph: ps.Graph[[], int]) -> int:
-    async with engine.stream(graph(), events=object) as events:
-        return await events.result()
-
-
-async def test_a_plain_def_on_the_loop_may_not_emit() -> None:
-    @ps.node(effectful="unordered")
-    def plain() -> int:
-        ps.emit(1)
-        return 1
-
-    graph = ps.graph(plain)
-
-    for run in (_run, _result):
-        with pytest.raises(TypeError, match=r"node 'plain' is a plain `def` .*runs_on=.thread."):
-            await run(graph)
+@ps.node(effectful="unordered")
+def on_the_loop(number: int) -> int:
+    ps.emit(1)
+    return number
 
 
 @ps.node(effectful="unordered", runs_on="process")
-def emits_in_a_process() -> int:
+def in_a_process(number: int) -> int:
     ps.emit(1)
-    return 1
+    return number
 
 
-async def test_a_process_may_not_emit() -> None:
-    graph = ps.graph(emits_in_a_process)
+@ps.node(batch=ps.Batch(4), effectful="unordered")
+async def batched(numbers: list[int]) -> list[int]:
+    await ps.emit(1)
+    return numbers
 
-    with pytest.raises(TypeError, match=r'in a worker process.*use runs_on="thread"'):
-        await _result(graph)
+
+@ps.node(effectful="unordered")
+class Own(ps.Actor[int, int]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[int, int]]) -> None:
+        while True:
+            one = await inbox.get()
+            try:
+                await ps.emit(1)
+            except TypeError as error:
+                one.fail(error)
 
 
-async def test_a_batch_and_a_loop_may_not_emit() -> None:
-    @ps.node(batch=ps.Batch(4), effectful="unordered")
-    async def batched(numbers: list[int]) -> list[int]:
-        await ps.emit(1)
-        return numbers
+async def _result(graph: ps.Graph[..., int], *arguments: int) -> int:
+    async with engine.stream(graph(*arguments), events=object) as events:
+        return await events.result()
 
-    @ps.node(effectful="unordered")
-    class Own(ps.Actor[int, int]):
-        async def loop(self, inbox: ps.Inbox[ps.Work[int, int]]) -> None:
-            while True:
-                one = await inbox.get()
-                try:
-                    await ps.emit(1)
-                except TypeError as error:
-                    one.fail(error)
 
-    own = Own()
-
-    @ps.graph
-    async def of_batch() -> int:
-        return await batched(1)
-
-    @ps.graph
-    async def of_loop() -> int:
-        return await own(1)
-
-    for graph in (of_batch, of_loop):
-        with pytest.raises(TypeError, match=r"in the loop of an actor or in a batch.*use a node of one item"):
-            await _result(graph)
+@pytest.mark.parametrize(
+    ("node", "message"),
+    [
+        (silent, r"""node 'silent' .*@ps.node\(effectful="unordered"\)"""),
+        (on_the_loop, r"node 'on_the_loop' is a plain `def` .*runs_on=.thread."),
+        (in_a_process, r'in a worker process.*use runs_on="thread"'),
+        (batched, r"in the loop of an actor or in a batch.*use a node of one item"),
+        (Own(), r"in the loop of an actor or in a batch.*use a node of one item"),
+    ],
+)
+async def test_who_may_not_emit(node: Any, message: str) -> None:
+    graph = ps.graph(node)
+    with pytest.raises(TypeError, match=message):
+        await engine.run(graph(1))
+    with pytest.raises(TypeError, match=message):
+        await _result(graph, 1)
 
 
 async def test_a_graph_may_not_emit() -> None:

@@ -190,39 +190,19 @@ REFUSED = {
         return x
     """,
     "try in a plain function of the same module": "return await guarded(q)",
-    "asyncio.timeout": """
-        async with asyncio.timeout(3):  #! {TIMEOUT}
-            return await fetch(q)
-    """,
-    "anyio.fail_after": """
-        with anyio.fail_after(3):  #! {TIMEOUT}
-            return await fetch(q)
-    """,
-    "anyio.move_on_after": """
-        with anyio.move_on_after(3) as scope:  #! {TIMEOUT}
-            return await fetch(q)
-    """,
+    "asyncio.timeout": "async with asyncio.timeout(3): return await fetch(q)  #! {TIMEOUT}",
+    "anyio.fail_after": "with anyio.fail_after(3): return await fetch(q)  #! {TIMEOUT}",
+    "anyio.move_on_after": "with anyio.move_on_after(3) as scope: return await fetch(q)  #! {TIMEOUT}",
     "wait_for": "return await asyncio.wait_for(fetch(q), 3)  #! {TIMEOUT}",
-    "with around a node": """
-        with suppress(ValueError):  #! {WITH}
-            return await fetch(q)
-    """,
-    "with on a node's result": """
-        async with await fetch(q) as connection:  #! {WITH}
-            pass
-        return q
-    """,
+    "with around a node": "with suppress(ValueError): return await fetch(q)  #! {WITH}",
+    "with on a node's result": "async with await fetch(q) as connection: pass  #! {WITH}",
     "a lock": """
         async with LOCK:  #! {WITH}
             x = 1
         return await fetch(q)
     """,
     "is on a parameter": "return await fetch(q) if q is None else q  #! {COND}",
-    "is not on a default": """
-        if k is not None:  #! {COND}
-            return await fetch(q)
-        return q
-    """,
+    "is not on a default": "if k is not None: return await fetch(q)  #! {COND}",
     "is on a node's result": "return (await fetch(q)) is None  #! {COND}",
     "is on an inlined graph's result": "return await search(q) is None  #! {COND}",
     "is on an unawaited node": "return fetch(q) is None  #! {COND}",
@@ -248,11 +228,7 @@ REFUSED = {
                 return q
         return None
     """,
-    "isinstance": """
-        if isinstance(q, str):  #! {COND}
-            return q
-        return await fetch(q)
-    """,
+    "isinstance": "if isinstance(q, str): return q  #! {COND}",
     "isinstance of an attribute": "return isinstance(q.a.b[0], str)  #! {COND}",
     "isinstance in a plain function": "return kind_of(q)",
     "isinstance in a static method": "return Holder.static(q)",
@@ -263,11 +239,7 @@ REFUSED = {
     "hasattr": "return hasattr(await fetch(q), 'title')  #! {COND}",
     "id": "return id(q)  #! {COND}",
     "issubclass": "return issubclass(q, str)  #! {COND}",
-    "if": """
-        if q:  #! {COND}
-            return q
-        return await fetch(q)
-    """,
+    "if": "if q: return q  #! {COND}",
     "if on a comparison": """
         x = await fetch(q)
         if x.score > 3:  #! {COND}
@@ -281,25 +253,13 @@ REFUSED = {
             return None
         return q
     """,
-    "while": """
-        x = q
-        while x:  #! ps.while_loop
-            x = await fetch(x)
-        return x
-    """,
+    "while": "while q: await fetch(q)  #! ps.while_loop",
     "a conditional expression": "return q if await fetch(q) else None  #! {COND}",
     "and": "return q and config.rerank  #! {COND}",
     "or": "return q or 3  #! {COND}",
     "not": "return not q  #! {COND}",
-    "assert": """
-        assert q, "missing"  #! inside a node
-        return await fetch(q)
-    """,
-    "for": """
-        for x in q:  #! {MAP}
-            await fetch(x)
-        return q
-    """,
+    "assert": 'assert q, "missing"  #! inside a node',
+    "for": "for x in q: await fetch(x)  #! {MAP}",
     "a list comprehension": "return [await fetch(x) for x in await rank(q)]  #! {MAP}",
     "a dict comprehension": "return {x: 1 for x in q}  #! {MAP}",
     "a generator": "return list(x for x in q)  #! {MAP}",
@@ -307,11 +267,7 @@ REFUSED = {
         pages = [await fetch(s, q) for s in SOURCES]
         return [page for page in pages if page]  #! {COND}
     """,
-    "async for": """
-        async for x in words(q):  #! AsyncIterator
-            pass
-        return q
-    """,
+    "async for": "async for x in words(q): pass  #! AsyncIterator",
     "an async comprehension": "return [x async for x in words(q)]  #! AsyncIterator",
     "gather": "return await asyncio.gather(fetch(q), rank(q))  #! {PARALLEL}",
     "gather under another name": """
@@ -324,16 +280,8 @@ REFUSED = {
         return await both(fetch(q), rank(q))  #! {PARALLEL}
     """,
     "wait": "done, _ = await asyncio.wait([fetch(q)])  #! {PARALLEL}",
-    "TaskGroup": """
-        async with asyncio.TaskGroup() as group:  #! {PARALLEL}
-            a = group.create_task(fetch(q))
-        return a
-    """,
-    "anyio task group": """
-        async with anyio.create_task_group() as group:  #! {PARALLEL}
-            group.start_soon(fetch, q)
-        return q
-    """,
+    "TaskGroup": "async with asyncio.TaskGroup() as group: group.create_task(fetch(q))  #! {PARALLEL}",
+    "anyio task group": "async with anyio.create_task_group() as group: group.start_soon(fetch, q)  #! {PARALLEL}",
     "create_task": "return await asyncio.create_task(fetch(q))  #! {PARALLEL}",
     "sleep": """
         await asyncio.sleep(1)  #! sleep inside a node
@@ -344,9 +292,7 @@ REFUSED = {
     "anyio's threads": 'return await anyio.to_thread.run_sync(time.sleep, 1)  #! runs_on="thread"',
     "another awaitable of asyncio": "await EVENT.wait()  #! {INSIDE}",
     "a lock's method": "await LOCK.acquire()  #! {INSIDE}",
-    "yield": """
-        yield await fetch(q)  #! async generator
-    """,
+    "yield": "yield await fetch(q)  #! async generator",
     "global": """
         global counter
         counter += 1  #! {STORE}
