@@ -54,48 +54,6 @@ async def test_results_errors_and_arguments_travel() -> None:
     assert "_work" not in names
 
 
-async def test_it_runs_off_the_loop_in_the_given_context(pool: ThreadPool) -> None:
-    variable: contextvars.ContextVar[str] = contextvars.ContextVar("variable", default="unset")
-
-    def read_and_set() -> tuple[str, int]:
-        before = variable.get()
-        variable.set("job")
-        return before, threading.get_ident()
-
-    variable.set("caller")
-    value, thread = await submit(pool, read_and_set)
-    assert (value, variable.get()) == ("caller", "caller")
-    assert thread != threading.get_ident()
-
-
-async def test_threads_start_on_demand_only() -> None:
-    async with aclosing(ThreadPool(3)) as pool:
-        assert pool.statistics().threads == 0
-        for _ in range(5):
-            await submit(pool, int)
-        assert pool.statistics().threads == 1
-
-        blockers = [Blocker() for _ in range(5)]
-        futures = [submit(pool, blocker) for blocker in blockers]
-        for blocker in blockers[:3]:
-            await blocker.running.wait()
-        statistics = pool.statistics()
-        assert (statistics.threads, statistics.idle, statistics.busy, statistics.queued) == (3, 0, 3, 2)
-        for blocker in blockers:
-            blocker.release.set()
-        await asyncio.gather(*futures)
-        statistics = pool.statistics()
-        assert (statistics.threads, statistics.idle, statistics.busy, statistics.queued) == (3, 3, 0, 0)
-        assert statistics.completed == 10
-
-
-async def test_one_thread_runs_jobs_in_order() -> None:
-    seen: list[int] = []
-    async with aclosing(ThreadPool(1)) as pool:
-        await asyncio.gather(*[submit(pool, seen.append, i) for i in range(200)])
-    assert seen == list(range(200))
-
-
 async def test_a_job_cancelled_in_the_queue_never_runs(pool: ThreadPool) -> None:
     ran: list[str] = []
     returned: list[str] = []
@@ -193,28 +151,6 @@ async def test_an_idle_thread_holds_no_item(pool: ThreadPool) -> None:
                 await asyncio.sleep(0)
                 gc.collect()  # an exception and its traceback are a cycle
         assert pool.statistics().idle == 1
-
-
-async def test_aclose_waits_for_the_running_and_cancels_the_queued() -> None:
-    returned: list[str] = []
-    blocker = Blocker()
-    pool = ThreadPool(1)
-    running = submit(pool, blocker, "result")
-    queued = pool.submit(contextvars.copy_context(), lambda: returned.append("queued"), int)
-    await blocker.running.wait()
-    closing = asyncio.create_task(pool.aclose())
-    await asyncio.sleep(0)
-    assert queued.cancelled()
-    assert returned == ["queued"]
-    assert not closing.done()
-    with pytest.raises(EngineClosedError):
-        submit(pool, int)
-    blocker.release.set()
-    await closing
-    assert await running == "result"
-    assert pool.statistics().threads == 0
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("penstock")]
-    await pool.aclose()  # once more does nothing
 
 
 async def test_jobs_that_wait_in_a_lane_leave_the_thread_to_others_in_their_turn() -> None:

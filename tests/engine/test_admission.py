@@ -623,7 +623,7 @@ class FairAdmissionMachine(RuleBasedStateMachine):
             self.loop.close()
 
 
-@pytest.mark.parametrize("loop", [pytest.param("asyncio", marks=pytest.mark.long), "seeded"])
+@by_loop
 def test_fair_admission_gives_each_place_to_a_key_that_has_had_least_for_its_weight(loop: str) -> None:
     class OnLoop(FairAdmissionMachine):
         new_loop = staticmethod(LOOPS[loop])
