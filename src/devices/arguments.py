@@ -21,6 +21,7 @@ from .device_batch import DeviceBatch, PackedBatch
 from .parameter_checks import check_names, check_shared, mask_parameters, row_parameters
 from .programs import (
     WeakRows,
+    are_arrays,
     current,
     is_random_key,
     on_host_of,
@@ -624,7 +625,8 @@ class Arguments:
 
     def on_host_of(self, values: tuple[Any, ...]) -> tuple[int, bool]:
         """Return how many bytes of the arguments are not on a device yet, and whether all are plain."""
-        size_bytes, is_plain = on_host_of(jax.tree.leaves(self._stacked_of(values)))
+        stacked = self._stacked_of(values)
+        size_bytes, is_plain = on_host_of(stacked if are_arrays(stacked) else jax.tree.leaves(stacked))
         return size_bytes, is_plain and self._looks_at_all
 
     def call(self, fn: Callable[..., Any], values: tuple[Any, ...], masks: tuple[Any, ...] = ()) -> Any:

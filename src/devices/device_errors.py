@@ -67,20 +67,22 @@ class Origins:
     # copies; each single write of the dictionary is whole, as the interpreter sees to it.
 
     def __init__(self) -> None:
-        self._results: dict[Origin, list[weakref.ref[Any]]] = {}  # arrays are not hashable
+        # Of a computation that has not ended, which holds its results, these; then weak references to them.
+        self._results: dict[Origin, list[Any]] = {}  # arrays are not hashable
 
-    def add(self, arrays: Iterable[Any], origin: Origin) -> None:
+    def add(self, arrays: list[Any], origin: Origin) -> None:
         """Note that arrays are the results of a computation."""
-        self._results[origin] = [*map(weakref.ref, arrays)]
+        self._results[origin] = arrays
 
     def over(self, origin: Origin, error: BaseException | None) -> None:
         """Note that a computation has ended, with an error or without one."""
         origin.over(error)
         # One write: another device, whose computation fails meanwhile, looks for the entry.
-        arrays = [array for reference in self._results.get(origin, ()) if (array := reference()) is not None]
+        arrays = self._results.get(origin, ())
         if error is None:
-            # If all were donated, none can be asked how it ended, and one of them stands for all.
-            arrays = arrays[:1] if all(array.is_deleted() for array in arrays) else []
+            # If all were donated, none can be asked how it ended, and one of them stands for all. A number that says
+            # how a step has gone is often the last of what it gives.
+            arrays = arrays[:1] if all(array.is_deleted() for array in reversed(arrays)) else ()
         if arrays:
             self._results[origin] = [weakref.ref(array, self._forget(origin)) for array in arrays]
         else:
@@ -105,7 +107,9 @@ class Origins:
 
     def _origin_of(self, array: Any) -> Origin | None:
         found = (
-            origin for origin, results in list(self._results.items()) if any(one() is array for one in results)
+            origin
+            for origin, results in list(self._results.items())
+            if any((one() if type(one) is weakref.ref else one) is array for one in results)
         )  # fmt: skip
         return next(found, None)
 

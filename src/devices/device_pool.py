@@ -178,9 +178,7 @@ class DeviceFunction:
         flat = None if are_arrays(args) else jax.tree.flatten(args)
         size_bytes, is_plain = on_host_of(args if flat is None else flat[0])
         call = DeviceCall(jitted, args, size_bytes)
-        call.is_plain, call.returns_pending, call.wait = is_plain, not self._ready, spans.waiting()
-        if self._ready:  # else arrays of NumPy are replaced by copies
-            call.flat = flat
+        call.is_plain, call.returns_pending, call.wait, call.flat = is_plain, not self._ready, spans.waiting(), flat
         if collectors.running and (actor := calling_actor()) is not None:
             call.sampler, call.frame = actor.sampler, enclosing_frame()
         return await (device.functions.run_to_end(call) if self._donate_argnums else device.functions.run(call))

@@ -19,8 +19,8 @@ from .batch_items import BatchItem
 from .compiling import CACHE, JittedFunction
 from .device_errors import ORIGINS, Origin, raise_explained
 from .job_times import JobTimes, jax_profiles, named_in_jax_profile
-from .parameters import overwritable, owned
-from .programs import UnlikeBeforeError, are_ready, is_device_array, wait_until_ready
+from .parameters import all_owned, overwritable
+from .programs import UnlikeBeforeError, are_arrays, are_ready, wait_until_ready
 from .self_check import self_check
 from .shardings import Placement
 from .untyped_jax import jax
@@ -380,6 +380,8 @@ class Job:
         error: why the job failed; None if it has not.
         times: the times of its phases, if a profile is taken.
         has_run: whether it was enqueued: neither skipped, nor failed while its program was compiled.
+        is_awaited: whether a caller waits until the job's arrays are ready, or a queue has to know when they are; known
+            once its result was handed on.
     """
 
     # Ownership: a job has one owner at a time, who may read and write all of it. The event loop makes it and submits
@@ -397,6 +399,7 @@ class Job:
         self.results: list[Any] = []
         self.error: BaseException | None = None
         self.has_run = False
+        self.is_awaited = True
         self.times: JobTimes | None = None
         self._submitted_at = 0.0
         self._jitted = jitted
@@ -458,7 +461,7 @@ class Job:
             self.times.dispatch_begins()
         if executable is None and self._begins_as_usual():
             return self._arrays()
-        flat = self.calls[0].flat or jax.tree.flatten(self._args)
+        flat = self._flattened()
         self._leaves = flat[0]
         span = self._span
         if executable is None:
@@ -486,6 +489,11 @@ class Job:
             self.times.dispatched()
         return self._arrays()
 
+    def _flattened(self) -> tuple[list[Any], Any]:
+        """Return leaves and structure of the arguments; what the caller got early has copies for some of them."""
+        call = self.calls[0]
+        return (None if call.returns_pending else call.flat) or jax.tree.flatten(self._args)
+
     def _begins_as_usual(self) -> bool:
         """Enqueue the program of the last calls, without a look at the arguments; return False if it is not certain."""
         call = self.calls[0]
@@ -511,12 +519,7 @@ class Job:
     def _arrays(self) -> list[Any]:
         """Return the arrays that the program gave."""
         given = self._given
-        return [given] if is_device_array(given) else jax.tree.leaves(given)
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a caller waits until the job's arrays are ready, or a queue has to know when they are."""
-        return True
+        return [given] if are_arrays((given,)) else jax.tree.leaves(given)
 
     def hand_on(self, arrays: list[Any]) -> None:
         """Give the result to the caller before it is ready, if the caller accepts that.
@@ -702,22 +705,21 @@ class SingleJob(Job):
 
     def claim(self) -> bool:
         """Return False if the call was taken back; after True it cannot be taken back."""
-        return self.calls[0].begin()
+        call = self.calls[0]
+        return call._turn is None or call.begin()
 
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the call."""
-        args, self._call_args = overwritable(self._call_args, self._jitted.donate_argnums), ()
+        args, self._call_args = self._call_args, ()
+        if self._jitted.donate_argnums:
+            args = overwritable(args, self._jitted.donate_argnums)
         if self._parameters:
             args = self._place(args, self._parameters)
+        if not self._returns_pending:
+            return args
         # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
-        return tuple([owned(arg) for arg in args]) if self._returns_pending else args
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether a caller waits until the job's arrays are ready, or a queue has to know when they are."""
-        if not self._returns_pending or self.times is not None or self._span is not None:
-            return True
-        return len(self._queue.replicas) > 1  # which one is free matters
+        call = self.calls[0]
+        return all_owned(args, call.size_bytes if call.is_plain else None)
 
     def hand_on(self, arrays: list[Any]) -> None:
         """Give the result to the caller before it is ready, if the caller accepts that.
@@ -727,6 +729,10 @@ class SingleJob(Job):
         """
         if self._returns_pending:
             call, post = self.calls[0], self._device.mailbox.post
+            # Which of several devices is free matters.
+            self.is_awaited = bool(self.times or self._span) or len(self._queue.replicas) > 1
+            if (flat := call.flat) is not None:
+                self._leaves = flat[0]
             self._origin = Origin(call.label, self.inputs())
             ORIGINS.add(arrays, self._origin)
             if self.times is not None:

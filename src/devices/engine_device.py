@@ -301,12 +301,14 @@ class CallQueue:
         A cancellation takes it back if the device has not begun with it. Otherwise the caller gets the result, or the
         error, and the cancellation where it waits next.
         """
-        raise_postponed()
-        task = asyncio.current_task()
+        loop = self.device.loop
+        task = asyncio.current_task(loop)
         assert task is not None
         undisturbed = task.cancelling()
+        if undisturbed:
+            raise_postponed()
         call.may_be_taken_back()
-        result: asyncio.Future[Any] = self.device.loop.create_future()
+        result: asyncio.Future[Any] = loop.create_future()
         call.result = result
         self.submit(call)
         try:
@@ -550,7 +552,7 @@ class EngineDevice:
     @property
     def has_room(self) -> bool:
         """Whether it takes another job."""
-        return self.running < self._window and self._has_memory and not self.is_closed
+        return self.running < self._window and self._held_bytes < self._window_bytes and not self.is_closed
 
     @property
     def _has_memory(self) -> bool:

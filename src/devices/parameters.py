@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Container
 from contextlib import nullcontext
+from itertools import compress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -69,6 +70,20 @@ def owned(value: Any) -> Any:
     if not not_on_device(leaves):
         return value
     return structure.unflatten([aligned_copy(leaf) if _is_of_numpy(leaf) else leaf for leaf in leaves])
+
+
+def all_owned(args: tuple[Any, ...], size_bytes: int | None) -> tuple[Any, ...]:
+    """Return arguments, each as `owned`.
+
+    Args:
+        args: the arguments.
+        size_bytes: how many bytes of them are on the host; None if that is not known.
+    """
+    of_numpy = [_is_of_numpy(arg) for arg in args]
+    # Nearly always none of these bytes are inside of a pytree, and there may be many leaves to look at.
+    if size_bytes == sum([arg.nbytes for arg in compress(args, of_numpy)]):
+        return tuple([aligned_copy(arg) if is_one else arg for arg, is_one in zip(args, of_numpy, strict=True)])
+    return tuple([owned(arg) for arg in args])
 
 
 def _is_of_numpy(leaf: object) -> bool:

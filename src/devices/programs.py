@@ -350,10 +350,14 @@ def on_host_of(leaves: Iterable[Any]) -> tuple[int, bool]:
     Plain are those that JAX's C++ code tells apart as `signature_of` does: it takes an array of a class that is derived
     from NumPy's for one of NumPy's.
     """
-    on_host = not_on_device(leaves)
-    if not on_host:
-        return 0, True
-    return sum([getattr(leaf, "nbytes", 0) for leaf in on_host]), _PLAIN.issuperset(map(type, on_host))
+    size_bytes, is_plain = 0, True
+    for leaf in leaves:  # a loop, and no function for each step: this is a hot path
+        leaf_type = leaf.__class__
+        kind = _kinds.get(leaf_type) or _kind(leaf_type)
+        if kind is not _DEVICE and kind is not _KEY:
+            size_bytes += getattr(leaf, "nbytes", 0)
+            is_plain = is_plain and leaf_type in _PLAIN
+    return size_bytes, is_plain
 
 
 def holds_array(value: object) -> bool:

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import AsyncGenerator, Callable
-from typing import TYPE_CHECKING, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary
 
 from .._errors import EngineClosedError
@@ -42,7 +42,7 @@ class Pools:
         self._closed = False
         self._threads: ThreadPool | None = None
         self._processes: ProcessPool | None = None
-        self._others: dict[str, Pool] = {}
+        self._others: dict[str, Any] = {}  # each is a `Pool`
         self._guards: list[AsyncGenerator[None, None]] = []
         # By the origin of a node. Weak, so that nodes that a factory has made for a single request leave nothing here.
         self._limiters: WeakKeyDictionary[object, Limiter] = WeakKeyDictionary()
@@ -76,10 +76,11 @@ class Pools:
         """
         if self._closed:  # a task that a handler has started may outlive the Engine
             raise EngineClosedError("this Engine was closed, and its threads, processes and devices were released")
-        if key not in self._others:
-            self._others[key] = open()
-            self._guard(self._others[key])
-        return cast(PoolT, self._others[key])
+        found: PoolT | None = self._others.get(key)
+        if found is None:
+            found = self._others[key] = open()
+            self._guard(found)
+        return found
 
     def limiter(self, key: object, places: int, ahead: int = 0) -> Limiter:
         """Return the limiter that all call sites with a key share in the Engine; arguments as of `node.Places`.
