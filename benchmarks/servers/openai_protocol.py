@@ -13,9 +13,12 @@ import resource
 import statistics
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import contextmanager
+from http.client import HTTPConnection
+from subprocess import PIPE
 from typing import Any
 
 import httpx
@@ -152,19 +155,37 @@ BODY = {"model": "tokens", "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def streams(url: str) -> tuple[float, list[float]]:
-    """Return the CPU time of a server for a token, in µs, and how long its health took to answer."""
+    """Return the CPU time of a server for a token, in µs, and how long its health took to answer, in seconds.
+
+    A process of its own asks for the health: this one is busy with the streams.
+    """
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=LIMITS) as http:
-        await http.get("/cpu")
         await read(url)
+        command = [sys.executable, "-m", "benchmarks.servers.openai_protocol", url]
+        prober = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
+        assert prober.stdout is not None
+        await prober.stdout.readline()  # it has begun
         before = (await http.get("/cpu")).json()
-        asked = [asyncio.ensure_future(read(url)) for _ in range(CLIENTS)]
-        took: list[float] = []
-        while not all(one.done() for one in asked):
-            began = time.perf_counter()
-            await http.get("/health/live")
-            took.append(time.perf_counter() - began)
-            await asyncio.sleep(0.05)
-        return ((await http.get("/cpu")).json() - before) / CLIENTS / TOKENS * 1e6, took
+        await asyncio.gather(*(read(url) for _ in range(CLIENTS)))
+        used = (await http.get("/cpu")).json() - before
+        told, _ = await prober.communicate(b"\n")
+        return used / CLIENTS / TOKENS * 1e6, json.loads(told)
+
+
+def probe(url: str) -> None:
+    """Ask for the health each 50 ms until a line comes; write how many seconds each answer took."""
+    took: list[float] = []
+    ended = threading.Thread(target=sys.stdin.readline)
+    ended.start()
+    connection = HTTPConnection(url.removeprefix("http://"))
+    print(flush=True)
+    while ended.is_alive():
+        began = time.perf_counter()
+        connection.request("GET", "/health/live")
+        connection.getresponse().read()
+        took.append(time.perf_counter() - began)
+        time.sleep(0.05)
+    print(json.dumps(took))
 
 
 async def read(url: str) -> None:
@@ -215,4 +236,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    probe(sys.argv[1]) if len(sys.argv) > 1 else main()

@@ -256,7 +256,8 @@ class Application(Starlette):
 
     def _model(self, name: str) -> _Model:
         if name not in self._models:
-            raise APIError(404, f"The model {name!r} does not exist.", "model", "model_not_found")
+            known = ", ".join(map(repr, self._models))
+            raise APIError(404, f"The model {name!r} does not exist; there is {known}.", "model", "model_not_found")
         return self._models[name]
 
     async def _answer(self, kind: type[Request], made: type[Answer], http: HTTPRequest) -> Response:
@@ -432,6 +433,8 @@ def _told_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
     match error:
         case APIError():
             return error.status, error_of(error.status, str(error), error.param, error.code), error.headers
+        case HTTPException(status_code=404):
+            return 404, error_of(404, "Nothing is served at this path; the base URL of clients ends with /v1."), {}
         case HTTPException():
             return error.status_code, error_of(error.status_code, error.detail), dict(error.headers or {})
         case Overloaded():

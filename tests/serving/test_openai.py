@@ -162,7 +162,12 @@ async def test_errors_name_the_field_before_the_first_byte(stream: bool) -> None
             assert response.status_code == 400
             assert response.json()["error"]["type"] == "invalid_request_error"
         assert (await http.get("/v1/chat/completions")).json()["error"]["message"] == "Method Not Allowed"
-        assert (await http.get("/v1/audio/speech")).status_code == 404
+        for path in ("/v1/audio/speech", "/chat/completions"):
+            told = await http.post(path, json={"model": "echo", "messages": ASKED})
+            assert (told.status_code, told.json()["error"]["type"]) == (404, "not_found_error")
+            assert "the base URL of clients ends with /v1" in told.json()["error"]["message"]
+        unknown = await http.post("/v1/chat/completions", json={"model": "other", "messages": ASKED})
+        assert "there is 'echo', " in unknown.json()["error"]["message"]
 
 
 async def test_an_error_behind_the_first_byte_is_told_and_never_looks_complete() -> None:
