@@ -17,6 +17,7 @@ The map of the house, in the order in which its floors may import each other:
     asgi         streams over HTTP, for Starlette and FastAPI
     serving      OpenAI's protocol in front of any graph
     consume      consumers of logs and queues, such as Kafka
+    cluster      nodes on workers of other machines, which Ray places
     testing      virtual time, seeded interleavings, fakes
     _cli         the command line, a module for each command
 """
@@ -29,6 +30,7 @@ from ._errors import (
     ActorStopped,
     ChannelClosed,
     CheckpointError,
+    ClusterError,
     DataError,
     DeadlineExceeded,
     DeploymentFailed,
@@ -81,18 +83,18 @@ from .engine.tracing.ref import Ref
 
 __all__ = [
     "Actor", "ActorRestarted", "ActorStopped", "Answer", "Batch", "Cache", "Call", "ChannelClosed", "Checkpoint",
-    "CheckpointError", "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode", "Durable",
-    "EngineClosedError", "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox",
+    "CheckpointError", "ClusterError", "DataError", "DeadlineExceeded", "DeploymentFailed", "DeviceError", "DeviceNode",
+    "Durable", "EngineClosedError", "EngineLoopError", "ExecutionOptions", "Graph", "GraphTraceError", "Hedge", "Inbox",
     "InboxClosed", "Interrupted", "ItemInfo", "IterationLimitError", "KeyFinished", "KeyInUse", "KeyStopped",
     "LoopRecord", "LoopState", "LoopStore", "MissingExtraError", "Node", "NodeCancelledError", "NodeError",
     "NodeTimeoutError", "NotFinished", "NotStorable", "OptionsError", "OtherArguments", "Overloaded", "PenstockError",
     "PlanError",
     "PostgresStore", "RateLimit", "ReentrantCallError", "Ref", "Resource", "ResourceError", "Retry", "Run",
     "SQLiteStore", "StaleAnswer", "StreamActor", "StreamWork", "UnknownItemError", "UnknownKey", "UnknownStep", "Work",
-    "WorkSettledError", "WorkerDied", "apply", "asgi", "call", "cond", "consume", "current", "data", "device_node",
-    "devices", "emit", "engine", "execution_options", "extension", "fold", "graph", "interrupt", "map_each", "node",
-    "resource", "retry_after", "serving", "set_execution_options", "switch", "tagged", "telemetry", "testing",
-    "while_loop",
+    "WorkSettledError", "WorkerDied", "apply", "asgi", "call", "cluster", "cond", "consume", "current", "data",
+    "device_node", "devices", "emit", "engine", "execution_options", "extension", "fold", "graph", "interrupt",
+    "map_each", "node", "resource", "retry_after", "serving", "set_execution_options", "switch", "tagged",
+    "telemetry", "testing", "while_loop",
 ]  # fmt: skip
 
 # Repeated from pyproject.toml, and a test compares the two: asking importlib.metadata would make this import take a
@@ -100,7 +102,7 @@ __all__ = [
 __version__ = "0.1.0"
 
 if TYPE_CHECKING:
-    from . import asgi, consume, data, devices, extension, serving, testing
+    from . import asgi, cluster, consume, data, devices, extension, serving, testing
     from .devices.device_node import DeviceNode, device_node
     from .engine.interrupt import interrupt
     from .engine.late_steps import call
@@ -113,6 +115,7 @@ else:
         __name__,
         {
             ".asgi": "asgi",
+            ".cluster": "cluster",
             ".consume": "consume",
             ".data": "data",
             ".devices": "devices",

@@ -112,7 +112,11 @@ class IterationLimitError(PenstockError):
 
 
 class WorkerDied(PenstockError):
-    """The worker process that ran this item died; only this item is affected."""
+    """The worker that ran this item died, or what it had kept was lost with it; other items are not affected."""
+
+
+class ClusterError(PenstockError):
+    """Workers of a cluster could not be placed, started or reached; the message says what was asked for."""
 
 
 class InboxClosed(PenstockError):

@@ -10,7 +10,7 @@ import pytest
 from tests.house.test_import_directions import SOURCE, import_statements, part_of
 
 # The parts of the package that could as well be packages of their own.
-FLOORS = ("_cli", "advice", "asgi", "consume", "data", "serving", "studio", "testing")
+FLOORS = ("_cli", "advice", "asgi", "cluster", "consume", "data", "serving", "studio", "testing")
 
 # Where the core, which is all that is no floor, shows what a floor has: by imports inside the public method, and by the
 # names that a package makes public. At most ten lines, each with the file and the module.
@@ -29,8 +29,8 @@ SHOWN = [
 
 # The modules whose names are public, with those in `__all__`; the contract for floors will be `extension`.
 PUBLIC = {
-    "", "asgi", "consume", "data", "devices", "engine", "extension", "serving", "studio.drawing", "telemetry",
-    "telemetry.names", "testing", "testing.faults",
+    "", "asgi", "cluster", "consume", "data", "devices", "engine", "extension", "serving", "studio.drawing",
+    "telemetry", "telemetry.names", "testing", "testing.faults",
 }  # fmt: skip
 
 # The helpers of the house, at most eight: they know nothing of graphs, and a package of its own could have copies.

@@ -28,11 +28,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "testing": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine", "devices"},
     "extension": {"_public", "telemetry", "actors", "engine"},
     "asgi": {"__init__", "_errors", "_public", "telemetry", "actors", "engine"},
+    "cluster": {"__init__", "extension", "_errors", "_public", "telemetry"},
     "consume": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine"},
     "serving": {"__init__", "_errors", "_public", "telemetry", "actors", "engine", "asgi"},
     "__init__": {
         "_errors", "_public", "telemetry", "actors", "saving", "engine", "devices", "data", "testing", "asgi",
-        "consume", "extension", "serving",
+        "cluster", "consume", "extension", "serving",
     },
     "_cli": {"__init__", "_errors", "telemetry", "engine", "devices", "serving"},
     "__main__": {"_cli"},
@@ -43,6 +44,7 @@ DEPENDENCIES = {"anyio", "structlog", "opentelemetry", "typing_extensions"}
 EXTRAS: dict[str, set[str]] = {
     "advice": {"jax", "numpy"},
     "asgi": {"starlette"},
+    "cluster": {"ray"},
     "data": {"jax", "numpy"},
     "devices": {"jax", "jaxlib", "numpy", "opt_einsum"},
     "serving": {"httpx", "prometheus_client", "pydantic", "starlette", "typing_extensions", "uvicorn"},

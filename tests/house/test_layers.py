@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock as ps
+from penstock import cluster
 from penstock.actors import attempts
 from penstock.actors.attempts import HedgeBudget, hedged
 from penstock.actors.execution import Bound
@@ -63,4 +64,5 @@ def test_the_executions_are_those_of_the_table() -> None:
     ours = {cls for cls in subclasses(Bound) if cls not in {"CacheSite", "_InBodies", "_Intercepted"}}
     assert named == ours
     known = {one for one in vars(executions).values() if isinstance(one, type) and issubclass(one, Execution)}
-    assert {row[0].strip("`") for row in table} == {one.__name__ for one in known} | {executor.DeviceExecutor.__name__}
+    known |= {executor.DeviceExecutor, cluster.Workers}
+    assert {row[0].strip("`") for row in table} == {one.__name__ for one in known}

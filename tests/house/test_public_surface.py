@@ -19,7 +19,7 @@ import pytest
 
 import penstock as ps
 from docs.reference.render import MARKED, rendered
-from penstock import asgi, consume, data, devices, engine, extension, serving, telemetry, testing
+from penstock import asgi, cluster, consume, data, devices, engine, extension, serving, telemetry, testing
 from penstock.testing import faults
 from tests.docs.snippets import blocks_of
 
@@ -27,7 +27,7 @@ PAGES = sorted((Path(__file__).parents[2] / "docs/reference").glob("*.md"))
 # Each public name in the reference, with the members that are shown.
 DOCUMENTED = {found["name"]: found["members"] for page in PAGES for found in MARKED.finditer(page.read_text())}
 
-MODULES = [ps, engine, asgi, consume, data, devices, extension, serving, telemetry, testing, faults]
+MODULES = [ps, engine, asgi, cluster, consume, data, devices, extension, serving, telemetry, testing, faults]
 NAMES = [f"{module.__name__}.{name}" for module in MODULES for name in dir(module) if not name.startswith("_")]
 OBJECTS: dict[str, Any] = {name: getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
                            for name in NAMES}  # fmt: skip

@@ -12,10 +12,11 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=841, largest_file=424, slots=0, branches=9, broad_excepts=3),
+    ".": Figures(lines=844, largest_file=424, slots=0, branches=9, broad_excepts=3),
     "_cli": Figures(lines=417, largest_file=150, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7514, largest_file=554, slots=28, branches=38, broad_excepts=48),
     "advice": Figures(lines=800, largest_file=248, slots=0, branches=12, broad_excepts=0),
+    "cluster": Figures(lines=1259, largest_file=311, slots=4, branches=13, broad_excepts=9),
     "consume": Figures(lines=587, largest_file=230, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1207, largest_file=479, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6453, largest_file=594, slots=21, branches=14, broad_excepts=15),

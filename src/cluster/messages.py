@@ -1,0 +1,204 @@
+"""What travels between the driver and workers: pickled values, the memory of arrays beside them, and functions."""
+
+import io
+import logging
+import pickle
+import struct
+import sys
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from threading import local
+from typing import Any, Final, NamedTuple, TypeAlias, cast
+
+from .. import Node, Resource, node, resource
+
+# A value is `bytes`, or, where arrays in it have more than this many bytes, a list: the pickled rest, and their memory,
+# which Ray writes into its store, and reads from there without a copy.
+INLINE_MAX_BYTES: Final = 64 * 1024
+Packed: TypeAlias = "bytes | list[Any]"
+
+_HEAD: Final = struct.Struct("!QQ?I")  # of `Sent`, and how many bytes the function has
+_NO_MODULE: Final = b"__main__"  # workers have another main module
+
+_here = local()
+
+
+class Reference:
+    """Stands for a result that is where it was made, or where it was read last.
+
+    Attributes:
+        stored: what the transport knows of it.
+        nbytes: its size, which counts in `max_bytes`.
+        place: the worker that made it.
+        pool: the workers that can fetch it.
+    """
+
+    __slots__ = ("nbytes", "place", "pool", "stored")
+
+    def __init__(self, stored: object, nbytes: int, place: str) -> None:
+        self.stored = stored
+        self.nbytes = nbytes
+        self.place = place
+        self.pool: Any = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a number: the transport brings the values along."""
+        collected: list[Reference] | None = getattr(_here, "collected", None)
+        if collected is None:
+            raise TypeError("a result that stays on a worker does not pickle; only nodes on workers take it as it is")
+        if self not in collected:
+            collected.append(self)
+        return _given, (collected.index(self),)
+
+    def __repr__(self) -> str:
+        return f"<result of {self.nbytes} bytes on {self.place}>"
+
+
+def _given(number: int) -> Any:
+    return unpack(_here.given[number])
+
+
+@contextmanager
+def references(given: Sequence[Packed] | None = None) -> Generator[list[Reference]]:
+    """Collect the references in what is packed inside of a `with`; or have those in what is unpacked be values."""
+    collected: list[Reference] = []
+    _here.collected, _here.given = collected, given
+    try:
+        yield collected
+    finally:
+        _here.collected = _here.given = None
+
+
+def pack(value: object) -> Packed:
+    """Return a value as it travels; errors of its reducers are raised."""
+    buffers: list[pickle.PickleBuffer] = []
+    try:
+        body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
+        by_name = _NO_MODULE not in body
+    except (AttributeError, pickle.PicklingError):  # a function or class that has no name in a module
+        body, by_name = b"", False
+    if not by_name:
+        buffers.clear()
+        body = _by_contents(value, buffers.append)
+    if not buffers:
+        return body
+    if sum(buffer.raw().nbytes for buffer in buffers) <= INLINE_MAX_BYTES:
+        # As `bytes`, so that small arrays are read-only in the same way as large ones.
+        return pickle.dumps(_Inline(body, [bytes(buffer.raw()) for buffer in buffers]), protocol=5)
+    return [body, *buffers]
+
+
+class _Inline(NamedTuple):
+    body: bytes
+    buffers: list[bytes]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpack_inline, (self.body, self.buffers)
+
+
+def _unpack_inline(body: bytes, buffers: list[bytes]) -> Any:
+    return pickle.loads(body, buffers=buffers)
+
+
+def unpack(packed: Packed) -> Any:
+    """Return the value that was packed; its arrays are read-only."""
+    if isinstance(packed, list):
+        return pickle.loads(packed[0], buffers=packed[1:])
+    return pickle.loads(packed)
+
+
+def size_of(packed: Packed) -> int:
+    """Return how many bytes travel."""
+    parts: list[Any] = packed if isinstance(packed, list) else [packed]
+    return sum(memoryview(part).nbytes for part in parts)
+
+
+def import_ray() -> Any:
+    """Import Ray, without the hook for exceptions and the handler for logs that its import leaves; return it."""
+    hook, handlers = sys.excepthook, [*logging.getLogger("ray").handlers]
+    ray: Any = import_module("ray")  # few programs need it
+    if hook.__module__ != "ray._private.worker":
+        sys.excepthook, logging.getLogger("ray").handlers = hook, handlers
+    return ray
+
+
+def _by_contents(value: object, keep: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
+    """Pickle functions, classes and nodes of the main script by their contents; Ray brings what does that."""
+    pickler_of: Any = import_ray().cloudpickle.CloudPickler
+    file = io.BytesIO()
+    pickler = type("Pickler", (pickler_of,), {"reducer_override": _reduced})(file, protocol=5, buffer_callback=keep)
+    pickler.dump(value)
+    return file.getvalue()
+
+
+def _reduced(pickler: Any, one: Any) -> Any:
+    if isinstance(one, Node) and getattr(one.fn, "__module__", "") == "__main__":
+        return (resource if isinstance(one, Resource) else node), (one.fn,)
+    return cast("Any", super(type(pickler), pickler)).reducer_override(one)
+
+
+def pack_function(fn: object, name: str, most_bytes: int = 1 << 20) -> bytes:
+    """Return a function, a class or a node as it travels: by its name in a module, or else its contents.
+
+    Raises:
+        TypeError: it cannot travel, or takes too many values along; the message says what to write instead.
+    """
+    try:
+        packed = pickle.dumps(fn, protocol=5)
+        if _NO_MODULE not in packed:
+            return packed
+    except Exception:  # noqa: BLE001 - reducers may raise anything; then its contents travel
+        pass
+    bare = getattr(fn, "fn", fn)
+    try:
+        packed = _by_contents(bare)
+    except Exception as error:
+        raise TypeError(
+            f"node {name!r} cannot travel to a worker: {error}; define it at the top level of a module that workers "
+            "import, and pass what it needs as arguments"
+        ) from error
+    if len(packed) > most_bytes:
+        held = [one.cell_contents for one in getattr(bare, "__closure__", None) or ()]
+        largest = max(held, key=lambda one: len(_by_contents(one)), default=None)
+        what = "" if largest is None else f", of which a {type(largest).__name__} takes most"
+        raise TypeError(
+            f"node {name!r} takes {len(packed):,} bytes along{what}, and a function may take 1 MB: pass large values "
+            "as arguments, or open them as a resource"
+        )
+    return packed
+
+
+class Sent(NamedTuple):
+    """A message to a worker.
+
+    Attributes:
+        number: the number of the call.
+        key: that of the function.
+        keeps_result: whether the result stays there.
+        function: the function, if the worker does not know it.
+        body: the call.
+    """
+
+    number: int
+    key: int
+    keeps_result: bool
+    function: bytes
+    body: bytes
+
+    def joined(self) -> bytes:
+        """Return it as bytes: several arguments take Ray longer than one."""
+        return _HEAD.pack(self.number, self.key, self.keeps_result, len(self.function)) + self.function + self.body
+
+
+def split(message: bytes) -> Sent:
+    """Return what `Sent.joined` has joined."""
+    number, key, keeps_result, length = _HEAD.unpack_from(message)
+    end = _HEAD.size + length
+    return Sent(number, key, keeps_result, message[_HEAD.size : end], message[end:])
+
+
+def dumps_error(error: BaseException) -> bytes:
+    """Pickle an exception, by the contents of its class where that has no module."""
+    packed = pack(error)
+    return packed if isinstance(packed, bytes) else pickle.dumps(error)

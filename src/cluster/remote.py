@@ -1,0 +1,387 @@
+"""What runs in a worker: functions in one thread, coroutines and streams on an event loop of their own."""
+
+import asyncio
+import inspect
+import os
+import pickle
+import platform
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from functools import partial
+from importlib import metadata
+from time import perf_counter
+from typing import Any, Final, NamedTuple
+
+from .. import extension, telemetry
+from .._errors import copy_of
+from . import messages
+from .messages import Packed, pack, unpack
+
+# The values of a stream that are given together: as many as come within this time, and no more than this.
+_LIST_SECONDS: Final = 0.002
+_LIST_VALUES: Final = 64
+_LIST_BYTES: Final = 1 << 20
+
+
+class Request(NamedTuple):
+    """A call, as it travels.
+
+    Attributes:
+        info: the item.
+        headers: those of its trace.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        resources: the parameters whose arguments are opened here, with the number and the opening of each.
+        instance: for a class: the number of the instance, and what it is made of.
+    """
+
+    info: Any
+    headers: Mapping[str, str]
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    resources: Mapping[str, tuple[int, Callable[[], Any]]]
+    instance: tuple[int, tuple[Any, ...], Mapping[str, Any]] | None
+
+
+class Answer(NamedTuple):
+    """What a worker answers, as the driver reads it.
+
+    Attributes:
+        kind: "value", "reference", "error", "recalled" or "values".
+        seconds: how long the call took.
+        content: the value, the size of what stays, the error, or the values of a stream.
+        goes_on: whether a stream may have more values.
+    """
+
+    kind: str
+    seconds: float
+    content: Any
+    goes_on: bool = False
+
+
+class Described(NamedTuple):
+    """What a worker says of itself when it has started."""
+
+    machine: str
+    process: int
+    versions: Mapping[str, str]
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of this process that a driver and its workers have in common."""
+    found = {"Python": platform.python_version()}
+    for name in ("penstock", "jax"):
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "none"
+    return found
+
+
+class Remote:
+    """The actor: `call` has a thread of its own, `begin` one for each coroutine, and `control` those that are left.
+
+    It has no `async def`: with one, Ray would run all of its methods on one event loop.
+    """
+
+    def __init__(self) -> None:
+        self._callees = _Callees()
+        self._lock = threading.Lock()
+        self._begun = 0  # the number of the last function that has begun
+        self._recalled: set[int] = set()
+        self._streams: dict[int, _Stream] = {}
+        self._cancelled: set[int] = set()  # whose cancel has overtaken them
+        self._loop = asyncio.new_event_loop()
+        threading.Thread(target=self._loop.run_forever, name="penstock-loop", daemon=True).start()
+
+    def describe(self, functions: Mapping[int, bytes]) -> Described:
+        """Take functions, so that no call waits for their modules; return where this is, and the versions here."""
+        for key, function in functions.items():
+            self._callees.learn(key, function)
+        node_id: str = messages.import_ray().get_runtime_context().get_node_id()
+        return Described(f"{platform.node()}/{node_id[:6]}", os.getpid(), versions())
+
+    def watch(self) -> None:
+        """Never return: who waits for this learns when the worker ends."""
+        threading.Event().wait()
+
+    def call(self, message: bytes, *given: Packed) -> Any:
+        """Run a function, in the thread for functions."""
+        sent = messages.split(message)
+        began = perf_counter()
+        self._callees.learn(sent.key, sent.function)
+        with self._lock:
+            if sent.number in self._recalled:
+                self._recalled.discard(sent.number)
+                return _returned(Answer("recalled", 0.0, None), sent.keeps_result)
+            self._begun = sent.number
+        try:
+            request = _request(sent.body, given)
+            callees = self._callees
+            fn, kwargs = callees.known(sent.key, request) or self._on_loop(callees.prepared(sent.key, request))
+            with telemetry.continue_trace(request.headers), extension.working_on(request.info):
+                result = fn(*request.args, **kwargs)
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            return _failure(error, began, sent.keeps_result)
+        return _answer(result, began, request.info.node, sent.keeps_result)
+
+    def begin(self, message: bytes, *given: Packed) -> Any:
+        """Begin a coroutine or a stream on the loop; return its result, or its first values."""
+        sent = messages.split(message)
+        began = perf_counter()
+        self._callees.learn(sent.key, sent.function)
+        try:
+            request = _request(sent.body, given)
+        except BaseException as error:  # noqa: BLE001 - the caller raises it
+            return _failure(error, began, sent.keeps_result)
+        run = partial(self._callees.run, sent.key, request)
+        stream = _Stream(self._loop, run, began, request.info.node, sent.keeps_result)
+        with self._lock:
+            self._streams[sent.number] = stream
+            is_cancelled = sent.number in self._cancelled
+            self._cancelled.discard(sent.number)
+        if is_cancelled:
+            self.cancel(sent.number)
+        return self.more(sent.number)
+
+    def more(self, number: int) -> Any:
+        """Return the next values of a stream, or its end."""
+        stream = self._streams[number]
+        answer = asyncio.run_coroutine_threadsafe(stream.take(), self._loop).result()
+        if not answer.goes_on:
+            del self._streams[number]
+        if answer.kind == "value":
+            return _answer(answer.content, stream.began, stream.node, stream.keeps_result)
+        if answer.kind == "error":
+            return _failure(answer.content, stream.began, stream.keeps_result)
+        return _returned(answer, stream.keeps_result)
+
+    def cancel(self, number: int) -> None:
+        """Cancel a coroutine, or close a stream."""
+        with self._lock:
+            stream = self._streams.get(number)
+            if stream is None:
+                self._cancelled.add(number)
+        if stream is not None:
+            self._loop.call_soon_threadsafe(stream.cancel)
+
+    def recall(self, numbers: list[int]) -> list[int]:
+        """Return those of some functions that have not begun; they will not."""
+        with self._lock:
+            taken = [number for number in numbers if number > self._begun]
+            self._recalled.update(taken)
+        return taken
+
+    def leave(self, key: int) -> None:
+        """Leave the instances of a number, whose scope has ended."""
+        self._on_loop(self._callees.leave(key))
+
+    def close(self) -> None:
+        """Leave all instances, and close the resources."""
+        self._on_loop(self._callees.aclose())
+
+    def _on_loop(self, work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+class _Callees:
+    """The functions, the instances of classes and the resources of a worker, which are loaded and opened once."""
+
+    def __init__(self) -> None:
+        self._functions: dict[int, Any] = {}  # by their numbers; an exception for one that could not be loaded
+        self._instances: dict[int, Any] = {}  # by the numbers of what stands for them in the driver
+        self._exits: dict[int, AsyncExitStack] = {}  # of instances
+        self._resources: dict[int, Any] = {}
+        self._open = AsyncExitStack()  # of resources
+        self._opening = asyncio.Lock()
+        self._changed = threading.Condition()
+
+    def learn(self, key: int, function: bytes) -> None:
+        """Take the function that a message brings, if it brings one."""
+        if function:
+            try:
+                found = pickle.loads(function)
+            except BaseException as error:  # noqa: BLE001 - each call of it raises that
+                found = error
+            with self._changed:
+                self._functions[key] = found
+                self._changed.notify_all()
+
+    def _function(self, key: int) -> Any:
+        with self._changed:
+            self._changed.wait_for(lambda: key in self._functions)
+            found = self._functions[key]
+        if isinstance(found, BaseException):
+            remedy = 'workers need the modules of the program: runtime_env={"working_dir": "."} brings them'
+            raise ImportError(f"a worker cannot load the node: {found!r}; {remedy}") from copy_of(found)
+        return found
+
+    def known(self, key: int, request: Request) -> tuple[Any, Mapping[str, Any]] | None:
+        """Return what `prepared` does if nothing has to be opened, as for nearly all calls."""
+        fn = self._functions.get(key) if request.instance is None else self._instances.get(request.instance[0])
+        return None if fn is None or request.resources or isinstance(fn, BaseException) else (fn, request.kwargs)
+
+    async def prepared(self, key: int, request: Request) -> tuple[Any, Mapping[str, Any]]:
+        """Return the function, or the instance of a class, and the keyword arguments; what is needed is opened once."""
+        fn = await asyncio.get_running_loop().run_in_executor(None, self._function, key)
+        if request.instance is not None:
+            number, args, kwargs = request.instance
+            async with self._opening:
+                if number not in self._instances:
+                    instance, stack = fn(*args, **kwargs), AsyncExitStack()
+                    if hasattr(instance, "__aenter__"):
+                        await stack.enter_async_context(instance)
+                    elif hasattr(instance, "__enter__"):
+                        stack.enter_context(instance)
+                    self._instances[number], self._exits[number] = instance, stack
+            fn = self._instances[number]
+        return fn, {**request.kwargs, **(await self._opened(request))} if request.resources else request.kwargs
+
+    async def _opened(self, request: Request) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for name, (key, opens) in request.resources.items():
+            async with self._opening:
+                if key not in self._resources:
+                    self._resources[key] = await self._open.enter_async_context(opens())
+            found[name] = self._resources[key]
+        return found
+
+    async def run(self, key: int, request: Request, stream: "_Stream") -> Any:
+        """Run a coroutine, or a generator, whose values go into the stream; return the result."""
+        fn, kwargs = await self.prepared(key, request)
+        with (
+            telemetry.continue_trace(request.headers),
+            extension.working_on(request.info, emit=stream.emit),
+        ):
+            result: Any = fn(*request.args, **kwargs)
+            if inspect.isawaitable(result):
+                return await result
+            async with AsyncExitStack() as stack:
+                if inspect.isasyncgen(result):
+                    await stack.enter_async_context(aclosing(result))
+                async for value in result:
+                    await stream.put(False, value)
+            return stream
+
+    async def leave(self, key: int) -> None:
+        """Leave the instance of a number."""
+        if self._instances.pop(key, None) is not None:
+            await self._exits.pop(key).aclose()
+
+    async def aclose(self) -> None:
+        """Leave all instances, and close the resources."""
+        for key in [*self._instances]:
+            await self.leave(key)
+        await self._open.aclose()
+
+
+def _request(body: bytes, given: "tuple[Packed, ...]") -> Request:
+    packed: Packed = body
+    if not body:  # it was too large for a message
+        packed, given = given[0], given[1:]
+    with messages.references(given):
+        return Request(*unpack(packed))
+
+
+class _Stream:
+    """A coroutine at work, with the events that it has emitted, or the values of a generator.
+
+    Attributes:
+        began: when it was begun.
+        node: the name of the node.
+        keeps_result: whether the result stays here.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        run: "Callable[[_Stream], Any]",
+        began: float,
+        node: str,
+        keeps_result: bool,
+    ) -> None:
+        self.began, self.node, self.keeps_result = began, node, keeps_result
+        self._held: deque[tuple[bool, Packed]] = deque()
+        self._bytes = 0
+        self._changed = asyncio.Event()
+        self._task: asyncio.Future[Any] | None = None
+        self._is_cancelled = False
+        loop.call_soon_threadsafe(self._begin, run)
+
+    def _begin(self, run: "Callable[[_Stream], Any]") -> None:
+        self._task = task = asyncio.ensure_future(run(self))
+        task.add_done_callback(self._ended)
+        if self._is_cancelled:
+            task.cancel()
+
+    def _ended(self, task: "asyncio.Future[Any]") -> None:
+        self._changed.set()
+
+    def cancel(self) -> None:
+        """Cancel what runs."""
+        self._is_cancelled = True
+        if self._task is not None:
+            self._task.cancel()
+
+    async def emit(self, value: object) -> None:
+        """Give an event to the driver."""
+        await self.put(True, value)
+
+    async def put(self, is_event: bool, value: object) -> None:
+        """Give a value to the driver; wait while it does not take what is there."""
+        while len(self._held) >= _LIST_VALUES or self._bytes >= _LIST_BYTES:
+            self._changed.clear()
+            await self._changed.wait()
+        packed = pack(value)
+        self._held.append((is_event, packed))
+        self._bytes += messages.size_of(packed)
+        self._changed.set()
+
+    async def take(self) -> Answer:
+        """Return what has come within two milliseconds, once there is something; or the result or error."""
+        while not self._held and (self._task is None or not self._task.done()):
+            self._changed.clear()
+            await self._changed.wait()
+        assert self._task is not None
+        if self._held and not self._task.done() and len(self._held) < _LIST_VALUES:
+            await asyncio.wait([self._task], timeout=_LIST_SECONDS)
+        if self._held:
+            values, self._bytes = [*self._held], 0
+            self._held.clear()
+            self._changed.set()
+            ends = self._task.done() and not self._task.cancelled() and self._task.exception() is None
+            ends = ends and self._task.result() is self
+            return Answer("values", perf_counter() - self.began, values, not ends)
+        if self._task.cancelled():
+            return Answer("error", 0.0, asyncio.CancelledError())
+        error = self._task.exception()
+        if error is not None:
+            return Answer("error", 0.0, error)
+        result = self._task.result()
+        return Answer("values", 0.0, []) if result is self else Answer("value", 0.0, result)
+
+
+def _returned(answer: Answer, keeps_result: bool, kept: Packed = b"") -> Any:
+    """Return an answer as Ray gets it: where a result may stay, with that, which the driver does not wait for."""
+    return (pack(answer), kept) if keeps_result else pack(answer)
+
+
+def _answer(result: object, began: float, node: str, keeps_result: bool) -> Any:
+    try:
+        packed = pack(result)
+    except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
+        reason = f"the result of node {node!r} ({type(result).__name__}) cannot travel back: {error}"
+        return _failure(TypeError(f"{reason}; return plain data instead"), began, keeps_result)
+    seconds = perf_counter() - began
+    if keeps_result:
+        return _returned(Answer("reference", seconds, messages.size_of(packed)), True, packed)
+    if isinstance(packed, bytes):
+        return pack(Answer("value", seconds, packed))
+    return [pack(Answer("value", seconds, None)), *packed]
+
+
+def _failure(error: BaseException, began: float, keeps_result: bool) -> Any:
+    packed = extension.pack_error(error, messages.dumps_error)
+    return _returned(Answer("error", perf_counter() - began, packed), keeps_result)

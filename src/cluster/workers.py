@@ -1,0 +1,351 @@
+"""Workers: what `runs_on=` takes, so that the steps of nodes run on workers of a cluster."""
+
+import asyncio
+import inspect
+import itertools
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from importlib.util import find_spec
+from time import perf_counter
+from typing import Any, Final, get_origin
+from weakref import WeakKeyDictionary
+
+from .. import ItemInfo, Node, emit, extension
+from .. import node as make_node
+from .._errors import MissingExtraError
+from . import messages
+from .dispatch import Call, Dispatcher, Transport
+from .messages import Reference, pack_function
+from .remote import Request
+
+# How many functions may be with workers or wait for them besides those that run, for each worker: as for processes.
+_AHEAD_ITEMS: Final = 23
+# Larger arguments are written into the store in a thread: the copy would hold the event loop.
+_MESSAGE_MAX_BYTES: Final = 256 * 1024
+
+_keys = itertools.count(1)
+
+
+class Pool:
+    """The workers of one execution in an Engine, and what they are to know.
+
+    Args:
+        transport: carries calls.
+        most: the most workers.
+    """
+
+    def __init__(self, transport: Any, most: int) -> None:
+        self.transport = transport
+        self.dispatcher = transport.dispatcher = Dispatcher(transport, most)
+        self._keys: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+        self._openings: dict[object, int] = {}  # of resources; equal ones are opened once in each worker
+
+    def key_of(self, fn: Any, name: str) -> int:
+        """Return the number of a function or node, which is packed once."""
+        key = self._keys.get(fn)
+        if key is None:
+            packed = pack_function(fn, name)
+            key = self._keys[fn] = next(_keys)
+            self.transport.add_function(key, packed)
+        return key
+
+    def numbered(self, opens: Any) -> tuple[int, Any]:
+        """Return the opening of a resource with its number."""
+        what = opens.func, opens.args, tuple(sorted(opens.keywords.items()))
+        return self._openings.setdefault(what, len(self._openings)), opens
+
+    async def message(
+        self,
+        key: int,
+        request: Request,
+        keeps_result: bool,
+    ) -> tuple[int, bool, bytes, list[Any]]:
+        """Return a call as the transport sends it: small values in bytes, others in the store."""
+        with messages.references() as references:
+            packed = messages.pack(tuple(request))
+        given: list[Any] = [one.stored for one in references]
+        if isinstance(packed, bytes) and len(packed) <= _MESSAGE_MAX_BYTES:
+            return key, keeps_result, packed, given
+        return key, keeps_result, b"", [await self.transport.put(packed), *given]
+
+    async def aclose(self) -> None:
+        """End the workers."""
+        await self.transport.aclose()
+
+
+class Workers(extension.Execution):
+    """Workers of a cluster, made by `penstock.cluster.ray`; what `runs_on=` of nodes takes.
+
+    Args:
+        name: where steps run, as drawings and statistics say it.
+        workers: the most workers.
+        connect: makes what carries calls to them, for one Engine; such as a `Transport` of your own.
+
+    Attributes:
+        workers: the most workers.
+    """
+
+    has_one_instance = False
+
+    def __init__(self, name: str, workers: int, connect: Callable[[], Transport]) -> None:
+        super().__init__(name)
+        self.workers = workers
+        self._connect = connect
+
+    def check(self, node: Node[..., Any]) -> None:
+        """Refuse what needs the event loop of the driver: parameters that are streams, and order."""
+        for name, hint in getattr(node.fn, "__annotations__", {}).items():
+            origin = get_origin(hint) or hint
+            if name != "return" and inspect.isclass(origin) and issubclass(origin, AsyncIterable):
+                raise TypeError(_takes_a_stream(node.name, name))
+
+    def places(self, node: Node[..., Any], scope: extension.Scope) -> extension.Places:
+        """Return a place for each worker, and room for items ahead."""
+        alone = node.policy.hedge is not None or node.policy.max_bytes is not None
+        return extension.Places(self.workers, 0 if alone else _AHEAD_ITEMS * self.workers, self)
+
+    def bind(self, site: extension.Site) -> extension.Bound:
+        """Return what has a worker make a call."""
+        return OnWorkers(site, self._workers(site.scope))
+
+    def bind_batch(
+        self, fn: Callable[[list[Any]], Any], name: str, scope: extension.Scope
+    ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
+        """Return what has a worker handle a batch."""
+        pool, is_async = self._workers(scope), inspect.iscoroutinefunction(fn)
+
+        async def handle(items: list[Any]) -> Any:
+            request = Request(ItemInfo("", name, 0, 1), {}, (items,), {}, {}, None)
+            future = asyncio.get_running_loop().create_future()
+            message = await pool.message(pool.key_of(fn, name), request, False)
+            call = Call(name, message, future, is_async, _nothing)
+            pool.dispatcher.submit(call)
+            try:
+                return _value(await future, name)
+            except asyncio.CancelledError:
+                pool.dispatcher.cancel(call)
+                raise
+
+        return handle
+
+    def make_instance(
+        self, scope: extension.Scope, cls: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> Any:
+        """Return what stands for the instances that workers make of a class."""
+        return _Instances(self._workers(scope), cls, args, kwargs)
+
+    @property
+    def fetch(self) -> Node[..., Any]:
+        """The node that fetches a result from a worker."""
+        return _fetch
+
+    def _workers(self, scope: extension.Scope) -> Pool:
+        return scope.pool(f"cluster {self.name}", lambda: Pool(self._connect(), self.workers))
+
+    def __repr__(self) -> str:
+        return f"<Workers {self.name!r}>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as the name: a class that travels by its contents takes its execution along."""
+        return _named, (type(self), self.name, self.workers)
+
+
+def _named(kind: type[Workers], name: str, workers: int) -> Workers:
+    return kind(name, workers, _refused)
+
+
+def _refused() -> Transport:
+    raise RuntimeError("a node on a worker runs no nodes on further workers")
+
+
+class _Instances:
+    """Stands for the instances that workers make of a class for one scope, each when it is first called there."""
+
+    def __init__(self, pool: Pool, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.pool, self.cls = pool, cls
+        self.recipe = next(_keys), args, kwargs
+
+    async def __aenter__(self) -> None:
+        """Do nothing: there may be no worker yet."""
+
+    async def __aexit__(self, *error: object) -> None:
+        """Have the workers leave their instances."""
+        self.pool.transport.leave(self.recipe[0])
+
+
+class OnWorkers(extension.Bound):
+    """One call site: each attempt is a call of a worker."""
+
+    begins_later = True
+    can_emit = True
+
+    def __init__(self, site: extension.Site, pool: Pool) -> None:
+        super().__init__()
+        self._pool = pool
+        self._node = site.node
+        self._scope = site.scope
+        self._resources = {name: pool.numbered(opens) for name, opens in site.resources.items()}
+        self._keeps_result = site.keeps_result
+        self._loop = asyncio.get_running_loop()
+        self.calls = 0
+        self.busy_seconds = 0.0
+        self.bytes_by_reference = 0
+        self.bytes_by_value = 0
+
+    async def _call(self, attempt: extension.Attempt) -> Call:
+        node, pool = self._node, self._pool
+        kwargs = attempt.kwargs
+        args = attempt.args
+        resources = self._resources
+        if resources:
+            names = [*inspect.signature(node.fn).parameters]
+            kwargs = {**dict(zip(names, args, strict=False)), **kwargs}
+            args, kwargs = (), {name: value for name, value in kwargs.items() if name not in resources}
+        for name, value in (*enumerate(args), *kwargs.items()):
+            if extension.is_stream(value):
+                raise TypeError(_takes_a_stream(node.name, name))
+        instance, fn = None, node
+        if node.template is not None:
+            stand_in: _Instances = self._scope.instance(node)
+            instance, fn = stand_in.recipe, stand_in.cls
+        request = Request(attempt.info, attempt.trace_context(), args, kwargs, resources, instance)
+        message = await pool.message(pool.key_of(fn, node.name), request, self._keeps_result)
+        future, is_coroutine = self._loop.create_future(), node.is_async or node.gives_stream
+        return Call(node.name, message, future, is_coroutine, attempt.begun)
+
+    async def run(self, attempt: extension.Attempt) -> Any:
+        """Have a worker make the call."""
+        given = perf_counter()
+        call, dispatcher = await self._call(attempt), self._pool.dispatcher
+        dispatcher.submit(call)
+        try:
+            while True:
+                answer = kind, seconds, content = await call.future
+                if kind != "values":
+                    break
+                for is_event, packed in content:
+                    assert is_event
+                    await emit(messages.unpack(packed))
+                dispatcher.more(call, self._loop.create_future())
+        except asyncio.CancelledError:
+            attempt.keeps_place_until(dispatcher.cancel(call))
+            raise
+        self.calls += 1
+        self.busy_seconds += seconds
+        attempt.begun(max(0.0, perf_counter() - given - seconds))
+        if kind == "reference":
+            self.bytes_by_reference += content.nbytes
+            content.pool = self._pool
+            return content
+        self.bytes_by_value += messages.size_of(content) if kind == "value" else 0
+        return _value(answer, self._node.name)
+
+    async def open(self, attempt: extension.Attempt) -> AsyncIterator[Any]:
+        """Have a worker make the values; it waits when it is some lists ahead."""
+        call, dispatcher = await self._call(attempt), self._pool.dispatcher
+        dispatcher.submit(call)
+        is_open = True
+        try:
+            while is_open:
+                answer = kind, _, content = await call.future
+                if kind != "values":
+                    is_open = False
+                    _value(answer, self._node.name)
+                    return
+                is_open = call.number in (call.worker.coroutines if call.worker else ())
+                if is_open:  # the next list is made while this one is read
+                    dispatcher.more(call, self._loop.create_future())
+                for is_event, packed in content:
+                    self.bytes_by_value += messages.size_of(packed)
+                    if is_event:
+                        await emit(messages.unpack(packed))
+                    else:
+                        yield messages.unpack(packed)
+        finally:
+            self.calls += 1
+            if is_open:
+                attempt.keeps_place_until(dispatcher.cancel(call))
+
+    def figures(self) -> list[extension.Figure]:
+        """Return how many calls there were, how long they took on workers, and what has travelled."""
+        return [
+            extension.Figure("calls", "{call}", self.calls),
+            extension.Figure("busy", "s", self.busy_seconds),
+            extension.Figure("by reference", "By", self.bytes_by_reference),
+            extension.Figure("by value", "By", self.bytes_by_value),
+        ]
+
+
+@make_node(name="fetch")
+async def _fetch(value: Any) -> Any:
+    """Return the value of a result that stays on a worker; any other value as it is."""
+    return await value.pool.transport.fetch(value) if isinstance(value, Reference) else value
+
+
+def _nothing() -> None:
+    pass
+
+
+def _value(answer: tuple[str, float, Any], name: str) -> Any:
+    kind, _, content = answer
+    if kind == "error":
+        raise extension.unpack_error(content, name)
+    return messages.unpack(content)
+
+
+def _takes_a_stream(node: str, name: object) -> str:
+    return (
+        f"node {node!r} runs on workers, and its parameter {name!r} is a stream, which does not travel: call it for "
+        "each value, `ps.map_each(node, stream)`"
+    )
+
+
+def ray(
+    *,
+    workers: int,
+    num_cpus: float = 1,
+    num_gpus: float = 0,
+    resources: Mapping[str, float] | None = None,
+    label_selector: Mapping[str, str] | None = None,
+    runtime_env: Mapping[str, Any] | None = None,
+    address: str | None = None,
+    placement_timeout_seconds: float = 60.0,
+    actor_options: Mapping[str, Any] | None = None,
+    name: str | None = None,
+) -> Workers:
+    """Return workers that Ray places, each of them an actor with a process of its own.
+
+    An Engine starts them when the first item needs one, and ends them when it closes. A Ray that was initialised is
+    used. Otherwise Penstock connects to `address`, or to what `RAY_ADDRESS` names, or starts a local Ray, which ends
+    with the last Engine that uses it. The first item raises `MissingExtraError` without the extra `penstock[ray]`,
+    and `ClusterError` if no worker can be placed or the head cannot be reached.
+
+    Args:
+        workers: the most workers.
+        num_cpus: how many cores each needs, as Ray counts them.
+        num_gpus: how many GPUs each needs.
+        resources: what else each needs, by the names that the cluster has for it.
+        label_selector: the labels of machines that may have one.
+        runtime_env: what a worker needs to run, such as `{"working_dir": "."}`.
+        address: the head, "host:port"; "local" starts a local Ray in any case.
+        placement_timeout_seconds: how long a worker may take to be placed, and the head to be reached, in seconds.
+        actor_options: further options of the actor, as Ray has them.
+        name: where steps run, as drawings and statistics say it; by default, what each worker needs.
+
+    Raises:
+        OptionsError: another execution has that name.
+    """
+    asked: dict[str, Any] = {
+        "num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "label_selector": label_selector,
+        "runtime_env": runtime_env,
+    }  # fmt: skip
+    options = {key: value for key, value in asked.items() if value} | {"num_cpus": num_cpus, **(actor_options or {})}
+    words = [f"{key}={value}" for key, value in options.items() if key != "runtime_env"]
+
+    def connect() -> Transport:
+        from .ray_transport import RayTransport  # Ray is loaded by the first use
+
+        if find_spec("ray") is None:
+            raise MissingExtraError("nodes on workers need Ray: pip install 'penstock[ray]'")
+        return RayTransport(options, address, placement_timeout_seconds)
+
+    return Workers(name or f"ray, {workers} of {', '.join(words)}", workers, connect)

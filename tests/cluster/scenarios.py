@@ -1,0 +1,329 @@
+"""What nodes on Ray do: a program that runs each scenario with one local Ray, and writes how it went into a file.
+
+`python -m tests.cluster.scenarios FILE`; a test for each scenario reads that file, so that Ray starts once.
+"""
+
+import asyncio
+import importlib
+import json
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import uvloop
+from opentelemetry import trace
+
+import penstock as ps
+from penstock import cluster, engine
+
+Array = Any
+SCENARIOS: list[Callable[[], Awaitable[None]]] = []
+WORKERS = cluster.ray(workers=2, placement_timeout_seconds=60)
+ONE = cluster.ray(workers=1, name="one worker")
+KEEPER = cluster.ray(workers=1, num_cpus=0, name="keeper")
+
+
+def mark(name: str) -> None:
+    Path(os.environ["PENSTOCK_TEST_FOLDER"], name).touch()
+
+
+def marks() -> set[str]:
+    return {one.name for one in Path(os.environ["PENSTOCK_TEST_FOLDER"]).iterdir()}
+
+
+def scenario(fn: Callable[[], Awaitable[None]]) -> Callable[[], Awaitable[None]]:
+    SCENARIOS.append(fn)
+    return fn
+
+
+@ps.node(runs_on=WORKERS)
+def double(number: int) -> int:
+    return 2 * number
+
+
+@ps.node(runs_on=WORKERS)
+async def later(number: int) -> tuple[int, str, int, int]:
+    await asyncio.sleep(0.001)
+    item = ps.current()
+    return 10 * number, item.node, item.item, item.attempt
+
+
+@ps.node(runs_on=WORKERS)
+async def count(most: int) -> AsyncIterator[int]:
+    for number in range(most):
+        yield number
+
+
+@ps.node(runs_on=WORKERS, batch=ps.Batch(4, max_wait_seconds=1))
+def sizes(items: list[int]) -> list[int]:
+    return [len(items) for _ in items]
+
+
+@ps.node(runs_on=KEEPER)
+def pid() -> int:
+    return os.getpid()
+
+
+@scenario
+async def functions_coroutines_generators_and_batches_run_on_workers() -> None:
+    @ps.graph
+    async def both(number: int) -> tuple[int, tuple[int, str, int, int]]:
+        return double(number), await later(number)
+
+    async with engine.Engine() as e:
+        async with e.stream(both(number) for number in range(50)) as stream:
+            found = [result async for result in stream]
+        assert found == [(2 * number, (10 * number, "later", number, 1)) for number in range(50)], found
+        figures = {one.name: one.value for one in stream.statistics().actors[0].figures}
+        assert figures["calls"] == 50, figures
+        async with e.stream(ps.graph(count)(1000)) as values:
+            assert [value async for value in values] == [*range(1000)]
+        async with e.stream(ps.graph(count)(10**9)) as values:
+            assert [await anext(values), await anext(values)] == [0, 1]
+        async with e.deploy(ps.graph(sizes)) as service:
+            assert await asyncio.gather(*map(service, range(4))) == [4] * 4
+
+
+@ps.node(runs_on=WORKERS)
+class Total:
+    def __init__(self, start: int) -> None:
+        self.total = start
+
+    async def __aenter__(self) -> "Total":
+        self.entered = True
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        mark(f"left {os.getpid()}")
+
+    def __call__(self, number: int) -> tuple[int, bool, int]:
+        self.total += number
+        return self.total, self.entered, os.getpid()
+
+
+total = Total(100)
+
+
+@scenario
+async def a_class_has_an_instance_in_each_worker_which_is_left_with_its_scope() -> None:
+    async with engine.Engine() as e:
+        async with e.deploy(ps.graph(total)) as service:
+            found = [await service(1) for _ in range(4)]
+            pids = {one[2] for one in found}
+            assert max(one[0] for one in found) <= 104
+            assert all(one[1] for one in found)
+        for _ in range(100):
+            if {f"left {pid}" for pid in pids} <= marks():
+                return
+            await asyncio.sleep(0.1)
+        raise AssertionError(f"{pids} were not left, but {marks()}")
+
+
+class Refused(Exception):
+    pass
+
+
+@ps.node(runs_on=WORKERS, retry=ps.Retry(2))
+def second_time(number: int) -> int:
+    if ps.current().attempt < 2:
+        raise Refused(number)
+    return number
+
+
+@ps.node(runs_on=WORKERS)
+def refuse(number: int) -> int:
+    raise Refused(number)
+
+
+@scenario
+async def errors_are_those_of_the_node_with_their_remote_traceback() -> None:
+    async with engine.Engine() as e:
+        assert await e.run(ps.graph(second_time)(7)) == 7
+        with pytest.raises(Refused) as found:
+            await e.run(ps.graph(refuse)(8))
+        assert found.value.args == (8,)
+        assert "raise Refused(number)" in str(found.value.__cause__)
+
+
+@ps.node(runs_on=ONE)
+def falls(number: int) -> int:
+    time.sleep(0.1)
+    if number == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return number
+
+
+@ps.node(runs_on=ONE, timeout_seconds=0.3)
+def sleeps(seconds: float) -> float:
+    time.sleep(seconds)
+    return seconds
+
+
+@scenario
+async def a_dead_worker_fails_its_item_alone_and_a_timeout_ends_a_function() -> None:
+    async with engine.Engine() as e:
+        async with e.deploy(ps.graph(falls)) as service:
+            found = await asyncio.gather(*map(service, range(6)), return_exceptions=True)
+        assert isinstance(found[2], ps.WorkerDied), found
+        assert found[:2] + found[3:] == [0, 1, 3, 4, 5], found
+        with pytest.raises(ps.NodeTimeoutError):
+            await e.run(ps.graph(sleeps)(60.0))
+        assert await e.run(ps.graph(sleeps)(0.0)) == 0.0
+
+
+@ps.node(runs_on=WORKERS)
+async def waits(number: int) -> int:
+    try:
+        mark("begun")
+        await asyncio.sleep(600)
+    finally:
+        mark("cancelled")
+    return number
+
+
+@scenario
+async def a_coroutine_is_cancelled_on_its_worker() -> None:
+    async with engine.Engine() as e, e.deploy(ps.graph(waits)) as service:
+        call = asyncio.ensure_future(service(1))
+        while "begun" not in marks():
+            await asyncio.sleep(0.01)
+        call.cancel()
+        await service.drain()  # waits until the worker has ended it
+        assert "cancelled" in marks()
+        assert call.cancelled()
+
+
+@ps.node(runs_on=WORKERS)
+def make(size: int) -> Array:
+    return np.ones(size)
+
+
+@ps.node(runs_on=WORKERS)
+def increase(array: Array) -> Array:
+    assert not array.flags.writeable
+    return array + 1
+
+
+@ps.node
+def seen(array: Array) -> tuple[float, bool]:
+    return float(array.sum()), array.flags.writeable
+
+
+@scenario
+async def results_stay_on_workers_until_they_are_needed_here() -> None:
+    @ps.graph
+    async def chain(size: int) -> tuple[float, bool]:
+        return seen(increase(increase(make(size))))
+
+    async with engine.Engine() as e:
+        for size in (10, 1_000_000):
+            async with e.stream([chain(size)]) as stream:
+                assert [result async for result in stream] == [(3.0 * size, False)]
+            by = {one.node: {figure.name: figure.value for figure in one.figures} for one in stream.statistics().actors}
+            assert by["make"]["by value"] == 0
+            assert by["increase"]["by reference"] > 8 * size
+        assert await e.run(ps.graph(increase)(np.zeros(1_000_000))) is not None  # a large argument
+
+
+@ps.node(runs_on=WORKERS, effectful="unordered")
+async def tells(number: int) -> int:
+    await ps.emit(f"begin {number}")
+    await ps.emit(f"end {number}")
+    return number
+
+
+@ps.resource
+async def where() -> AsyncIterator[int]:
+    yield os.getpid()
+
+
+@ps.node(runs_on=WORKERS)
+def is_here(opened_in: int) -> bool:
+    return opened_in == os.getpid()
+
+
+@ps.node(runs_on=WORKERS)
+def traced() -> tuple[int, float | None]:
+    return trace.get_current_span().get_span_context().trace_id, ps.current().remaining_seconds()
+
+
+@scenario
+async def events_resources_deadlines_and_traces_reach_workers() -> None:
+    from opentelemetry.sdk.trace import TracerProvider
+
+    trace.set_tracer_provider(TracerProvider())
+
+    @ps.graph
+    async def with_resource() -> bool:
+        return is_here(await where())
+
+    async with engine.Engine() as e:
+        async with e.stream(ps.graph(tells)(1), events=str) as told:
+            assert [event.value async for event in told] == ["begin 1", "end 1"]
+        assert await e.run(with_resource())
+        with trace.get_tracer("test").start_as_current_span("call") as span:
+            trace_id, remaining = await e.run(ps.graph(traced)(), timeout_seconds=50)
+        assert trace_id == span.get_span_context().trace_id
+        assert remaining is not None
+        assert 0 < remaining <= 50
+
+
+@scenario
+async def what_cannot_be_placed_is_an_error_that_says_what_was_asked() -> None:
+    nowhere = cluster.ray(workers=1, resources={"gold": 1}, placement_timeout_seconds=2)
+
+    @ps.node(runs_on=nowhere, name="digs")
+    def digs(number: int) -> int:
+        return number
+
+    async with engine.Engine() as e:
+        with pytest.raises(
+            ps.ClusterError, match=r"it needs .*resources=\{'gold': 1\}, and of the cluster is free: CPU"
+        ):
+            await e.run(ps.graph(digs)(1))
+
+
+async def whole() -> dict[str, str]:
+    """Runs all scenarios while one Engine keeps Ray; returns the traceback of each, empty if it went well."""
+    outcomes: dict[str, str] = {}
+    handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.excepthook
+    root = [*logging.getLogger().handlers]
+    async with engine.Engine() as keeper:
+        await keeper.run(ps.graph(pid)())
+        for number, each in enumerate(SCENARIOS):
+            new = [asyncio.new_event_loop, uvloop.new_event_loop][number % 2]
+            began = time.monotonic()
+            try:
+                await asyncio.to_thread(_run, each, new)
+                outcomes[each.__name__] = ""
+            except Exception:  # noqa: BLE001 - its test shows it
+                outcomes[each.__name__] = traceback.format_exc()
+            print(each.__name__, f"{time.monotonic() - began:.1f} s", outcomes[each.__name__], flush=True)
+    ray: Any = importlib.import_module("ray")
+    outcomes["it_ends"] = "Ray goes on" if ray.is_initialized() else ""
+    found = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.excepthook
+    if found != handlers or logging.getLogger().handlers != root:
+        outcomes["it_ends"] += f" {found} were {handlers}"
+    return outcomes
+
+
+def _run(each: Callable[[], Awaitable[None]], new: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    async def main() -> None:
+        await asyncio.wait_for(each(), 90)
+
+    with asyncio.Runner(loop_factory=new) as runner:
+        runner.run(main())
+
+
+if __name__ == "__main__":
+    os.environ["PENSTOCK_TEST_FOLDER"] = sys.argv[1]
+    scenarios = importlib.import_module("tests.cluster.scenarios")  # under the name that workers import it by
+    Path(sys.argv[1], "outcomes.json").write_text(json.dumps(asyncio.run(scenarios.whole())))
