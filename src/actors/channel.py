@@ -164,30 +164,12 @@ class Channel(Generic[T]):
     """
 
     __slots__ = (
-        "_bytes",
-        "_capacity",
-        "_closed",
-        "_fifo",
-        "_get_wait",
-        "_getters",
-        "_max_bytes",
-        "_plain",
-        "_put_waits",
-        "_putters",
-        "_reserved",
-        "_size_of",
-        "_watch",
-        "count",
-        "high_water",
-        "puts",
+        "_bytes", "_capacity", "_closed", "_fifo", "_get_wait", "_getters", "_max_bytes", "_plain", "_put_waits",
+        "_putters", "_reserved", "_size_of", "_watch", "count", "high_water", "puts",
     )  # fmt: skip
 
     def __init__(
-        self,
-        capacity: int | None,
-        *,
-        max_bytes: int | None = None,
-        size_of: Callable[[T], int] | None = None,
+        self, capacity: int | None, *, max_bytes: int | None = None, size_of: Callable[[T], int] | None = None
     ) -> None:
         if capacity is not None and capacity < 1:
             raise ValueError(f"capacity must be at least 1, got {capacity}")

@@ -167,9 +167,7 @@ def emit_elsewhere() -> Callable[[object], Awaitable[None]] | None:
 
 @contextmanager
 def working_on(
-    info: ItemInfo,
-    is_cancelled: Callable[[], bool] = bool,
-    emit: Callable[[object], Awaitable[None]] | None = None,
+    info: ItemInfo, is_cancelled: Callable[[], bool] = bool, emit: Callable[[object], Awaitable[None]] | None = None
 ) -> Generator[ItemInfo, None, None]:
     """Have `penstock.current()` return an item, where it is worked on by no engine: on a worker somewhere else.
 

@@ -167,12 +167,7 @@ class InProcess(Bound):
     __slots__ = ("_in_workers", "_is_hedged", "_pool_of", "_target")
 
     def __init__(
-        self,
-        pool_of: "Callable[[], ProcessPool]",
-        target: str,
-        in_workers: "WorkerInstance | None",
-        *,
-        is_hedged: bool,
+        self, pool_of: "Callable[[], ProcessPool]", target: str, in_workers: "WorkerInstance | None", *, is_hedged: bool
     ) -> None:
         super().__init__()
         self._is_hedged = is_hedged

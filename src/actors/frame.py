@@ -66,21 +66,22 @@ class AnyDeployment(Protocol):
         ...
 
 
-class Listener(Protocol):
+class Listener:
     """The object that a frame tells when it has ended."""
+
+    __slots__ = ()
 
     @property
     def service(self) -> AnyDeployment | None:
         """The deployment that the frame belongs to; None if there is none."""
-        ...
+        return None
 
     def frame_done(self, frame: "Frame") -> None:
         """Take the outcome of the frame; called exactly once. If `frame.settled` is false, handlers still unwind."""
-        ...
+        raise NotImplementedError
 
     def frame_settled(self, frame: "Frame") -> None:
         """Note that the last handler has unwound; not called if none had to when the frame ended."""
-        ...
 
 
 class Interruption(BaseException):

@@ -25,7 +25,35 @@ In = TypeVar("In")
 Out = TypeVar("Out")
 
 
-class Work(ABC, Generic[In, Out]):
+class _AnyWork(ABC, Generic[In]):
+    """The common part of `Work` and `StreamWork`."""
+
+    __slots__ = ()
+
+    value: In
+    priority: int
+    deadline: float | None
+    key: Hashable
+
+    @property
+    @abstractmethod
+    def cancelled(self) -> bool:
+        """Whether the caller or reader has left; `finish` and `fail` then do nothing, and parts are dropped."""
+
+    @abstractmethod
+    def on_cancelled(self, callback: Callable[[], object], /) -> None:
+        """Have `callback` called soon after the caller has left; it is not called once the work was settled."""
+
+    @abstractmethod
+    def fail(self, error: BaseException, /) -> None:
+        """Raise an error in the caller, or in the reader, after the parts that were put.
+
+        Raises:
+            WorkSettledError: the work was finished or failed before.
+        """
+
+
+class Work(_AnyWork[In], ABC, Generic[In, Out]):
     """One item of an actor that owns its loop. The actor settles it once, with `finish` or `fail`.
 
     Works may be settled in any order. The engine makes them; in a test, `penstock.testing.inbox` does.
@@ -39,20 +67,6 @@ class Work(ABC, Generic[In, Out]):
 
     __slots__ = ()
 
-    value: In
-    priority: int
-    deadline: float | None
-    key: Hashable
-
-    @property
-    @abstractmethod
-    def cancelled(self) -> bool:
-        """Whether the caller has left; `finish` and `fail` then do nothing."""
-
-    @abstractmethod
-    def on_cancelled(self, callback: Callable[[], object], /) -> None:
-        """Have `callback` called soon after the caller has left; it is not called once the work was settled."""
-
     @abstractmethod
     def finish(self, result: Out, /) -> None:
         """Give the result to the caller.
@@ -61,16 +75,8 @@ class Work(ABC, Generic[In, Out]):
             WorkSettledError: the work was finished or failed before.
         """
 
-    @abstractmethod
-    def fail(self, error: BaseException, /) -> None:
-        """Raise an error in the caller.
 
-        Raises:
-            WorkSettledError: the work was finished or failed before.
-        """
-
-
-class StreamWork(ABC, Generic[In, Out]):
+class StreamWork(_AnyWork[In], ABC, Generic[In, Out]):
     """One item of an actor that owns its loop and gives many parts for each item.
 
     The engine makes it; in a test, `penstock.testing.stream_inbox` does.
@@ -83,20 +89,6 @@ class StreamWork(ABC, Generic[In, Out]):
     """
 
     __slots__ = ()
-
-    value: In
-    priority: int
-    deadline: float | None
-    key: Hashable
-
-    @property
-    @abstractmethod
-    def cancelled(self) -> bool:
-        """Whether the reader has left; parts are then dropped, and `finish` and `fail` do nothing."""
-
-    @abstractmethod
-    def on_cancelled(self, callback: Callable[[], object], /) -> None:
-        """Have `callback` called soon after the reader has left; it is not called once the work was settled."""
 
     @abstractmethod
     def put_nowait(self, part: Out, /) -> bool:
@@ -113,14 +105,6 @@ class StreamWork(ABC, Generic[In, Out]):
     @abstractmethod
     def finish(self) -> None:
         """End the stream; the reader still gets the parts that were put.
-
-        Raises:
-            WorkSettledError: the work was finished or failed before.
-        """
-
-    @abstractmethod
-    def fail(self, error: BaseException, /) -> None:
-        """Raise an error in the reader, after the parts that were put.
 
         Raises:
             WorkSettledError: the work was finished or failed before.
@@ -208,20 +192,9 @@ class AnyRequest(Generic[In]):
     """
 
     __slots__ = (
-        "_callbacks",
-        "_cancelled",
-        "_settled",
-        "arrived_at",
-        "batch",
-        "cost",
-        "deadline",
-        "key",
-        "on_over",
-        "priority",
-        "runs",
-        "taken",
-        "value",
-    )
+        "_callbacks", "_cancelled", "_settled", "arrived_at", "batch", "cost", "deadline", "key", "on_over", "priority",
+        "runs", "taken", "value",
+    )  # fmt: skip
 
     arrived_at: float
     cost: float

@@ -22,9 +22,7 @@ from ..telemetry import spans
 from . import process_messages
 from ._process_worker import FOR_ENGINE, READY, serve
 from .process_messages import IN_CONNECTION, KILLS_WORKER, PACKET_HEAD, TELLS_BEGIN
-from .threads import (
-    WORKER_NAME,
-)
+from .threads import WORKER_NAME
 
 # How often a thread that waits for a reply looks whether the process still exists. A closed socket tells it at once,
 # but a child that the process has forked may hold the socket open.

@@ -23,16 +23,7 @@ from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import logs, spans
 from .checkpoint import StepCheckpoint
-from .control import (
-    Control,
-    OnError,
-    Outcome,
-    check_items,
-    checked_branch,
-    failed_item,
-    in_step,
-    iteration_limit,
-)
+from .control import Control, OnError, Outcome, check_items, checked_branch, failed_item, in_step, iteration_limit
 from .nesting import listener_of
 from .program import Wired
 from .source import InputOrder, advance
@@ -167,7 +158,7 @@ def _is_array_of_jax(items: object) -> bool:
     return jax is not None and not isinstance(items, list | tuple) and isinstance(items, jax.Array)
 
 
-class _Bodies:
+class _Bodies(Listener):
     """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
 
     frame_class = Frame
@@ -326,10 +317,6 @@ class _ListMap(_Bodies):
         """Whether these are the runs of a `map_each`."""
         return self._actor is not None
 
-    @property
-    def service(self) -> None:
-        """None: a body belongs to the frame around it, which knows its deployment."""
-
     def frame_done(self, frame: Frame) -> None:
         """Keep the result of a run; a failure stops all runs."""
         index = frame.item - self._first_item
@@ -414,10 +401,6 @@ class _Fold(_Bodies):
             await self._values.get()  # raises it
         self._actor.completed -= 1  # it counts values, and the worker is about to count the whole as one more
         return self._state
-
-    @property
-    def service(self) -> None:
-        """A body belongs to the frame around it."""
 
     def frame_done(self, frame: Frame) -> None:
         """Keep the state; a failure ends the whole, unless what failed is left out."""
@@ -590,10 +573,6 @@ class _StreamOfBody(_Bodies):
             parent.body_ended(self.stop)
             self.stop()
             await self._unwound()
-
-    @property
-    def service(self) -> None:
-        """None: a body belongs to the frame around it, which knows its deployment."""
 
     def frame_done(self, frame: Frame) -> None:
         """Raise the error of a body whose stream was not opened."""

@@ -12,7 +12,7 @@ from weakref import WeakSet, ref
 from .._errors import PlanError, ReentrantCallError
 from ..actors.accepted import NOT_NEGATIVE, check, refuse_awaitable
 from ..actors.execution import Bound, TracedExecution
-from ..actors.frame import Frame, hand_over
+from ..actors.frame import Frame, Listener, hand_over
 from ..actors.node_actor import NodeActor, refuse_if_endless, waits_at
 from ..actors.policy import Cache
 from ..actors.tasks import until
@@ -223,7 +223,7 @@ class CacheSite(Bound):
         return part
 
 
-class Flight:
+class Flight(Listener):
     """One computation, for all calls that wait for it; it is a call of its own. It listens to its frame.
 
     Attributes:
@@ -284,10 +284,6 @@ class Flight:
                 "or without the cache: with_policy(cache=None)"
             )
 
-    @property
-    def service(self) -> None:
-        """None: it belongs to the Engine."""
-
     def frame_done(self, frame: Frame) -> None:
         """Keep the result, unless it is that of a fallback or failover; further calls do not find this computation."""
         site = self._site
@@ -303,9 +299,6 @@ class Flight:
             self._error = frame.error
             hand_over(frame.error)
         self._group.close()
-
-    def frame_settled(self, frame: Frame) -> None:
-        """Do nothing: `_ended` is what the calls wait for."""
 
     async def unwound(self) -> None:
         """Wait until its last handler has returned, even if the caller is cancelled."""

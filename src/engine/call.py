@@ -11,7 +11,7 @@ from opentelemetry.trace import Span
 
 from ..actors.current import calling_actor, enclosing_frame, is_detached, source
 from ..actors.execution import begin_detached, outcome_of
-from ..actors.frame import AnyDeployment, Frame, Listener
+from ..actors.frame import Frame, Listener
 from ..actors.node_actor import NOTHING_READY
 from ..actors.tasks import EagerStarts
 from ..actors.threads import ThreadShare
@@ -22,7 +22,7 @@ from .program import Wired
 from .scope import Scope
 
 
-class RunningCall(Frame, WorkerGroup):
+class RunningCall(Frame, WorkerGroup, Listener):
     """One call with workers of its own.
 
     The call, its frame and its group of workers are one object, because making objects is a large part of the cost of
@@ -126,11 +126,6 @@ class RunningCall(Frame, WorkerGroup):
     def listener(self, listener: Listener) -> None:
         self._listener = listener
 
-    @property
-    def service(self) -> AnyDeployment | None:
-        """The deployment that is called; None here, since `run` needs none."""
-        return None
-
     def count(self, in_flight: "Counter[str] | None" = None) -> None:
         """Have metrics count the call.
 
@@ -221,9 +216,6 @@ class RunningCall(Frame, WorkerGroup):
     def frame_done(self, frame: Frame) -> None:
         """End the group of workers; see `Listener`."""
         self.close()
-
-    def frame_settled(self, frame: Frame) -> None:
-        """Do nothing: `ended` is what this call waits for; see `Listener`."""
 
     def ended(self) -> None:
         """Leave the scope: the last worker of the call has ended, or it had none."""

@@ -197,10 +197,7 @@ class _PathBuilder:
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._steps = {step.source: step for step in plan.steps}
-        self._streams = {
-            *plan.trace.streams,
-            *(step.source for step in plan.steps if _kind(step) == "split"),
-        }
+        self._streams = {*plan.trace.streams, *(step.source for step in plan.steps if _kind(step) == "split")}
         self._parameters = dict(zip(plan.parameter_sources, plan.parameters, strict=True))
         self._stops: dict[int, CheckpointStep] = {}
         # How often what has state is called, anywhere in the plan.

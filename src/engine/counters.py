@@ -241,11 +241,7 @@ def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
 
 
 def _step_snapshot(
-    actor: NodeActor,
-    node: Node[..., object],
-    room: Room | None,
-    pools: "Pools",
-    threads: "ThreadShare | None",
+    actor: NodeActor, node: Node[..., object], room: Room | None, pools: "Pools", threads: "ThreadShare | None"
 ) -> "StepSnapshot":
     from ..telemetry.profiling.records import StepSnapshot
 

@@ -120,10 +120,7 @@ def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
     with suppress(TypeError, ValueError):  # some builtins have no signature
         signature, hints = signature_of(fn), hints_of(fn)
         *before, items = signature.parameters.values()
-        annotations = {
-            items.name: _item_of(hints.get(items.name)),
-            "return": _result_of(hints.get("return")),
-        }
+        annotations = {items.name: _item_of(hints.get(items.name)), "return": _result_of(hints.get("return"))}
         handle.__annotations__ = {key: hint for key, hint in annotations.items() if hint is not None}
         item = items.replace(kind=inspect.Parameter.POSITIONAL_ONLY, annotation=annotations[items.name])
         before = [one.replace(kind=inspect.Parameter.POSITIONAL_ONLY) for one in before]

@@ -266,12 +266,7 @@ class HostedGraphs:
         if not plan._gives_stream and plan._durable is None:
             self.ready[graph] = wired
 
-    def one_value(
-        self,
-        graph: Graph[..., Any],
-        verb: str,
-        asked: DurableKey = NO_KEY,
-    ) -> Wired:
+    def one_value(self, graph: Graph[..., Any], verb: str, asked: DurableKey = NO_KEY) -> Wired:
         """Return the actors of a graph whose calls give one value.
 
         Raises:

@@ -32,16 +32,7 @@ from .graph import (
     time_left,
 )
 from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
-from .options import (
-    DEFAULT_WORKERS,
-    CallOptions,
-    ExecutionOptions,
-    OnFinished,
-    checked,
-    chosen,
-    of_engine,
-    resolve,
-)
+from .options import DEFAULT_WORKERS, CallOptions, ExecutionOptions, OnFinished, checked, chosen, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
 from .scope import Runtime, Scope, running_loop

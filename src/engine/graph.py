@@ -24,7 +24,7 @@ from .options import DEFAULTS, ExecutionOptions, OnFinished
 from .planning import make_plan, merge_equal_calls
 from .program import Pass, Plan
 from .stateful import is_stateful, node_of
-from .tracing.annotations import annotation_text, hints_of, is_stream_parameter, signature_of
+from .tracing.annotations import annotation_text, hint_of, hints_of, is_stream_parameter, signature_of
 from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_location, is_users, refuse_leak
 from .tracing.references import References, resolve_references
 from .tracing.source_check import check_source
@@ -345,7 +345,7 @@ class Graph(Generic[P, R_co]):
         began = perf_counter()
         tracer = Tracer(self.name)
         parameters = [
-            tracer.parameter(name, _hint_of(self.fn, name), is_stream=is_stream_parameter(self.fn, name))
+            tracer.parameter(name, hint_of(self.fn, name), is_stream=is_stream_parameter(self.fn, name))
             for name in self._signature.parameters
         ]
         try:
@@ -589,10 +589,6 @@ def _check(fn: Callable[..., Any], *, again: bool) -> None:
     if again or function.__code__ not in _checked:
         check_source(fn, is_node=is_tracked, is_graph=is_graph)
         _checked.update((function.__code__, *inner_codes(function.__code__)))
-
-
-def _hint_of(fn: Callable[..., Any], name: str) -> Callable[[], Any]:
-    return lambda: hints_of(fn).get(name)
 
 
 async def settled(value: Any) -> Any:

@@ -120,7 +120,7 @@ def listener_of(frame: Frame) -> Listener:
     return listener
 
 
-class _Departure:
+class _Departure(Listener):
     """A listener that notes when a frame has settled, and passes all events on to the listener that it replaces."""
 
     def __init__(self, frame: Frame) -> None:

@@ -7,15 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast
 
-from .._errors import (
-    EngineClosedError,
-    Interrupted,
-    NodeCancelledError,
-    OptionsError,
-    PlanError,
-)
+from .._errors import EngineClosedError, Interrupted, NodeCancelledError, OptionsError, PlanError
 from ..actors.accepted import OptionRule, check, whole
-from ..actors.frame import AnyDeployment, Frame
+from ..actors.frame import AnyDeployment, Frame, Listener
 from ..actors.generators import GeneratorTask
 from ..actors.node_actor import NodeActor
 from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, StreamBuffer
@@ -47,7 +41,7 @@ class OfCall(OfCalls, total=False):
     on_finished: OnFinished
 
 
-class StreamingCall:
+class StreamingCall(Listener):
     """A call that gives a stream: of values, of events, or of both. It listens to the frame of the call.
 
     It does not refer to the `Stream` object. So that object is collected when the reader drops it, and ends the call.
@@ -74,11 +68,7 @@ class StreamingCall:
     # Ownership: all of it is of the event loop. A dropped stream may be collected in any thread; it schedules `abort`.
 
     def __init__(
-        self,
-        where: CallScope,
-        call: Call[Any],
-        options: ExecutionOptions,
-        events: EventBuffer | None = None,
+        self, where: CallScope, call: Call[Any], options: ExecutionOptions, events: EventBuffer | None = None
     ) -> None:
         self.loop = asyncio.get_running_loop()
         self._kept = where.kept(call, options)

@@ -2,16 +2,7 @@
 
 import asyncio
 import inspect
-from collections.abc import (
-    AsyncGenerator,
-    AsyncIterator,
-    Callable,
-    Collection,
-    Coroutine,
-    Hashable,
-    Iterable,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Collection, Coroutine, Hashable, Iterable, Mapping
 from contextvars import Context, ContextVar
 from copy import copy
 from types import TracebackType
@@ -38,11 +29,7 @@ class Opening:
     __slots__ = ("_args", "_hash", "_key", "_kwargs", "name", "opener", "resource")
 
     def __init__(
-        self,
-        resource: Callee,
-        opener: Callable[..., Any],
-        args: tuple[Any, ...],
-        kwargs: Mapping[str, Any],
+        self, resource: Callee, opener: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         self.resource = resource
         self.opener = opener

@@ -20,14 +20,7 @@ from typing import (
     overload,
 )
 
-from .._errors import (
-    DeploymentFailed,
-    Interrupted,
-    OptionsError,
-    Overloaded,
-    PenstockError,
-    UnknownKey,
-)
+from .._errors import DeploymentFailed, Interrupted, OptionsError, Overloaded, PenstockError, UnknownKey
 from ..actors.accepted import NAME, SWITCH, TIMEOUT, check, whole
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import metrics, spans
@@ -42,17 +35,7 @@ from .deployment import Deployment, ServiceCall, ServiceState
 from .detached import KEPT, DetachedStream, EventLog, Missed
 from .drawing import Drawing
 from .events import Event, EventBuffer, Value
-from .graph import (
-    NO_KEY,
-    Call,
-    DurableKey,
-    Graph,
-    as_call,
-    durable_call,
-    gives_one_value,
-    refuse_key,
-    time_left,
-)
+from .graph import NO_KEY, Call, DurableKey, Graph, as_call, durable_call, gives_one_value, refuse_key, time_left
 from .node import Node
 from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_events, stream_of
 from .options import CallOptions, ExecutionOptions, OnFinished, resolve, scoped

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from .._errors import NodeCancelledError, NotFinished, OptionsError
-from ..actors.frame import NOTHING, AnyDeployment, Frame
+from ..actors.frame import NOTHING, AnyDeployment, Frame, Listener
 from ..actors.node_actor import Invoke, NodeActor
 from ..actors.stream_buffer import StreamBuffer
 from ..actors.worker import NoItem, Worker, WorkerGroup
@@ -21,7 +21,7 @@ from .program import Wired
 # node waits with them.
 
 
-class ReorderWindow:
+class ReorderWindow(Listener):
     """The items in flight of a stream: it listens to their frames, and hands them to the reader when they have ended.
 
     Args:
@@ -77,7 +77,7 @@ class ReorderWindow:
         self.asking = False
         self.closed = False
         self.collected: list[Any] | None = None
-        self.service: AnyDeployment | None = None
+        self.service: AnyDeployment | None = None  # pyright: ignore[reportIncompatibleMethodOverride] - set later
         self.failed = 0
         self.cancelled = 0
         self.expired = 0

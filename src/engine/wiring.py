@@ -20,14 +20,7 @@ from ..actors.threads import ThreadShare
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
-from .bodies import (
-    body_of,
-    branch,
-    computing,
-    hand_over,
-    input_of,
-    splitting,
-)
+from .bodies import body_of, branch, computing, hand_over, input_of, splitting
 from .caching import CacheSite, Identity
 from .control import Control
 from .counters import node_counters, node_levels, step_snapshots

@@ -16,7 +16,7 @@ from hypothesis.stateful import (
 )
 
 from penstock.actors.channel import Channel
-from penstock.actors.frame import Frame, Layout
+from penstock.actors.frame import Frame, Layout, Listener
 from penstock.actors.node_actor import Limiter, NodeActor
 from penstock.actors.policy import Policy
 from penstock.actors.worker import WorkerGroup
@@ -38,7 +38,7 @@ class OneStep:
         return values[0]
 
 
-class RecordingGroup:
+class RecordingGroup(Listener):
     """Stands for the workers: remembers which frame got a place in which actor."""
 
     armed = True  # nobody has to be told

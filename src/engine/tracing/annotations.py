@@ -48,10 +48,11 @@ def parameters_of_body(fn: Callable[..., Any], count: int) -> list[tuple[str, Hi
     except (TypeError, ValueError):  # some builtins have no signature
         names = []
     names += ["value"] * (count - len(names))
-    return [(name, _hint_of(inner, name)) for name in names]
+    return [(name, hint_of(inner, name)) for name in names]
 
 
-def _hint_of(fn: Callable[..., Any], name: str) -> Hint:
+def hint_of(fn: Callable[..., Any], name: str) -> Hint:
+    """Return what finds the annotation of a parameter."""
     return lambda: hints_of(fn).get(name)
 
 
