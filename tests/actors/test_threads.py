@@ -71,22 +71,6 @@ async def test_a_job_cancelled_in_the_queue_never_runs(pool: ThreadPool) -> None
     assert pool.statistics().discarded == 0
 
 
-async def test_a_running_job_goes_on_and_its_late_result_is_discarded(pool: ThreadPool) -> None:
-    returned = asyncio.Event()
-    blocker = Blocker()
-    future = pool.submit(contextvars.copy_context(), returned.set, blocker)
-    await blocker.running.wait()
-    future.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await future
-    assert not returned.is_set()  # the caller is released, the thread is not
-    assert pool.statistics().busy == 1
-    blocker.release.set()
-    await returned.wait()
-    statistics = pool.statistics()
-    assert (statistics.discarded, statistics.completed, statistics.busy) == (1, 0, 0)
-
-
 async def test_on_returned_comes_after_the_result() -> None:
     order: list[str] = []
     async with aclosing(ThreadPool(1)) as pool:
@@ -168,21 +152,6 @@ async def test_jobs_that_wait_in_a_lane_leave_the_thread_to_others_in_their_turn
     assert order[:2] == ["other 1", "other 2"]
     assert order[2:] == ["slots 1", "slots 2"]
     await pool.aclose()
-
-
-async def test_aclose_cancels_what_waits_in_a_lane() -> None:
-    returned: list[str] = []
-    pool, slots, blocker = ThreadPool(2), ThreadSlots(1), Blocker()
-    running = pool.submit_to(slots, contextvars.copy_context(), None, blocker, ("result",), {})
-    waiting = pool.submit_to(slots, contextvars.copy_context(), lambda: returned.append("waiting"), int, (), {})
-    await blocker.running.wait()
-    closing = asyncio.create_task(pool.aclose())
-    await asyncio.sleep(0)
-    assert waiting.cancelled()
-    assert returned == ["waiting"]
-    blocker.release.set()
-    await closing
-    assert await running == "result"
 
 
 async def test_close_nowait_ends_idle_threads() -> None:

@@ -60,7 +60,7 @@ def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:
         assert begun == {"a": list(range(20)), "b": list(range(20)), "c": list(range(20))}
         assert sorted(out) == list(range(20))
 
-    explore(main, count=250)
+    explore(main, count=125)
 
 
 @virtual
