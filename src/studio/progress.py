@@ -11,7 +11,8 @@ from math import ceil
 from typing import Final
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn
+from rich.live import Live
+from rich.progress import BarColumn, Progress, TextColumn
 
 from ..actors.tasks import uninterrupted
 from ..engine import StreamStatistics
@@ -63,154 +64,65 @@ def _whole(seconds: float) -> str:
     return duration(seconds) if seconds > 59 else f"{ceil(seconds)} s"
 
 
-# The display draws all bars of the process on standard error, with rich. It has a thread of its own, because a terminal
-# can be slow, or stopped with Ctrl-S, and must not block an event loop.
-
-_REFRESH_SECONDS: Final = 0.25
-
-
-class Bar:
-    """A bar. Its numbers are read in the thread of the event loop, and drawn in the thread of the display.
-
-    Args:
-        look: returns the present progress.
-        loop: the event loop on which `look` is called.
-    """
-
-    def __init__(self, look: Callable[[], Standing], loop: asyncio.AbstractEventLoop) -> None:
-        self._look = look
-        self._loop = loop
-        self._is_drawn: asyncio.Future[threading.Thread | None] = loop.create_future()
-        self.standing = look()
-        self.has_ended = False
-        _DISPLAY.add(self)
-
-    def end(self) -> None:
-        """Read the last numbers."""
-        if not self.has_ended:
-            self.standing = self._look()
-            self.has_ended = True
-            _DISPLAY.wake()
-
-    async def drawn(self) -> None:
-        """Wait until the last numbers are on the terminal, and the thread is gone if this was the last bar."""
-        thread = await self._is_drawn
-        if thread is not None:
-            thread.join()  # it has nothing left to do
-
-    def refresh_soon(self) -> bool:
-        """Schedule a reading of the numbers; return False if the loop is closed."""
-        return self._call_soon(self._refresh)
-
-    def was_drawn(self, ending: threading.Thread | None) -> None:
-        """Note that the last numbers are on the terminal.
-
-        Args:
-            ending: the thread of the display, if it ends now.
-        """
-        self._call_soon(partial(self._say_drawn, ending))
-
-    def _say_drawn(self, ending: threading.Thread | None) -> None:
-        if not self._is_drawn.done():  # the task that waited may have been cancelled
-            self._is_drawn.set_result(ending)
-
-    def _refresh(self) -> None:
-        if not self.has_ended:
-            self.standing = self._look()
-
-    def _call_soon(self, callback: Callable[[], object]) -> bool:
-        try:
-            self._loop.call_soon_threadsafe(callback)
-        except RuntimeError:  # the loop was closed, but its streams were not
-            return False
-        return True
+_REFRESHES_A_SECOND: Final = 4
 
 
 class _Display:
-    """All bars of the process, below each other; bars that have ended stay until the last one has ended."""
+    """All bars of the process, below each other on standard error; each stays until the last one has ended.
+
+    rich draws them in threads, because a terminal can be slow, or stopped with Ctrl-S, and must not block an event
+    loop. Daemons, so that a loop that was stopped in the middle cannot keep the interpreter from ending.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._bars: list[Bar] = []
-        self._thread: threading.Thread | None = None
-        self._woken = threading.Event()
+        self._loops: list[asyncio.AbstractEventLoop] = []  # of each bar
+        self._last: threading.Thread | None = None
 
-    def add(self, bar: Bar) -> None:
-        """Draw a bar from now on."""
+    def enter(self, loop: asyncio.AbstractEventLoop) -> Progress:
+        """Return what to add a bar to; its numbers are drawn from now on."""
         with self._lock:
-            self._bars.append(bar)
-            if self._thread is None:
-                # A daemon, so that a loop that was stopped in the middle cannot keep the interpreter from ending.
-                self._thread = threading.Thread(target=self._draw, name="penstock-progress", daemon=True)
-                self._thread.start()
+            if not self._loops:
+                # It is never started, so what is added to it draws nothing by itself.
+                self._progress = Progress(
+                    TextColumn("{task.description}", markup=False),
+                    BarColumn(20),
+                    TextColumn("{task.fields[words]}", markup=False),
+                )
+                # Output of the program appears above the bars, if it goes to a terminal as well.
+                goes_to_terminal = sys.stdout is not None and sys.stdout.isatty()
+                self._live = Live(
+                    get_renderable=self._shown, console=Console(stderr=True), refresh_per_second=_REFRESHES_A_SECOND,
+                    redirect_stdout=goes_to_terminal,
+                )  # fmt: skip
+                self._draw(partial(self._live.start, refresh=True))
+            self._loops.append(loop)
+            return self._progress
 
-    def wake(self) -> None:
-        """Draw now."""
-        self._woken.set()
-
-    def _draw(self) -> None:
-        ending: list[Bar] = []
-        while True:
-            for bar in ending:
-                bar.was_drawn(None)
-            ending = self._draw_until_all_ended()
-            with self._lock:
-                if not self._bars:
-                    self._thread = None
-                    break
-        for bar in ending:
-            bar.was_drawn(threading.current_thread())
-
-    def _draw_until_all_ended(self) -> list[Bar]:
-        """Return the bars that ended last, once the display is closed."""
-        tasks: dict[Bar, TaskID] = {}
-        # Output of the program appears above the bars, if it goes to a terminal as well.
-        goes_to_terminal = sys.stdout is not None and sys.stdout.isatty()
-        with Progress(
-            TextColumn("{task.description}", markup=False),
-            BarColumn(20),
-            TextColumn("{task.fields[words]}", markup=False),
-            console=Console(stderr=True),
-            auto_refresh=False,
-            redirect_stdout=goes_to_terminal,
-        ) as progress:
-            while True:
-                with self._lock:
-                    bars = list(self._bars)
-                ended = [bar for bar in bars if bar.has_ended]
-                for bar in bars:
-                    _update(progress, tasks, bar)
-                progress.refresh()
-                with self._lock:
-                    self._bars = [bar for bar in self._bars if bar not in ended]
-                    if not self._bars:
-                        return ended
-                for bar in ended:
-                    bar.was_drawn(None)
-                self._woken.wait(_REFRESH_SECONDS)
-                self._woken.clear()
-                self._refresh()
-
-    def _refresh(self) -> None:
+    def leave(self, loop: asyncio.AbstractEventLoop) -> threading.Thread | None:
+        """Draw the last numbers of a bar; return the thread that does, which ends then."""
         with self._lock:
-            bars = list(self._bars)
-        lost = [bar for bar in bars if not bar.refresh_soon()]
-        if lost:
-            with self._lock:
-                self._bars = [bar for bar in self._bars if bar not in lost]
+            if loop in self._loops:
+                self._loops.remove(loop)
+                self._draw(self._live.refresh if self._loops else self._live.stop)
+            return self._last
 
+    def _shown(self) -> Progress:
+        """Return the bars. Those whose loop was closed, but not their stream, are waited for no more."""
+        for loop in [loop for loop in [*self._loops] if loop.is_closed()]:
+            self.leave(loop)
+        return self._progress
 
-def _update(progress: Progress, tasks: dict[Bar, TaskID], bar: Bar) -> None:
-    standing = bar.standing
-    if bar not in tasks:
-        tasks[bar] = progress.add_task("", total=standing.total, words="")
-    progress.update(
-        tasks[bar],
-        description=printable(standing.name),
-        completed=standing.done,
-        total=standing.done if bar.has_ended and standing.total is None else standing.total,
-        words=standing.words(),
-    )
+    def _draw(self, draw: Callable[[], None]) -> None:
+        before = self._last
+
+        def draw_next() -> None:
+            if before is not None:
+                before.join()
+            draw()
+
+        self._last = threading.Thread(target=draw_next, name="penstock-progress", daemon=True)
+        self._last.start()
 
 
 _DISPLAY: Final = _Display()
@@ -240,16 +152,37 @@ class StreamProgress:
         self._total = total
         self._statistics = statistics
         self._past: deque[StreamStatistics] = deque()
-        self._bar = Bar(self._look, loop)
+        self._loop = loop
+        self._ending: threading.Thread | None = None
+        self._has_ended = False
+        self._bars = _DISPLAY.enter(loop)
+        self._bar = self._bars.add_task("", total=total, words="")
+        self._refresh()
+
+    def _refresh(self) -> None:
+        self._show(self._look())
+        self._timer = self._loop.call_later(1 / _REFRESHES_A_SECOND, self._refresh)
+
+    def _show(self, standing: Standing, *, is_last: bool = False) -> None:
+        total = standing.done if is_last and standing.total is None else standing.total
+        self._bars.update(
+            self._bar, description=printable(standing.name), completed=standing.done, total=total,
+            words=standing.words(),
+        )  # fmt: skip
 
     def end(self) -> None:
         """Show the present numbers as the last ones, before the end of the stream changes the counters."""
-        self._bar.end()
+        if not self._has_ended:
+            self._has_ended = True
+            self._timer.cancel()
+            self._show(self._look(), is_last=True)
+            self._ending = _DISPLAY.leave(self._loop)
 
     async def aclose(self) -> None:
         """End, and wait until the last numbers are on the terminal, even if the caller is cancelled."""
         self.end()
-        await uninterrupted(self._bar.drawn())
+        if self._ending is not None:
+            await uninterrupted(asyncio.to_thread(self._ending.join))
 
     def _look(self) -> Standing:
         now, past = self._statistics(), self._past

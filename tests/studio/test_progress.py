@@ -271,8 +271,8 @@ async def test_a_stream_that_is_dropped_ends_it(screen: Screen) -> None:
     results = engine.stream([checked(1), checked(2)], progress=True)
     assert await anext(results) == 1
     del results
-    while any(thread.name == "penstock-progress" for thread in threading.enumerate()):
-        await asyncio.sleep(0)
+    while any(thread.name.startswith(("penstock-progress", "Thread-")) for thread in threading.enumerate()):
+        await asyncio.sleep(0)  # until the thread of rich has ended, and the one that draws the last numbers
 
 
 async def test_a_stream_that_never_begins_shows_nothing(screen: Screen) -> None:
