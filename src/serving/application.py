@@ -105,7 +105,8 @@ class _Model:
     def call(self, request: Request) -> Any:
         """Return the call for a request."""
         if self.is_embeddings:
-            raise APIError(400, f"model: {self.name!r} is a model for embeddings", "model")
+            text = f"model: {self.name!r} is a model for embeddings: its graph takes one text, and no messages"
+            raise APIError(400, text, "model")
         if not self.is_upstream:
             refuse_changes(request, takes_request=self.takes_request)
         given: dict[str, Any] = {"messages": request._messages()} if self.is_chat else {}

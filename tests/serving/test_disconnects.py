@@ -109,7 +109,7 @@ async def test_a_client_who_stalls_keeps_its_place_until_its_deadline(loop: str)
     with server("--loop", loop) as (url, _):
         async with client(url) as http:
             await http.post("/disable-collector")
-            writer = await connect(url, "/flood?timeout_seconds=0.5")
+            writer = await connect(url, "/flood?timeout_seconds=1")
             writer.transport.pause_reading()  # type: ignore[attr-defined]
             held = (await http.get("/in-flight")).json()
             left = await in_flight_after_a_while(http)
