@@ -197,14 +197,26 @@ class BatchQueue(Generic[W]):
 
     def add(self, entry: W) -> None:
         """Add an entry."""
-        group = self._groups.get(entry.group)
+        key = entry.group
+        group = self._groups.get(key)
         if group is None:
-            group = self._groups[entry.group] = PriorityFifo()
+            group = self._groups[key] = PriorityFifo()
         group.push(entry, entry.priority)
         self.count += 1
         self._expected -= 1
         if self._rows is not None:
-            self._costs[entry.group] = self._costs.get(entry.group, 0) + entry.cost
+            self._costs[key] = self._costs.get(key, 0) + entry.cost
+
+    def add_alike(self, entries: Sequence[W]) -> None:
+        """Add entries of one group, where no costs limit a batch."""
+        key, number = entries[0].group, len(entries)
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = PriorityFifo()
+        for entry in entries:
+            group.push(entry, entry.priority)
+        self.count += number
+        self._expected -= number
 
     def discard(self, entry: W) -> None:
         """Remove an entry, if it still waits."""

@@ -447,12 +447,12 @@ def begin_detached(actor: "NodeActor", frame: Frame) -> bool:
         args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
         step = begin(actor, frame, args, {} if actor.kwargs_of is None else actor.kwargs_of(values))
     except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
-        step = DetachedRequest(actor, frame)
+        step = frame.detached or DetachedRequest(actor, frame)  # the one that has begun, if any
         step.fail_soon(error)
     if step is None:
+        frame.detached = None
         limiter.release()
         return False
-    frame.detached = step
     return True
 
 
@@ -480,11 +480,12 @@ class DetachedStep:
     _is_over: bool
 
     def step_begins(self, actor: "NodeActor", frame: Frame) -> None:
-        """Set the attributes of a step; to be called once, before anything else."""
+        """Set the attributes of a step, and tell its frame; to be called once, before anything else."""
         self._actor = actor
         self._frame = frame
         self._began = perf_counter()
         self._is_over = self._is_left = False
+        frame.detached = self
 
     def withdraw(self) -> None:
         """Skip the execution if it has not begun, because its caller has left."""

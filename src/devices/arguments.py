@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Seq
 from dataclasses import dataclass, fields
 from functools import reduce
 from operator import itemgetter
-from typing import Any, Final, NamedTuple, cast
+from typing import Any, Final, TypeAlias, cast
 
 import numpy as np
 
@@ -518,33 +518,25 @@ class Arguments:
             )
         return tuple([bound.arguments[name] for name in self.names])
 
-    def item(self, values: tuple[Any, ...]) -> tuple[tuple[Any, ...], Hashable, int]:
-        """Return the arguments of one call of a batched node as `stack` takes them, their group, and their size.
+    def alike(self, items: Sequence[tuple[Any, ...]]) -> tuple[Hashable, int] | None:
+        """Return the group of the arguments of some calls, and the size of each, if all are like the last item.
 
-        Calls of one group may run together. Nearly always an item is like the last one. To see that takes less than to
-        look at it closely; then its arguments stay as they are, and its group has their signature.
-
-        Returns:
-            The arguments themselves, or a `BatchItem`; the group; and the size of what is stacked, in bytes.
-
-        Raises:
-            TypeError: an argument cannot be stacked.
-            ValueError: an argument is too long.
+        Nearly always they are. To see that takes less than to look at each closely. The arguments stay as they are, and
+        their group has their signature.
         """
-        last = self._last
-        if last is not None:
-            for position, version in last.versions:
-                if id(values[position]) != version:
-                    break
-            else:
-                for position, kind, dtype, shape in last.kinds:
-                    array = values[position]
-                    if type(array) is not kind or array.dtype is not dtype or array.shape != shape:
-                        break
-                else:
-                    return values, last.group, last.size_bytes
-        item, group = self.describe_item(values)
-        return item, group, item.size_bytes
+        if (last := self._last) is None:
+            return None
+        kinds, versions, alike = last
+        for position, version in versions:
+            for item in items:
+                if id(item[position]) != version:
+                    return None
+        for position, kind, dtype, shape in kinds:
+            for item in items:
+                array = item[position]
+                if type(array) is not kind or array.dtype is not dtype or array.shape != shape:
+                    return None
+        return alike
 
     def describe_item(self, values: tuple[Any, ...]) -> tuple[BatchItem, tuple[Any, ...]]:
         """Return the arguments of one call of a batched node with all that is known of them, and their group.
@@ -570,18 +562,18 @@ class Arguments:
                 (i, array.__class__, array.dtype, array.shape) for i, array in zip(self.stacked, arrays, strict=True)
             ]
             known = [*zip(self.shared, versions, strict=True)]
-            self._last = _LastItem(kinds, known, item.size_bytes, (item.signature, *versions))
+            self._last = kinds, known, ((item.signature, *versions), item.size_bytes)
         return item, (item.signature, *versions)
 
     def as_item(self, args: tuple[Any, ...], group: Hashable) -> BatchItem:
-        """Return what `item` gave, with its group, as a `BatchItem`."""
+        """Return arguments, which may be a `BatchItem` already, with their group as a `BatchItem`."""
         if isinstance(args, BatchItem):
             return args
         signature, *_ = cast("tuple[Any, ...]", group)
         return BatchItem(signature, self._stacked_of(args), (), True, 0, self._shared_of(args))
 
     def stack(self, given: Sequence[tuple[Any, ...]], group: Hashable, size: int) -> tuple[tuple[Any, ...], Stacked]:
-        """Stack items of one group, as `item` gave them, whose arrays are on the host, to so many rows.
+        """Stack arguments of one group, or `BatchItem`s, whose arrays are on the host, to so many rows.
 
         Returns:
             The arguments of the vectorised program, which are stacked ones, shared ones, and masks; and the stacked
@@ -638,13 +630,11 @@ class Arguments:
         return fn(*[value for i, value in enumerate(values) if i not in self._by_keyword], **by_name)
 
 
-class _LastItem(NamedTuple):
-    """What the last item was like, and so the next one as well, as a rule. It holds no array."""
-
-    kinds: list[tuple[int, Any, Any, tuple[int, ...]]]  # position, type, dtype and shape of each that is stacked
-    versions: list[tuple[int, int]]  # position and identity of each of the others
-    size_bytes: int
-    group: tuple[Any, ...]
+# What the last item was like, and so the next one as well, as a rule. It holds no array: position, type, dtype and
+# shape of each that is stacked; position and identity of each of the others; and the group and the size of the item.
+_LastItem: TypeAlias = tuple[
+    list[tuple[int, Any, Any, tuple[int, ...]]], list[tuple[int, int]], tuple[tuple[Any, ...], int]
+]
 
 
 def _is_of_any_configuration(array: Any) -> bool:

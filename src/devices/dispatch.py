@@ -764,7 +764,7 @@ class BatchJob(Job):
     Args:
         jitted: the function that it runs.
         device: the device that it runs on.
-        calls: the calls, all of one group; the arguments of each are as `Arguments.item` gave them.
+        calls: the calls, all of one group; the arguments of each are as its queue has left them.
         on_over: called on the loop with the job when it is over.
         arguments: how the batch items become the arguments of the program.
         size_of: returns how many rows, padding included, a batch of such calls has.

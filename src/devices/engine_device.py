@@ -20,7 +20,7 @@ from .compiling import CACHE, JittedFunction
 from .device_batch import PackedBatch
 from .device_errors import is_out_of_memory
 from .dispatch import THREADS, BatchJob, Job, SingleJob
-from .parameters import PlacedParameters
+from .parameters import PlacedParameters, SameParameters, with_same
 from .programs import Executable
 from .shardings import Placement
 from .size_limits import SizeLimits
@@ -39,7 +39,7 @@ class DeviceCall:
 
     Attributes:
         jitted: the function that it runs.
-        args: the arguments, one for each parameter; for a batch, what `Arguments.item` gave.
+        args: the arguments, one for each parameter; for a batch, a `BatchItem` unless they are as usual.
         flat: leaves and structure of the arguments, if they are known and the program gets the arguments as they are.
         result: the future that the caller waits for; None before the call is submitted, and once the caller has the
             result or has left. It is dropped then because an error refers, by its traceback, to this call, and the two
@@ -79,23 +79,25 @@ class DeviceCall:
         size_bytes: int = 0,
         priority: int = 0,
         deadline: float | None = None,
-        group: Hashable = None,
+        label: str | None = None,
+        sampler: "ExecutionSampler | None" = None,
+        frame: "Frame | None" = None,
     ) -> None:
         self.jitted = jitted
         self.args: tuple[Any, ...] = args
         self.priority = priority
         self.deadline = deadline
-        self.group = group
+        self.group: Hashable = None
         self.size_bytes = size_bytes
+        self.label = label
+        self.sampler = sampler
+        self.frame = frame
         self.arrived_at = 0.0
         self.result: asyncio.Future[Any] | None = None
         self.is_plain = self.returns_pending = self.started = self.returned = self._has_begun = False
         self.flat: tuple[list[Any], Any] | None = None
-        self.label: str | None = None
         self.wait: DeviceWait | None = None
         self.queue: CallQueue | None = None
-        self.sampler: ExecutionSampler | None = None
-        self.frame: Frame | None = None
         self._on_returned: tuple[Callable[[], None], ...] = ()
         self._turn: threading.Lock | None = None
 
@@ -228,9 +230,8 @@ class DetachedDeviceCall(DeviceCall, DetachedStep):
         """Whether its caller waits for the result, and has time left."""
         return not self._is_over and (self.deadline is None or now < self.deadline)
 
-    def hand_on(self, value: Any) -> None:
-        """Carry the call of the graph on with a result, ready or not, unless its caller has left."""
-        self.set_result(value)
+    # Carries the call of the graph on with a result, ready or not, unless its caller has left.
+    hand_on = DetachedStep.set_result  # pyright: ignore[reportAssignmentType] - a call of this class is such a step
 
     def _raise(self, error: BaseException) -> None:
         self.set_exception(error)
@@ -259,6 +260,7 @@ class CallQueue:
         self.gathers = batch is not None
         self._may_refuse = batch is not None and batch.max_queue is not None
         self.free = limit
+        self.arrived: dict[DeviceCall, None] = {}  # since the device has looked last
         self.largest: dict[Hashable, int] = {}  # of these groups, more calls together did not fit the device
         self.served = 0.0
         self.replicas: tuple[CallQueue, ...] = (self,)
@@ -266,6 +268,9 @@ class CallQueue:
     def start(self, calls: list[DeviceCall]) -> None:
         """Have the device run some calls together; in the end, `returned` is called."""
         raise NotImplementedError
+
+    def admit(self, now: float) -> None:
+        """Have calls that have just arrived wait for a batch."""
 
     def fill(self, now: float) -> None:
         """Add waiting calls to a batch that the device's thread has and has not begun, whoever's turn it is."""
@@ -368,12 +373,13 @@ class CallQueue:
 
     def discard(self, call: DeviceCall) -> None:
         """Take out a call, if it still waits."""
+        self.arrived.pop(call, None)
         self.waiting.discard(call)
         self.forget_if_empty()
 
     def forget_if_empty(self) -> None:
         """Have the devices skip this queue while no call waits in it."""
-        if not self.waiting.count:
+        if not self.waiting.count and not self.arrived:
             for one in self.replicas:
                 one.device.busy.pop(one, None)
 
@@ -505,7 +511,7 @@ class EngineDevice:
         self._window_bytes = window_bytes
         self._held_bytes = 0
         self._served = 0.0  # `served` of the queue that was served last
-        self._look_armed = False
+        self.will_look = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle = Condition()
 
@@ -538,6 +544,7 @@ class EngineDevice:
         if self._timer is not None:
             self._timer.cancel()
         for queue in list(self.busy):
+            queue.admit(0.0)
             for call in queue.waiting.entries():
                 queue.waiting.discard(call)
                 call.fail(EngineClosedError("the Engine was closed while this call waited for a device"))
@@ -565,24 +572,26 @@ class EngineDevice:
             queue.served = max(queue.served, self._served)
             self.busy[queue] = None
         if queue.gathers:
-            if not self._look_armed:
+            if not self.will_look:
                 self._look_soon()  # after what else comes in this turn of the loop
         elif queue.has_room:
             self.look()
 
     def _look_soon(self) -> None:
-        if not self._look_armed:
-            self._look_armed = True
+        if not self.will_look:
+            self.will_look = True
             self.loop.call_soon(self.look)
 
     def look(self, due: float = 0.0, enough: Callable[[], bool] = bool) -> None:
         """Hand jobs to the device as long as it takes more, or until it is enough."""
-        self._look_armed = False
+        self.will_look = False
         if self.is_closed:
             return
         now = max(self.loop.time(), due)  # a timer may run a clock's tick too early
         before = self.running
         for queue in tuple(self.busy):
+            if queue.arrived:
+                queue.admit(now)
             if self._has_memory:
                 queue.fill(now)
         while not enough() and self.has_room and (found := self._next(now)) is not None:
@@ -669,6 +678,7 @@ class BatchCallQueue(CallQueue):
 
     Args:
         arguments: how calls become the arguments of the program.
+        parameters: positions of the arguments that are parameters, with what stands for equal ones.
         device: where they run.
         jitted: the vectorised program.
         batch: how many run together.
@@ -687,6 +697,7 @@ class BatchCallQueue(CallQueue):
     def __init__(
         self,
         arguments: Arguments,
+        parameters: Sequence[tuple[int, SameParameters]],
         device: EngineDevice,
         jitted: JittedFunction,
         batch: Batch,
@@ -709,6 +720,7 @@ class BatchCallQueue(CallQueue):
         self._is_slow = False  # whether the last batch took longer than what the loop takes to give the device another
         self._counts_turn = False  # whether `_turn` is scheduled
         self._arguments = arguments
+        self._parameters = parameters
         self._sizes = sizes
         self._log = log
         self._jitted = jitted
@@ -740,15 +752,65 @@ class BatchCallQueue(CallQueue):
         is_small = self._is_slow and running and sum([len(job.held) for job in running]) >= waiting.count
         return not is_small or not waiting.holds_only(running[-1].held[0].group)
 
+    def submit(self, call: DeviceCall) -> None:
+        """Have a call run in a batch; its result comes through its future.
+
+        Raises:
+            EngineClosedError: the Engine was closed.
+            Overloaded: too many calls wait.
+            Exception: where the call may be refused, or several devices take calls: its arguments cannot be stacked.
+        """
+        device = self.device
+        if self._may_refuse or len(self.replicas) > 1 or device.is_closed:
+            self._look_at(call)
+            super().submit(call)
+            return
+        call.queue = self
+        self.arrived[call] = None
+        if not device.will_look or self not in device.busy:
+            device.offer(self)
+
+    def admit(self, now: float) -> None:
+        """Have calls that have just arrived wait for a batch; nearly always all are alike, which is seen at once."""
+        if not self.arrived:
+            return
+        calls, self.arrived = [*self.arrived], {}
+        alike = self._arguments.alike([call.args for call in calls])
+        for call in calls:
+            call.arrived_at = now
+            if alike is not None:
+                call.group, call.size_bytes = alike
+                continue
+            try:
+                self._look_at(call)
+            except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
+                call.fail(error)
+            else:
+                self.waiting.add(call)
+        if alike is not None:
+            self.waiting.add_alike(calls)
+        elif not self.waiting.count:
+            self.forget_if_empty()
+
+    def _look_at(self, call: DeviceCall) -> None:
+        if (alike := self._arguments.alike([call.args])) is not None:
+            call.group, call.size_bytes = alike
+            return
+        item, call.group = self._arguments.describe_item(with_same(self._parameters, call.args))
+        call.args, call.size_bytes = item, item.size_bytes
+
     def _turn(self) -> None:
         self._counts_turn = False
+        self.admit(self.device.loop.time())
         self.waiting.turn()
         self.device.look()
 
     def _over(self, job: BatchJob, began: float) -> None:
         """Take back a batch that has ended; its callers have their results, and may come again."""
+        now = self.device.loop.time()
+        self.admit(now)
         self._under_way.remove(job)
-        self._is_slow = self.device.loop.time() - began > SHORT_SECONDS
+        self._is_slow = now - began > SHORT_SECONDS
         if self._is_slow:
             self.waiting.returned(len(job.held))
         self.device.returned(self, job.held)

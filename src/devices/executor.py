@@ -25,7 +25,7 @@ from .engine_device import (
     share,
 )
 from .failed_batches import PartsOfBatch
-from .parameters import EVERYTHING, LoopState, SameParameters, check_same_shapes
+from .parameters import EVERYTHING, LoopState, SameParameters, check_same_shapes, with_same
 from .programs import UNSET, holds_array, own_x64, refuse_own_x64
 from .recompilation import CompileLog
 from .selection import AUTO
@@ -36,6 +36,7 @@ from .untyped_jax import jax
 if TYPE_CHECKING:
     from ..actors.frame import Frame
     from ..actors.node_actor import NodeActor
+    from ..actors.sampler import ExecutionSampler
     from ..engine.node import CallSite, Node, Site
     from ..engine.pools import Pools
     from ..engine.program import Pass
@@ -428,6 +429,7 @@ class PlacedNode:
         self._jitted = [executor.jitted(device.placement, arguments, donated) for device in devices]
         self._arguments = arguments
         self._parameters = [(position, SameParameters()) for position in arguments.parameters]
+        self._is_batched = arguments.stacker is not None
         self._sizes: tuple[int, ...] = ()  # of batches
         if executor.batch is not None:
             self._sizes = executor.batch_sizes(executor.batch, arguments)
@@ -462,28 +464,23 @@ class PlacedNode:
         for future in compiled:
             future.result()
 
-    def call(self, kind: type[C], values: tuple[Any, ...], priority: int = 0, deadline: float | None = None) -> C:
-        """Return a call of such a kind with these arguments, one for each parameter.
+    def call(
+        self, kind: type[C], values: tuple[Any, ...], label: str, sampler: "ExecutionSampler | None", frame: "Frame"
+    ) -> C:
+        """Return a call of such a kind with these arguments, one for each parameter, for an item.
 
         Raises:
             DeviceError: the thread has a setting of 64 bits of its own.
-            TypeError: the node is batched, and an argument cannot be stacked.
-            ValueError: the node is batched, and an argument is too long.
         """
-        arguments = self._arguments
         if own_x64() is not UNSET:
-            refuse_own_x64(arguments.name)
-        for position, same in self._parameters:
-            value = values[position]
-            if value is not same.last and (known := same.of(value)) is not value:
-                values = (*values[:position], known, *values[position + 1 :])
-        if arguments.stacker is None:
-            size_bytes, is_plain = arguments.on_host_of(values)
-            call = kind(self._jitted[0], values, size_bytes, priority, deadline)
-            call.is_plain = is_plain
-            return call
-        args, group, size_bytes = arguments.item(values)
-        return kind(self._jitted[0], args, size_bytes, priority, deadline, group)
+            refuse_own_x64(self._arguments.name)
+        if self._is_batched:  # its queue looks at the arguments
+            return kind(self._jitted[0], values, 0, frame.priority, frame.deadline, label, sampler, frame)
+        values = with_same(self._parameters, values)
+        size_bytes, is_plain = self._arguments.on_host_of(values)
+        call = kind(self._jitted[0], values, size_bytes, frame.priority, frame.deadline, label, sampler, frame)
+        call.is_plain = is_plain
+        return call
 
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options
@@ -492,8 +489,8 @@ class PlacedNode:
             limit = max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
             return executor.single_queue(jitted.name, device, jitted, arguments.parameters, limit)
         return BatchCallQueue(
-            arguments, device, jitted, executor.batch, self._sizes, options.prefetch, executor.batch_log,
-            in_parts=PartsOfBatch if options.pure else None,
+            arguments, self._parameters, device, jitted, executor.batch, self._sizes, options.prefetch,
+            executor.batch_log, in_parts=PartsOfBatch if options.pure else None,
         )  # fmt: skip
 
 
@@ -551,22 +548,17 @@ class OnDevice(Bound):
         # `_call` and `Arguments.bind` written out, as a call pays for each step between files.
         if kwargs or len(args) != self._parameter_count:
             args = self._arguments.bind(args, kwargs)
-        call = placed.call(DetachedDeviceCall, args, frame.priority, frame.deadline)
+        call = placed.call(DetachedDeviceCall, args, self._label, actor.sampler, frame)
         if self._returns_pending:
             call.returns_pending = True
-        call.label, call.sampler, call.frame = self._label, actor.sampler, frame
         call.step_begins(actor, frame)
-        try:
-            placed.queue.submit(call)
-        except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
-            call.fail_soon(error)
+        placed.queue.submit(call)
         return call
 
     def _call(
         self, placed: PlacedNode, actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> DeviceCall:
-        call = placed.call(DeviceCall, self._arguments.bind(args, kwargs), frame.priority, frame.deadline)
+        call = placed.call(DeviceCall, self._arguments.bind(args, kwargs), self._label, actor.sampler, frame)
         if self._returns_pending:
             call.returns_pending = True
-        call.label, call.sampler, call.frame = self._label, actor.sampler, frame
         return call

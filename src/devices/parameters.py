@@ -1,7 +1,7 @@
 """Parameters: arguments that come from resources; they are placed on a device once, and not with each call."""
 
 import sys
-from collections.abc import Container
+from collections.abc import Container, Sequence
 from contextlib import nullcontext
 from itertools import compress
 from time import perf_counter
@@ -203,6 +203,15 @@ class SameParameters:
             return self.last
         self.last, self._leaves, self._structure = value, leaves, structure
         return value
+
+
+def with_same(parameters: Sequence[tuple[int, SameParameters]], values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return arguments with the last parameters at each position in the place of equal ones."""
+    for position, same in parameters:
+        value = values[position]
+        if value is not same.last and (known := same.of(value)) is not value:
+            values = (*values[:position], known, *values[position + 1 :])
+    return values
 
 
 def _is_same(one: Any, other: Any) -> bool:

@@ -56,6 +56,13 @@ class RunningCall(Frame, WorkerGroup, Listener):
     ends_at: float | None = None
     threads: ThreadShare | None = None
     is_exclusive = True
+    # What a call without a worker does not need; `launch` assigns the others.
+    ready = NOTHING_READY
+    feed = None
+    runnable = 0
+    armed = False
+    queued_at = None
+    further_queues = ()
     _is_detached = False
     _listener: Listener | None = None
     _began: float | None = None  # the time of its beginning, if metrics count the call
@@ -68,9 +75,9 @@ class RunningCall(Frame, WorkerGroup, Listener):
         graph: str,
         options: ExecutionOptions,
         headers: Mapping[str, str] | None = None,
+        timeout_seconds: float | None = None,
         *,
         context: Context | None = None,
-        timeout_seconds: float | None = None,
         item: int | None = None,
         stream: Span | None = None,
     ) -> None:
@@ -88,11 +95,8 @@ class RunningCall(Frame, WorkerGroup, Listener):
                 self._belong()
         else:
             self.context = context = context.copy()
-        self.ready = NOTHING_READY
         self.workers = ()
-        self.feed = None
-        self.runnable = 0
-        self.armed = self.closed = False
+        self.closed = False
         if headers is not None or (options.trace_execution and spans.tracer_provider() is not None):
             self.run_span, self.traced = spans.start_run(
                 graph, context, is_wanted=options.trace_execution, headers=headers, item=item, stream=stream,
@@ -106,8 +110,6 @@ class RunningCall(Frame, WorkerGroup, Listener):
         self.state = "running"
         self.key: Hashable = None
         self.priority = options.priority
-        self.queued_at = None
-        self.further_queues = ()
         self.timer = self.unread = None
         self.unwinding = 0
 
@@ -184,6 +186,9 @@ class RunningCall(Frame, WorkerGroup, Listener):
         is_alone = len(entries) == 1 and entries[0].begin is not None and (self._is_plain or self.span is None)
         if is_alone and begin_detached(entries[0], self):
             return
+        # What workers read; see `RunningCall.ready`.
+        self.ready, self.feed, self.runnable, self.armed = NOTHING_READY, None, 0, False
+        self.queued_at, self.further_queues = None, ()
         # A call that a handler makes never begins at once: nested calls would each take a part of the stack.
         if eager_starts is None or self.parent is not None or not eager_starts.may_start():
             self.start_worker(self, entries)

@@ -548,17 +548,18 @@ class Deployment:
             EngineLoopError: the deployment runs on another event loop.
             ReentrantCallError: one of its own nodes makes the call.
         """
-        if self.scope is None or self.in_flight is None:
+        scope, in_flight = self.scope, self.in_flight
+        if scope is None or in_flight is None:
             raise EngineClosedError(
                 "this deployment was not started; enter it first: async with engine.deploy(...) as service"
             )
         if self.state != "ready":
             raise self.stopped_error()
-        if asyncio._get_running_loop() is not self.scope.loop:  # it returns None where no loop runs
+        if asyncio._get_running_loop() is not scope.loop:  # it returns None where no loop runs
             raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
         if current.source.get() is not None or owner_deployments.get():
             refuse_from_inside(self)
-        return self.scope, self.in_flight
+        return scope, in_flight
 
     async def restored(self, wired: Wired, graph: Graph[..., Any], deadline: float | None = None) -> Wired:
         """Return the actors of a graph, once those of its resources are open again that ended by themselves.

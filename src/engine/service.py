@@ -301,7 +301,7 @@ class Service(Generic[P, R]):
             return self.run(graph(*args, **kwargs))
         return self._run(graph, graph._arguments(args, kwargs), None, self._options)
 
-    async def run(
+    def run(
         self,
         call: Call[T],
         /,
@@ -311,7 +311,7 @@ class Service(Generic[P, R]):
         on_finished: OnFinished = "again",
         detached: bool = False,
         **options: Unpack[CallOptions],
-    ) -> T:
+    ) -> Coroutine[Any, Any, T]:
         """Run one call of a deployed graph.
 
         Args:
@@ -324,7 +324,7 @@ class Service(Generic[P, R]):
             **options: `timeout_seconds`, `priority` and `trace_execution`.
 
         Returns:
-            The result of the graph.
+            A coroutine, which returns the result of the graph.
 
         Raises:
             Exception: the error of the node that failed first, with a note that names graph, node, item and attempt.
@@ -338,6 +338,16 @@ class Service(Generic[P, R]):
             Interrupted: a node has asked a question; with its answer, the same key goes on.
             KeyInUse: the key is under way elsewhere.
         """
+        # A plain `def` for the call without options, as `__call__` is.
+        if (more or options or detached or scoped.get() or durable_key is not None or type(call) is not Call
+                or answer is not ... or on_finished != "again"):  # fmt: skip
+            return self._run_with(call, more, durable_key, answer, on_finished, detached, options)
+        return self._run(call.graph, call.arguments, None, self._options)
+
+    async def _run_with(
+        self, call: Call[T], more: tuple[object, ...], durable_key: str | None, answer: object, on_finished: OnFinished,
+        detached: bool, options: CallOptions,
+    ) -> T:  # fmt: skip
         merged = self._merged("service.run", options)
         call = as_call(call, "service.run", more)
         result: T
@@ -717,7 +727,7 @@ class Service(Generic[P, R]):
     ) -> Any:
         deployment = self._deployment
         scope, in_flight = deployment.check_callable()
-        call = ServiceCall(scope.loop, graph.name, options, headers, timeout_seconds=options.timeout_seconds)
+        call = ServiceCall(scope.loop, graph.name, options, headers, options.timeout_seconds)
         if self._options.collect_metrics and metrics.meter_provider() is not None:
             call.count()
         try:

@@ -18,7 +18,7 @@ import pytest
 import penstock as ps
 from penstock import devices, engine, telemetry, testing
 from penstock.devices import device_pool, dispatch, engine_device
-from penstock.devices.engine_device import CallQueue
+from penstock.devices.engine_device import BatchCallQueue
 from penstock.devices.programs import Executable
 
 from .gates import Gate, gated
@@ -684,15 +684,15 @@ async def test_callers_who_leave_before_the_thread_begins_cost_the_device_nothin
 
 async def test_an_error_after_a_call_was_handed_over_ends_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a signal handler that raises there."""
-    submit = CallQueue.submit
+    submit = BatchCallQueue.submit
 
-    def raise_late(self: CallQueue, call: Any) -> None:
+    def raise_late(self: BatchCallQueue, call: Any) -> None:
         submit(self, call)
         raise LookupError("a signal")
 
     async with batches_of_8() as (service, _, device):
         with monkeypatch.context() as patch:
-            patch.setattr(CallQueue, "submit", raise_late)
+            patch.setattr(BatchCallQueue, "submit", raise_late)
             with pytest.raises(LookupError):
                 await service(row(1))
         assert float((await service(row(2)))[0]) == 2
@@ -700,6 +700,20 @@ async def test_an_error_after_a_call_was_handed_over_ends_it_once(monkeypatch: p
         (actor,) = service.statistics().actors
         assert (actor.completed, actor.failed, actor.in_flight) == (2, 1, 0)
         assert (device.running, device._held_bytes) == (0, 0)
+
+
+async def test_calls_of_one_turn_end_each_in_its_own_way() -> None:
+    """One cannot be stacked, and the caller of another leaves before the device has looked at them."""
+    async with batches_of_8() as (service, gate, _):
+        calls = [asyncio.ensure_future(service(value)) for value in (row(1), object(), row(2), row(3))]
+        await asyncio.sleep(0)  # each has been made
+        calls[2].cancel()
+        first, refused, left, last = await asyncio.gather(*calls, return_exceptions=True)
+        assert (float(first[0]), float(last[0])) == (1, 3)
+        assert isinstance(refused, TypeError)
+        assert isinstance(left, asyncio.CancelledError)
+        assert [len(values) for values in gate.values] == [2]
+        assert service.statistics().actors[0].in_flight == 0
 
 
 async def test_a_caller_who_leaves_takes_its_failure_along() -> None:
