@@ -7,6 +7,7 @@ import threading
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
 from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any, Final, Self
 from weakref import WeakSet
@@ -248,33 +249,22 @@ def _count(consumer: Consumer) -> None:
         return
     from opentelemetry.metrics import CallbackOptions, Observation, get_meter
 
-    def levels(field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def read(options: CallbackOptions) -> Iterable[Observation]:
-            found = [partition for one in list(_open) for partition in one.statistics().partitions]
-            known = [(getattr(one, field), one.partition) for one in found]
-            return [Observation(value, {names.PARTITION: name}) for value, name in known if value is not None]
+    def levels(field: str, options: CallbackOptions) -> Iterable[Observation]:
+        for partition in [partition for one in list(_open) for partition in one.statistics().partitions]:
+            if (value := getattr(partition, field)) is not None:
+                yield Observation(value, {names.PARTITION: partition.partition})
 
-        return read
-
-    def totals(number: int, field: str) -> Callable[[CallbackOptions], Iterable[Observation]]:
-        def read(options: CallbackOptions) -> Iterable[Observation]:
-            return [Observation(_closed[number] + sum(getattr(one.statistics(), field) for one in list(_open)))]
-
-        return read
+    def total(number: int, field: str, options: CallbackOptions) -> Iterable[Observation]:
+        yield Observation(_closed[number] + sum(getattr(one.statistics(), field) for one in list(_open)))
 
     meter = get_meter(names.INSTRUMENTATION)
-    _instruments.extend(
-        (
-            meter.create_observable_up_down_counter(names.METRIC_CONSUMER_LAG, [levels("lag")], "{message}"),
-            meter.create_observable_up_down_counter(names.METRIC_CONSUMER_OPEN, [levels("open")], "{message}"),
-            meter.create_observable_counter(
-                names.METRIC_CONSUMER_DEAD_LETTERS, [totals(0, "dead_letters")], "{message}"
-            ),
-            meter.create_observable_counter(
-                names.METRIC_CONSUMER_LATE_COMMITS, [totals(1, "late_commits")], "{commit}"
-            ),
-        )
-    )
+    level, counter = meter.create_observable_up_down_counter, meter.create_observable_counter
+    _instruments.extend([
+        level(names.METRIC_CONSUMER_LAG, [partial(levels, "lag")], "{message}"),
+        level(names.METRIC_CONSUMER_OPEN, [partial(levels, "open")], "{message}"),
+        counter(names.METRIC_CONSUMER_DEAD_LETTERS, [partial(total, 0, "dead_letters")], "{message}"),
+        counter(names.METRIC_CONSUMER_LATE_COMMITS, [partial(total, 1, "late_commits")], "{commit}"),
+    ])  # fmt: skip
 
 
 async def run(consumer: Consumer) -> ConsumerStatistics:

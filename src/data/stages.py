@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from .. import Node, Ref, map_each, node
-from .._errors import DataError, Noted, add_note
+from .._errors import DataError, add_note
 from ..actors.accepted import FUNCTION, POSITIVE, SWITCH, check, one_of, optional, whole
 from ..actors.tasks import start_task
 from ..extension import Packer, StageIterator, StageRole, has_value, split_stream, stage_node
@@ -245,14 +245,17 @@ class _Batched(_Holding[Any, Any]):
 
 
 def _collated(held: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
-    values, last = values_of(held), len(held) - 1
+    values = values_of(held)
     try:
-        with Noted(lambda _: f"while data.batched collated {_place_of(held[0], 0)} to {_place_of(held[-1], last)}"):
-            return collate(values)
+        return collate(values)
     except Unlike as error:
         raise DataError(f"data.batched: {_place_of(held[error.item], error.item)}: {error.reason}") from None
-    except (StopIteration, StopAsyncIteration) as error:  # which would end the loop of a reader silently
-        raise RuntimeError(f"collate= raised {type(error).__name__}") from error
+    except Exception as error:
+        first, last = _place_of(held[0], 0), _place_of(held[-1], len(held) - 1)
+        add_note(error, f"while data.batched collated {first} to {last}")
+        if isinstance(error, StopIteration | StopAsyncIteration):  # which would end the loop of a reader silently
+            raise RuntimeError(f"collate= raised {type(error).__name__}") from error
+        raise
 
 
 def values_of(held: list[Any]) -> list[Any]:

@@ -446,6 +446,8 @@ class UnlikeBeforeError(Exception):
     """The arguments of a call are unlike those of all calls that were looked at; nothing has run."""
 
 
+# Without it, a deployed call of one array takes 1.14 times the CPU with 100 callers at a time, and 0.95 times alone; a
+# training step of 19 arrays 1.07 times (the least of 25 runs of 100 calls, medians of 7 processes, CPU of two cores).
 class _SignatureProbe:
     """Stands before a program where JAX's C++ code calls Python: for arguments that are unlike all that it has seen.
 

@@ -169,15 +169,10 @@ async def try_sizes(
     arguments = executor.arguments(frozenset(known))
     pools, options = default._runtime.pools, resolve("Engine", {}, {})
     async with pools.pool("devices", DevicePool).fitting:
+        values = arguments.merge(sample, known)
         return await search_sizes(
-            executor,
-            pools,
-            options.device_strategy,
-            arguments,
-            arguments.merge(sample, known),
-            limit=limit,
-            items=items,
-        )
+            executor, pools, options.device_strategy, arguments, values, limit=limit, items=items
+        )  # fmt: skip
 
 
 async def search_sizes(
@@ -210,19 +205,12 @@ async def search_sizes(
     recommended = next(one.size for one in ran if (one.items_per_second or 0.0) >= _KNEE_SHARE * best)
     fixed, per_item = _formula(tried)
     return TriedSizes(
-        node=executor.name,
-        device=device.name,
-        platform=platform_of(device),
-        is_mesh=device.placement.mesh is not None,
-        limit=most,
-        host_limit=host,
-        tried=tuple(tried),
+        node=executor.name, device=device.name, platform=platform_of(device),
+        is_mesh=device.placement.mesh is not None, limit=most, host_limit=host, tried=tuple(tried),
         recommended_size=recommended,
         largest_size=max((most.bytes - fixed) // per_item, ran[-1].size) if per_item else None,
-        fixed_bytes=fixed,
-        bytes_per_item=per_item,
-        item_bytes=trial.item_bytes,
-    )
+        fixed_bytes=fixed, bytes_per_item=per_item, item_bytes=trial.item_bytes,
+    )  # fmt: skip
 
 
 async def find_size(

@@ -17,7 +17,7 @@ import math
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from io import SEEK_END, BufferedReader, BytesIO
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
 
@@ -129,7 +129,7 @@ def encode(
     Raises:
         NotStorable: the value, or something in it, cannot be encoded; the message names its path and type.
     """
-    encoder = _Encoder(copy, exact, splits, copies or {})
+    encoder = _Encoder(copy=copy, exact=exact, splits=splits, copies=copies)
     structure = encoder.value(value, (0, None, name, None))
     if copies is not None:
         copies.clear()
@@ -341,29 +341,26 @@ def _found(place: str) -> object:
         return None
 
 
-@dataclass
 class _Encoder:
-    """The first four attributes are as of `encode`.
-
-    Attributes:
-        copies: of the arrays of this value.
-        copied_bytes: how many bytes these are, without those known before.
-        arrays: as of `Encoded`.
-        on_devices: those of JAX.
-        again: ids of the structures that stand for what was met more than once.
-    """
-
-    copy: bool = False
-    exact: bool = False
-    splits: bool = True
-    known: Mapping[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
-    copies: dict[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
-    copied_bytes: int = 0
-    arrays: dict[str, Any] = field(default_factory=dict[str, Any])
-    on_devices: dict[str, Any] = field(default_factory=dict[str, Any])
-    again: set[int] = field(default_factory=set[int])
-    _met: dict[int, Any] = field(default_factory=dict[int, Any])  # by id: the structure; the path, until that is made
-    _kept: list[Any] = field(default_factory=list[Any])
+    def __init__(
+        self,
+        *,
+        copy: bool = False,
+        exact: bool = False,
+        splits: bool = True,
+        copies: Mapping[int, tuple[Any, Any]] | None = None,
+    ) -> None:
+        self.copies: dict[int, tuple[Any, Any]] = {}
+        self.copied_bytes = 0
+        self._known = copies or {}
+        self.arrays: dict[str, Any] = {}
+        self.on_devices: dict[str, Any] = {}  # those of JAX
+        self.again: set[int] = set()  # ids of the structures that stand for what was met more than once
+        self._met: dict[int, Any] = {}  # by the id of what can be shared: its structure; its path, until that is made
+        self._kept: list[Any] = []
+        self._copy = copy
+        self._exact = exact
+        self._splits = splits
 
     def value(self, value: Any, path: _Path) -> Any:
         cls = cast("Any", type(value))
@@ -379,7 +376,7 @@ class _Encoder:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if path[0] > _MOST_LEVELS:
             raise NotStorable(f"{_shown(path)} is more than {_MOST_LEVELS} levels deep, or contains itself: flatten it")
-        if not self.exact or isinstance(value, _NEVER_SHARED):
+        if not self._exact or isinstance(value, _NEVER_SHARED):
             return self._compound(value, path)
         place = id(value)
         met = self._met.get(place)
@@ -432,7 +429,7 @@ class _Encoder:
         return name
 
     def _copied(self, array: Any, copy: Callable[[], Any]) -> Any:
-        known, made = self.known.get(id(array), (None, None))
+        known, made = self._known.get(id(array), (None, None))
         if known is not array:
             made = copy()
             self.copied_bytes += made.nbytes
@@ -444,10 +441,10 @@ class _Encoder:
         if numpy is None:
             return None
         if type(value) is numpy.ndarray:
-            order = "K" if self.exact else "C"
-            array = self._copied(value, lambda: numpy.array(value, order=order)) if self.copy else value
+            order = "K" if self._exact else "C"
+            array = self._copied(value, lambda: numpy.array(value, order=order)) if self._copy else value
             axes = None
-            if self.exact and not array.flags.c_contiguous:
+            if self._exact and not array.flags.c_contiguous:
                 axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
                 array = array.transpose(axes)
             content: list[Any] = [self._apart(array, path), _named(value.dtype, path), list(array.shape)]
@@ -461,18 +458,18 @@ class _Encoder:
             return None
         if isinstance(value, jax.core.Tracer) or value.is_deleted():
             raise NotStorable(f"{_shown(path)} is an array of JAX without values: it is traced, or was donated")
-        if not self.splits and not value.sharding.is_fully_replicated:
+        if not self._splits and not value.sharding.is_fully_replicated:
             raise NotStorable(
                 f"{_shown(path)} is split over {len(value.devices())} devices, and nothing says where it belongs after "
                 "a restart, when the mesh may be another one: split batches with data.to_device(mesh, specs)"
             )
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = jax.random.key_data(value) if is_key else value
-        name = self._apart(self._copied(value, lambda: _fetched(array)) if self.copy else array, path)
+        name = self._apart(self._copied(value, lambda: _fetched(array)) if self._copy else array, path)
         self.on_devices[name] = value
         special = str(jax.random.key_impl(value)) if is_key else bool(value.weak_type)
         content = [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]
-        where = _placement_of(value) if self.exact else None
+        where = _placement_of(value) if self._exact else None
         return {"$jax": content} if where is None else {"$placed": [content, where]}
 
     def _instance(self, value: Any, path: _Path) -> dict[str, Any] | None:
