@@ -4,7 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import AsyncExitStack, ExitStack
 from contextvars import copy_context
 from typing import Generic, Self, TypeVar, Unpack
 
@@ -151,17 +151,20 @@ class Iterate(Generic[T]):
     async def _run(self) -> None:
         """Keep the call open until it is left; the only task that the thread begins with."""
         is_left = asyncio.Event()
-        try:
-            async with (
-                Engine() as engine,
-                engine.stream(self._call, checkpoint=self._checkpoint, **self._options) as stream,
-            ):
-                self._opened.set_result((asyncio.get_running_loop(), stream, is_left))
-                await is_left.wait()
-        except BaseException as error:
-            if self._opened.done():
-                raise
-            self._opened.set_exception(error)
+
+        def refused(kind: object, error: BaseException | None, trace: object) -> bool:
+            if error is None or self._opened.done():
+                return False
+            self._opened.set_exception(error)  # `__enter__` raises it
+            return True
+
+        async with AsyncExitStack() as stack:
+            stack.push(refused)
+            engine = await stack.enter_async_context(Engine())
+            call = engine.stream(self._call, checkpoint=self._checkpoint, **self._options)
+            stream = await stack.enter_async_context(call)
+            self._opened.set_result((asyncio.get_running_loop(), stream, is_left))
+            await is_left.wait()
 
     def _leave(self) -> None:
         assert self._thread is not None

@@ -1,5 +1,6 @@
 """Errors of devices: which computation one comes from, and what it means."""
 
+import itertools
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -143,40 +144,36 @@ def is_out_of_memory(error: BaseException) -> bool:
     return str(error).startswith("RESOURCE_EXHAUSTED")
 
 
-def raise_explained(error: Exception, jitted: Names, args: Sequence[Any]) -> None:
-    """Raise an error that says more than JAX's, about NaNs and about arguments that were donated, if there is one.
+def explained(error: BaseException, jitted: Names, args: Sequence[Any]) -> BaseException:
+    """Return an error that says more than JAX's, about NaNs and about arguments that were donated; else the error.
 
     Args:
         error: that of the call of the program.
         jitted: what was called.
         args: with what.
     """
+    text, found = str(error), ""
+    kind: type[Exception] = DeviceError
     # JAX's own `jit` turns this private type into the public one.
     if type(error).__name__ == "InternalFloatingPointError":
-        kind = "infinity" if "inf" in error.args[1:] else "NaN"
-        raise FloatingPointError(
-            f"{jitted.name!r} gave a {kind}, which jax_debug_nans or jax_debug_infs refuses"
-        ) from error
-    if "donated in the same call" in str(error):
-        _explain_shared(error, jitted, args)
-    if "has been deleted" not in str(error):  # a call that fails after it has begun has lost what it donates, too
-        return
-    for position, arg in enumerate(args):
-        if any(is_device_array(leaf) and leaf.is_deleted() for leaf in jax.tree.leaves(arg)):
-            raise DeviceError(
-                f"{jitted.name!r}: the memory of argument {jitted.parameter(position)!r} was donated "
-                "to an earlier call, and it cannot be read again: pass what that call returned, or do not donate it"
-            ) from error
-
-
-def _explain_shared(error: Exception, jitted: Names, args: Sequence[Any]) -> None:
-    """Raise an error that names the two arguments that hold the donated array."""
-    leaves = [(position, leaf) for position, arg in enumerate(args) for leaf in jax.tree.leaves(arg)]
-    for number, (one, array) in enumerate(leaves):
-        for other, same in leaves[number + 1 :]:
-            if array is same and is_device_array(array):
-                raise DeviceError(
-                    f"{jitted.name!r}: arguments {jitted.parameter(one)!r} and "
-                    f"{jitted.parameter(other)!r} hold the same array, and its memory is donated: pass a "
-                    "copy as one of them, or do not donate it"
-                ) from error
+        what, kind = "infinity" if "inf" in error.args[1:] else "NaN", FloatingPointError
+        found = f"{jitted.name!r} gave a {what}, which jax_debug_nans or jax_debug_infs refuses"
+    leaves = [(place, leaf) for place, arg in enumerate(args) for leaf in jax.tree.leaves(arg) if is_device_array(leaf)]
+    pairs = itertools.combinations(leaves, 2) if "donated in the same call" in text else ()
+    for one, other in ((one, other) for (one, array), (other, same) in pairs if array is same):
+        found = found or (
+            f"{jitted.name!r}: arguments {jitted.parameter(one)!r} and {jitted.parameter(other)!r} hold the same "
+            "array, and its memory is donated: pass a copy as one of them, or do not donate it"
+        )
+    # A call that fails after it has begun has lost what it donates, too.
+    gone = (place for place, leaf in leaves if "has been deleted" in text and leaf.is_deleted())
+    if not found and (place := next(gone, None)) is not None:
+        found = (
+            f"{jitted.name!r}: the memory of argument {jitted.parameter(place)!r} was donated to an earlier call, and "
+            "it cannot be read again: pass what that call returned, or do not donate it"
+        )
+    if not found:
+        return error
+    better = kind(found)
+    better.__cause__ = error
+    return better

@@ -17,7 +17,7 @@ from ..telemetry.spans import JobSpan
 from .arguments import Stacked, on_host, split
 from .batch_items import BatchItem
 from .compiling import CACHE, JittedFunction
-from .device_errors import ORIGINS, Origin, raise_explained
+from .device_errors import ORIGINS, Origin, explained
 from .job_times import JobTimes, jax_profiles, named_in_jax_profile
 from .parameters import all_owned, overwritable
 from .programs import UnlikeBeforeError, are_arrays, are_ready, wait_until_ready
@@ -196,7 +196,7 @@ class DispatchThread(ThreadOwner):
         try:
             arrays = job.dispatch() if job.begin() else None
         except BaseException as error:  # noqa: BLE001 - every error is the caller's, not this thread's
-            job.failed(ORIGINS.cause_of(error, job.inputs()))
+            job.failed(ORIGINS.cause_of(job.explained(error), job.inputs()))
             return
         if arrays is None:
             return
@@ -476,15 +476,11 @@ class Job:
             self._over()
             return None
         self.has_run = True
-        try:
-            if jax_profiles():
-                with named_in_jax_profile(self._jitted.name, [call.frame for call in self.calls]):
-                    self._given = self._enqueue(executable, self._args)
-            else:
+        if jax_profiles():
+            with named_in_jax_profile(self._jitted.name, [call.frame for call in self.calls]):
                 self._given = self._enqueue(executable, self._args)
-        except Exception as error:
-            raise_explained(error, self._jitted, self._args)
-            raise
+        else:
+            self._given = self._enqueue(executable, self._args)
         if self.times is not None:
             self.times.dispatched()
         return self._arrays()
@@ -511,10 +507,11 @@ class Job:
             last.hits -= 1
             call.stop()
             return False
-        except Exception as error:
-            raise_explained(error, self._jitted, self._args)
-            raise
         return True
+
+    def explained(self, error: BaseException) -> BaseException:
+        """Return an error that says more than one of JAX's, if that came from the call of the program."""
+        return explained(error, self._jitted, self._args) if self.has_run and self._args is not None else error
 
     def _arrays(self) -> list[Any]:
         """Return the arrays that the program gave."""
