@@ -33,7 +33,7 @@ sys.dont_write_bytecode = False
 # other processes and devices, or nothing does.
 ON_ONE_LOOP = {
     "devices", "examples", "telemetry", "test_forks.py", "test_process_nodes.py", "test_processes.py",
-    "test_random_graphs.py", "test_threads.py", "test_threads_and_processes.py",
+    "test_plan.py", "test_random_graphs.py", "test_threads.py", "test_threads_and_processes.py",
 }  # fmt: skip
 
 
