@@ -26,7 +26,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo serve train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding docs clean
+.PHONY: help demo demo-cluster serve train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding bench-cluster docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
@@ -45,6 +45,8 @@ help:
 	@echo "make bench-devices  what runs on devices, against plain JAX; make bench-gpu on a GPU"
 	@echo "make bench-servers  requests a second of web servers, against the same ones written by hand; load by wrk"
 	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
+	@echo "make bench-cluster  nodes on a local Ray beside Ray by hand"
+	@echo "make demo-cluster the same search on three local raylets of Ray, of which one is killed on the way"
 	@echo "make bench-feeds  feeds of files and of records in memory, beside Grain and PyTorch's DataLoader, in .venv-peers"
 	@echo "make bench-embedding  texts a second beside other encoders, in .venv-embedding (6 GB, with PyTorch)"
 	@echo "make docs         build the documentation into site/"
@@ -97,6 +99,10 @@ $(VENV)/.docs: $(VENV)/.dev
 
 demo: $(VENV)/.demo
 	$(BIN)/python examples/semantic_search.py $(ARGS)
+
+# Three local raylets, of which one is killed on the way.
+demo-cluster: $(VENV)/.dev
+	$(BIN)/python examples/cluster_search.py
 
 serve: $(VENV)/.demo
 	$(BIN)/penstock serve examples.library_model:library $(ARGS)
@@ -185,6 +191,9 @@ bench-peers: .venv-peers/.stamp
 
 bench-feeds: .venv-peers/.stamp
 	.venv-peers/bin/python -m benchmarks.peers.feeds $(ARGS)
+
+bench-cluster: $(VENV)/.dev
+	$(BIN)/python -m benchmarks.cluster $(ARGS)
 
 bench-embedding: .venv-embedding/.stamp
 	.venv-embedding/bin/python -m benchmarks.encoders $(ARGS)

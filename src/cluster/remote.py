@@ -5,12 +5,13 @@ import inspect
 import os
 import pickle
 import platform
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
-from importlib import metadata
+from importlib import import_module, metadata
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -203,6 +204,9 @@ class _Callees:
         if function:
             try:
                 found = pickle.loads(function)
+                devices = sys.modules.get("penstock.devices.device_node")
+                if devices is not None and isinstance(found, devices.DeviceNode):
+                    found = import_module("jax").jit(found.fn)  # compiled here, for the device of this worker
             except BaseException as error:  # noqa: BLE001 - each call of it raises that
                 found = error
             with self._changed:

@@ -112,10 +112,15 @@ class Total:
 total = Total(100)
 
 
+@ps.graph
+async def totals(number: int) -> tuple[int, bool, int]:
+    return total(number)
+
+
 @scenario
 async def a_class_has_an_instance_in_each_worker_which_is_left_with_its_scope() -> None:
     async with engine.Engine() as e:
-        async with e.deploy(ps.graph(total)) as service:
+        async with e.deploy(totals) as service:
             found = [await service(1) for _ in range(4)]
             pids = {one[2] for one in found}
             assert max(one[0] for one in found) <= 104
@@ -231,6 +236,17 @@ async def results_stay_on_workers_until_they_are_needed_here() -> None:
             assert by["make"]["by value"] == 0
             assert by["increase"]["by reference"] > 8 * size
         assert await e.run(ps.graph(increase)(np.zeros(1_000_000))) is not None  # a large argument
+
+
+@ps.device_node(runs_on=WORKERS)
+def tells_whether_traced(number: Any) -> Any:
+    return number * 2 if isinstance(number, float) else number * 3  # compiled, it gets a tracer
+
+
+@scenario
+async def a_device_node_is_compiled_in_the_worker() -> None:
+    async with engine.Engine() as e:
+        assert float(await e.run(ps.graph(tells_whether_traced)(2.0))) == 6
 
 
 @ps.node(runs_on=WORKERS, effectful="unordered")

@@ -138,7 +138,7 @@ def test_calls_fail_if_no_worker_can_be_placed_and_wait_if_one_can() -> None:
         assert [str(one) for one in found] == ["no room", "no room"]
         assert await none.call(1.0, "later") == "later"
         some = Cluster(6, most=2, refuses=1)
-        assert await asyncio.gather(some.call(1.0, 1), some.call(1.0, 2)) == [1, 2]
+        assert [*await asyncio.gather(some.call(1.0, 1), some.call(1.0, 2))] == [1, 2]
         await none.dispatcher.aclose()
         await some.dispatcher.aclose()
         with pytest.raises(ps.EngineClosedError):
