@@ -8,6 +8,9 @@ so that `except TimeoutError` works without knowing this module; `OptionsError` 
 from collections.abc import Callable
 from math import ceil
 from types import GetSetDescriptorType, MemberDescriptorType
+from typing import TypeVar
+
+E = TypeVar("E", bound=BaseException)
 
 
 class PenstockError(Exception):
@@ -221,6 +224,12 @@ class DeviceError(PenstockError):
     """A device does not exist, or computes wrong values; the message lists the devices, or says what to install."""
 
 
+def with_cause(error: E, cause: BaseException | None) -> E:
+    """Return an error, with its cause, as `raise error from cause` sets it."""
+    error.__cause__ = cause
+    return error
+
+
 def add_note(error: BaseException, note: str) -> None:
     """Add a note to an exception of a user, if the exception accepts notes."""
     try:
@@ -264,9 +273,7 @@ def copy_of(error: BaseException) -> BaseException:
                 if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
                     _copy_attribute(error, copy, name)
     except Exception:  # noqa: BLE001 - a constructor or an attribute of the user may raise anything
-        wrapped = NodeError(f"{cls.__name__}: {error!r}")
-        wrapped.__cause__ = error
-        return wrapped
+        return with_cause(NodeError(f"{cls.__name__}: {error!r}"), error)
     if "__notes__" in copy.__dict__:
         copy.__notes__ = list(error.__notes__)
     copy.__cause__, copy.__context__ = error.__cause__, error.__context__

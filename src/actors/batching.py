@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
-from .._errors import InboxClosed, NodeCancelledError, OptionsError, Overloaded, copy_of
+from .._errors import InboxClosed, NodeCancelledError, OptionsError, Overloaded, copy_of, with_cause
 from .accepted import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -649,9 +649,8 @@ class ThreadBatcher(Batcher[T, U]):
 
 
 def _foreign_cancel(name: str, cause: BaseException) -> NodeCancelledError:
-    error = NodeCancelledError(f"something that node {name!r} awaited was cancelled, but not the node itself")
-    error.__cause__ = cause
-    return error
+    told = f"something that node {name!r} awaited was cancelled, but not the node itself"
+    return with_cause(NodeCancelledError(told), cause)
 
 
 def results_of(results: object, size: int, name: str) -> list[Any]:

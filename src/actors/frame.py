@@ -11,7 +11,7 @@ from types import CodeType, TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
 from weakref import WeakSet
 
-from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of
+from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of, with_cause
 from ..telemetry import logs
 from ..telemetry.spans import FrameSpan
 from .current import Position
@@ -569,11 +569,8 @@ async def _discarded(discard: Any, value: Any) -> None:
 
 def foreign_cancel(cause: BaseException | None) -> NodeCancelledError:
     """Return the error of an item whose handler was cancelled, but not by the engine."""
-    error = NodeCancelledError(
-        "the handler was cancelled, but not by the engine: something that it awaited was cancelled, or its own task was"
-    )
-    error.__cause__ = cause
-    return error
+    told = "something that it awaited was cancelled, or its own task was"
+    return with_cause(NodeCancelledError(f"the handler was cancelled, but not by the engine: {told}"), cause)
 
 
 def hand_over(error: BaseException | None) -> None:

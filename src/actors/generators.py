@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequen
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, nullcontext
 from typing import TYPE_CHECKING, Any, cast
 
-from .._errors import NodeCancelledError
+from .._errors import NodeCancelledError, with_cause
 from ..telemetry import logs
 from . import current
 from .attempts import HedgeBudget, compose, handled, may_begin_second, second_won
@@ -254,9 +254,8 @@ class GeneratorTask:
                     execution.was_cancelled = bool(self.cancels)
             self._actor.completed += not (self._counts_values or self._is_second)
         except asyncio.CancelledError as error:
-            cancelled = NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled, not by the engine")
-            cancelled.__cause__ = error
-            self._fail(cancelled)
+            told = f"the task of stream {self._actor.name!r} was cancelled, not by the engine"
+            self._fail(with_cause(NodeCancelledError(told), error))
         except BaseException as error:  # noqa: BLE001 - any exception of the generator is raised at its reader
             self._fail(error)
         finally:

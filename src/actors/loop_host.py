@@ -19,7 +19,15 @@ from typing import (
     overload,
 )
 
-from .._errors import ActorRestarted, ActorStopped, ChannelClosed, InboxClosed, NodeCancelledError, PenstockError
+from .._errors import (
+    ActorRestarted,
+    ActorStopped,
+    ChannelClosed,
+    InboxClosed,
+    NodeCancelledError,
+    PenstockError,
+    with_cause,
+)
 from ..telemetry import logs
 from ..telemetry.counters import Figure
 from . import current
@@ -132,15 +140,12 @@ class RestartGate:
         """Return the error of an attempt that the gate has ended."""
         if self._state == "stopped":
             return self._stopped_error()
-        error = ActorRestarted(f"node {self._name!r} was restarted while it worked on this item, after: {cause!r}")
-        error.__cause__ = cause
-        return error
+        told = f"node {self._name!r} was restarted while it worked on this item, after: {cause!r}"
+        return with_cause(ActorRestarted(told), cause)
 
     def _stopped_error(self) -> ActorStopped:
         why = self._why or f"it is not restarted after: {self._cause!r}"
-        error = ActorStopped(f"node {self._name!r} takes no more items: {why}")
-        error.__cause__ = self._cause
-        return error
+        return with_cause(ActorStopped(f"node {self._name!r} takes no more items: {why}"), self._cause)
 
     async def _wait(self) -> None:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -494,9 +499,7 @@ class LoopHost:
             raise RuntimeError(f"the loop of actor {self.name!r} awaited something that was cancelled") from error
 
     def _stopped_error(self) -> ActorStopped:
-        error = ActorStopped(f"actor {self.name!r} takes no more items: {self._why}")
-        error.__cause__ = self._cause
-        return error
+        return with_cause(ActorStopped(f"actor {self.name!r} takes no more items: {self._why}"), self._cause)
 
     def _forget(self, work: AnyRequest[Any]) -> None:
         self._unsettled.pop(work, None)

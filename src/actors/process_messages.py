@@ -16,6 +16,8 @@ from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
 from typing import Any, NamedTuple, TypeAlias, cast
 
+from .._errors import with_cause
+
 # Messages are in pickle protocol 5. Buffers travel out of band (PEP 574): an array is written from its own memory, and
 # read into the memory that the new array keeps. A message is a prefix (number of buffers, length of the body), the
 # lengths of the buffers, the pickled body, then the buffers.
@@ -519,9 +521,7 @@ def unsendable(target: str, result: object, error: Exception) -> TypeError:
 def unbuilt(target: str, error: BaseException, type_name: str | None = None) -> TypeError:
     """Return the error for a result that pickles, and cannot be rebuilt."""
     what = "" if type_name is None else f" ({type_name})"
-    made = TypeError(f"the result of {target!r}{what} cannot be rebuilt in this process: {error}")
-    made.__cause__ = error
-    return made
+    return with_cause(TypeError(f"the result of {target!r}{what} cannot be rebuilt in this process: {error}"), error)
 
 
 def type_name(value: object) -> str:

@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, Self, TypeVar
 
-from .._errors import DataError
+from .._errors import DataError, with_cause
 
 # A stream buffer touches the event loop only when one side has to wait: `put_nowait`, and a reader that finds a value,
 # are plain calls on a deque. The producer holds the buffer, and the reader a `Reader`: so the producer notices also if
@@ -455,6 +455,4 @@ def plain_error(error: Any, origin: str) -> Any:
     """Return the error; but a RuntimeError for Stop(Async)Iteration, which would end the loop of a reader silently."""
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
-    substitute = RuntimeError(f"{origin} raised {type(error).__name__}")
-    substitute.__cause__ = error
-    return substitute
+    return with_cause(RuntimeError(f"{origin} raised {type(error).__name__}"), error)

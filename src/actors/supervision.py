@@ -7,7 +7,7 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-from .._errors import DeploymentFailed
+from .._errors import DeploymentFailed, with_cause
 from ..telemetry import logs
 from ..telemetry.counters import ActorState
 from .accepted import POSITIVE, check_fields, one_of, whole
@@ -501,8 +501,6 @@ class _Restarting:
 
 def _failure(name: str, why: str, cause: BaseException | None) -> Callable[[str], DeploymentFailed]:
     def make_error(what: str) -> DeploymentFailed:
-        error = DeploymentFailed(f"{what} failed: node {name!r} {why}")
-        error.__cause__ = cause
-        return error
+        return with_cause(DeploymentFailed(f"{what} failed: node {name!r} {why}"), cause)
 
     return make_error

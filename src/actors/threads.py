@@ -14,7 +14,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar
 
-from .._errors import EngineClosedError
+from .._errors import EngineClosedError, with_cause
 
 
 class Pool(Protocol):
@@ -441,17 +441,11 @@ class ThreadPool(ThreadOwner):
             # The place in the slots goes to its next job, or back to the loop; while other nodes wait for a thread, the
             # loop has the next job wait behind them.
             following = None if slots is None or not jobs.empty() else slots.take()
-            is_received = post(
-                settle,
-                None if is_skipped else future,
-                value,
-                failure,
-                on_returned,
-                slots if following is None else None,
-            )
+            left = slots if following is None else None
+            is_received = post(settle, None if is_skipped else future, value, failure, on_returned, left)
             self._discarded += not (is_received or is_skipped)
             # An idle thread holds no item: drop everything of the job before waiting for the next.
-            del job, future, context, fn, args, kwargs, on_returned, slots, value, failure
+            del job, future, context, fn, args, kwargs, on_returned, slots, left, value, failure
         post(self._thread_ended, threading.current_thread())
 
     def _settle(
@@ -576,7 +570,5 @@ def travelling(error: BaseException) -> BaseException:
         # future would never be settled, and its caller would wait for ever.
         BaseException.with_traceback(error, error.__traceback__.tb_next)
     if isinstance(error, StopIteration):
-        substitute = RuntimeError("a job raised StopIteration, which cannot travel through a future")
-        substitute.__cause__ = error
-        return substitute
+        return with_cause(RuntimeError("a job raised StopIteration, which cannot travel through a future"), error)
     return error

@@ -5,7 +5,7 @@ import math
 import sys
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush, heapreplace
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -249,7 +249,7 @@ class Admission:
         """Return a snapshot of the counters."""
         seconds = self._seconds_per_call()
         return AdmissionStatistics(
-            self._in_flight, self._max_in_flight, self._waiting.count, self._max_queue, self._admitted, self._refused,
+            self._in_flight, self._max_in_flight, self.queued, self._max_queue, self._admitted, self._refused,
             1 / seconds if seconds else None,
         )  # fmt: skip
 
@@ -599,13 +599,10 @@ class FairAdmission(Admission):
 
     def statistics(self) -> AdmissionStatistics:
         """Return a snapshot of the counters."""
-        now, seconds = self._time(), self._seconds_per_call()
+        now = self._time()
         active = [share for share in self._shares.values() if share not in self._idle]
-        return AdmissionStatistics(
-            self._in_flight, self._max_in_flight, self._queued, self._max_queue, self._admitted, self._refused,
-            1 / seconds if seconds else None,
-            tuple(share.statistics(now) for share in (*active, *reversed(self._idle))),
-        )  # fmt: skip
+        keys = tuple(share.statistics(now) for share in (*active, *reversed(self._idle)))
+        return replace(super().statistics(), keys=keys)
 
     def _pass_on(self, now: float) -> None:
         heap = self._heap

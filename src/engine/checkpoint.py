@@ -12,7 +12,7 @@ from pathlib import Path
 from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any, Final, Literal, cast
 
-from .._errors import CheckpointError, EngineClosedError, Noted, OptionsError, PlanError
+from .._errors import CheckpointError, EngineClosedError, Noted, OptionsError, PlanError, with_cause
 from .._public import LateModule
 from ..actors.accepted import POSITIVE, OptionRule, check_fields, one_of, optional, whole
 from ..actors.stream_buffer import Barrier, BarrierBuffer, Reader, StreamBuffer
@@ -882,9 +882,7 @@ def _settle(futures: Iterable["asyncio.Future[None]"], error: BaseException | No
 
 
 def _over(cause: BaseException | None = None) -> EngineClosedError:
-    error = EngineClosedError("the stream has ended before this snapshot was made")
-    error.__cause__ = cause
-    return error
+    return with_cause(EngineClosedError("the stream has ended before this snapshot was made"), cause)
 
 
 def _ignored(error: BaseException) -> None:

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import Any, cast
 
-from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note
+from .._errors import ActorRestarted, NodeCancelledError, NodeError, add_note, with_cause
 from ..actors import loop_host
 from ..actors.loop_host import LoopHost, OwnsLoop, RestartGate
 from ..actors.supervision import Child, ExitKind, Supervisor
@@ -272,9 +272,8 @@ class LoopInstance(Child):
             self._early_exit = kind, error
 
     def _restarted_error(self, cause: BaseException | None) -> ActorRestarted:
-        error = ActorRestarted(f"actor {self.name!r} was restarted while it worked on this item, after: {cause!r}")
-        error.__cause__ = cause
-        return error
+        told = f"actor {self.name!r} was restarted while it worked on this item, after: {cause!r}"
+        return with_cause(ActorRestarted(told), cause)
 
 
 class InstanceRegistry:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Generic, Self, TypeVar, cast
 
-from .._errors import EngineClosedError, Interrupted, NodeCancelledError, OptionsError, PlanError
+from .._errors import EngineClosedError, Interrupted, NodeCancelledError, OptionsError, PlanError, with_cause
 from ..actors.accepted import OptionRule, check, whole
 from ..actors.frame import AnyDeployment, Frame, Listener
 from ..actors.generators import GeneratorTask
@@ -344,8 +344,7 @@ class StreamingCall(Listener):
     def _cancelled(self, cause: BaseException) -> None:
         """Note that the task was cancelled: by `abort`, or from outside, such as when the loop is shut down."""
         if self._error is None:
-            self._error = NodeCancelledError("the task of this stream was cancelled")
-            self._error.__cause__ = cause
+            self._error = with_cause(NodeCancelledError("the task of this stream was cancelled"), cause)
 
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope

@@ -20,6 +20,7 @@ from .._errors import (
     NodeCancelledError,
     NotFinished,
     add_note,
+    with_cause,
 )
 from ..actors.accepted import SWITCH, check, refuse_awaitable
 from ..actors.current import calling_actor, enclosing_frame
@@ -505,8 +506,7 @@ class Pipeline:
             elif self._finishing:
                 self._source_error = _cut_short()
             elif self._closing is None:
-                self._source_error = NodeCancelledError("the source of this stream was cancelled")
-                self._source_error.__cause__ = error
+                self._source_error = with_cause(NodeCancelledError("the source of this stream was cancelled"), error)
             raise
         except BaseException as error:  # noqa: BLE001 - such as KeyboardInterrupt; the reader raises it
             self.abort(error)

@@ -156,6 +156,7 @@ def _admission(admission: AdmissionStatistics) -> str:
     return ", ".join(parts)
 
 
+_INHERITED = ("timeout_seconds", "max_in_flight", "trace_execution", "trace_items", "collect_metrics")
 _RUNS_AT_ONCE = 1000  # of a list of keys; other calls of the same file wait for some milliseconds meanwhile
 P = ParamSpec("P")
 E = TypeVar("E")
@@ -795,11 +796,4 @@ class Service(Generic[P, R]):
         return replace(resolve(verb, options, self._inherited()), durable=self._options.durable)
 
     def _inherited(self) -> dict[str, Any]:
-        options = self._options
-        return {
-            "timeout_seconds": options.timeout_seconds,
-            "max_in_flight": options.max_in_flight,
-            "trace_execution": options.trace_execution,
-            "trace_items": options.trace_items,
-            "collect_metrics": options.collect_metrics,
-        }
+        return {name: getattr(self._options, name) for name in _INHERITED}

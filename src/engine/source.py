@@ -6,7 +6,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, I
 from functools import partial
 from typing import Any, TypeAlias
 
-from .._errors import NodeCancelledError, NotFinished, OptionsError
+from .._errors import NodeCancelledError, NotFinished, OptionsError, with_cause
 from ..actors.frame import NOTHING, AnyDeployment, Frame, Listener
 from ..actors.node_actor import Invoke, NodeActor
 from ..actors.stream_buffer import StreamBuffer
@@ -607,9 +607,8 @@ async def enter(frame: Frame, full: Iterable[NodeActor], window: ReorderWindow) 
             await actor.queue(frame)
     except asyncio.CancelledError as error:
         if not window.closed:  # not cancelled by the engine, which would cancel this item as well
-            cancelled = NodeCancelledError("the source of this stream was cancelled while this item waited to enter")
-            cancelled.__cause__ = error
-            frame.fail(cancelled)
+            told = "the source of this stream was cancelled while this item waited to enter"
+            frame.fail(with_cause(NodeCancelledError(told), error))
         raise
 
 
