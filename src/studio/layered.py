@@ -29,11 +29,6 @@ class Box:
     width: float
     height: float
 
-    @property
-    def centre(self) -> float:
-        """The x coordinate of the middle."""
-        return self.left + self.width / 2
-
 
 @dataclass(frozen=True, slots=True)
 class Route:

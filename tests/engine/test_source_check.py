@@ -598,6 +598,8 @@ ACCEPTED = {
     """,
     "a dict of results": """
         pages = {s: await fetch(s, q) for s in SOURCES}
+        if pages.pop("other", None) is None:
+            return q
         if "wiki" in pages:
             for name in pages:
                 if name: await rank(pages[name])

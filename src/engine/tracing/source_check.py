@@ -211,10 +211,6 @@ class Interpreter(ast.NodeVisitor):
             self.report(node, f"awaits {foreign} while tracing, not for each item", _INSIDE)
         return UNKNOWN if value.kind is Kind.PLAIN else value
 
-    def visit_NamedExpr(self, node: ast.NamedExpr) -> AbstractValue:
-        self.bind(node.target, value := self.value(node.value))
-        return value
-
     def visit_Starred(self, node: ast.Starred) -> AbstractValue:
         return self.names.element(self.value(node.value))
 
@@ -353,17 +349,14 @@ class Interpreter(ast.NodeVisitor):
                 self.store(function.value, AbstractValue(kind, (arguments[-1],)))
             elif name in _EXTENDERS:
                 self.store(function.value, arguments[0])
-        match base.kind, name:
-            case (Kind.LIST | Kind.DICT, "copy"):
-                return base
-            case Kind.LIST, "pop" | "popleft":
-                return join(base.items)
-            case Kind.DICT, "values":
-                return AbstractValue(Kind.LIST, base.items)
-            case Kind.DICT, "items":
-                return AbstractValue(Kind.LIST, (AbstractValue(Kind.TUPLE, (PLAIN, join(base.items))),))
-            case _:
-                return None
+        item = join(base.items)
+        if base.kind is Kind.LIST:
+            return {"copy": base, "pop": item, "popleft": item}.get(name)
+        if base.kind is Kind.DICT:  # whose pop() may give a default
+            pairs = AbstractValue(Kind.TUPLE, (PLAIN, item))
+            views = {"values": AbstractValue(Kind.LIST, base.items), "items": AbstractValue(Kind.LIST, (pairs,))}
+            return {"copy": base, **views}.get(name)
+        return None
 
     def _built_in(self, target: object, arguments: list[AbstractValue]) -> AbstractValue | None:
         if not arguments:
@@ -530,14 +523,15 @@ class Interpreter(ast.NodeVisitor):
     def visit_Return(self, node: ast.Return) -> None:
         self.returned.append(self.value(node.value) if node.value else PLAIN)
 
-    def visit_Assign(self, node: ast.Assign) -> None:
-        value = self.value(node.value)
-        for target in node.targets:
-            self.bind(target, value)
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> AbstractValue:
+        value = PLAIN
+        if node.value:  # else it is only annotated
+            value = self.value(node.value)
+            for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
+                self.bind(target, value)
+        return value
 
-    def visit_AnnAssign(self, node: ast.AnnAssign) -> None:
-        if node.value:
-            self.bind(node.target, self.value(node.value))
+    visit_AnnAssign = visit_NamedExpr = visit_Assign
 
     def visit_AugAssign(self, node: ast.AugAssign) -> None:
         before = self.variables.get(node.target.id, PLAIN) if isinstance(node.target, ast.Name) else PLAIN
