@@ -340,7 +340,9 @@ class NodeActor:
 
     def begins_to_wait(self, frame: "Frame") -> None:
         """Look soon whether a frame that waits for a shared place, or is ahead of the threads, waits for itself."""
-        if frame.parent is not None or frame.waiters:
+        around = frame.parent
+        is_known = around is None or (around.parent is None and not around.waiters and around.waiting_inside is None)
+        if frame.waiters or not is_known or frame.group.caller is not None:  # else no handler is around it
             frame.group.loop.call_soon(refuse_if_endless, self, frame)
 
     async def queue(self, frame: "Frame", *, is_full: bool = False) -> None:

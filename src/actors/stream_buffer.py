@@ -33,7 +33,7 @@ class StreamBuffer(Generic[T]):
         on_abandoned: called once when the reader leaves before it has read to the end; None if that does not matter,
             e.g. when the producer has ended.
         waiter: the future with which the reader waits; it is resolved when there is a value, or at the end.
-        putter: what the producer waits with; it is resolved when there is room, or the reader has left.
+        putter: what the producer waits with; it is resolved when a quarter of the room is free, or the reader has left.
         filled_by: the `GeneratorTask` of the producer, if it has one.
         read_by: the `Worker` or `GeneratorTask` that reads it, if that is known, and all that it reads.
         reader_is_busy: the reader goes on by itself, too, whether it gets a value or not.
@@ -133,9 +133,11 @@ class StreamBuffer(Generic[T]):
     def take(self) -> T:
         """Take the next value; there must be one in `held`."""
         self.position += 1
-        if self.putter is not None:
+        value = self.held.popleft()
+        # Not for each value where the buffer holds several: a turn of the loop costs more than to make a value.
+        if self.putter is not None and 4 * len(self.held) <= 3 * self.capacity:
             self._wake_producer()
-        return self.held.popleft()
+        return value
 
     pass_on = take  # for a step that hands values on to others
 
