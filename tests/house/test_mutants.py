@@ -290,8 +290,8 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "a retry without a pause gives the loop its turn",
-        "actors/attempts.py", "            await asyncio.sleep(pause)\n",
-        "            if pause:\n                await asyncio.sleep(pause)\n",
+        "actors/attempts.py", "                await asyncio.sleep(pause)\n",
+        "                if pause:\n                    await asyncio.sleep(pause)\n",
         "tests/promises/test_promise_7_nothing_blocks_the_loop.py",
     ),
     Mutant(
@@ -562,6 +562,7 @@ def test_each_floor_has_six_mutants(floor: str) -> None:
     [*MUTANTS, *(pytest.param(mutant, marks=pytest.mark.long) for mutant in MORE_MUTANTS)],
     ids=lambda mutant: mutant.breaks.replace(" ", "-"),
 )
+@pytest.mark.timeout(180)  # a mutant that hangs, on a busy machine
 def test_a_broken_promise_is_noticed(mutant: Mutant, tmp_path: Path) -> None:
     copy = tmp_path / "penstock"
     # With what is compiled, which takes longer than most tests; less what another test compiles just now.
