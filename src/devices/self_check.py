@@ -140,7 +140,7 @@ def check_device(device: Device) -> SelfCheckResult:
     Args:
         device: the device, as `select` returns it.
     """
-    return _SELF_CHECK.check(device)
+    return self_check().check(device)
 
 
 def self_check() -> SelfCheck:
