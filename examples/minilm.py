@@ -13,6 +13,7 @@ vectors says how close two texts are in meaning.
 
 import importlib.util
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,7 +156,11 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def tokenize(tokenizer: Tokenizer, text: str) -> npt.NDArray[np.int32]:
     """Return the tokens of a text, int32 [length], with the two that mark its beginning and its end."""
-    return np.array(tokenizer.encode(text).ids, np.int32)
+    # A word has a token at least, so the rest of a file need not be read, unless words were of signs that have none.
+    limit: int = (tokenizer.truncation or {"max_length": len(text)})["max_length"]
+    beginning = re.match(rf"[ \t\r\n]*+(?:[^ \t\r\n]++[ \t\r\n]++){{{limit}}}", text) if len(text) > 2 * limit else None
+    ids = tokenizer.encode(beginning.group()).ids if beginning else []
+    return np.array(ids if len(ids) == limit else tokenizer.encode(text).ids, np.int32)
 
 
 # --- The model ---

