@@ -11,7 +11,7 @@ from weakref import WeakKeyDictionary
 
 from .. import ItemInfo, Node, emit, extension
 from .. import node as make_node
-from .._errors import MissingExtraError
+from .._errors import MissingExtraError, OptionsError
 from . import messages
 from .dispatch import Call, Dispatcher, Transport
 from .messages import Reference, pack_function
@@ -82,12 +82,17 @@ class Workers(extension.Execution):
 
     Attributes:
         workers: the most workers.
+
+    Raises:
+        OptionsError: there are no workers.
     """
 
     has_one_instance = False
 
     def __init__(self, name: str, workers: int, connect: Callable[[], Transport]) -> None:
         super().__init__(name)
+        if workers < 1:
+            raise OptionsError(f"workers={workers!r}: at least one worker makes the calls; write workers=1 or more")
         self.workers = workers
         self._connect = connect
 
@@ -332,7 +337,7 @@ def ray(
         name: where steps run, as drawings and statistics say it; by default, what each worker needs.
 
     Raises:
-        OptionsError: another execution has that name.
+        OptionsError: another execution has that name, or `workers` is less than one.
     """
     asked: dict[str, Any] = {
         "num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "label_selector": label_selector,

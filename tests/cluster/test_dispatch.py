@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import testing
+from penstock import cluster, testing
 from penstock.cluster import Call, Dispatcher
 from tests.cluster.simulated import Simulated
 
@@ -191,3 +191,9 @@ def test_a_thousand_workers_cost_the_driver_no_more_for_a_call() -> None:
 
         run(main)
     assert seconds[1000] < 8 * seconds[10]  # a search through all workers would take 100 times as long
+
+
+@pytest.mark.parametrize("workers", [0, -1])
+def test_no_workers_are_refused(workers: int) -> None:
+    with pytest.raises(ps.OptionsError, match=f"workers={workers}: at least one worker"):
+        cluster.ray(workers=workers)
