@@ -1,4 +1,4 @@
-"""What many tests are made of: an error, nodes of one line, a node that waits at a gate, one with instances."""
+"""What many tests are made of: nodes of one line, a node that waits at a gate, one with instances."""
 
 import asyncio
 import threading
@@ -24,10 +24,6 @@ def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
     return run
 
 
-class Broken(Exception):
-    """The error that a node raises because a test says so."""
-
-
 @ps.node
 async def same(x: int) -> int:
     return x
@@ -42,11 +38,6 @@ def plain(x: int) -> int:
 async def paused(x: int) -> int:
     await asyncio.sleep(0)
     return x
-
-
-@ps.node
-def doubled(x: int) -> int:
-    return 2 * x
 
 
 @ps.node

@@ -3,11 +3,10 @@
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from time import monotonic
 from typing import Any, Final
 
@@ -159,9 +158,7 @@ class RayTransport(Transport):
 
     def start(self, worker: Worker) -> None:
         """Start an actor."""
-        task = self._loop.create_task(self._started(worker))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._keep(self._started(worker))
 
     def send(self, worker: Worker, call: Call) -> None:
         """Send a call to its actor."""
@@ -201,9 +198,7 @@ class RayTransport(Transport):
     def kill(self, worker: Worker) -> None:
         """Kill an actor; one that is idle when all end may close what it has opened."""
         if self._is_closing and worker.is_up and not worker.functions and not worker.coroutines:
-            task = self._loop.create_task(self._closed(worker))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            self._keep(self._closed(worker))
         else:
             self._kill(worker)
 
@@ -219,12 +214,17 @@ class RayTransport(Transport):
 
     # Inside.
 
+    def _keep(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run a coroutine in a task, which `aclose` ends."""
+        task = self._loop.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
     async def _begin_ray(self) -> None:
         if self._ready is None:
             ready = self._ready = self._loop.create_future()
             try:
-                with _as_before():
-                    await asyncio.to_thread(start, self._address, self._timeout_seconds)
+                await asyncio.to_thread(start, self._address, self._timeout_seconds)
                 self._uses_ray = True
             except BaseException as error:
                 self._ready = None
@@ -243,8 +243,7 @@ class RayTransport(Transport):
             raise
         except BaseException as error:  # noqa: BLE001 - that of the calls that wait
             if worker.handle is not None:
-                with contextlib.suppress(Exception):  # Ray itself may have ended
-                    import_ray().kill(worker.handle["actor"], no_restart=True)
+                _kill_actor(worker)
             self.dispatcher.started(worker, error)
             return
         worker.place = f"{found.process} on {found.machine}"
@@ -331,10 +330,8 @@ class RayTransport(Transport):
         if worker.handle is None:  # it is not even made
             self.dispatcher.ended(worker, "it was not needed any more")
             return
-        ray = import_ray()
-        with contextlib.suppress(Exception):  # Ray itself may have ended
-            ray.kill(worker.handle["actor"], no_restart=True)
-        if not worker.is_up or not ray.is_initialized():
+        _kill_actor(worker)
+        if not worker.is_up or not import_ray().is_initialized():
             self.dispatcher.ended(worker, "it was killed while it started")
 
     def _arrival(self, reference: Any) -> "asyncio.Future[Any]":
@@ -380,17 +377,9 @@ _METHODS: Final = {
 }  # fmt: skip
 
 
-@contextlib.contextmanager
-def _as_before() -> Any:
-    """Leave handlers of signals as they were."""
-    found = {one: signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        if threading.current_thread() is threading.main_thread():
-            for number, handler in found.items():
-                if signal.getsignal(number) is not handler:
-                    signal.signal(number, handler)
+def _kill_actor(worker: Worker) -> None:
+    with contextlib.suppress(Exception):  # Ray itself may have ended
+        import_ray().kill(worker.handle["actor"], no_restart=True)
 
 
 def _is_death(error: BaseException) -> bool:

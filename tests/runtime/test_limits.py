@@ -11,22 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
-
-
-class Gauge:
-    """How many are inside, and how many there were at most."""
-
-    def __init__(self) -> None:
-        self.now = self.peak = self.total = 0
-
-    def __enter__(self) -> None:
-        self.now += 1
-        self.total += 1
-        self.peak = max(self.peak, self.now)
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.now -= 1
+from tests.kit import Gauge, virtual
 
 
 async def test_a_limit_is_exact_over_a_thousand_concurrent_runs() -> None:
