@@ -15,6 +15,7 @@ from .actors.node_actor import Places
 from .actors.own_loops import filled_inbox, filled_stream_inbox
 from .actors.packing import Packer
 from .actors.process_messages import pack_error, unpack_error
+from .actors.threads import LoopMailbox
 from .engine.control import split_stream
 from .engine.graph import replaced
 from .engine.interception import Interception, intercept
@@ -24,7 +25,7 @@ from .engine.stateful import as_node
 from .telemetry.counters import Figure, tell_in_top
 
 __all__ = [
-    "Attempt", "Bound", "Execution", "Figure", "Interception", "Packer", "Places", "Scope", "Site",
+    "Attempt", "Bound", "Execution", "Figure", "Interception", "LoopMailbox", "Packer", "Places", "Scope", "Site",
     "StageIterator", "StageRole", "ThreadIterator", "as_node", "filled_inbox", "filled_stream_inbox", "has_state",
     "has_value", "intercept", "is_stream", "pack_error", "replaced", "split_stream", "stage_node", "tell_in_top",
     "unpack_error", "working_on",

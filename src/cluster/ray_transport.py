@@ -5,11 +5,11 @@ import contextlib
 import os
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping
 from time import monotonic
 from typing import Any, Final
 
+from .. import extension
 from .._errors import ClusterError, WorkerDied
 from ..telemetry import logs
 from . import messages
@@ -129,10 +129,7 @@ class RayTransport(Transport):
         self._tasks: set[asyncio.Task[None]] = set()
         self._functions: dict[int, bytes] = {}
         self._known: dict[Worker, set[int]] = {}
-        # What has come from threads of Ray, for one turn of the loop.
-        self._arrived: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
-        self._lock = threading.Lock()
-        self._is_called = False
+        self._mailbox = extension.LoopMailbox(self._loop)  # what comes from threads of Ray
 
     def add_function(self, key: int, function: bytes) -> None:
         """Have calls with a key be of this function."""
@@ -349,25 +346,10 @@ class RayTransport(Transport):
         """Have a function be called on the loop with a result or its error; a thread of Ray brings it."""
 
         def arrived(answer: Any, _held: Any = reference) -> None:  # Ray drops an object whose reference is gone
-            self._post(then, answer)
+            self._mailbox.post(then, answer)
 
         # The public way, a future of `concurrent.futures`, costs a lock and a condition for each call.
         getattr(reference, "_on_completed")(arrived)  # noqa: B009 - a private name of Ray
-
-    def _post(self, then: Callable[..., None], *args: Any) -> None:
-        with self._lock:
-            self._arrived.append((then, args))
-            if self._is_called:
-                return
-            self._is_called = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed
-            self._loop.call_soon_threadsafe(self._take)
-
-    def _take(self) -> None:
-        with self._lock:
-            arrived, self._arrived, self._is_called = self._arrived, deque(), False
-        for then, args in arrived:
-            then(*args)
 
 
 # The methods of the actor, and the threads that run them.

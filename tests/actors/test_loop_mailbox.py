@@ -6,7 +6,7 @@ import threading
 import pytest
 
 from penstock import testing
-from penstock.actors.threads import LoopMailbox
+from penstock.extension import LoopMailbox
 
 
 async def test_calls_that_lead_to_more_calls_leave_the_loop_to_others() -> None:

@@ -12,11 +12,11 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=847, largest_file=424, slots=0, branches=9, broad_excepts=3),
+    ".": Figures(lines=848, largest_file=424, slots=0, branches=9, broad_excepts=3),
     "_cli": Figures(lines=417, largest_file=150, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7466, largest_file=554, slots=28, branches=38, broad_excepts=48),
     "advice": Figures(lines=800, largest_file=248, slots=0, branches=12, broad_excepts=0),
-    "cluster": Figures(lines=1253, largest_file=311, slots=4, branches=13, broad_excepts=9),
+    "cluster": Figures(lines=1238, largest_file=311, slots=4, branches=13, broad_excepts=9),
     "consume": Figures(lines=579, largest_file=230, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1211, largest_file=482, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6480, largest_file=600, slots=21, branches=13, broad_excepts=13),
@@ -30,7 +30,7 @@ LIMITS = {
 
 # Files of tests that import what is no public name.
 TESTS_OF_INTERNALS = {
-    "actors": 12,
+    "actors": 11,
     "advice": 4,
     "data": 2,
     "devices": 26,
