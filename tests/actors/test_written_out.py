@@ -1,6 +1,7 @@
 """What is written out by hand where every call pays for it does what its original does."""
 
 import asyncio
+import contextlib
 import traceback
 import weakref
 from contextvars import copy_context
@@ -287,22 +288,22 @@ async def test_a_value_in_the_midst_of_a_line_may_be_part_of_the_result() -> Non
 @pytest.mark.parametrize("last", [1, 2])
 async def test_an_item_that_ends_in_a_line_goes_no_further(last: int) -> None:
     begun: list[int] = []
+    calls: list[asyncio.Task[int]] = []
 
     def step(number: int) -> ps.Node[[int], int]:
         @ps.node(name=f"step{number}")
         async def pass_on(x: int) -> int:
-            begun.append(number)
-            if number == last:
-                call.cancel()
-                try:
-                    await asyncio.sleep(0)
-                except asyncio.CancelledError:
-                    return x  # a handler that swallows the cancellation
+            if x == 8:
+                begun.append(number)
+                if number == last:
+                    calls[x].cancel()
+                    with contextlib.suppress(asyncio.CancelledError):  # a handler that swallows the cancellation
+                        await asyncio.sleep(0)
             return x
 
         return pass_on
 
-    nodes = [step(number) for number in range(3)]
+    nodes = [step(number) for number in range(4)]
 
     @ps.graph
     async def whole(x: int) -> int:
@@ -310,7 +311,9 @@ async def test_an_item_that_ends_in_a_line_goes_no_further(last: int) -> None:
             x = await node(x)
         return x
 
-    call = asyncio.ensure_future(engine.run(whole(1)))
-    await asyncio.wait([call])
-    assert call.cancelled()
+    async with engine.deploy(whole) as service:
+        for x in range(9):  # nodes are watched during their first calls, and not run in a line
+            calls.append(asyncio.ensure_future(service(x)))
+            await asyncio.wait(calls)
+    assert [one.cancelled() for one in calls] == [False] * 8 + [True]
     assert begun == list(range(last + 1))

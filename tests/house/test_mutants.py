@@ -545,8 +545,12 @@ MORE_MUTANTS = [
 ]  # fmt: skip
 
 
-def test_every_edit_applies() -> None:
-    found = {mutant.breaks: (SOURCE / mutant.file).read_text().count(mutant.text) for mutant in MUTANTS + MORE_MUTANTS}
+def test_every_edit_applies_and_compiles() -> None:
+    found: dict[str, int] = {}
+    for mutant in MUTANTS + MORE_MUTANTS:
+        text = (SOURCE / mutant.file).read_text()
+        found[mutant.breaks] = text.count(mutant.text)
+        compile(text.replace(mutant.text, mutant.instead), mutant.file, "exec")
     assert found == dict.fromkeys(found, 1)
 
 
