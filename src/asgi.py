@@ -131,8 +131,9 @@ def event_stream(
     Of a detached call, it ends the reading alone. Each event has an `id:` then, which a browser sends as the header
     `Last-Event-ID` when it comes again, for `service.attach(key, after=...)`. A `Missed` is an event `missed`.
 
-    Each value is an event with `data:`, text as it is and everything else as JSON. Values that are ready at the same
-    time go out in one chunk, as several events. What a node has emitted has the name of its class in `event:` as well.
+    Each value is an event with `data:`, text as it is and everything else as JSON. What a node has
+    emitted has the name of its class in `event:` as well. Values and events that are ready at the same time go out in
+    one chunk, in their order.
     The last event is `end`; its data is the result of the graph, if it has one value. A call that ends because a node
     asks a person (`ps.interrupt`) has the last event `question` instead: its data is an object of JSON with `key`,
     `question` and `token`, which an `Answer` takes.

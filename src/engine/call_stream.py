@@ -131,7 +131,7 @@ class Stream(ABC, Generic[T_co, Tag_co]):
 
     @property
     def ready(self) -> int:
-        """How many items can be read without waiting, of the values of a single call; otherwise 0.
+        """How many items can be read without waiting, of the values and events of a single call; otherwise 0.
 
         So a reader that writes a file or a socket may write several at once.
         """

@@ -686,6 +686,12 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
         return self._events.position if not self.gives_values else self._taken - self._events.position
 
     @property
+    def ready(self) -> int:
+        """How many events and values can be read without waiting."""
+        values = self._events.values
+        return len(self._events.held) + (0 if values is None else len(values.held))
+
+    @property
     def _taken(self) -> int:
         values = self._events.values
         return self._events.position + (0 if values is None else values.position)

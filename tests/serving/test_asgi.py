@@ -171,10 +171,18 @@ async def test_values_that_are_ready_go_out_in_one_chunk_and_those_before_an_err
             raise LookupError
         return value.upper()
 
+    def as_comment(event: Progress) -> bytes:
+        return b": %d\n\n" % event.done
+
     client = Client()
     await client.asks_for(asgi.event_stream(engine.stream(said("a b"))))
     assert [message.get("body") for message in client.sent] == [
         None, b"data: a\n\ndata: b\n\n", b"event: end\ndata: \n\n",
+    ]  # fmt: skip
+    client = Client()
+    await client.asks_for(asgi.event_stream(engine.stream(said("a bc"), events=Progress), encode_event=as_comment))
+    assert [message.get("body") for message in client.sent] == [
+        None, b": 1\n\ndata: a\n\n: 2\n\ndata: bc\n\n", b"event: end\ndata: \n\n",
     ]  # fmt: skip
     client = Client()
     with pytest.raises(LookupError):
@@ -187,6 +195,9 @@ async def test_values_that_are_ready_go_out_in_one_chunk_and_those_before_an_err
         assert 0 < stream.ready <= 16
         left = [stream.ready async for _ in stream]
         assert left[-1] == 0
+    async with engine.stream(said("a"), events=Progress) as both:
+        await both.wait_started()
+        assert both.ready == 2
     async with engine.stream(map(told, (0, 0))) as calls:
         assert calls.ready == 0
 
