@@ -19,7 +19,6 @@ from .remote import Described, Remote, versions
 
 # How long instances and resources of an idle worker may take to close.
 _CLOSE_SECONDS: Final = 5.0
-_WATCH_SECONDS: Final = 0.5
 
 
 class _Started:
@@ -240,35 +239,37 @@ class RayTransport(Transport):
             raise
         except BaseException as error:  # noqa: BLE001 - that of the calls that wait
             if worker.handle is not None:
-                _kill_actor(worker)
+                self._end_actor(worker)
             self.dispatcher.started(worker, error)
             return
         worker.place = f"{found.process} on {found.machine}"
         self.dispatcher.started(worker)
         self._when(worker.handle["watch", False].remote(), lambda answer: self._failed(worker, answer))
 
-    async def _place(self, worker: Worker) -> Described:
-        """Make an actor, and wait until it runs."""
-        ray, before = import_ray(), self._timeout_seconds
+    async def _make(self, worker: Worker) -> None:
+        """Make an actor, and note its methods: with a result that comes back, and with one that stays there."""
         groups = {"begin": MOST_COROUTINES, "control": 4}
-        actor: Any = ray.remote(
+        actor: Any = import_ray().remote(
             **{"num_cpus": 1, **self._options, "max_restarts": 0, "max_task_retries": 0, "concurrency_groups": groups}
         )(Remote)
         handle = await asyncio.to_thread(actor.remote)
         worker.handle = {"actor": handle}
-        for name, group in _METHODS.items():
-            method = getattr(handle, name)
+        for name, group in METHODS.items():
             for keeps_result in (False, True):
                 options: dict[str, Any] = {"num_returns": 2 if keeps_result else 1}
                 if group:
                     options["concurrency_group"] = group
-                worker.handle[name, keeps_result] = method.options(**options)
+                worker.handle[name, keeps_result] = getattr(handle, name).options(**options)
+
+    async def _place(self, worker: Worker) -> Described:
+        """Make an actor, and wait until it runs."""
+        await self._make(worker)
         self._known[worker] = {*self._functions}
         answered = self._arrival(worker.handle["describe", False].remote(self._functions))
         try:
-            answer = await asyncio.wait_for(answered, before)
+            answer = await asyncio.wait_for(answered, self._timeout_seconds)
         except TimeoutError:
-            raise ClusterError(await asyncio.to_thread(self._unplaced, ray)) from None
+            raise ClusterError(await asyncio.to_thread(self._unplaced)) from None
         if isinstance(answer, BaseException):
             raise ClusterError(f"a worker could not start: {_reason(answer)}") from answer
         described = Described(*answer)
@@ -283,7 +284,8 @@ class RayTransport(Transport):
             )
         return described
 
-    def _unplaced(self, ray: Any) -> str:
+    def _unplaced(self) -> str:
+        ray = import_ray()
         asked = ", ".join(f"{name}={value!r}" for name, value in self._options.items() if name != "runtime_env")
         has, free = ray.cluster_resources(), ray.available_resources()
         told = ", ".join(f"{name} {free.get(name, 0):g} of {value:g}" for name, value in sorted(has.items())
@@ -299,7 +301,7 @@ class RayTransport(Transport):
 
     def _answered(self, worker: Worker, number: int, answer: Any, kept: Any) -> None:
         if isinstance(answer, BaseException):
-            if _is_death(answer):
+            if self._is_death(answer):
                 self._failed(worker, answer)
             else:
                 self.dispatcher.answered(worker, number, lost(answer))
@@ -327,9 +329,19 @@ class RayTransport(Transport):
         if worker.handle is None:  # it is not even made
             self.dispatcher.ended(worker, "it was not needed any more")
             return
-        _kill_actor(worker)
-        if not worker.is_up or not import_ray().is_initialized():
+        if not self._end_actor(worker) or not worker.is_up:
             self.dispatcher.ended(worker, "it was killed while it started")
+
+    def _end_actor(self, worker: Worker) -> bool:
+        """Kill an actor; return whether its watch will tell that it has ended."""
+        ray = import_ray()
+        with contextlib.suppress(Exception):  # Ray itself may have ended
+            ray.kill(worker.handle["actor"], no_restart=True)
+        return bool(ray.is_initialized())
+
+    def _is_death(self, error: BaseException) -> bool:
+        exceptions = import_ray().exceptions
+        return isinstance(error, (exceptions.RayActorError, exceptions.ActorUnavailableError))
 
     def _arrival(self, reference: Any) -> "asyncio.Future[Any]":
         """Return a future for a result, or for its error as a value."""
@@ -352,21 +364,11 @@ class RayTransport(Transport):
         getattr(reference, "_on_completed")(arrived)  # noqa: B009 - a private name of Ray
 
 
-# The methods of the actor, and the threads that run them.
-_METHODS: Final = {
+# The methods of the actor, and the threads that run them: one for "", for functions.
+METHODS: Final = {
     "call": "", "begin": "begin", "more": "begin", "describe": "control", "watch": "control", "recall": "control",
     "cancel": "control", "leave": "control", "close": "control",
 }  # fmt: skip
-
-
-def _kill_actor(worker: Worker) -> None:
-    with contextlib.suppress(Exception):  # Ray itself may have ended
-        import_ray().kill(worker.handle["actor"], no_restart=True)
-
-
-def _is_death(error: BaseException) -> bool:
-    exceptions = import_ray().exceptions
-    return isinstance(error, (exceptions.RayActorError, exceptions.ActorUnavailableError))
 
 
 def _reason(error: BaseException) -> str:

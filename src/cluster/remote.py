@@ -9,13 +9,14 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, aclosing
+from concurrent.futures import Future
+from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
 from importlib import import_module, metadata
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
-from .. import extension, telemetry
+from .. import __version__, extension, telemetry
 from .._errors import copy_of
 from . import messages
 from .messages import Packed, pack, unpack
@@ -72,12 +73,9 @@ class Described(NamedTuple):
 
 def versions() -> dict[str, str]:
     """Return the versions of this process that a driver and its workers have in common."""
-    found = {"Python": platform.python_version()}
-    for name in ("penstock", "jax"):
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            found[name] = "none"
+    found = {"Python": platform.python_version(), "penstock": __version__, "jax": "none"}
+    with suppress(metadata.PackageNotFoundError):
+        found["jax"] = metadata.version("jax")
     return found
 
 
@@ -94,15 +92,18 @@ class Remote:
         self._recalled: set[int] = set()
         self._streams: dict[int, _Stream] = {}
         self._cancelled: set[int] = set()  # whose cancel has overtaken them
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, name="penstock-loop", daemon=True).start()
+        up = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
+        self._thread = threading.Thread(target=asyncio.run, args=(_live(up),), name="penstock-loop", daemon=True)
+        self._thread.start()
+        self._loop, self._ended = up.result()
 
     def describe(self, functions: Mapping[int, bytes]) -> Described:
         """Take functions, so that no call waits for their modules; return where this is, and the versions here."""
         for key, function in functions.items():
             self._callees.learn(key, function)
-        node_id: str = messages.import_ray().get_runtime_context().get_node_id()
-        return Described(f"{platform.node()}/{node_id[:6]}", os.getpid(), versions())
+        ray: Any = sys.modules.get("ray")
+        node_id: str = f"/{ray.get_runtime_context().get_node_id()[:6]}" if ray and ray.is_initialized() else ""
+        return Described(platform.node() + node_id, os.getpid(), versions())
 
     def watch(self) -> None:
         """Never return: who waits for this learns when the worker ends."""
@@ -183,8 +184,20 @@ class Remote:
         """Leave all instances, and close the resources."""
         self._on_loop(self._callees.aclose())
 
+    def end(self) -> None:
+        """End the loop, with what runs there."""
+        self._loop.call_soon_threadsafe(self._ended.set)
+        self._thread.join()
+
     def _on_loop(self, work: Any) -> Any:
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+
+async def _live(up: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]") -> None:
+    """Keep the loop of a worker until it ends; say which loop that is."""
+    ended = asyncio.Event()
+    up.set_result((asyncio.get_running_loop(), ended))
+    await ended.wait()
 
 
 class _Callees:

@@ -53,19 +53,38 @@ class Pool:
         what = opens.func, opens.args, tuple(sorted(opens.keywords.items()))
         return self._openings.setdefault(what, len(self._openings)), opens
 
-    async def message(
-        self,
-        key: int,
-        request: Request,
-        keeps_result: bool,
-    ) -> tuple[int, bool, bytes, list[Any]]:
+    async def call(
+        self, fn: Any, name: str, request: Request, is_coroutine: bool, begun: Callable[[], None], keeps: bool = False
+    ) -> Call:
         """Return a call as the transport sends it: small values in bytes, others in the store."""
+        key = self.key_of(fn, name)
         with messages.references() as references:
             packed = messages.pack(tuple(request))
         given: list[Any] = [one.stored for one in references]
-        if isinstance(packed, bytes) and len(packed) <= _MESSAGE_MAX_BYTES:
-            return key, keeps_result, packed, given
-        return key, keeps_result, b"", [await self.transport.put(packed), *given]
+        if isinstance(packed, list) or len(packed) > _MESSAGE_MAX_BYTES:
+            packed, given = b"", [await self.transport.put(packed), *given]
+        future = asyncio.get_running_loop().create_future()
+        return Call(name, (key, keeps, packed, given), future, is_coroutine, begun)
+
+    async def answer(self, call: Call, left: Callable[["asyncio.Future[None]"], None]) -> tuple[str, float, Any]:
+        """Have a worker make a call; emit what comes before its answer, and return that.
+
+        Args:
+            call: the call.
+            left: gets, if the caller leaves, a future that is done once no worker has the call.
+        """
+        self.dispatcher.submit(call)
+        try:
+            while True:
+                kind, seconds, content = await call.future
+                if kind != "values":
+                    return kind, seconds, content
+                for _, packed in content:
+                    await emit(messages.unpack(packed))
+                self.dispatcher.more(call, call.future.get_loop().create_future())
+        except asyncio.CancelledError:
+            left(self.dispatcher.cancel(call))
+            raise
 
     async def aclose(self) -> None:
         """End the workers."""
@@ -120,15 +139,8 @@ class Workers(extension.Execution):
 
         async def handle(items: list[Any]) -> Any:
             request = Request(ItemInfo("", name, 0, 1), {}, (items,), {}, {}, None)
-            future = asyncio.get_running_loop().create_future()
-            message = await pool.message(pool.key_of(fn, name), request, False)
-            call = Call(name, message, future, is_async, _nothing)
-            pool.dispatcher.submit(call)
-            try:
-                return _value(await future, name)
-            except asyncio.CancelledError:
-                pool.dispatcher.cancel(call)
-                raise
+            call = await pool.call(fn, name, request, is_async, lambda: None)
+            return _value(await pool.answer(call, lambda gone: None), name)
 
         return handle
 
@@ -190,7 +202,6 @@ class OnWorkers(extension.Bound):
         self._scope = site.scope
         self._resources = {name: pool.numbered(opens) for name, opens in site.resources.items()}
         self._keeps_result = site.keeps_result
-        self._loop = asyncio.get_running_loop()
         self.calls = 0
         self.busy_seconds = 0.0
         self.bytes_by_reference = 0
@@ -213,27 +224,14 @@ class OnWorkers(extension.Bound):
             stand_in: _Instances = self._scope.instance(node)
             instance, fn = stand_in.recipe, stand_in.cls
         request = Request(attempt.info, attempt.trace_context(), args, kwargs, resources, instance)
-        message = await pool.message(pool.key_of(fn, node.name), request, self._keeps_result)
-        future, is_coroutine = self._loop.create_future(), node.is_async or node.gives_stream
-        return Call(node.name, message, future, is_coroutine, attempt.begun)
+        is_coroutine = node.is_async or node.gives_stream
+        return await pool.call(fn, node.name, request, is_coroutine, attempt.begun, self._keeps_result)
 
     async def run(self, attempt: extension.Attempt) -> Any:
         """Have a worker make the call."""
         given = perf_counter()
-        call, dispatcher = await self._call(attempt), self._pool.dispatcher
-        dispatcher.submit(call)
-        try:
-            while True:
-                answer = kind, seconds, content = await call.future
-                if kind != "values":
-                    break
-                for is_event, packed in content:
-                    assert is_event
-                    await emit(messages.unpack(packed))
-                dispatcher.more(call, self._loop.create_future())
-        except asyncio.CancelledError:
-            attempt.keeps_place_until(dispatcher.cancel(call))
-            raise
+        answer = await self._pool.answer(await self._call(attempt), attempt.keeps_place_until)
+        kind, seconds, content = answer
         self.calls += 1
         self.busy_seconds += seconds
         attempt.begun(max(0.0, perf_counter() - given - seconds))
@@ -258,7 +256,7 @@ class OnWorkers(extension.Bound):
                     return
                 is_open = call.number in (call.worker.coroutines if call.worker else ())
                 if is_open:  # the next list is made while this one is read
-                    dispatcher.more(call, self._loop.create_future())
+                    dispatcher.more(call, call.future.get_loop().create_future())
                 for is_event, packed in content:
                     self.bytes_by_value += messages.size_of(packed)
                     if is_event:
@@ -284,10 +282,6 @@ class OnWorkers(extension.Bound):
 async def _fetch(value: Any) -> Any:
     """Return the value of a result that stays on a worker; any other value as it is."""
     return await value.pool.transport.fetch(value) if isinstance(value, Reference) else value
-
-
-def _nothing() -> None:
-    pass
 
 
 def _value(answer: tuple[str, float, Any], name: str) -> Any:

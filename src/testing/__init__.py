@@ -2,9 +2,9 @@
 
 For any asyncio code: clocks that jump to the next timer (`VirtualClockLoop`, `run_virtual`), interleavings that can be
 replayed (`SeededLoop`, `run_seeded`, `interleavings`), a cancellation at each point of a run (`cancel_at_every_step`),
-and waiting until all tasks are blocked (`wait_quiescent`). For graphs: fakes (`replace`), injected `faults`, and
-inboxes for the loops of actors (`inbox`, `stream_inbox`); the modules here load the engine only when one of these is
-used.
+and waiting until all tasks are blocked (`wait_quiescent`). For graphs: fakes (`replace`), injected `faults`, inboxes
+for the loops of actors (`inbox`, `stream_inbox`), and threads in place of the workers of a cluster
+(`workers_in_threads`); the modules here load the engine only when one of these is used.
 """
 
 from typing import TYPE_CHECKING
@@ -18,10 +18,11 @@ from ._virtual_clock import VirtualClockLoop
 
 __all__ = [
     "CancelOutcome", "SeededLoop", "StreamReader", "VirtualClockLoop", "cancel_at_every_step", "faults", "inbox",
-    "interleavings", "replace", "run_seeded", "run_virtual", "stream_inbox", "wait_quiescent",
+    "interleavings", "replace", "run_seeded", "run_virtual", "stream_inbox", "wait_quiescent", "workers_in_threads",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
+    from ..cluster.in_threads import workers_in_threads
     from . import faults
     from ._inbox import StreamReader, inbox, stream_inbox
     from ._replace import replace
@@ -32,5 +33,6 @@ else:
             ".faults": "faults",
             "._inbox": "StreamReader inbox stream_inbox",
             "._replace": "replace",
+            "..cluster.in_threads": "workers_in_threads",
         },
     )

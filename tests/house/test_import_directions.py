@@ -25,7 +25,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "data": {
         "__init__", "_errors", "_machine", "_public", "telemetry", "actors", "engine", "devices", "extension", "advice",
     },
-    "testing": {"__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine", "devices"},
+    "testing": {
+        "__init__", "extension", "_errors", "_public", "telemetry", "actors", "engine", "devices", "cluster",
+    },
     "extension": {"_public", "telemetry", "actors", "engine"},
     "asgi": {"__init__", "_errors", "_public", "telemetry", "actors", "engine"},
     "cluster": {"__init__", "extension", "_errors", "_public", "telemetry"},

@@ -1,0 +1,167 @@
+"""Nodes on workers that are threads of this process, which need no Ray: values travel as they do to a cluster."""
+
+import asyncio
+import platform
+import threading
+from collections.abc import AsyncIterator, Iterator
+from importlib import metadata
+from typing import Any
+
+import numpy as np
+import pytest
+
+import penstock as ps
+from penstock import cluster, engine, testing
+
+Array = Any
+WORKERS = cluster.ray(workers=2, name="two workers, in threads")
+
+
+@pytest.fixture(autouse=True)
+def in_threads() -> Iterator[None]:
+    with testing.workers_in_threads(WORKERS):
+        yield
+
+
+@ps.node(runs_on=WORKERS)
+def make(size: int) -> Array:
+    return np.ones(size)
+
+
+@ps.node(runs_on=WORKERS)
+def write(array: Array) -> Array:
+    array += 1
+    return array
+
+
+@ps.node(runs_on=WORKERS)
+def increase(array: Array) -> Array:
+    return array + 1
+
+
+@ps.node
+def writes_here(array: Array) -> Array:
+    array += 1
+    return array
+
+
+@pytest.mark.parametrize("size", [10, 100_000])
+async def test_arrays_that_have_travelled_are_read_only(size: int) -> None:
+    @ps.graph
+    async def there(size: int) -> Array:
+        return write(make(size))
+
+    @ps.graph
+    async def here(size: int) -> Array:
+        return writes_here(make(size))
+
+    @ps.graph
+    async def copied(size: int) -> Array:
+        return increase(make(size))
+
+    async with engine.Engine() as e:
+        for graph in (there, here):
+            with pytest.raises(ValueError, match="read-only"):
+                await e.run(graph(size))
+        assert (await e.run(copied(size))).sum() == 2 * size
+        mine = np.zeros(size)
+        with pytest.raises(ValueError, match="read-only"):
+            await e.run(ps.graph(write)(mine))
+        assert mine.sum() == 0
+
+
+@ps.node(runs_on=WORKERS)
+async def count(most: int) -> AsyncIterator[int]:
+    for number in range(most):
+        yield number
+
+
+@ps.node(runs_on=WORKERS, batch=ps.Batch(4, max_wait_seconds=1))
+def sizes(items: list[int]) -> list[int]:
+    return [len(items) for _ in items]
+
+
+@ps.node(runs_on=WORKERS, effectful="unordered")
+async def told(number: int) -> tuple[int, str, str]:
+    await ps.emit(number)
+    return number, ps.current().node, threading.current_thread().name
+
+
+async def test_functions_coroutines_generators_and_batches_run_in_threads() -> None:
+    async with engine.Engine() as e:
+        async with e.stream(ps.graph(count)(1000)) as values:
+            assert [value async for value in values] == [*range(1000)]
+        async with e.deploy(ps.graph(sizes)) as service:
+            assert await asyncio.gather(*map(service, range(4))) == [4] * 4
+        async with e.stream(ps.graph(told)(3), events=int) as found:
+            assert [event.value async for event in found] == [3]
+            assert await found.result() == (3, "told", "penstock-loop")
+
+
+@ps.node(runs_on=WORKERS)
+def ends(number: int) -> int:
+    FOUND.append(number)
+    return number
+
+
+FOUND: list[int] = []
+
+
+@pytest.mark.parametrize("name", ["Python", "jax", "penstock"])
+async def test_a_worker_with_other_versions_is_refused_with_what_differs(name: str, monkeypatch: Any) -> None:
+    found = {"Python": platform.python_version(), "jax": metadata.version("jax"), "penstock": ps.__version__}
+    theirs, patch = dict(found), dict(found)
+    theirs[name], patch[name] = "99.9", found[name].rpartition(".")[0] + ".99"
+    monkeypatch.setattr("penstock.cluster.ray_transport.versions", lambda: theirs)
+    async with engine.Engine() as e:
+        with pytest.raises(ps.ClusterError, match=rf"has other versions: {name} 99\.9 here and [\w.]+ there"):
+            await e.run(ps.graph(ends)(1))
+    assert not FOUND
+    monkeypatch.setattr("penstock.cluster.ray_transport.versions", lambda: patch)
+    async with engine.Engine() as e:  # another patch is none of the versions that count
+        assert await e.run(ps.graph(ends)(1)) == FOUND.pop()
+
+
+async def test_a_closure_above_1_mb_is_refused_by_name() -> None:
+    pytest.importorskip(
+        "ray", reason='functions inside of functions travel with the extra: pip install "penstock[ray]"'
+    )
+    small, large = [1], bytes(1 << 20)
+
+    @ps.node(runs_on=WORKERS)
+    def first(number: int) -> int:
+        return small[0] + number
+
+    @ps.node(runs_on=WORKERS)
+    def second(number: int) -> int:
+        return len(large) + small[0] + number
+
+    async with engine.Engine() as e:
+        assert await e.run(ps.graph(first)(1)) == 2
+        with pytest.raises(
+            TypeError, match=r"node 'second' takes 1,0\d\d,\d\d\d bytes along, of which a bytes takes most"
+        ):
+            await e.run(ps.graph(second)(1))
+
+
+def test_a_parameter_that_is_a_stream_is_refused_with_map_each_as_remedy() -> None:
+    with pytest.raises(TypeError, match=r"parameter 'values' is a stream.*`ps.map_each\(node, stream\)`"):
+
+        @ps.node(runs_on=WORKERS)
+        async def refused(values: AsyncIterator[int]) -> int:
+            return len([value async for value in values])
+
+
+async def test_a_stream_that_comes_without_an_annotation_is_refused_as_well() -> None:
+    @ps.graph
+    async def reads(most: int) -> Any:
+        return await untold(count(most))
+
+    with pytest.raises(TypeError, match=r"parameter 0 is a stream.*`ps.map_each\(node, stream\)`"):
+        async with engine.Engine() as e:
+            await e.run(reads(3))
+
+
+@ps.node(runs_on=WORKERS)
+async def untold(values: Any) -> Any:
+    return values
