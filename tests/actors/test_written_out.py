@@ -290,7 +290,7 @@ async def test_an_item_that_ends_in_a_line_goes_no_further(last: int) -> None:
     begun: list[int] = []
     calls: list[asyncio.Task[int]] = []
 
-    def step(number: int) -> ps.Node[[int], int]:
+    def step(number: int) -> Any:
         @ps.node(name=f"step{number}")
         async def pass_on(x: int) -> int:
             if x == 8:
