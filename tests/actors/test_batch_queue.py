@@ -256,3 +256,45 @@ def test_what_waits_fills_rows_nearly_to_the_end() -> None:
             rows += len(in_order(batch, lambda one: one.cost, 256, 32))
         fills.append(sum(chosen) / (256 * rows))
     assert median(fills) >= 0.9
+
+
+def turns_of(queue: BatchQueue[Entry], come: list[int]) -> int:
+    """For how many turns the next batch waits, if so many callers come in each of them."""
+    turns = 0
+    while queue.waits_for_callers():
+        for _ in range(come[turns] if turns < len(come) else 0):
+            queue.add(Entry())
+        queue.turn()
+        turns += 1
+        assert turns < 100
+    return turns
+
+
+@pytest.mark.parametrize(
+    ("waiting", "returned", "come", "expected"),
+    [
+        (1, 7, [], 8),  # nobody comes again
+        (1, 7, [0, 0, 3, 4], 4),  # all come
+        (1, 7, [0, 0, 3, 0, 4], 4),  # those who come later are in the next batch
+        (1, 3, [1, 1, 1], 3),
+        (1, 6, [7], 1),  # it is full
+        (7, 1, [], 0),  # most wait already
+        (0, 7, [], 0),  # nothing waits
+        (8, 8, [], 0),  # it is full already
+        (1, 0, [], 0),
+    ],
+)
+def test_for_how_long_a_batch_waits(waiting: int, returned: int, come: list[int], expected: int) -> None:
+    queue = queue_of(8)
+    for _ in range(waiting):
+        queue.add(Entry())
+    queue.returned(returned)
+    assert turns_of(queue, come) == expected
+    assert queue.is_due(float("inf")) == bool(queue.count)
+
+
+def test_the_only_caller_who_comes_again_waits_for_nobody() -> None:
+    queue = queue_of(8)
+    queue.returned(1)
+    queue.add(Entry())
+    assert not queue.waits_for_callers()

@@ -16,7 +16,7 @@ jax = pytest.importorskip("jax")
 
 from penstock.advice import fitting  # noqa: E402 - needs JAX
 from penstock.devices import size_search  # noqa: E402 - needs JAX
-from penstock.devices.programs import Executable  # noqa: E402 - needs JAX
+from tests.devices.compiled import each_call, refuse_memory  # noqa: E402 - needs JAX
 
 WIDTH = 256
 ROW = np.zeros(WIDTH, np.float32)
@@ -70,17 +70,10 @@ async def test_the_formula_is_that_of_the_program() -> None:
     assert plan.fixed_bytes + plan.bytes_per_item * plan.largest_size <= plan.limit.bytes
 
 
-async def test_a_size_that_exceeds_the_limit_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_size_that_exceeds_the_limit_is_not_run() -> None:
     ran: list[int] = []
-    original = Executable.call
-
-    def call(self: Any, args: Any) -> Any:
-        ran.append(args[0].shape[0])
-        return original(self, args)
-
     limit = WEIGHTS.nbytes + 20 * ROW_BYTES
-    with monkeypatch.context() as patch:
-        patch.setattr(Executable, "call", call)
+    with each_call(lambda args: ran.append(args[0].shape[0])):
         plan = await fitted(limit)
     assert plan.tried[-1].why_not == "over the limit"
     assert plan.tried[-1].bytes > limit
@@ -96,20 +89,13 @@ async def test_a_size_that_exceeds_the_limit_is_not_run(monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 async def test_only_an_accelerator_may_run_out_of_memory(monkeypatch: pytest.MonkeyPatch, platform: str) -> None:
-    original = Executable.call
-
-    def call(self: Any, args: Any) -> Any:
-        if args[0].shape[0] > 4:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return original(self, args)
-
-    monkeypatch.setattr(Executable, "call", call)
     monkeypatch.setattr(size_search, "platform_of", lambda device: platform)
-    if platform == "cpu":
-        with pytest.raises(ps.DeviceError, match="does not fit"):
-            await fitted(1 << 30)
-        return
-    plan = await fitted(1 << 30)
+    with each_call(lambda args: args[0].shape[0] <= 4 or refuse_memory()):
+        if platform == "cpu":
+            with pytest.raises(ps.DeviceError, match="does not fit"):
+                await fitted(1 << 30)
+            return
+        plan = await fitted(1 << 30)
     assert [one.size for one in plan.tried] == [1, 2, 4, 8]
     assert plan.tried[-1].why_not == "no memory left"
     assert plan.recommended_size <= 4

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine, testing
-from penstock.actors.packing import Packer
+from penstock.extension import Packer
 
 
 class Trace(list[str]):

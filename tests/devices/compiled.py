@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 
 from penstock.devices.compiling import CompileCache, JittedFunction
 from penstock.devices.programs import Executable
@@ -48,3 +49,25 @@ def called(cache: CompileCache, what: JittedFunction, *args: Any) -> Any:
     if executable is None:
         executable = compiled(cache, what, *args)
     return executable(*args)
+
+
+@contextmanager
+def each_call(
+    before: Callable[[Any], object] = lambda args: None, then: Callable[[Any], object] = lambda args: None
+) -> Iterator[None]:
+    """Has each call of a program call a function with its arguments before, and one after it."""
+    original = Executable.call
+
+    def call(executable: Executable, args: Any) -> Any:
+        before(args)
+        result = original(executable, args)
+        then(args)
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Executable, "call", call)
+        yield
+
+
+def refuse_memory(args: object = None) -> None:
+    raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")

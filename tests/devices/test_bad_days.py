@@ -14,7 +14,6 @@ import structlog
 import penstock as ps
 from penstock import devices, engine
 from penstock.devices import dispatch
-from penstock.devices.compiling import CACHE
 
 from .gates import Gate
 from .processes import run_program
@@ -138,8 +137,14 @@ async def test_with_debug_nans_only_the_items_of_a_batch_fail_that_have_some() -
     assert [float(result) for result in results if not isinstance(result, BaseException)] == [0.0] * 6
 
 
-async def test_shapes_without_end_are_explained_warned_of_once_and_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(CACHE, "_capacity", 6)
+@pytest.fixture
+def few_programs() -> Iterator[None]:
+    devices.set_program_cache(max_programs=6)
+    yield
+    devices.set_program_cache()
+
+
+async def test_shapes_without_end_are_explained_warned_of_once_and_bounded(few_programs: None) -> None:
 
     @ps.device_node(device="cpu")
     def total(x: jax.Array) -> jax.Array:

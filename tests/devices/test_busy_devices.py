@@ -17,10 +17,9 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine, telemetry, testing
-from penstock.devices import device_pool, dispatch, engine_device
-from penstock.devices.engine_device import BatchCallQueue
-from penstock.devices.programs import Executable
+from penstock.devices import device_errors, device_pool, dispatch, engine_device
 
+from .compiled import each_call, refuse_memory
 from .gates import Gate, gated
 
 
@@ -286,26 +285,20 @@ async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
 @contextmanager
 def little_memory(monkeypatch: pytest.MonkeyPatch, rows: int, *, late: bool) -> Iterator[list[int]]:
     """Has programs for more rows than these not fit, at their dispatch or while they run; gives the sizes that ran."""
-    original_call, original_wait = Executable.call, dispatch.wait_until_ready
+    original_wait = dispatch.wait_until_ready
     sizes: list[int] = []
 
     def refuse(size: int) -> None:
         sizes.append(size)
         if size > rows:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-
-    def call(self: Any, args: Any) -> Any:
-        if not late:
-            refuse(args[0].shape[0])
-        return original_call(self, args)
+            refuse_memory()
 
     def wait(arrays: Any) -> None:
         original_wait(arrays)
         if late:
             refuse(arrays[0].shape[0])
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Executable, "call", call)
+    with monkeypatch.context() as patch, each_call(lambda args: late or refuse(args[0].shape[0])):
         patch.setattr(dispatch, "wait_until_ready", wait)
         yield sizes
 
@@ -393,53 +386,50 @@ async def test_an_item_that_fails_in_a_batch_that_did_not_fit_fails_alone(monkey
     assert all("a negative number" in str(results[n]) for n in (5, 6, 12))
 
 
-async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit() -> None:
     @ps.device_node(device="cpu", batch=ps.Batch(8, max_wait_seconds=0.2))
     def checked(x: jax.Array) -> jax.Array:
         return refusing_negative(x)
 
     of = ps.graph(checked)
 
-    original = Executable.call
     sizes: list[int] = []
 
-    def call(self: Any, args: Any) -> Any:
+    def call(args: Any) -> None:
         sizes.append(args[0].shape[0])
         if len(sizes) > 1 and sizes[-1] > 2:  # there was room for the first one
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return original(self, args)
+            refuse_memory()
 
     async with engine.deploy(of) as service:
-        monkeypatch.setattr(Executable, "call", call)
-        results = await asyncio.gather(*(service(row(-1 if n == 5 else n)) for n in range(8)), return_exceptions=True)
+        with each_call(call):
+            calls = [service(row(-1 if n == 5 else n)) for n in range(8)]
+            results = await asyncio.gather(*calls, return_exceptions=True)
     assert [n for n, result in enumerate(results) if isinstance(result, BaseException)] == [5]
     assert "a negative number" in str(results[5])
 
 
-async def test_what_is_too_large_is_remembered_of_its_own_kind_only(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_too_large_is_remembered_of_its_own_kind_only() -> None:
     @ps.device_node(device="cpu", batch=ps.Batch(4, max_wait_seconds=0.2))
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
     of = ps.graph(doubled)
 
-    original = Executable.call
     shapes: list[tuple[int, ...]] = []
 
-    def call(self: Any, args: Any) -> Any:
+    def call(args: Any) -> None:
         shapes.append(args[0].shape)
         if args[0].size >= 1000:
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return original(self, args)
+            refuse_memory()
 
-    monkeypatch.setattr(Executable, "call", call)
-    async with engine.deploy(of) as service:
-        for _ in range(2):
-            large = [service(np.zeros(length, np.float32)) for length in (400, 400, 400, 400, 1000)]
-            results = await asyncio.gather(*large, return_exceptions=True)
-            assert [type(result) for result in results if isinstance(result, Exception)] == [ps.DeviceError]
-            shapes.append(())
-            await asyncio.gather(*(service(row(n)) for n in range(4)))
+    with each_call(call):
+        async with engine.deploy(of) as service:
+            for _ in range(2):
+                large = [service(np.zeros(length, np.float32)) for length in (400, 400, 400, 400, 1000)]
+                results = await asyncio.gather(*large, return_exceptions=True)
+                assert [type(result) for result in results if isinstance(result, Exception)] == [ps.DeviceError]
+                shapes.append(())
+                await asyncio.gather(*(service(row(n)) for n in range(4)))
     attempts = [shapes[: shapes.index(())], shapes[shapes.index(()) + 1 :]]
     assert sorted(attempts[0]) == [(1, 1000), (2, 400), (2, 400), (4, 400)]
     assert sorted(attempts[1]) == [(), (1, 1000), (2, 400), (2, 400), (4, 2), (4, 2)]
@@ -684,15 +674,15 @@ async def test_callers_who_leave_before_the_thread_begins_cost_the_device_nothin
 
 async def test_an_error_after_a_call_was_handed_over_ends_it_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """As of a signal handler that raises there."""
-    submit = BatchCallQueue.submit
+    submit = engine_device.BatchCallQueue.submit
 
-    def raise_late(self: BatchCallQueue, call: Any) -> None:
+    def raise_late(self: engine_device.BatchCallQueue, call: Any) -> None:
         submit(self, call)
         raise LookupError("a signal")
 
     async with batches_of_8() as (service, _, device):
         with monkeypatch.context() as patch:
-            patch.setattr(BatchCallQueue, "submit", raise_late)
+            patch.setattr(engine_device.BatchCallQueue, "submit", raise_late)
             with pytest.raises(LookupError):
                 await service(row(1))
         assert float((await service(row(2)))[0]) == 2
@@ -932,15 +922,13 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     async def of(x: Any) -> Any:
         return after(failing(slow(x)))
 
-    from penstock.devices.device_errors import ORIGINS
-
     async with engine.Engine() as own:
         for _ in range(3):
             with pytest.raises(jax.errors.JaxRuntimeError):
                 await own.run(of(np.ones(256, np.float32)))
     await asyncio.sleep(0)
     gc.collect()
-    assert not ORIGINS._results
+    assert not device_errors.ORIGINS._results
 
 
 async def test_results_stay_valid_after_later_batches_and_host_buffers_never_show_through() -> None:
@@ -1098,12 +1086,10 @@ def _live_bytes() -> int:
 
 
 def _devices() -> list[Any]:
-    from penstock.devices.device_pool import DevicePool
-
     return [
         device
         for pool in gc.get_objects()
-        if isinstance(pool, DevicePool) and not pool._closed
+        if isinstance(pool, device_pool.DevicePool) and not pool._closed
         for device in pool._devices.values()
     ]
 

@@ -19,7 +19,8 @@ from penstock.devices.arguments import (  # noqa: E402
     split,
 )
 from penstock.devices.batch_items import BatchItem, BatchItems  # noqa: E402
-from penstock.devices.device_batch import DeviceBatch, padded_length  # noqa: E402
+from penstock.devices.device_batch import SHORTEST_LENGTH, DeviceBatch, batch_sizes, padded_length  # noqa: E402
+from penstock.devices.engine_device import batch_size  # noqa: E402
 from penstock.devices.programs import current  # noqa: E402
 
 
@@ -224,3 +225,40 @@ def test_an_item_is_described_with_its_sizes() -> None:
     stacker = stacker_of("tokens", "scale", pad_axes={"tokens": 0})
     item = item_of(stacker, np.zeros((9, 100), np.int32), 1.0)
     assert stacker.items.describe(item) == "tokens int32[16,100], scale float32[]; 6,404 bytes"
+
+
+@pytest.mark.parametrize(
+    ("batch", "sizes"),
+    [
+        (DeviceBatch(1), (1,)),
+        (DeviceBatch(2), (1, 2)),
+        (DeviceBatch(27), (1, 2, 4, 8, 16, 27)),
+        (DeviceBatch(32), (1, 2, 4, 8, 16, 32)),
+        (DeviceBatch(32, buckets=(4, 8)), (4, 8, 32)),
+        (DeviceBatch(8, buckets=(8,)), (8,)),
+    ],
+)
+def test_batches_have_the_sizes_asked_for_and_the_largest(batch: DeviceBatch, sizes: tuple[int, ...]) -> None:
+    assert batch_sizes(batch) == sizes
+
+
+@given(st.integers(1, 300).flatmap(lambda most: st.tuples(st.just(most), st.integers(1, most))))
+def test_a_batch_is_padded_to_less_than_twice_its_items(case: tuple[int, int]) -> None:
+    most, count = case
+    assert count <= batch_size(count, batch_sizes(DeviceBatch(most))) < 2 * count or count == 1
+
+
+@given(st.integers(0, 10**6))
+def test_a_length_is_padded_to_less_than_twice_or_to_the_shortest(length: int) -> None:
+    padded = padded_length(length, "powers_of_two")
+    assert padded is not None
+    assert length <= padded
+    assert padded == SHORTEST_LENGTH or padded < 2 * length
+
+
+def test_lengths_have_the_buckets_asked_for() -> None:
+    assert [padded_length(length, (3, 10)) for length in (0, 3, 4, 10, 11)] == [3, 3, 10, 10, None]
+
+
+def test_300_random_lengths_need_few_programs() -> None:
+    assert len({padded_length(length, "powers_of_two") for length in range(1, 301)}) == 7

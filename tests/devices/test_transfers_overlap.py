@@ -11,7 +11,8 @@ import pytest
 import penstock as ps
 from penstock import engine
 from penstock.devices import dispatch
-from penstock.devices.programs import Executable
+
+from .compiled import each_call
 
 
 class InFlight:
@@ -23,21 +24,19 @@ class InFlight:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.transferred: asyncio.Queue[float] = asyncio.Queue()
         self.finish = threading.Event()
-        loop = asyncio.get_running_loop()
-        enqueue, wait = Executable.call, dispatch.wait_until_ready
-
-        def transfer(executable: Executable, args: Any) -> Any:
-            result = enqueue(executable, args)  # it comes back when the device has the arguments
-            loop.call_soon_threadsafe(self.transferred.put_nowait, float(np.ravel(args[0])[0]))
-            return result
+        self.loop = asyncio.get_running_loop()
+        wait = dispatch.wait_until_ready
 
         def compute(arrays: Any) -> None:
             assert self.finish.wait(30)
             wait(arrays)
 
-        monkeypatch.setattr(Executable, "call", transfer)
         monkeypatch.setattr(dispatch, "wait_until_ready", compute)
         monkeypatch.setattr(dispatch, "are_ready", lambda arrays: False)  # pyright: ignore[reportUnknownLambdaType]
+
+    def note(self, args: Any) -> None:
+        """Notes that the device has the arguments: then the call of a program comes back."""
+        self.loop.call_soon_threadsafe(self.transferred.put_nowait, float(np.ravel(args[0])[0]))
 
 
 @pytest.mark.parametrize("batch", [None, ps.Batch(1)])
@@ -53,18 +52,19 @@ async def test_the_next_item_is_transferred_while_the_present_one_computes(
 
     of = ps.graph(doubled)
 
-    async with engine.deploy(of) as service:
+    with each_call(then=in_flight.note):
+        async with engine.deploy(of) as service:
 
-        async def item(number: int) -> None:
-            assert float((await service(np.full(2, number, np.float32)))[0]) == 2 * number
-            finished.append(number)
+            async def item(number: int) -> None:
+                assert float((await service(np.full(2, number, np.float32)))[0]) == 2 * number
+                finished.append(number)
 
-        items = [asyncio.ensure_future(item(number)) for number in range(1, 9)]
-        try:
-            async with asyncio.timeout(20):
-                assert [await in_flight.transferred.get() for _ in range(2)] == [1, 2]
-            assert not finished
-        finally:
-            in_flight.finish.set()
-        await asyncio.gather(*items)
+            items = [asyncio.ensure_future(item(number)) for number in range(1, 9)]
+            try:
+                async with asyncio.timeout(20):
+                    assert [await in_flight.transferred.get() for _ in range(2)] == [1, 2]
+                assert not finished
+            finally:
+                in_flight.finish.set()
+            await asyncio.gather(*items)
     assert finished == [*range(1, 9)]

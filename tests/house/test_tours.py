@@ -21,9 +21,9 @@ import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.actors.chains import WATCHED
 
 SOURCE = f"{Path(engine.__file__).parents[1]}/"
+WARMING_CALLS = 16  # a node is watched during its first few
 PAGE = Path(__file__).parents[2] / "docs/explanation/architecture.md"
 
 
@@ -96,13 +96,13 @@ async def item_through_a_stream(recorder: Recorder) -> list[list[str]]:
     goes_on = asyncio.Event()
 
     async def calls() -> AsyncIterator[ps.Call[int]]:
-        for _ in range(WATCHED + 2):
+        for _ in range(WARMING_CALLS):
             yield measure("first")
         await goes_on.wait()
         yield measure("second")
 
     async with engine.stream(calls()) as stream:
-        for _ in range(WATCHED + 2):
+        for _ in range(WARMING_CALLS):
             await anext(stream)
         reading = asyncio.ensure_future(anext(stream))
         for _ in range(10):
@@ -115,7 +115,7 @@ async def item_through_a_stream(recorder: Recorder) -> list[list[str]]:
 
 async def call_of_a_deployment(recorder: Recorder) -> list[list[str]]:
     async with engine.deploy(measure) as service:
-        for _ in range(WATCHED + 2):
+        for _ in range(WARMING_CALLS):
             await service("first")
         recorder.begin()
         await service("second")
@@ -156,7 +156,7 @@ async def exception_with_policies(recorder: Recorder) -> list[list[str]]:
         return await ask(question), await stay(question)
 
     async with engine.Engine() as own:
-        for number in range(WATCHED + 2):
+        for number in range(WARMING_CALLS):
             await own.run(asked(str(number)))
         with pytest.raises(LookupError):
             await own.run(asked("unknown"))

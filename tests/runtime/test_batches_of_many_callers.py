@@ -1,17 +1,14 @@
 """Callers of a batch come again together: no batch of one between two of all others; and one alone waits for nobody."""
 
 import asyncio
-import math
 import time
 from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine
-from penstock.actors.batching import BatchQueue
 
 WIDTH, ROUNDS = 32, 12
 sizes: list[int] = []
@@ -137,63 +134,3 @@ async def test_nothing_waits_for_a_caller_alone() -> None:
             await service(number)
             assert handled_in[-1] - before <= 3
         handle.cancel()
-
-
-@dataclass(eq=False)
-class Entry:
-    """What waits in a queue; see `WaitsForBatch`."""
-
-    priority: int = 0
-    group: None = None
-    arrived_at: float = 0.0
-    cost: float = 1.0
-
-    def is_wanted(self, now: float) -> bool:
-        return True
-
-
-def queue_of(count: int) -> BatchQueue[Entry]:
-    queue = BatchQueue[Entry](ps.Batch(8))
-    for _ in range(count):
-        queue.add(Entry())
-    return queue
-
-
-def turns_of(queue: BatchQueue[Entry], come: list[int]) -> int:
-    """For how many turns the next batch waits, if so many callers come in each of them."""
-    turns = 0
-    while queue.waits_for_callers():
-        for _ in range(come[turns] if turns < len(come) else 0):
-            queue.add(Entry())
-        queue.turn()
-        turns += 1
-        assert turns < 100
-    return turns
-
-
-@pytest.mark.parametrize(
-    ("waiting", "returned", "come", "expected"),
-    [
-        (1, 7, [], 8),  # nobody comes again
-        (1, 7, [0, 0, 3, 4], 4),  # all come
-        (1, 7, [0, 0, 3, 0, 4], 4),  # those who come later are in the next batch
-        (1, 3, [1, 1, 1], 3),
-        (1, 6, [7], 1),  # it is full
-        (7, 1, [], 0),  # most wait already
-        (0, 7, [], 0),  # nothing waits
-        (8, 8, [], 0),  # it is full already
-        (1, 0, [], 0),
-    ],
-)
-def test_for_how_long_a_batch_waits(waiting: int, returned: int, come: list[int], expected: int) -> None:
-    queue = queue_of(waiting)
-    queue.returned(returned)
-    assert turns_of(queue, come) == expected
-    assert queue.is_due(math.inf) == bool(queue.count)
-
-
-def test_the_only_caller_who_comes_again_waits_for_nobody() -> None:
-    queue = queue_of(0)
-    queue.returned(1)
-    queue.add(Entry())
-    assert not queue.waits_for_callers()

@@ -16,7 +16,6 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
-from penstock.telemetry.counters import CacheStatistics
 
 KEPT = ps.Cache(max_bytes=1_000_000)
 
@@ -51,7 +50,7 @@ def counts_of(service: engine.Service[Any, Any]) -> tuple[int, int, int, int]:
     return found.hits, found.misses, found.joined, found.evicted
 
 
-def cache_of(service: engine.Service[Any, Any]) -> CacheStatistics:
+def cache_of(service: engine.Service[Any, Any]) -> engine.CacheStatistics:
     [found] = [actor.cache for actor in service.statistics().actors if actor.cache is not None]
     return found
 

@@ -11,7 +11,6 @@ from opentelemetry.trace import SpanKind
 import penstock as ps
 from penstock import engine
 from penstock.telemetry import names
-from penstock.telemetry.spans import usage_of
 from tests.tracing import Tracing, attributes_of
 
 USED = {names.INPUT_TOKENS: 7, names.OUTPUT_TOKENS: 3}
@@ -57,8 +56,17 @@ class BrokenMapping(dict[str, object]):
         (None, {}),
     ],
 )
-def test_usage_is_read_in_the_shapes_of_the_clients(result: Any, found: Mapping[str, object]) -> None:
-    assert usage_of(result) == found
+async def test_usage_is_read_in_the_shapes_of_the_clients(
+    result: Any, found: Mapping[str, object], tracing: Tracing
+) -> None:
+    @ps.node(model="gpt-5")
+    async def ask(x: int) -> Any:
+        return result
+
+    await engine.run(ps.graph(ask)(1))
+    told = attributes_of(tracing.one("ask"))
+    read = {names.INPUT_TOKENS, names.OUTPUT_TOKENS, names.RESPONSE_MODEL}
+    assert {name: value for name, value in told.items() if name in read} == found
 
 
 async def test_a_model_node_keeps_its_name_and_has_the_names_of_a_model_call(tracing: Tracing) -> None:
