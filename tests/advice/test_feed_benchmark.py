@@ -58,10 +58,7 @@ async def test_what_was_prefetched_is_not_counted() -> None:
             await asyncio.sleep(0)
             yield [number]
 
-    @ps.graph
-    async def of(count: int) -> AsyncIterator[list[int]]:
-        return prefetched(count)
-
+    of = ps.graph(prefetched)
     async with engine.stream(of(60)) as stream:
         await testing.wait_quiescent()  # it is full, and the generator has one more
         found = await data.benchmark(stream, warmup_items=1, items=20, repeats=1)

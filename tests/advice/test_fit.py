@@ -119,10 +119,7 @@ async def test_a_node_without_batch_is_tried_as_if_it_had_one_and_stays_as_it_is
     assert plan.node == "summed"
     assert len(plan.tried) > 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return summed(x)
-
+    of = ps.graph(summed)
     assert float(await engine.run(of(ROW + 1))) == WIDTH
     assert summed.batch_statistics().batches == 0
 
@@ -259,10 +256,7 @@ class TestAuto:
         def doubled(x: Any) -> Any:
             return x * 2
 
-        @ps.graph
-        async def of(x: Any) -> Any:
-            return doubled(x)
-
+        of = ps.graph(doubled)
         assert "up to auto" in str(of)
         async with engine.deploy(of, warmup=True) as service:
             assert "up to auto" not in str(of)
@@ -276,10 +270,7 @@ class TestAuto:
         def doubled(x: Any) -> Any:
             return x * 2
 
-        @ps.graph
-        async def of(x: Any) -> Any:
-            return doubled(x)
-
+        of = ps.graph(doubled)
         results = await asyncio.gather(*(engine.run(of(ROW + n)) for n in range(4)))
         assert [float(row[0]) for row in results] == [0.0, 2.0, 4.0, 6.0]
 

@@ -150,9 +150,7 @@ def echo_in_thread(x: int) -> int:
     return x
 
 
-@ps.graph
-async def echoed_in_thread(x: int) -> int:
-    return echo_in_thread(await echo(x))
+echoed_in_thread = echo >> echo_in_thread
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -394,10 +392,7 @@ def test_an_expired_item_does_not_begin_another_node_though_nothing_suspended() 
             begun.append("second")
             return x
 
-        @ps.graph
-        async def line(x: int) -> int:
-            return await second(await first(x))
-
+        line = first >> second
         with pytest.raises(ps.DeadlineExceeded):
             await engine.run(line(1), timeout_seconds=10)
 

@@ -386,10 +386,7 @@ async def test_one_exception_object_raised_by_many_items_does_not_keep_their_val
     async def raise_the_same(value: Value) -> int:
         raise error
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await raise_the_same(await make(x))
-
+    graph = make >> raise_the_same
     async with engine.stream((graph(x) for x in range(100)), on_error="skip") as stream:
         assert [x async for x in stream] == []
     gc.collect()
@@ -398,7 +395,6 @@ async def test_one_exception_object_raised_by_many_items_does_not_keep_their_val
 
 async def test_run_inside_a_node_is_a_run_like_any_other() -> None:
     inner = ps.graph(fine)
-
     failing = ps.graph(raise_later)
 
     @ps.node

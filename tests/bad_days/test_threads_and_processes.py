@@ -26,14 +26,10 @@ async def squared(x: object) -> object:
     return process_nodes.square(x)  # type: ignore[arg-type]
 
 
-@ps.graph
-async def with_unpicklable_result(x: int) -> object:
-    return process_nodes.unpicklable_result(x)
+with_unpicklable_result = ps.graph(process_nodes.unpicklable_result)
 
 
-@ps.graph
-async def blocking_for_ever(x: int) -> int:
-    return process_nodes.block_for_ever(x)
+blocking_for_ever = ps.graph(process_nodes.block_for_ever)
 
 
 @ps.graph
@@ -117,7 +113,6 @@ async def test_a_timeout_while_a_thread_is_busy_releases_the_caller_and_keeps_th
     impatient = block.with_policy(timeout_seconds=0.02)  # both share the place
 
     blocking = ps.graph(impatient)
-
     patient = ps.graph(block)
 
     async with engine.Engine() as own:
@@ -209,7 +204,6 @@ async def test_a_job_that_no_thread_has_begun_is_withdrawn_when_its_stream_ends(
         return blocked(x)
 
     quickly = ps.graph(quick)
-
     blocking = ps.graph(block)
 
     async with engine.Engine(max_workers=1) as own:

@@ -73,10 +73,7 @@ def test_promise_2_an_inbox_holds_its_bytes_and_one_oversized_item() -> None:
             seen.append(len(data))
             return len(data)
 
-        @ps.graph
-        async def weigh(size: int) -> int:
-            return await consume(await produce(size))
-
+        weigh = produce >> consume
         async with engine.stream(weigh(size) for size in sizes) as results:
             await testing.wait_quiescent()
             inbox = next(a for a in results.statistics().actors if a.node == "consume").inbox

@@ -51,10 +51,7 @@ def test_promise_3_every_inbox_is_first_in_first_out(explore: Explorer) -> None:
         async def c(item: int) -> int:
             return await handle("c", item)
 
-        @ps.graph
-        async def line(item: int) -> int:
-            return await c(await b(await a(item)))
-
+        line = a >> b >> c
         async with engine.stream((line(item) for item in range(20)), max_in_flight=8, ordered=False) as results:
             out = [item async for item in results]
         assert begun == {"a": list(range(20)), "b": list(range(20)), "c": list(range(20))}

@@ -57,10 +57,7 @@ async def test_promise_4_statistics_agree_with_the_books() -> None:
         counts["plain"] += 1
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return plain(await flaky(x))
-
+    line = flaky >> plain
     async with engine.stream(line(x) for x in range(10)) as results:
         assert [x async for x in results] == list(range(10))
     actors = {actor.node: actor for actor in results.statistics().actors}
@@ -92,10 +89,7 @@ async def test_promise_4_what_was_asked_for_is_called_as_often_as_asked() -> Non
         counts["soon"] += 1
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await soon(await kept(await down(x)))
-
+    line = down >> kept >> soon
     async with engine.Engine() as e:
         assert [await e.run(line(x)) for x in (1, 2, 1, 2, 1)] == [-1, -2, -1, -2, -1]
     assert counts == {"backup": 5, "down": 10, "kept": 2, "soon": 5}

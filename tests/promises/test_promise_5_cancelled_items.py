@@ -53,10 +53,7 @@ async def test_promise_5_a_queued_item_frees_its_place_its_values_and_the_produc
         await gate.wait()
         return value[0]
 
-    @ps.graph
-    async def line(item: int) -> int:
-        return await narrow(await make(item))
-
+    line = make >> narrow
     async with engine.deploy(line) as service:
         calls = []
         for item in range(4):
@@ -195,10 +192,7 @@ async def test_promise_5_a_late_result_is_discarded() -> None:
         later.append(x)
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await after(await stubborn(x))
-
+    line = stubborn >> after
     async with engine.deploy(line) as service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
@@ -225,10 +219,7 @@ async def test_promise_5_the_late_result_of_a_thread_is_discarded() -> None:
         later.append(x)
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await after(block(x))
-
+    line = block >> after
     async with engine.Engine() as own:
         async with own.deploy(line) as service:
             call = asyncio.create_task(service(1))

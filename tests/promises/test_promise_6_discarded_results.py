@@ -126,9 +126,7 @@ async def read_and_again(response: Response) -> Response:
     return response
 
 
-@ps.graph
-async def line(number: int) -> int:
-    return await read(await fetch(number))
+line = fetch >> read
 
 
 given = ps.graph(within)
@@ -261,10 +259,7 @@ async def test_promise_6_of_a_hedge_and_of_two_readers_the_late_ones_response_is
                 pass
         return response
 
-    @ps.graph
-    async def graph(number: int) -> int:
-        return await read(await hedged(number))
-
+    graph = hedged >> read
     assert await engine.run(graph(1)) == 2
     assert [response.fate for response in world.opened] == [["discarded"], ["read"]]
 

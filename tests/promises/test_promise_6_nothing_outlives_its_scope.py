@@ -54,9 +54,7 @@ async def busy(seconds: float) -> list[float]:
     return [a, b, await stateful(a)]
 
 
-@ps.graph
-async def failing(seconds: float) -> float:
-    return await fail(await stateful(seconds))
+failing = stateful >> fail
 
 
 def test_promise_6_nothing_is_left_however_a_scope_ends(explore: Explorer) -> None:

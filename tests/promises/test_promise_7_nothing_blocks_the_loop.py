@@ -89,14 +89,10 @@ def many(x: int) -> list[int]:
     return list(range(60))
 
 
-@ps.graph
-async def hops(x: int) -> int:
-    return await narrow(tail(plain(await never_waits(await never_waits(x)))))
+hops = never_waits >> never_waits >> plain >> tail >> narrow
 
 
-@ps.graph
-async def plain_hops(x: int) -> int:
-    return tail(plain(x))
+plain_hops = plain >> tail
 
 
 @ps.graph
@@ -119,9 +115,7 @@ async def failing_hops(x: int) -> int:
     return await refuses(x)
 
 
-@ps.graph
-async def mixed_hops(x: int) -> int:
-    return await never_waits(await waits(await never_waits(x)))
+mixed_hops = never_waits >> waits >> never_waits
 
 
 @ps.graph
@@ -344,9 +338,7 @@ async def test_promise_7_calls_that_take_long_to_suspend_begin_in_turns_of_their
 async def test_promise_7_a_pipeline_that_never_waits_gives_the_loop_its_turn() -> None:
     """Neither a long chain nor an endless source of items that never suspend keeps a timer from its turn."""
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await same(await same(await same(x)))
+    line = same >> same >> same
 
     def endless():
         x = 0

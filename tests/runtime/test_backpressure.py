@@ -149,10 +149,7 @@ async def test_a_value_that_cannot_tell_its_size_fails_its_item_only() -> None:
         await asyncio.sleep(0)
         return len(view)
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await measure(await make(x))
-
+    graph = make >> measure
     asyncio.get_running_loop().set_exception_handler(lambda *_: None)  # it hangs, which is enough
     async with engine.stream(graph(x) for x in range(5)) as stream:
         outcomes = [outcome async for outcome in stream.outcomes()]

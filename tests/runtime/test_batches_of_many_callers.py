@@ -74,10 +74,7 @@ async def through_a_map_of_a_list(call: Any) -> None:
 
 
 async def through_a_stream_of_calls(call: Any) -> None:
-    @ps.graph
-    async def graph(number: int) -> int:
-        return await call(await waits_once(plain(number)))
-
+    graph = plain >> waits_once >> call
     async with engine.stream((graph(n) for n in range(WIDTH * ROUNDS)), max_in_flight=WIDTH) as results:
         assert [result async for result in results] == list(range(WIDTH * ROUNDS))
 

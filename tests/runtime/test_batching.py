@@ -37,14 +37,6 @@ def doubled(items: list[int]) -> list[int]:
     return [2 * item for item in items]
 
 
-def graph_of(node: Callable[[int], Awaitable[int]]) -> ps.Graph[[int], int]:
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)
-
-    return graph
-
-
 async def test_the_value_of_a_resource_comes_with_each_item() -> None:
     opened: list[str] = []
 
@@ -84,7 +76,7 @@ def test_a_graph_is_drawn_with_its_batches_and_where_they_run(options: dict[str,
 async def test_items_of_different_requests_are_handled_together() -> None:
     recorder = Recorder()
     node = ps.node(batch=ps.Batch(4, max_wait_seconds=60), name="double")(recorder)
-    async with engine.deploy(graph_of(node)) as service:
+    async with engine.deploy(ps.graph(node)) as service:
         assert await asyncio.gather(*(service(x) for x in range(8))) == [2 * x for x in range(8)]
     assert recorder.batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
@@ -99,7 +91,7 @@ async def test_items_of_a_stream_and_of_map_each_are_handled_together() -> None:
 
     assert await engine.run(mapped(list(range(4)))) == [0, 2, 4, 6]
     assert recorder.batches == [[0, 1, 2, 3]]
-    graph = graph_of(node)
+    graph = ps.graph(node)
     async with engine.stream(graph(x) for x in range(100)) as results:
         assert [result async for result in results] == [2 * x for x in range(100)]
     assert set(map(len, recorder.batches)) == {4}
@@ -108,7 +100,7 @@ async def test_items_of_a_stream_and_of_map_each_are_handled_together() -> None:
 def test_a_small_batch_waits_for_others_and_no_longer() -> None:
     recorder = Recorder()
     node = ps.node(batch=ps.Batch(3, max_wait_seconds=0.5), name="double")(recorder)
-    graph = graph_of(node)
+    graph = ps.graph(node)
 
     async def main() -> None:
         async with engine.deploy(graph) as service:
@@ -152,7 +144,7 @@ async def test_an_item_that_costs_too_much_or_has_no_cost_is_refused_alone() -> 
     async def same(values: list[int]) -> list[int]:
         return values
 
-    async with engine.deploy(graph_of(same)) as service:
+    async with engine.deploy(ps.graph(same)) as service:
         calls = [service(value) for value in (1, 3, 4, 5, 11, 6, 10)]
         first, *others, last = await asyncio.gather(*calls, return_exceptions=True)
     assert (first, last) == (1, 10)
@@ -166,7 +158,7 @@ async def test_an_error_of_an_item_does_not_touch_its_batch_mates() -> None:
     async def picky(items: list[int]) -> list[int | Exception]:
         return [ValueError(f"odd: {item}") if item % 2 else item for item in items]
 
-    graph = graph_of(picky)
+    graph = ps.graph(picky)
     async with engine.stream(graph(x) for x in range(4)) as results:
         outcomes = [outcome async for outcome in results.outcomes()]
     assert [outcome.value for outcome in outcomes] == [0, None, 2, None]
@@ -193,7 +185,7 @@ async def test_a_batch_that_fails_as_a_whole_fails_all_of_its_items(
             raise returned
         return returned  # type: ignore[return-value]  # pyright: ignore[reportReturnType]
 
-    async with engine.deploy(graph_of(wrong)) as service:
+    async with engine.deploy(ps.graph(wrong)) as service:
         for _ in range(2):  # it goes on after that
             results = await asyncio.gather(*(service(x) for x in range(3)), return_exceptions=True)
             for result in results:
@@ -204,7 +196,7 @@ async def test_a_batch_that_fails_as_a_whole_fails_all_of_its_items(
 async def test_cancelled_items_are_not_in_the_batch() -> None:
     recorder = Recorder()
     node = ps.node(batch=ps.Batch(3, max_wait_seconds=60), name="double")(recorder)
-    async with engine.deploy(graph_of(node)) as service:
+    async with engine.deploy(ps.graph(node)) as service:
         gone = asyncio.create_task(service(0))
         await testing.wait_quiescent()
         gone.cancel()
@@ -214,7 +206,7 @@ async def test_cancelled_items_are_not_in_the_batch() -> None:
 
 def test_expired_items_are_not_in_the_batch() -> None:
     recorder = Recorder()
-    graph = graph_of(ps.node(batch=ps.Batch(3, max_wait_seconds=2), name="double")(recorder))
+    graph = ps.graph(ps.node(batch=ps.Batch(3, max_wait_seconds=2), name="double")(recorder))
 
     async def main() -> None:
         async with engine.deploy(graph) as service:
@@ -249,7 +241,7 @@ class Held:
 async def test_concurrency_counts_batches(concurrency: int) -> None:
     held = Held()
     node = ps.node(batch=ps.Batch(2), name="held", concurrency=concurrency)(held)
-    async with engine.deploy(graph_of(node)) as service:
+    async with engine.deploy(ps.graph(node)) as service:
         calls = [asyncio.create_task(service(x)) for x in range(10)]
         await testing.wait_quiescent()
         while held.running:
@@ -263,7 +255,7 @@ async def test_concurrency_counts_batches(concurrency: int) -> None:
 async def test_what_waits_beyond_max_queue_is_refused() -> None:
     held = Held()
     node = ps.node(batch=ps.Batch(2, max_queue=1), name="held")(held)
-    async with engine.deploy(graph_of(node)) as service:
+    async with engine.deploy(ps.graph(node)) as service:
         calls = [asyncio.create_task(service(x)) for x in range(8)]
         await testing.wait_quiescent()
         # two run, two are the next batch, one waits
@@ -281,7 +273,7 @@ async def test_what_waits_beyond_max_queue_is_refused() -> None:
 async def test_a_batcher_whose_next_batch_was_cancelled_goes_on() -> None:
     held = Held()
     node = ps.node(batch=ps.Batch(2), name="held")(held)
-    async with engine.deploy(graph_of(node)) as service:
+    async with engine.deploy(ps.graph(node)) as service:
         calls = [asyncio.create_task(service(x)) for x in range(6)]
         await testing.wait_quiescent()
         for call in calls[2:4]:
@@ -311,7 +303,7 @@ async def test_a_batch_that_nobody_wants_any_more_is_cancelled(swallows: bool) -
                     raise
         return items
 
-    async with engine.deploy(graph_of(backend)) as service:
+    async with engine.deploy(ps.graph(backend)) as service:
         calls = [asyncio.create_task(service(x)) for x in range(2)]
         await testing.wait_quiescent()
         calls[0].cancel()
@@ -335,7 +327,7 @@ async def test_a_plain_function_runs_in_a_thread_and_its_scope_waits_for_it() ->
         ended.append(threading.current_thread().name)
         return tuple(items)
 
-    async with engine.Engine() as own, own.deploy(graph_of(slow)) as service:
+    async with engine.Engine() as own, own.deploy(ps.graph(slow)) as service:
         call = asyncio.create_task(service(1))
         await asyncio.to_thread(began.wait)
         stopping = asyncio.create_task(service.abort())
@@ -367,7 +359,7 @@ class HeldThread:
         def hold(items: list[int]) -> Sequence[int]:
             return self(items)
 
-        return graph_of(ps.node(batch=ps.Batch(max_size), runs_on="thread")(hold))
+        return ps.graph(ps.node(batch=ps.Batch(max_size), runs_on="thread")(hold))
 
 
 async def queued(service: engine.Service[[int], int], items: range) -> list[asyncio.Task[int]]:
@@ -504,7 +496,7 @@ async def test_a_plain_function_runs_on_the_loop() -> None:
     def plain(items: Sequence[int]) -> list[int]:
         return [item + 1 for item in items]
 
-    assert await engine.run(graph_of(plain)(1)) == 2
+    assert await engine.run(ps.graph(plain)(1)) == 2
 
 
 async def test_methods_are_batched_for_each_instance() -> None:
@@ -536,7 +528,7 @@ async def test_outside_a_graph_it_is_a_function_of_one_item() -> None:
         return [ValueError("odd") if item % 2 else item // 2 for item in items]
 
     assert await half(4) == 2
-    assert await graph_of(half)(6) == 3
+    assert await ps.graph(half)(6) == 3
     with pytest.raises(ValueError, match="odd"):
         await half(3)
 
@@ -549,7 +541,7 @@ async def test_a_fake_takes_one_item() -> None:
         return -x
 
     with testing.replace(node, fake):
-        assert await engine.run(graph_of(node)(3)) == -3
+        assert await engine.run(ps.graph(node)(3)) == -3
     assert recorder.batches == []
 
 
@@ -561,7 +553,7 @@ async def test_policies_are_those_of_an_item() -> None:
         calls.append(items)
         return [OSError() if len(calls) == 1 and item == 1 else item for item in items]
 
-    async with engine.deploy(graph_of(flaky)) as service:
+    async with engine.deploy(ps.graph(flaky)) as service:
         assert await asyncio.gather(service(0), service(1)) == [0, 1]
     assert calls == [[0, 1], [1]]
 
@@ -609,7 +601,7 @@ async def test_a_scope_waits_for_a_thread_however_long_it_takes() -> None:
         go_on.wait()
         return items
 
-    async with engine.deploy(graph_of(stuck)) as service:
+    async with engine.deploy(ps.graph(stuck)) as service:
         call = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         begun.wait()  # a batch that no thread has begun would be skipped
@@ -674,7 +666,7 @@ def test_every_item_has_one_outcome_under_many_interleavings(effort: int) -> Non
             await asyncio.sleep(0.01 * len(items))
             return items
 
-        async with engine.deploy(graph_of(slow)) as service:
+        async with engine.deploy(ps.graph(slow)) as service:
             calls = [asyncio.create_task(service(x)) for x in range(10)]
             await asyncio.sleep(0.02)
             for call in calls[::3]:

@@ -133,9 +133,7 @@ async def parts(said: list[str]) -> AsyncIterator[int]:
     yield 1
 
 
-@ps.graph
-async def times_out_before_its_first_value(said: list[str]) -> AsyncIterator[int]:
-    return parts(said)
+times_out_before_its_first_value = ps.graph(parts)
 
 
 async def first_value(said: list[str]) -> None:

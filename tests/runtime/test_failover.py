@@ -299,10 +299,7 @@ async def test_a_stateful_node_and_a_graph_may_take_over() -> None:
 
     counter = Counter()
 
-    @ps.graph
-    async def twice(question: str) -> str:
-        return await backup(await backup(question))
-
+    twice = backup >> backup
     to_counter, to_graph = primary.with_policy(failover=counter), primary.with_policy(failover=twice)
 
     @ps.graph
@@ -372,10 +369,7 @@ async def test_a_node_that_reads_a_stream_has_none() -> None:
     async def join(texts: AsyncIterator[str]) -> str:
         return " ".join([text async for text in texts])
 
-    @ps.graph
-    async def read(text: str) -> str:
-        return await join(words_of_backup(text))
-
+    read = words_of_backup >> join
     with pytest.raises(ps.PlanError, match=r"reads a stream.*read the stream in a node before"):
         await engine.run(read("a"))
 

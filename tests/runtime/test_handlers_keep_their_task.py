@@ -126,10 +126,7 @@ async def test_the_current_task_is_the_same_at_every_step_of_a_handler(mode: str
         seen.append(tasks)
         return x
 
-    @ps.graph
-    async def looking(x: int) -> int:
-        return await look(await look(x))
-
+    looking = look >> look
     assert await through(mode, looking(1)) == 1
     assert [len(tasks) for tasks in seen] == [1, 1]
 
@@ -158,10 +155,7 @@ async def test_a_handler_that_cancels_its_own_item_sees_it_at_its_next_suspensio
         await asyncio.sleep(0)
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await next_one(await suicide(x))
-
+    line = suicide >> next_one
     harmless = ps.graph(next_one)
 
     async with engine.deploy(line, harmless) as service:
@@ -192,10 +186,7 @@ async def test_a_handler_that_cancels_its_item_and_ends_without_waiting_harms_no
         later.append(x)
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await after(await suicide(x))
-
+    line = suicide >> after
     for x in range(20):
         box[x] = asyncio.create_task(engine.run(line(x)))
         with pytest.raises(asyncio.CancelledError):
@@ -358,10 +349,7 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
         await asyncio.sleep(0)
         return x
 
-    @ps.graph
-    async def waiting(x: int) -> int:
-        return await wait(await quick(x))
-
+    waiting = quick >> wait
     quickly = ps.graph(quick)
 
     for turns in range(6):

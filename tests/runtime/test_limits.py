@@ -24,11 +24,7 @@ async def test_a_limit_is_exact_over_a_thousand_concurrent_runs() -> None:
         return x
 
     one = ps.graph(limited)
-
-    @ps.graph
-    async def other(x: int) -> int:
-        return await limited(await limited(x))
-
+    other = limited >> limited
     calls = [engine.run((one if x % 2 else other)(x)) for x in range(1000)]
     assert await asyncio.gather(*calls) == list(range(1000))
     assert (gauge.peak, gauge.total) == (8, 1500)
@@ -254,7 +250,6 @@ async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> 
         return x
 
     slow = ps.graph(stuck)
-
     fast = ps.graph(quick)
 
     async with engine.Engine() as own, own.deploy(slow, fast, max_workers=1) as service:
@@ -488,7 +483,6 @@ async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt
         return x
 
     slow = ps.graph(stuck)
-
     fast = ps.graph(quick)
 
     async with engine.Engine() as own, own.deploy(slow, fast, max_workers=1) as service:
@@ -612,9 +606,7 @@ def test_a_node_that_never_suspends_needs_one_worker() -> None:
         tasks.add(asyncio.current_task())
         return x
 
-    @ps.graph
-    async def line(x: int) -> int:
-        return await step(await step(x))
+    line = step >> step
 
     async def main() -> None:
         async with engine.stream(line(x) for x in range(200)) as results:
@@ -667,14 +659,10 @@ async def between(x: int) -> int:
     return x
 
 
-@ps.graph
-async def in_a_line(x: int) -> int:
-    return await shared(await shared(await shared(x)))
+in_a_line = shared >> shared >> shared
 
 
-@ps.graph
-async def behind_another(x: int) -> int:
-    return await shared(await between(await shared(x)))
+behind_another = shared >> between >> shared
 
 
 @ps.graph

@@ -3,7 +3,6 @@
 # ruff: noqa: PT012 - what raises is the end of an `async with`, and most of a test stands in it
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any, Self
 
 import pytest
@@ -61,11 +60,7 @@ class Looping(ps.Actor[Any, Any]):
 def looping(books: Books, **policy: Any) -> ps.Graph[[Any], Any]:
     node: Any = ps.node(**policy)(type("Looping", (Looping,), {}))(books)
 
-    @ps.graph
-    async def graph(item: Any) -> Any:
-        return await node(item)
-
-    return graph
+    return ps.graph(node)
 
 
 async def outcomes(*calls: Any) -> list[Any]:
@@ -128,10 +123,7 @@ async def test_a_loop_is_restarted_with_a_sibling(strategy: Any) -> None:
 
     fragile = Fragile()
 
-    @ps.graph
-    async def broken(item: Any) -> Any:
-        return fragile(item)
-
+    broken = ps.graph(fragile)
     async with engine.deploy(broken, loop, strategy=strategy) as service:
         keep = asyncio.create_task(service.run(loop("keep")))
         await testing.wait_quiescent()
@@ -180,10 +172,7 @@ async def test_streams_of_a_loop_end_with_it() -> None:
 
     node: Any = ps.node(StreamBuffer)()
 
-    @ps.graph
-    async def graph(item: Any) -> AsyncIterator[Any]:
-        return node(item)
-
+    graph = ps.graph(node)
     got: list[Any] = []
     async with engine.deploy(graph) as service:
         with pytest.raises(ps.ActorRestarted):
@@ -231,10 +220,7 @@ async def test_a_loop_that_crashes_before_all_have_started_is_restarted(max_rest
 
     early, late = Early(), Late()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await late(await early(x))
-
+    graph = early >> late
     if max_restarts:
         async with engine.deploy(graph, max_restarts=max_restarts) as service:
             assert await asyncio.wait_for(service(3), 30) == 6
@@ -269,14 +255,8 @@ async def test_no_work_is_lost_when_a_loop_with_tasks_of_its_own_is_restarted_wi
 
     workers, bad = Workers(), Bad()
 
-    @ps.graph
-    async def working(x: int) -> int:
-        return await workers(x)
-
-    @ps.graph
-    async def breaking(x: int) -> int:
-        return await bad(x)
-
+    working = ps.graph(workers)
+    breaking = ps.graph(bad)
     async with engine.deploy(working, breaking, strategy="one_for_all", max_in_flight=500) as service:
         calls = [asyncio.create_task(service.run(working(i))) for i in range(300)]
         await asyncio.sleep(0)
@@ -376,10 +356,7 @@ async def test_a_loop_that_ends_by_an_uncommon_error_has_crashed() -> None:
 
     node = Loop()
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await node(x)
-
+    graph = ps.graph(node)
     async with engine.deploy(graph) as service:
         with pytest.raises(ps.ActorRestarted, match="Uncommon"):
             await service(-1)
@@ -463,10 +440,7 @@ async def test_a_stream_that_no_attempt_can_save_is_not_tried_again() -> None:
 
     brief = Brief()
 
-    @ps.graph
-    async def graph(number: int) -> AsyncIterator[int]:
-        return brief(number)
-
+    graph = ps.graph(brief)
     async with engine.deploy(graph) as service:
         for number in range(2):
             async with service.stream(graph(number)) as parts:
@@ -505,14 +479,8 @@ async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost(c
 
     fragile, echo = Fragile(), Echo()
 
-    @ps.graph
-    async def breaks(item: int) -> int:
-        return await fragile(item)
-
-    @ps.graph
-    async def echoes(item: int) -> int:
-        return await echo(item)
-
+    breaks = ps.graph(fragile)
+    echoes = ps.graph(echo)
     async with engine.deploy(breaks, echoes, strategy="one_for_all") as service:
         first = asyncio.create_task(service(1))
         await testing.wait_quiescent()

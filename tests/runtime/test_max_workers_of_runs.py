@@ -209,9 +209,7 @@ async def test_each_call_has_its_own_bound(level: str) -> None:
 async def test_streams_take_no_place() -> None:
     """Neither a node that gives a stream nor one that reads it, which waits for other handlers of the call."""
 
-    @ps.graph
-    async def in_a_line(x: int) -> int:
-        return await total(doubled(numbers(x)))
+    in_a_line = numbers >> doubled >> total
 
     @ps.graph
     async def through_a_map(x: int) -> int:

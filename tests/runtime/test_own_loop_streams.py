@@ -54,14 +54,10 @@ async def collect(parts: AsyncIterator[int]) -> list[int]:
 counted = ps.graph(count)
 
 
-@ps.graph
-async def spelt(n: int) -> AsyncIterator[str]:
-    return letters(count(n))
+spelt = count >> letters
 
 
-@ps.graph
-async def collected(n: int) -> list[int]:
-    return await collect(count(n))
+collected = count >> collect
 
 
 class Gate:
@@ -158,10 +154,7 @@ async def test_the_inbox_has_a_capacity_of_its_own() -> None:
 
     holding = Holding()
 
-    @ps.graph
-    async def graph(n: int) -> AsyncIterator[int]:
-        return holding(n)
-
+    graph = ps.graph(holding)
     async with engine.deploy(graph, max_in_flight=30) as service:
         streams = [service.stream(graph(n)) for n in range(30)]
         reads = [asyncio.create_task(anext(stream)) for stream in streams]

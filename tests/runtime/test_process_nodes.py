@@ -26,10 +26,7 @@ from tests.runtime.process_nodes import (
     with_table,
 )
 
-
-@ps.graph
-async def squared(number: int) -> int:
-    return await squares(number)
+squared = ps.graph(squares)
 
 
 async def test_a_process_node_takes_a_list_of_many_callers() -> None:
@@ -150,17 +147,9 @@ def told(path: Path) -> Counter[str]:
     return Counter(line.split()[0] for line in path.read_text().splitlines())
 
 
-def product_of(model: Model) -> "ps.Graph[[int], tuple[int, int, int]]":
-    @ps.graph
-    async def product(number: int) -> tuple[int, int, int]:
-        return model(number)
-
-    return product
-
-
 async def test_each_worker_has_one_instance_which_is_entered_once_and_left_with_its_scope(tmp_path: Path) -> None:
     path = tmp_path / "told"
-    graph = product_of(Model(str(path), factor=3))
+    graph = ps.graph(Model(str(path), factor=3))
     async with engine.Engine(max_processes=2) as own:
         async with own.deploy(graph) as service:
             results = await asyncio.gather(*map(service, range(100, 140)))
@@ -179,7 +168,7 @@ async def test_each_worker_has_one_instance_which_is_entered_once_and_left_with_
 
 async def test_an_instance_is_made_again_when_its_worker_has_died(tmp_path: Path) -> None:
     path = tmp_path / "told"
-    async with engine.Engine(max_processes=1) as own, own.deploy(product_of(Model(str(path)))) as service:
+    async with engine.Engine(max_processes=1) as own, own.deploy(ps.graph(Model(str(path)))) as service:
         first = await service(1)
         with pytest.raises(ps.WorkerDied):
             await service(13)
@@ -190,7 +179,7 @@ async def test_an_instance_is_made_again_when_its_worker_has_died(tmp_path: Path
 
 
 async def test_an_instance_that_cannot_be_entered_fails_its_item(tmp_path: Path) -> None:
-    async with engine.Engine(max_processes=1) as own, own.deploy(product_of(Model("", factor=-1))) as service:
+    async with engine.Engine(max_processes=1) as own, own.deploy(ps.graph(Model("", factor=-1))) as service:
         for _ in range(2):
             with pytest.raises(ValueError, match="no such model"):
                 await service(1)
@@ -199,7 +188,7 @@ async def test_an_instance_that_cannot_be_entered_fails_its_item(tmp_path: Path)
 async def test_a_fake_of_a_class_in_processes_runs_here() -> None:
     model = Model("")
     with testing.replace(model, lambda number: (number, 0, 0)):
-        assert await engine.run(product_of(model)(7)) == (7, 0, 0)
+        assert await engine.run(ps.graph(model)(7)) == (7, 0, 0)
 
 
 def in_process(**options: Any) -> Callable[[type[Any]], type[Any]]:

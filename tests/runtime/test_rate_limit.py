@@ -93,14 +93,6 @@ def tenant_of(request: tuple[str, int]) -> str:
     return request[0]
 
 
-def service_of(limit: ps.RateLimit) -> "ps.Graph[[tuple[str, int]], tuple[str, int]]":
-    @ps.graph
-    async def graph(request: tuple[str, int]) -> tuple[str, int]:
-        return await limit(request)
-
-    return graph
-
-
 @virtual
 async def test_each_key_has_a_limit_of_its_own() -> None:
     clock = asyncio.get_running_loop().time
@@ -110,7 +102,7 @@ async def test_each_key_has_a_limit_of_its_own() -> None:
         await service((tenant, 0))
         passed[tenant].append(round(clock(), 6))
 
-    graph = service_of(ps.RateLimit(per_second=2, burst=2, key=tenant_of))
+    graph = ps.graph(ps.RateLimit(per_second=2, burst=2, key=tenant_of))
     async with engine.deploy(graph) as service, asyncio.TaskGroup() as calls:
         for tenant in "aaaaabb":
             calls.create_task(call(tenant))
@@ -130,7 +122,7 @@ def test_the_limit_of_a_key_is_as_if_there_were_no_others(requests: list[tuple[s
             passed[tenant].append(round(clock(), 6))
 
         limit = ps.RateLimit(per_second=4, burst=2, key=tenant_of)
-        async with engine.deploy(service_of(limit)) as service, asyncio.TaskGroup() as calls:
+        async with engine.deploy(ps.graph(limit)) as service, asyncio.TaskGroup() as calls:
             for tenant, pause in requests:
                 await asyncio.sleep(pause / 8)
                 calls.create_task(call(tenant))
@@ -152,7 +144,7 @@ def test_the_limit_of_a_key_is_as_if_there_were_no_others(requests: list[tuple[s
 @virtual
 async def test_what_is_over_the_limit_is_refused_and_told_when_to_come_again() -> None:
     limit = ps.RateLimit(per_second=0.5, key=tenant_of, on_limit="refuse")
-    async with engine.deploy(service_of(limit)) as service:
+    async with engine.deploy(ps.graph(limit)) as service:
         assert await service(("a", 1)) == ("a", 1)
         assert await service(("b", 1)) == ("b", 1)
         await asyncio.sleep(0.5)
@@ -167,7 +159,7 @@ async def test_what_is_over_the_limit_is_refused_and_told_when_to_come_again() -
 @virtual
 async def test_with_scope_engine_runs_streams_and_deployments_share_one_limit(makes_engine: bool) -> None:
     limit = ps.RateLimit(per_second=2, scope="engine")
-    graph = service_of(limit)
+    graph = ps.graph(limit)
 
     own: Any = engine.Engine() if makes_engine else engine
     clock = asyncio.get_running_loop().time
@@ -199,7 +191,7 @@ async def test_with_scope_engine_runs_streams_and_deployments_share_one_limit(ma
 @virtual
 async def test_keys_and_what_waits_for_each_are_bounded_and_full_limits_are_forgotten() -> None:
     limit = ps.RateLimit(per_second=1, key=tenant_of, max_keys=2, max_waiting_per_key=1)
-    async with engine.deploy(service_of(limit)) as service:
+    async with engine.deploy(ps.graph(limit)) as service:
         await service(("a", 0))
         await asyncio.sleep(0.25)
         await service(("b", 0))
@@ -223,7 +215,7 @@ async def test_keys_and_what_waits_for_each_are_bounded_and_full_limits_are_forg
 @virtual
 async def test_forgetting_lifts_no_limit() -> None:
     limit = ps.RateLimit(per_second=1, burst=2, key=tenant_of, on_limit="refuse")
-    async with engine.deploy(service_of(limit)) as service:
+    async with engine.deploy(ps.graph(limit)) as service:
         for _ in range(2):
             await service(("a", 0))
         await asyncio.sleep(1.5)  # one token of two
@@ -248,7 +240,7 @@ async def test_an_item_without_a_key_fails_alone(key: Any) -> None:
         own: Hashable = key(request) if request[1] else request[0]
         return own
 
-    async with engine.deploy(service_of(ps.RateLimit(per_second=100, key=of))) as service:
+    async with engine.deploy(ps.graph(ps.RateLimit(per_second=100, key=of))) as service:
         with pytest.raises((TypeError, AttributeError)):
             await service(("a", 1))
         assert await service(("a", 0)) == ("a", 0)
@@ -270,7 +262,7 @@ class Named:
 @virtual
 async def test_the_work_of_a_key_whose_hash_changes_passes_in_its_turn() -> None:
     limit = ps.RateLimit(per_second=1, key=tenant_of, max_keys=3)
-    async with engine.deploy(service_of(limit)) as service:
+    async with engine.deploy(ps.graph(limit)) as service:
         keys = [Named("a"), Named("b")]
         calls = [asyncio.create_task(service((cast(Any, key), number))) for number in range(3) for key in keys]
         await testing.wait_quiescent()
@@ -325,7 +317,7 @@ def quota_of(tenant: str) -> float:
 @virtual
 async def test_each_key_has_its_rate_and_settles_its_debt_alone() -> None:
     limit = ps.RateLimit(per_second=quota_of, burst=10, key=tenant_of, scope="engine", cost=lambda request: request[1])
-    graph = service_of(limit)
+    graph = ps.graph(limit)
 
     clock = asyncio.get_running_loop().time
     async with engine.Engine() as own, own.deploy(graph) as service:
@@ -352,7 +344,7 @@ async def test_each_key_has_its_rate_and_settles_its_debt_alone() -> None:
 @virtual
 async def test_a_debt_is_told_to_those_who_are_refused() -> None:
     limit = ps.RateLimit(per_second=2, burst=4, key=tenant_of, on_limit="refuse", scope="engine")
-    graph = service_of(limit)
+    graph = ps.graph(limit)
 
     async with engine.deploy(graph) as service:
         await service(("a", 1))
@@ -373,7 +365,7 @@ def test_under_many_interleavings_no_key_uses_more_than_its_tokens(effort: int) 
         limit = ps.RateLimit(
             per_second=quota_of, burst=8, key=tenant_of, cost=lambda request: request[1], scope="engine"
         )
-        graph, used, settled = service_of(limit), Counter[str](), list[tuple[str, float, int]]()
+        graph, used, settled = ps.graph(limit), Counter[str](), list[tuple[str, float, int]]()
 
         async with engine.Engine() as own, own.deploy(graph) as service:
 
@@ -410,7 +402,7 @@ async def test_what_cannot_be_settled_is_refused() -> None:
     with pytest.raises(ps.OptionsError, match=r'settle: .* scope="engine"'):
         ps.RateLimit(per_second=1).settle(None, 3)
     shared = ps.RateLimit(per_second=1, scope="engine", cost=lambda request: request[1])
-    graph = service_of(shared)
+    graph = ps.graph(shared)
     shared.settle(None, 3)  # nobody has used it
     async with engine.Engine() as own, engine.Engine() as other:
         await own.run(graph(("a", 1)))

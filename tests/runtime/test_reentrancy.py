@@ -201,7 +201,6 @@ async def test_a_caller_that_joins_a_computation_which_waits_for_its_place_by_wa
         return await engine.run(kept_alone(x))
 
     limited_alone = ps.graph(limited)
-
     kept_alone = ps.graph(kept)
 
     holder = asyncio.create_task(engine.run(limited_alone(1, True)))

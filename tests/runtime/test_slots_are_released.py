@@ -84,10 +84,7 @@ async def test_a_retried_node_keeps_its_inputs_until_the_last_attempt_and_the_fa
         seen.append(value.label)
         raise LookupError
 
-    @ps.graph
-    async def line(x: int) -> str:
-        return await flaky(await make(x))
-
+    line = make >> flaky
     assert await engine.run(line(7)) == "saved"
     assert seen == [7, 7, 7, "fallback"]
 
@@ -106,9 +103,7 @@ async def test_idle_workers_of_a_stream_hold_no_item() -> None:
         await asyncio.sleep(0)
         return value
 
-    @ps.graph
-    async def line(value: Value) -> Value:
-        return await pass_on(await make(value))
+    line = make >> pass_on
 
     async def source():
         for label in range(5):
@@ -255,10 +250,7 @@ async def test_nothing_is_left_of_finished_runs() -> None:
     async def mapping(value: Value) -> list[Value]:
         return await ps.map_each(make, [value, value])
 
-    @ps.graph
-    async def failing(value: Value) -> Value:
-        return await fail(await make(value))
-
+    failing = make >> fail
     gc.collect()
     gc.disable()
     try:

@@ -154,9 +154,7 @@ async def test_a_stateful_node_sees_calls_as_they_are_completed_and_values_in_th
 
     learner, learned = Learner(), list[int]()
 
-    @ps.graph
-    async def step(x: int) -> int:
-        return await learner(await prepare(x))
+    step = prepare >> learner
 
     @ps.graph
     async def steps(x: int) -> AsyncIterator[int]:

@@ -78,10 +78,7 @@ async def test_a_task_that_outlives_its_handler_keeps_its_item() -> None:
             await asyncio.gather(*tasks)
         return x
 
-    @ps.graph
-    async def graph(x: int) -> int:
-        return await goes_on(await leaves(x))
-
+    graph = leaves >> goes_on
     await read((graph(x) for x in range(10)), max_in_flight=4)
     found = await asyncio.gather(*tasks)
     assert [item for _, item, _ in found] == [x for x, _, _ in found] == list(range(10))
@@ -125,13 +122,8 @@ async def test_a_task_that_a_helper_started_says_when_it_cannot_tell() -> None:
         return x
 
     graph = ps.graph(plain)
-
     knowing = ps.graph(knows)
-
-    @ps.graph
-    async def starting(x: int) -> int:
-        return await waits(inline(x))
-
+    starting = inline >> waits
     await read(graph(x) for x in range(5))
     results = await asyncio.gather(*asked, return_exceptions=True)
     assert [type(result) for result in results] == [ps.UnknownItemError] * 5
