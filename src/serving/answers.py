@@ -5,13 +5,13 @@ import re
 from array import array
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from json.encoder import encode_basestring
 from time import perf_counter, time
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final
 from uuid import uuid4
 
-from .protocol import APIError, EmbeddingsRequest, Request
+from .protocol import APIError, Base, EmbeddingsRequest
 
 _dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _escape: Final[Callable[[str], str]] = encode_basestring
@@ -21,7 +21,8 @@ _NO_CHOICES: Final = re.compile(rb'"choices": ?\[\]')
 _DONE: Final = b"data: [DONE]\n\n"
 
 
-@dataclass(init=False)
+# In slots, so that no default stands in for a field that `Passed` has yet to parse.
+@dataclass(slots=True)
 class Delta:
     """A part of an answer, or a whole one, where there is more to it than text.
 
@@ -41,26 +42,12 @@ class Delta:
         usage: the same.
     """
 
-    text: str
-    reasoning: str
-    tool_calls: Sequence[Mapping[str, Any]]
-    finish_reason: str | None
-    usage: Mapping[str, Any] | None
-
-    def __init__(
-        self,
-        text: str = "",
-        *,
-        reasoning: str = "",
-        tool_calls: Sequence[Mapping[str, Any]] = (),
-        finish_reason: str | None = None,
-        usage: Mapping[str, Any] | None = None,
-    ) -> None:
-        self.text = text
-        self.reasoning = reasoning
-        self.tool_calls = tool_calls
-        self.finish_reason = finish_reason
-        self.usage = usage
+    text: str = ""
+    _: KW_ONLY
+    reasoning: str = ""
+    tool_calls: Sequence[Mapping[str, Any]] = ()
+    finish_reason: str | None = None
+    usage: Mapping[str, Any] | None = None
 
 
 class Passed(Delta):
@@ -70,7 +57,7 @@ class Passed(Delta):
         self.data = data
 
     def __getattr__(self, name: str) -> Any:
-        if name not in Delta.__annotations__:
+        if name not in Delta.__slots__:
             raise AttributeError(name)
         try:
             chunk: Any = json.loads(self.data)
@@ -128,18 +115,17 @@ class Answer:
     OBJECT: ClassVar[str] = "chat.completion"
     CHUNK: ClassVar[str] = "chat.completion.chunk"
     OPERATION: ClassVar[str] = "chat"
+    REASON: ClassVar[str] = "stop"
 
-    def __init__(self, request: Request, model: str) -> None:
-        self.request = request
+    def __init__(self, request: Base, model: str) -> None:
+        self.request, self.model = request, model
+        self.id, self.created = f"{self.PREFIX}{uuid4().hex}", int(time())
         self.usage: Mapping[str, Any] | None = None
         self.finish_reason: str | None = None
+        self.error: BaseException | None = None
         self.parts = 0
         self.began_at = perf_counter()
         self.first_at: float | None = None
-        self.error: BaseException | None = None
-        self.id = f"{self.PREFIX}{uuid4().hex}"
-        self.created = int(time())
-        self.model = model
         self._texts: list[str] = []
         self._reasonings: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
@@ -154,43 +140,32 @@ class Answer:
             TypeError: it is neither text nor a `Delta`.
         """
         self.parts += 1
-        if self.first_at is None:
-            self.first_at = perf_counter()
+        self.first_at = self.first_at or perf_counter()
         if not isinstance(given, str | Delta):
             raise TypeError(f"the graph of model {self.model!r} gave {given!r}: it has to give str or serving.Delta")
         item = Delta(given) if isinstance(given, str) else given
-        self._passed = item if isinstance(item, Passed) else None
-        self._texts.append(item.text)
-        if item.reasoning:
-            self._reasonings.append(item.reasoning)
-        if item.tool_calls:
-            item = Delta(
-                item.text, reasoning=item.reasoning, tool_calls=[self._call(one) for one in item.tool_calls],
-                finish_reason=item.finish_reason, usage=item.usage,
-            )  # fmt: skip
         self.finish_reason = item.finish_reason or self.finish_reason
         self.usage = item.usage or self.usage
-        return item
+        if not item.tool_calls:
+            return item
+        return Delta(item.text, reasoning=item.reasoning, tool_calls=[*map(self._call, item.tool_calls)])
 
     def _call(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Add a part of a call of a tool to that call; return the part with the index of the call."""
         index: int = given.get("index", len(self._calls))
+        if index not in self._calls:
+            name = given.get("id") or f"call_{uuid4().hex[:24]}"
+            given = {**given, "id": name, "type": given.get("type") or "function"}
+            self._calls[index] = {"id": name, "type": given["type"], "function": {"name": "", "arguments": ""}}
         function: Mapping[str, str] = given.get("function") or {}
-        known = self._calls.get(index)
-        if known is None:
-            known = self._calls[index] = {
-                "id": given.get("id") or f"call_{uuid4().hex[:24]}", "type": given.get("type") or "function",
-                "function": {"name": "", "arguments": ""},
-            }  # fmt: skip
-            given = {**given, "id": known["id"], "type": known["type"]}
         for name in ("name", "arguments"):
-            known["function"][name] += function.get(name) or ""
+            self._calls[index]["function"][name] += function.get(name) or ""
         return {**given, "index": index}
 
     @property
     def reason(self) -> str:
         """Why the answer has ended."""
-        return self.finish_reason or ("tool_calls" if self._calls else "stop")
+        return self.finish_reason or ("tool_calls" if self._calls else self.REASON)
 
     def part(self, item: Any) -> bytes:
         """Return what is sent for a part."""
@@ -202,8 +177,15 @@ class Answer:
         delta, self._passed = self.take(item), None
         if not self._before:
             mark = _dumps(self._chunk({"content": "\0"}))
-            self._before, self._after = (f"data: {mark}\n\n").split('"\\u0000"')
-        return sse(self._chunk(self._delta(delta)))
+            self._before, self._after = f"data: {mark}\n\n".split('"\\u0000"')
+        said: dict[str, Any] = {"role": "assistant", "content": ""} if self.parts == 1 else {}
+        if delta.text:
+            said["content"] = delta.text
+        if delta.reasoning:
+            said["reasoning"] = said["reasoning_content"] = delta.reasoning
+        if delta.tool_calls:
+            said["tool_calls"] = delta.tool_calls
+        return sse(self._chunk(said))
 
     def _pass(self, item: Passed) -> bytes:
         self.parts += 1
@@ -215,19 +197,11 @@ class Answer:
                 return b""  # it was asked for these numbers by us
         return b"data: " + item.named(self.model) + b"\n\n"
 
-    def _delta(self, delta: Delta) -> dict[str, Any]:
-        said: dict[str, Any] = {"role": "assistant", "content": delta.text} if self.parts == 1 else {}
-        if delta.text:
-            said["content"] = delta.text
-        if delta.reasoning:
-            said["reasoning"] = said["reasoning_content"] = delta.reasoning
-        if delta.tool_calls:
-            said["tool_calls"] = delta.tool_calls
-        return said
+    def _chunk(self, said: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
+        return {**self._head, "choices": [self._choice("delta", said, finish_reason)]}
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}
-        return {**self._head, "choices": [choice]}
+    def _choice(self, place: str, said: Any, finish_reason: str | None) -> dict[str, Any]:
+        return {"index": 0, place: said, "logprobs": None, "finish_reason": finish_reason}
 
     def end(self) -> bytes:
         """Return the last events of a stream."""
@@ -245,7 +219,10 @@ class Answer:
 
     def gather(self, item: Any) -> None:
         """Take a part of an answer that nobody reads before its end."""
-        self.take(item)
+        delta = self.take(item)
+        self._passed = item if isinstance(item, Passed) else None
+        self._texts.append(delta.text)
+        self._reasonings.append(delta.reasoning)
 
     def json(self) -> bytes:
         """Return the body of the whole answer; that of an upstream as it came."""
@@ -255,15 +232,17 @@ class Answer:
 
     def whole(self) -> dict[str, Any]:
         """Return the answer, when all parts were taken."""
+        choice = self._choice("message", self.message(), self.reason)
+        return {**self._head, "object": self.OBJECT, "choices": [choice], "usage": usage_of(self.usage)}
+
+    def message(self) -> dict[str, Any]:
+        """Return the answer as a message of a chat, when all parts were gathered."""
         message: dict[str, Any] = {"role": "assistant", "content": "".join(self._texts), "refusal": None}
         if self._calls:
             message |= {"content": message["content"] or None, "tool_calls": [*self._calls.values()]}
-        if self._reasonings:
-            message["reasoning"] = message["reasoning_content"] = "".join(self._reasonings)
-        return self._whole({"index": 0, "message": message, "logprobs": None, "finish_reason": self.reason})
-
-    def _whole(self, choice: dict[str, Any]) -> dict[str, Any]:
-        return {**self._head, "object": self.OBJECT, "choices": [choice], "usage": usage_of(self.usage)}
+        if thought := "".join(self._reasonings):
+            message["reasoning"] = message["reasoning_content"] = thought
+        return message
 
 
 class Completion(Answer):
@@ -274,22 +253,18 @@ class Completion(Answer):
     CHUNK: ClassVar[str] = "text_completion"
     OPERATION: ClassVar[str] = "text_completion"
 
-    def _chunk(self, delta: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
-        choice = {"index": 0, "text": delta.get("content") or "", "logprobs": None, "finish_reason": finish_reason}
-        return {**self._head, "choices": [choice]}
-
-    def whole(self) -> dict[str, Any]:
-        """Return the answer, when all parts were taken."""
-        return self._whole({"index": 0, "text": "".join(self._texts), "logprobs": None, "finish_reason": self.reason})
+    def _choice(self, place: str, said: Any, finish_reason: str | None) -> dict[str, Any]:
+        return super()._choice("text", said.get("content") or "", finish_reason)
 
 
 class Embeddings(Answer):
     """The answer to `/v1/embeddings`: a vector for each text, or what an upstream has answered."""
 
     OPERATION: ClassVar[str] = "embeddings"
+    REASON: ClassVar[str] = ""  # a vector ends for no reason
 
     def __init__(self, request: EmbeddingsRequest, model: str) -> None:
-        super().__init__(cast("Request", request), model)
+        super().__init__(request, model)
         self._is_base64 = request.encoding_format == "base64"
         self._vectors: list[Any] = []
 
@@ -301,11 +276,6 @@ class Embeddings(Answer):
         else:
             vector = [float(one) for one in item]
             self._vectors.append(b64encode(array("f", vector).tobytes()).decode() if self._is_base64 else vector)
-
-    @property
-    def reason(self) -> str:
-        """Empty: a vector ends for no reason."""
-        return ""
 
     def whole(self) -> dict[str, Any]:
         """Return the answer; the protocol has a number of tokens there, which is 0 since nobody has counted."""

@@ -3,10 +3,9 @@
 import asyncio
 import hmac
 import inspect
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
-from functools import partial
 from hashlib import sha256
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 
@@ -34,7 +33,6 @@ from .protocol import (
     error_of,
     parsed,
     refuse_changes,
-    unsupported,
 )
 from .responses import Response as ResponsesAnswer
 from .responses import ResponsesRequest
@@ -73,55 +71,47 @@ class _Model:
     def __init__(self, name: str, given: Any) -> None:
         self.name = name
         self.is_upstream = isinstance(given, Upstream)
-        if isinstance(given, Upstream):
-            given = given.chat
         self.service = cast("engine.Service[..., Any]", given) if isinstance(given, engine.Service) else None
         made: Any = cast("Any", given) if self.service is None else self.service.graphs[0]
+        made = made.chat if self.is_upstream else made
         try:
             self.graph: Graph[..., Any] = made if isinstance(made, Graph) else graph(made)
         except (TypeError, GraphTraceError) as error:
             raise OptionsError(f"serving.openai({{{name!r}: {given!r}}}): {error}") from error
-        parameters = [*inspect.signature(self.graph).parameters]
-        self.takes_request = "request" in parameters
-        self.is_chat = "messages" in parameters
-        self.is_embeddings = not self.is_chat and not self.takes_request and len(parameters) == 1
+        self.parameters = [*inspect.signature(self.graph).parameters]
+        self.is_embeddings = len(self.parameters) == 1 and self.parameters[0] not in ("messages", "request")
         self.gives_stream = False  # known when it is deployed
-        if not self.is_embeddings and not {"messages", "request"}.issuperset(parameters):
+        if not self.is_embeddings and not {"messages", "request"}.issuperset(self.parameters):
             raise OptionsError(
-                f"serving.openai: graph {self.graph.name!r} of model {name!r} takes {', '.join(parameters)}; it has to "
-                "take messages, request, or both; and a model for embeddings takes one text"
+                f"serving.openai: graph {self.graph.name!r} of model {name!r} takes {', '.join(self.parameters)}; it "
+                "has to take messages, request, or both; and a model for embeddings takes one text"
             )
 
     def deployed(self, service: "engine.Service[..., Any]") -> None:
         """Take the service, unless there is one, and find out whether the graph gives a stream."""
         self.service = self.service or service
         try:
-            self.service.stream(self.graph(*(None for _ in inspect.signature(self.graph).parameters)))
+            self.service.stream(self.graph(*(None for _ in self.parameters)))
         except PlanError:
             self.gives_stream = False
         else:
             self.gives_stream = True
 
-    def call(self, request: Request) -> Any:
-        """Return the call for a request."""
-        if self.is_embeddings:
-            text = f"model: {self.name!r} is a model for embeddings: its graph takes one text, and no messages"
-            raise APIError(400, text, "model")
+    def call(self, request: Base) -> Any:
+        """Return the call for a request; for texts that a graph embeds, a list with a call for each.
+
+        Raises:
+            APIError: the model is none for such a request, or cannot honour a field.
+        """
         if not self.is_upstream:
-            refuse_changes(request, takes_request=self.takes_request)
-        given: dict[str, Any] = {"messages": request._messages()} if self.is_chat else {}
-        return self.graph(**given, **({"request": request} if self.takes_request else {}))
-
-
-class _Answering:
-    """A response that makes its answer inside of a span."""
-
-    def __init__(self, begun: Callable[[], Awaitable[Response]], answer: Answer, headers: Mapping[str, str]) -> None:
-        self.begun, self.answer, self.headers = begun, answer, headers
-
-    async def __call__(self, *asgi_arguments: Any) -> None:
-        with measured(self.answer, self.headers):
-            await (await self.begun())(*asgi_arguments)
+            if isinstance(request, EmbeddingsRequest) is not self.is_embeddings:
+                kind = "a model for embeddings" if self.is_embeddings else "no model for embeddings"
+                raise APIError(400, f"model: {self.name!r} is {kind}", "model")
+            refuse_changes(request, takes_request="request" in self.parameters)
+            if isinstance(request, EmbeddingsRequest):
+                return [self.graph(text) for text in request._texts]
+        given = {"messages": request._messages(), "request": request}
+        return self.graph(**{name: given[name] for name in self.parameters})
 
 
 class Application(Starlette):
@@ -155,19 +145,9 @@ class Application(Starlette):
             )
         given: Any = {**options} if self._keys is None else {"key": _key, **options}
         self._service = self._engine.deploy(*own, **given) if own else None
-        errors = dict.fromkeys(
-            (APIError, HTTPException, Overloaded, EngineClosedError, TimeoutError, Exception), self._told
-        )
-        chat = partial(self._answer, ChatRequest, Answer)
-        completions = partial(self._answer, CompletionRequest, Completion)
-        responses = partial(self._answer, ResponsesRequest, ResponsesAnswer)
-        self._answers: dict[str, Any] = {
-            "/v1/chat/completions": chat, "/v1/completions": completions, "/v1/responses": responses,
-            "/v1/embeddings": self._embed,
-        }  # fmt: skip
         super().__init__(
             routes=[
-                *(Route(path, answer, methods=["POST"]) for path, answer in self._answers.items()),
+                *(Route(path, self._told, methods=["POST"]) for path in _ANSWERS),  # so that GET is 405
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._list_models),
                 Route("/v1/models/{name:path}", self._show_model),
@@ -175,26 +155,25 @@ class Application(Starlette):
                 Route("/health/live", self._live),
                 Route("/health/ready", self._ready),
             ],
-            exception_handlers=cast("Any", errors),
+            exception_handlers=cast("Any", dict.fromkeys((APIError, HTTPException, Exception), self._told)),
             lifespan=cast("Any", asgi.lifespan(self)),
         )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         """Answer a request; what models answer passes no middleware, which would take longer than a token does."""
-        answer = None
-        if scope["type"] == "http" and scope["method"] == "POST":
-            answer = self._answers.get(scope["path"].removeprefix(scope.get("root_path", "")))
-        if answer is None:
+        path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+        if scope["type"] != "http" or scope["method"] != "POST" or path not in _ANSWERS:
             await super().__call__(scope, receive, send)
             return
         http = HTTPRequest(scope, receive)
         try:
-            await (await answer(http))(scope, receive, send)
+            await self._answer(http, *_ANSWERS[path], send)
         except ClientDisconnect:
             await Response(status_code=499)(scope, receive, send)
         except Exception as error:
-            await (await self._told(http, error))(scope, receive, send)
-            if _told_of(error)[0] == 500:
+            response = await self._told(http, error)
+            await response(scope, receive, send)
+            if response.status_code == 500:
                 raise  # the server logs it
 
     async def __aenter__(self) -> Self:
@@ -220,7 +199,7 @@ class Application(Starlette):
 
     # --- requests
 
-    async def _asked(self, kind: type[Base], request: HTTPRequest) -> Any:
+    async def _asked(self, kind: type[Base], request: HTTPRequest) -> Base:
         """Return the request of a client, who has a key.
 
         Raises:
@@ -261,72 +240,39 @@ class Application(Starlette):
             raise APIError(404, f"The model {name!r} does not exist; there is {known}.", "model", "model_not_found")
         return self._models[name]
 
-    async def _answer(self, kind: type[Request], made: type[Answer], http: HTTPRequest) -> Response:
-        request: Request = await self._asked(kind, http)
-        model = self._model(request.model)
-        call, service = model.call(request._chat()), model.service
+    async def _answer(self, http: HTTPRequest, kind: type[Base], made: type[Answer], send: Any) -> None:
+        asked = await self._asked(kind, http)
+        model, request = self._model(asked.model), asked._chat()
+        service, answer = model.service, made(asked, model.name)
+        call: Any = model.call(request)
         assert service is not None, "the application is entered by its server, or by asgi.lifespan(application)"
-        answer = made(request, model.name)
-
-        async def begun() -> Response:
-            return await self._begun(http, model, service, call, answer)
-
-        return cast("Response", _Answering(begun, answer, http.headers))
-
-    async def _begun(
-        self, http: HTTPRequest, model: _Model, service: "engine.Service[..., Any]", call: Any, answer: Answer
-    ) -> Response:
-        """Return the response with an answer, for which the call begins."""
-        if answer.request.stream:
-            events = object if self._events == "comments" else _NoEvent
-            is_plain = model.gives_stream and self._events == "drop"
-            return asgi.event_stream(
-                service.stream(call) if is_plain else service.stream(call, events=events),
-                encode=cast("Any", answer.part),
-                encode_event=_comment,
-                end=answer.end,
-                encode_error=lambda error: answer.failed(error, _told_of(error)[1]),
-            )
 
         async def whole() -> Response:
-            if not model.gives_stream:
-                answer.gather(await service.run(call))
-            else:
+            if model.is_embeddings:
+                for vector in await service.map(call):
+                    answer.gather(vector)
+            elif model.gives_stream:
                 async with service.stream(call) as items:
                     async for item in items:
                         answer.gather(item)
-            return Response(answer.json(), media_type="application/json")
-
-        return await asgi.answer(http, whole(), encode_error=_error_text)
-
-    async def _embed(self, http: HTTPRequest) -> Response:
-        request: EmbeddingsRequest = await self._asked(EmbeddingsRequest, http)
-        model = self._model(request.model)
-        texts, service = [request.input] if isinstance(request.input, str) else request.input, model.service
-        assert service is not None
-        if not model.is_upstream:
-            if not model.is_embeddings:
-                raise APIError(400, f"model: {model.name!r} is no model for embeddings", "model")
-            if not all(isinstance(one, str) for one in texts):
-                raise unsupported(request, "input")
-            if request.dimensions:
-                raise unsupported(request, "dimensions")
-        answer = Embeddings(request, model.name)
-
-        async def embedded() -> Response:
-            if model.is_upstream:
-                async with service.stream(model.graph([], request)) as parts:
-                    async for part in parts:
-                        answer.gather(part)
             else:
-                for vector in await service.map([model.graph(text) for text in texts]):
-                    answer.gather(vector)
+                answer.gather(await service.run(call))
             return Response(answer.json(), media_type="application/json")
 
-        async def begun() -> Response:
-            return await asgi.answer(http, embedded(), encode_error=_error_text)
-
-        return cast("Response", _Answering(begun, answer, http.headers))
+        with measured(answer, http.headers):
+            if isinstance(request, Request) and request.stream:
+                events = object if self._events == "comments" else _NoEvent
+                is_plain = model.gives_stream and self._events == "drop"
+                response = asgi.event_stream(
+                    service.stream(call) if is_plain else service.stream(call, events=events),
+                    encode=cast("Any", answer.part),
+                    encode_event=_comment,
+                    end=answer.end,
+                    encode_error=lambda error: answer.failed(error, _told_of(error)[1]),
+                )
+            else:
+                response = await asgi.answer(http, whole(), encode_error=_error_text)
+            await response(http.scope, http.receive, send)
 
     # --- the rest
 
@@ -466,31 +412,28 @@ def _shown(name: str) -> dict[str, Any]:
 
 def document() -> dict[str, Any]:
     """Return the OpenAPI document of the application, made from the models of the requests."""
-    kinds = (ChatRequest, CompletionRequest, ResponsesRequest, EmbeddingsRequest)
-    _, defined = models_json_schema(
-        [(kind, "validation") for kind in kinds], ref_template="#/components/schemas/{model}"
-    )
+    kinds = {path: kind for path, (kind, _) in _ANSWERS.items()}
+    where = "#/components/schemas/"
+    _, defined = models_json_schema([(kind, "validation") for kind in kinds.values()], ref_template=where + "{model}")
     answers = {
         "200": {"description": "The answer, as JSON, or as events if `stream` is true."},
         "4XX": {"description": "The request is wrong; `error.param` names the field."},
         "5XX": {"description": "The server could not answer; with Retry-After if it may later."},
     }
-    return {
-        "openapi": "3.1.0",
-        "info": {"title": "Penstock", "version": "1"},
-        "paths": {
-            f"/v1/{kind._path}": {
-                "post": {
-                    "operationId": kind.__name__,
-                    "requestBody": {
-                        "required": True,
-                        "content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{kind.__name__}"}}},
-                    },
-                    "responses": answers,
-                }
-            }
-            for kind in kinds
-        }
-        | {"/v1/models": {"get": {"operationId": "models", "responses": answers}}},
-        "components": {"schemas": defined["$defs"]},
-    }
+    paths: dict[str, Any] = {"/v1/models": {"get": {"operationId": "models", "responses": answers}}}
+    for path, kind in kinds.items():
+        content = {"application/json": {"schema": {"$ref": where + kind.__name__}}}
+        body = {"required": True, "content": content}
+        paths[path] = {"post": {"operationId": kind.__name__, "requestBody": body, "responses": answers}}
+    info = {"title": "Penstock", "version": "1"}
+    return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": defined["$defs"]}}
+
+
+# For each path, what is asked there, and what becomes of the answer.
+_ANSWERS: Final[Mapping[str, tuple[type[Base], type[Answer]]]] = {
+    f"/v1/{kind._path}": (kind, made)
+    for kind, made in (
+        (ChatRequest, Answer), (CompletionRequest, Completion), (ResponsesRequest, ResponsesAnswer),
+        (EmbeddingsRequest, Embeddings),
+    )
+}  # fmt: skip

@@ -10,7 +10,7 @@ from typing_extensions import TypedDict
 from .._errors import PenstockError
 from ..telemetry import logs
 
-_KEPT: Final = ConfigDict(extra="allow", allow_inf_nan=False)
+KEPT: Final = ConfigDict(extra="allow", allow_inf_nan=False)
 MAX_NAME: Final = 256  # characters of the name of a model
 _UNKNOWN_NAMES: Final = 1000  # that are logged, each once: their number must not be the client's choice
 
@@ -55,8 +55,7 @@ class APIError(PenstockError):
         return str(self.args[1])
 
 
-_KINDS: Final = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error",
-                 404: "not_found_error", 413: "invalid_request_error", 422: "invalid_request_error",
+_KINDS: Final = {401: "authentication_error", 403: "permission_error", 404: "not_found_error",
                  429: "rate_limit_error", 503: "overloaded_error"}  # fmt: skip
 
 
@@ -66,15 +65,16 @@ def error_of(status: int, message: str, param: str | None = None, code: str | No
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
-@with_config(_KEPT)
+@with_config(KEPT)
 class Part(TypedDict):
     """A part of the content of a message."""
 
     type: Text
     text: NotRequired[str | None]
+    refusal: NotRequired[str | None]
 
 
-@with_config(_KEPT)
+@with_config(KEPT)
 class Message(TypedDict):
     """A message of a chat."""
 
@@ -83,7 +83,7 @@ class Message(TypedDict):
     tool_calls: NotRequired[list[dict[str, Any]] | None]
 
 
-@with_config(_KEPT)
+@with_config(KEPT)
 class StreamOptions(TypedDict):
     """What a stream has besides its text."""
 
@@ -98,7 +98,7 @@ class Base(BaseModel):
         user: whom the client asks for, as it says itself.
     """
 
-    model_config = _KEPT
+    model_config = KEPT
     _path: ClassVar[str] = ""
 
     model: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
@@ -121,6 +121,24 @@ class Base(BaseModel):
         raw: bytes | None = getattr(self, "_raw", None)
         found: dict[str, Any] = self.model_dump(mode="json", exclude_unset=True) if raw is None else json.loads(raw)
         return found
+
+    @property
+    def _wants_usage(self) -> bool:
+        """Whether a stream ends with the number of tokens."""
+        options: StreamOptions | None = getattr(self, "stream_options", None)
+        return bool(options and options.get("include_usage"))
+
+    def _chat(self) -> "Base":
+        """Return the request that a graph gets."""
+        return self
+
+    def _messages(self) -> list[dict[str, Any]]:
+        """Return the messages that a graph is called with."""
+        return []
+
+    def _changes(self) -> Iterator[tuple[str, Any, bool]]:
+        """Yield each field that changes the answer, whether it is set, and whether a graph with the request has it."""
+        yield from ()
 
 
 class Request(Base):
@@ -152,23 +170,6 @@ class Request(Base):
     frequency_penalty: Penalty | None = None
     logit_bias: dict[str, float] | None = None
 
-    @property
-    def _wants_usage(self) -> bool:
-        """Whether a stream ends with the number of tokens."""
-        return bool((self.stream_options or {}).get("include_usage"))
-
-    def _chat(self) -> "Request":
-        """Return the request that a graph gets."""
-        return self
-
-    def _messages(self) -> list[dict[str, Any]]:
-        """Return the messages that a graph is called with."""
-        return []
-
-    def _changes(self) -> Iterator[tuple[str, bool]]:
-        """Yield fields that change the answer, and whether a graph that takes the request can honour the field."""
-        yield from ()
-
 
 class ChatRequest(Request):
     """The body of `/v1/chat/completions`."""
@@ -198,25 +199,18 @@ class ChatRequest(Request):
                 message["reasoning"] = message["reasoning_content"] = thought
         return messages
 
-    def _changes(self) -> Iterator[tuple[str, bool]]:
+    def _changes(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield the fields that change the answer."""
-        if (self.n or 1) > 1:
-            yield "n", False
-        if self.logprobs or self.top_logprobs:
-            yield "logprobs", False
-        if self.audio or "audio" in (self.modalities or ()):
-            yield "audio", False
-        if self.tools:
-            yield "tools", True
-        if self.functions:
-            yield "functions", True
-        if (self.response_format or {}).get("type", "text") != "text":
-            yield "response_format", True
+        yield "n", (self.n or 1) > 1, False
+        yield "logprobs", self.logprobs or self.top_logprobs, False
+        yield "audio", self.audio or "audio" in (self.modalities or ()), False
+        yield "tools", self.tools, True
+        yield "functions", self.functions, True
+        yield "response_format", (self.response_format or {}).get("type", "text") != "text", True
         for number, message in enumerate(self.messages):
             content = message.get("content")
             for place, part in enumerate(content if isinstance(content, list) else ()):
-                if part["type"] not in ("text", "refusal"):
-                    yield f"messages[{number}].content[{place}]", True
+                yield f"messages[{number}].content[{place}]", part["type"] not in ("text", "refusal"), True
 
 
 class CompletionRequest(Request):
@@ -235,19 +229,14 @@ class CompletionRequest(Request):
         prompt = self.prompt[0] if isinstance(self.prompt, list) and len(self.prompt) == 1 else self.prompt
         return [{"role": "user", "content": prompt}]
 
-    def _changes(self) -> Iterator[tuple[str, bool]]:
+    def _changes(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield the fields that change the answer."""
-        if not isinstance(self._messages()[0]["content"], str):
-            yield "prompt", False
-        for name, is_set in (
-            ("n", (self.n or 1) > 1),
-            ("best_of", (self.best_of or 1) > 1),
-            ("logprobs", self.logprobs is not None),
-            ("echo", self.echo),
-            ("suffix", self.suffix),
-        ):
-            if is_set:
-                yield name, False
+        yield "prompt", not isinstance(self._messages()[0]["content"], str), False
+        yield "n", (self.n or 1) > 1, False
+        yield "best_of", (self.best_of or 1) > 1, False
+        yield "logprobs", self.logprobs is not None, False
+        yield "echo", self.echo, False
+        yield "suffix", self.suffix, False
 
 
 class EmbeddingsRequest(Base):
@@ -258,6 +247,16 @@ class EmbeddingsRequest(Base):
     input: str | Annotated[list[str] | list[int] | list[list[int]], Field(min_length=1, max_length=2048)]
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: Count | None = None
+
+    @property
+    def _texts(self) -> list[Any]:
+        """The texts, or tokens, each of which becomes a vector."""
+        return [self.input] if isinstance(self.input, str) else self.input
+
+    def _changes(self) -> Iterator[tuple[str, Any, bool]]:
+        """Yield the fields that change the answer."""
+        yield "input", not all(isinstance(one, str) for one in self._texts), False
+        yield "dimensions", self.dimensions, False
 
 
 B = TypeVar("B", bound=Base)
@@ -303,17 +302,13 @@ def _path(where: tuple[int | str, ...], raw: bytes, *, is_missing: bool) -> str 
     return path.lstrip(".") or None
 
 
-def unsupported(request: Base, name: str) -> APIError:
-    """Return the error for a field that the model cannot honour."""
-    return APIError(400, f"{name}: the model {request.model!r} cannot honour this", name, "unsupported_value")
-
-
-def refuse_changes(request: Request, *, takes_request: bool) -> None:
+def refuse_changes(request: Base, *, takes_request: bool) -> None:
     """Refuse a field whose absence would change the answer, and that the model cannot honour.
 
     Raises:
         APIError: there is one.
     """
-    for name, needs_request in request._changes():
-        if not (needs_request and takes_request):
-            raise unsupported(request, name)
+    for name, is_set, is_for_graph in request._changes():
+        if is_set and not (is_for_graph and takes_request):
+            text = f"{name}: the model {request.model!r} cannot honour this"
+            raise APIError(400, text, name, "unsupported_value")

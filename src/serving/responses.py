@@ -2,17 +2,19 @@
 
 import json
 from collections.abc import Generator, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Final
+from typing import Annotated, Any, ClassVar, Final, NotRequired, cast
 from uuid import uuid4
 
-from pydantic import Field
+from pydantic import Field, with_config
+from typing_extensions import TypedDict
 
 from ..telemetry import logs
 from .answers import Answer, Delta, sse, usage_of
-from .protocol import APIError, ChatRequest, Count, Request, parsed
+from .protocol import KEPT, APIError, Base, ChatRequest, Count, Part, Request, Text, parsed
 
 _STATEFUL: Final = ("previous_response_id", "conversation", "background")
-_TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text")
+_ALIKE: Final = ("model", "stream", "user", "temperature", "top_p", "parallel_tool_calls")  # in a chat
+_TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 # Of each kind of item: how its id begins, the name of its events, and its part.
 _ITEMS: Final[Mapping[str, tuple[str, str, dict[str, Any] | None]]] = {
     "reasoning": ("rs", "response.reasoning_text", {"type": "reasoning_text", "text": ""}),
@@ -21,18 +23,36 @@ _ITEMS: Final[Mapping[str, tuple[str, str, dict[str, Any] | None]]] = {
 }
 
 
+@with_config(KEPT)
+class Item(TypedDict):
+    """An item of the input: a message, a call of a function, what that has returned, or what the model thought."""
+
+    type: NotRequired[Text]
+    role: NotRequired[Text | None]
+    content: NotRequired[str | list[Part] | None]
+    summary: NotRequired[list[Part] | None]
+    output: NotRequired[str | list[Part] | None]
+
+
+@with_config(KEPT)
+class TextOptions(TypedDict):
+    """What the text of a response has to be."""
+
+    format: NotRequired[dict[str, Any] | None]
+
+
 class ResponsesRequest(Request):
     """The body of `/v1/responses`; a graph gets the same as a request of a chat."""
 
     _path: ClassVar[str] = "responses"
 
-    input: str | Annotated[list[dict[str, Any]], Field(min_length=1)]
+    input: str | Annotated[list[Item], Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: Count | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
-    text: dict[str, Any] | None = None
+    text: TextOptions | None = None
     reasoning: dict[str, Any] | None = None
     metadata: dict[str, Any] | None = None
     previous_response_id: str | None = None
@@ -51,21 +71,17 @@ class ResponsesRequest(Request):
         form: dict[str, Any] = (self.text or {}).get("format") or {}
         if form.get("type") == "json_schema":
             form = {"type": "json_schema", "json_schema": {key: form[key] for key in form if key != "type"}}
-        tools = [tool for tool in self.tools or () if tool.get("type") == "function"]
+        tools = [_function(tool) for tool in self.tools or () if tool.get("type") == "function"]
         others = {str(tool.get("type"))[:64] for tool in self.tools or ()} - {"function"}
         if others:
             logs.warning("serving.tools_left_out", types=sorted(others))
         choice = _function(self.tool_choice) if isinstance(self.tool_choice, dict) else self.tool_choice
-        body = {key: value for key, value in self.body.items() if key not in ResponsesRequest.model_fields} | {
-            "messages": _messages(self.instructions, self.input),
-            "max_tokens": self.max_output_tokens,
-            "response_format": form or None,
-            "reasoning_effort": (self.reasoning or {}).get("effort"),
-            "tools": [_function(tool) for tool in tools] or None,
-            "tool_choice": choice if tools else None,
-        }
-        for name in ("model", "stream", "user", "temperature", "top_p", "parallel_tool_calls"):
-            body[name] = getattr(self, name)
+        body = {key: value for key, value in self.body.items() if key in _ALIKE or key not in type(self).model_fields}
+        body |= {
+            "messages": _messages(self.instructions, self.input), "max_tokens": self.max_output_tokens,
+            "response_format": form or None, "reasoning_effort": (self.reasoning or {}).get("effort"),
+            "tools": tools or None, "tool_choice": choice if tools else None,
+        }  # fmt: skip
         raw = json.dumps({key: value for key, value in body.items() if value is not None}).encode()
         return parsed(ChatRequest, raw, self.caller)
 
@@ -75,12 +91,12 @@ def _function(given: dict[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": {key: value for key, value in given.items() if key != "type"}}
 
 
-def _messages(instructions: str | None, given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _messages(instructions: str | None, given: str | list[Item]) -> list[dict[str, Any]]:
     """Return the messages of a chat for the input of a response."""
     found: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
     thought = ""
-    items: list[dict[str, Any]] = [{"role": "user", "content": given}] if isinstance(given, str) else given
-    for place, item in enumerate(items):
+    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    for place, item in enumerate(cast("list[dict[str, Any]]", items)):
         kind = item.get("type", "message")
         if kind == "reasoning":
             thought = str(_content(item.get("content") or item.get("summary") or [], place))
@@ -112,24 +128,21 @@ def _content(given: Any, place: int) -> Any:
         return given
     parts: list[dict[str, Any]] = []
     for number, part in enumerate(given):
-        if part.get("type") in _TEXTS:
-            parts.append({"type": "text", "text": part.get("text") or ""})
-        elif part.get("type") == "input_image" and part.get("image_url"):
+        if part["type"] in _TEXTS:
+            parts.append({"type": "text", "text": part.get("text") or part.get("refusal") or ""})
+        elif part["type"] == "input_image" and part.get("image_url"):
             parts.append({"type": "image_url", "image_url": {"url": part["image_url"]}})
-        elif part.get("type") == "refusal":
-            parts.append({"type": "text", "text": part.get("refusal") or ""})
         else:
             where = f"input[{place}].content[{number}]"
-            raise APIError(400, f"{where}: parts of type {part.get('type')!r} are not served", where)
+            raise APIError(400, f"{where}: parts of type {part['type']!r} are not served", where)
     return "".join(part["text"] for part in parts) if all(part["type"] == "text" for part in parts) else parts
 
 
-class _Item:
+class _Output:
     """An item of the output, and its text so far."""
 
     def __init__(self, kind: str, index: int, fields: Mapping[str, Any]) -> None:
         prefix, self.event, self.part = _ITEMS[kind]
-        self.index = index
         self.texts: list[str] = []
         self.item: dict[str, Any] = {"id": f"{prefix}_{uuid4().hex}", "type": kind, "status": "in_progress", **fields}
         self.where: dict[str, Any] = {"item_id": self.item["id"], "output_index": index}
@@ -143,19 +156,16 @@ class Response(Answer):
 
     PREFIX: ClassVar[str] = "resp_"
 
-    request: ResponsesRequest
-
-    def __init__(self, request: Request, model: str) -> None:
+    def __init__(self, request: Base, model: str) -> None:
         super().__init__(request, model)
-        self._items: list[_Item] = []
-        self._text: _Item | None = None  # the one that is open
-        self._functions: dict[int, _Item] = {}
+        self._outputs: list[_Output] = []
+        self._text: _Output | None = None  # the one that is open
+        self._functions: dict[int, _Output] = {}
         self._number = 0
 
     def part(self, item: Any) -> bytes:
         """Return the events for a part."""
-        delta, self._passed = self.take(item), None  # it goes on in other events, also where an upstream has sent it
-        return self._begin() + b"".join(self._events(delta))
+        return self._begin() + b"".join(self._events(self.take(item)))
 
     def gather(self, item: Any) -> None:
         """Take a part of an answer that nobody reads before its end."""
@@ -190,9 +200,8 @@ class Response(Answer):
         if self._number:
             return b""
         response = self._response("in_progress")
-        return self._event("response.created", response=response) + self._event(
-            "response.in_progress", response=response
-        )
+        created = self._event("response.created", response=response)
+        return created + self._event("response.in_progress", response=response)
 
     def _events(self, delta: Delta) -> Iterator[bytes]:
         for kind, text in (("reasoning", delta.reasoning), ("message", delta.text)):
@@ -203,32 +212,32 @@ class Response(Answer):
                     self._text = yield from self._opened(kind, {"content": [], **fields})
                 yield self._said(self._text, text)
         for call in delta.tool_calls:
-            function: dict[str, str] = call.get("function") or {}
             index: int = call["index"]
             if index not in self._functions:
                 yield from self._closed_text()
                 known = self._calls[index]
                 fields = {"call_id": known["id"], "name": known["function"]["name"], "arguments": ""}
                 self._functions[index] = yield from self._opened("function_call", fields)
+            function: dict[str, str] = call.get("function") or {}
             if function.get("arguments"):
                 yield self._said(self._functions[index], function["arguments"])
 
-    def _opened(self, kind: str, fields: Mapping[str, Any]) -> Generator[bytes, None, _Item]:
-        one = _Item(kind, len(self._items), fields)
-        self._items.append(one)
-        yield self._event("response.output_item.added", output_index=one.index, item=dict(one.item))
+    def _opened(self, kind: str, fields: Mapping[str, Any]) -> Generator[bytes, None, _Output]:
+        one = _Output(kind, len(self._outputs), fields)
+        self._outputs.append(one)
+        yield self._event("response.output_item.added", output_index=one.where["output_index"], item=dict(one.item))
         if one.part is not None:
             yield self._event("response.content_part.added", **one.where, part=one.part)
         return one
 
-    def _said(self, one: _Item, text: str) -> bytes:
+    def _said(self, one: _Output, text: str) -> bytes:
         one.texts.append(text)
         return self._event(f"{one.event}.delta", **one.where, **one.more, delta=text)
 
     def _closed_text(self) -> Iterator[bytes]:
         if self._text is not None:
-            one, self._text = self._text, None
-            yield from self._done(one)
+            yield from self._done(self._text)
+            self._text = None
 
     def _closed(self) -> Iterator[bytes]:
         yield from self._closed_text()
@@ -236,7 +245,7 @@ class Response(Answer):
             yield from self._done(one)
         self._functions = {}
 
-    def _done(self, one: _Item) -> Iterator[bytes]:
+    def _done(self, one: _Output) -> Iterator[bytes]:
         text, item = "".join(one.texts), one.item
         item["status"] = "completed"
         if one.part is None:
@@ -247,28 +256,28 @@ class Response(Answer):
             item["content"] = [part]
             yield self._event(f"{one.event}.done", **one.where, **one.more, text=text)
             yield self._event("response.content_part.done", **one.where, part=part)
-        yield self._event("response.output_item.done", output_index=one.index, item=dict(item))
+        yield self._event("response.output_item.done", output_index=one.where["output_index"], item=dict(item))
 
     def _response(self, status: str) -> dict[str, Any]:
-        asked, is_over = self.request, status in ("completed", "incomplete")
-        usage = usage_of(self.usage) or {}
-        read: dict[str, int] = usage.get("prompt_tokens_details") or {}
-        written: dict[str, int] = usage.get("completion_tokens_details") or {}
+        asked, usage = cast("ResponsesRequest", self.request), None
+        if status in ("completed", "incomplete") and (counted := usage_of(self.usage)) is not None:
+            read: dict[str, int] = counted.get("prompt_tokens_details") or {}
+            written: dict[str, int] = counted.get("completion_tokens_details") or {}
+            usage = {
+                "input_tokens": counted["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": read.get("cached_tokens", 0)},
+                "output_tokens": counted["completion_tokens"],
+                "output_tokens_details": {"reasoning_tokens": written.get("reasoning_tokens", 0)},
+                "total_tokens": counted["total_tokens"],
+            }
         why = "max_output_tokens" if self.reason == "length" else "content_filter"
+        same = ("instructions", "max_output_tokens", "reasoning", "temperature", "top_p", "user")
         return {
             "id": self.id, "object": "response", "created_at": self.created, "status": status, "model": self.model,
             "error": None, "incomplete_details": {"reason": why} if status == "incomplete" else None,
-            "output": [dict(one.item) for one in self._items], "background": False, "store": False,
-            "previous_response_id": None, "truncation": "disabled", "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens, "metadata": asked.metadata or {},
-            "parallel_tool_calls": asked.parallel_tool_calls is not False, "reasoning": asked.reasoning,
-            "temperature": asked.temperature, "top_p": asked.top_p, "text": asked.text or {"format": {"type": "text"}},
-            "tool_choice": asked.tool_choice or "auto", "tools": asked.tools or [], "user": asked.user,
-            "usage": {
-                "input_tokens": usage["prompt_tokens"],
-                "input_tokens_details": {"cached_tokens": read.get("cached_tokens", 0)},
-                "output_tokens": usage["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": written.get("reasoning_tokens", 0)},
-                "total_tokens": usage["total_tokens"],
-            } if is_over and usage else None,
+            "output": [dict(one.item) for one in self._outputs], "background": False, "store": False,
+            "previous_response_id": None, "truncation": "disabled", "metadata": asked.metadata or {},
+            "parallel_tool_calls": asked.parallel_tool_calls is not False, "tools": asked.tools or [],
+            "tool_choice": asked.tool_choice or "auto", "text": asked.text or {"format": {"type": "text"}},
+            "usage": usage, **{name: getattr(asked, name) for name in same},
         }  # fmt: skip

@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Final, Self
 from uuid import uuid4
 
@@ -24,6 +24,7 @@ _OWN_FAULTS: Final = (400, 404, 413, 422)  # of the request: no other upstream w
 _TOLD: Final = {429: 429, 503: 503}  # any other failure is a bad gateway
 _PREFIXES: Final = 10_000  # that are remembered, some 200 bytes each
 _MAX_LINE: Final = 64 << 20
+_url_of: Final = lru_cache(1000)(httpx.URL)  # which takes httpx a while to parse
 
 Messages = list[dict[str, Any]]
 
@@ -98,6 +99,7 @@ class Replica:
     in_flight: int = 0
 
 
+@dataclass(eq=False, repr=False)
 class Upstream:
     """Servers of one model; made by `upstream`. An async context manager, which keeps connections open.
 
@@ -105,24 +107,15 @@ class Upstream:
         replicas: the servers.
     """
 
-    def __init__(
-        self,
-        urls: Sequence[str],
-        model: str | None,
-        make_client: Callable[[], httpx.AsyncHTTPTransport],
-        headers: dict[str, str],
-        timeouts: dict[str, float | None],
-        prefix: Callable[[Request], Hashable] | None,
-        imbalance: int,
-        breaker: Breaker,
-    ) -> None:
-        self.replicas = tuple(Replica(url.rstrip("/"), replace(breaker)) for url in urls)
-        self._model = model
-        self._make_client = make_client
-        self._headers, self._timeouts = headers, {"timeout": timeouts}
-        self._urls: dict[str, httpx.URL] = {}
-        self._prefix = prefix
-        self._imbalance = imbalance
+    replicas: tuple[Replica, ...]
+    _model: str | None
+    _make_client: Callable[[], httpx.AsyncHTTPTransport]
+    _headers: dict[str, str]
+    _timeouts: dict[str, float | None]
+    _prefix: Callable[[Request], Hashable] | None
+    _imbalance: int
+
+    def __post_init__(self) -> None:
         self._had: OrderedDict[Hashable, Replica] = OrderedDict()
         # Not a client of httpx: what it does beside that, such as cookies, takes a third of a request.
         self._client: httpx.AsyncHTTPTransport | None = None
@@ -165,8 +158,8 @@ class Upstream:
             assert self._client is not None
             headers = {**self._headers}
             propagate.inject(headers)
-            url = self._url(f"{replica.url}/{path}")
-            sent = httpx.Request("POST", url, headers=headers, content=body, extensions=self._timeouts)
+            url, extensions = _url_of(f"{replica.url}/{path}"), {"timeout": self._timeouts}
+            sent = httpx.Request("POST", url, headers=headers, content=body, extensions=extensions)
             replica.in_flight += 1
             try:
                 async with aclosing(await self._client.handle_async_request(sent)) as response:
@@ -197,13 +190,6 @@ class Upstream:
                 raise UpstreamError(502, "The upstream cannot be reached, or has broken off.") from error
             finally:
                 replica.in_flight -= 1
-
-    def _url(self, text: str) -> httpx.URL:
-        """Return a URL, which takes httpx a while to parse."""
-        found = self._urls.get(text)
-        if found is None:
-            found = self._urls[text] = httpx.URL(text)
-        return found
 
     def _choose(self, request: Request | None) -> Replica:
         """Return the server that had the prefix of a request, unless others have far less to do, or the idlest one."""
@@ -264,13 +250,12 @@ def upstream(
 
     # uvicorn closes a connection after 5 idle seconds: a request that comes in that moment would find the server down.
     limits = httpx.Limits(max_connections=connections, max_keepalive_connections=connections, keepalive_expiry=2)
-    silence: dict[str, float | None] = dict.fromkeys(("read", "write"), timeout_seconds)
-    timeouts = {**silence, "connect": min(5.0, timeout_seconds), "pool": None}
-    headers = {"content-type": "application/json", "accept-encoding": "identity"}
-    if api_key is not None:
-        headers["authorization"] = f"Bearer {api_key}"
-    made = partial(httpx.AsyncHTTPTransport, limits=limits, trust_env=False)
-    return Upstream(urls, model, made, headers, timeouts, prefix, imbalance, breaker or Breaker())
+    timeouts = httpx.Timeout(timeout_seconds, connect=min(5.0, timeout_seconds), pool=None).as_dict()
+    key = {} if api_key is None else {"authorization": f"Bearer {api_key}"}
+    headers = {"content-type": "application/json", "accept-encoding": "identity", **key}
+    replicas = tuple(Replica(url.rstrip("/"), replace(breaker or Breaker())) for url in urls)
+    make_client = partial(httpx.AsyncHTTPTransport, limits=limits, trust_env=False)
+    return Upstream(replicas, model, make_client, headers, timeouts, prefix, imbalance)
 
 
 def _passed_on(messages: Messages, request: Base | None, model: str | None) -> tuple[str, bytes]:
