@@ -17,6 +17,7 @@ _dumps: Final = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).enco
 _escape: Final[Callable[[str], str]] = encode_basestring
 _MODEL: Final = re.compile(rb'"model": ?"(?:[^"\\]|\\.)*"')
 _HAS_USAGE: Final = re.compile(rb'"usage": ?\{')
+_HAS_REASON: Final = re.compile(rb'"finish_reason": ?"')
 _NO_CHOICES: Final = re.compile(rb'"choices": ?\[\]')
 _DONE: Final = b"data: [DONE]\n\n"
 
@@ -117,9 +118,9 @@ class Answer:
     OPERATION: ClassVar[str] = "chat"
     REASON: ClassVar[str] = "stop"
 
-    def __init__(self, request: Base, model: str) -> None:
+    def __init__(self, request: Base, model: str, name: str | None = None) -> None:
         self.request, self.model = request, model
-        self.id, self.created = f"{self.PREFIX}{uuid4().hex}", int(time())
+        self.id, self.created = name or f"{self.PREFIX}{uuid4().hex}", int(time())
         self.usage: Mapping[str, Any] | None = None
         self.finish_reason: str | None = None
         self.error: BaseException | None = None
@@ -154,7 +155,7 @@ class Answer:
         """Add a part of a call of a tool to that call; return the part with the index of the call."""
         index: int = given.get("index", len(self._calls))
         if index not in self._calls:
-            name = given.get("id") or f"call_{uuid4().hex[:24]}"
+            name = given.get("id") or f"call_{self.id[-20:]}_{index}"
             given = {**given, "id": name, "type": given.get("type") or "function"}
             self._calls[index] = {"id": name, "type": given["type"], "function": {"name": "", "arguments": ""}}
         function: Mapping[str, str] = given.get("function") or {}
@@ -191,8 +192,8 @@ class Answer:
         self.parts += 1
         self.first_at = self.first_at or perf_counter()
         self._passed = item
-        if _HAS_USAGE.search(item.data):
-            self.usage = item.usage or self.usage
+        if _HAS_USAGE.search(item.data) or _HAS_REASON.search(item.data):
+            self.usage, self.finish_reason = item.usage or self.usage, item.finish_reason or self.finish_reason
             if not self.request._wants_usage and _NO_CHOICES.search(item.data):
                 return b""  # it was asked for these numbers by us
         return b"data: " + item.named(self.model) + b"\n\n"

@@ -3,9 +3,10 @@
 import asyncio
 import hmac
 import inspect
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from contextvars import ContextVar
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 
@@ -17,8 +18,8 @@ from starlette.requests import Request as HTTPRequest
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from .. import Graph, Node, asgi, engine, graph
-from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, PlanError, retry_after_header
+from .. import Graph, asgi, engine, graph
+from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, retry_after_header
 from ..actors.accepted import OptionRule, check, whole
 from .answers import Answer, Completion, Embeddings, as_json
 from .measures import measured
@@ -32,7 +33,6 @@ from .protocol import (
     Request,
     error_of,
     parsed,
-    refuse_changes,
 )
 from .responses import Response as ResponsesAnswer
 from .responses import ResponsesRequest
@@ -71,31 +71,26 @@ class _Model:
     def __init__(self, name: str, given: Any) -> None:
         self.name = name
         self.is_upstream = isinstance(given, Upstream)
-        self.service = cast("engine.Service[..., Any]", given) if isinstance(given, engine.Service) else None
+        self.service: Any = cast("Any", given) if isinstance(given, engine.Service) else None
         made: Any = cast("Any", given) if self.service is None else self.service.graphs[0]
-        made = made.chat if self.is_upstream else made
+        made = given.chat if isinstance(given, Upstream) else made
         try:
             self.graph: Graph[..., Any] = made if isinstance(made, Graph) else graph(made)
         except (TypeError, GraphTraceError) as error:
             raise OptionsError(f"serving.openai({{{name!r}: {given!r}}}): {error}") from error
         self.parameters = [*inspect.signature(self.graph).parameters]
         self.is_embeddings = len(self.parameters) == 1 and self.parameters[0] not in ("messages", "request")
-        self.gives_stream = False  # known when it is deployed
         if not self.is_embeddings and not {"messages", "request"}.issuperset(self.parameters):
             raise OptionsError(
                 f"serving.openai: graph {self.graph.name!r} of model {name!r} takes {', '.join(self.parameters)}; it "
                 "has to take messages, request, or both; and a model for embeddings takes one text"
             )
 
-    def deployed(self, service: "engine.Service[..., Any]") -> None:
-        """Take the service, unless there is one, and find out whether the graph gives a stream."""
-        self.service = self.service or service
-        try:
-            self.service.stream(self.graph(*(None for _ in self.parameters)))
-        except PlanError:
-            self.gives_stream = False
-        else:
-            self.gives_stream = True
+    @cached_property
+    def gives_stream(self) -> bool:
+        """Whether the graph gives a stream; known when it is deployed."""
+        call = self.graph(*(None for _ in self.parameters))
+        return bool(self.service.stream(call, events=_NoEvent).gives_values)
 
     def call(self, request: Base) -> Any:
         """Return the call for a request; for texts that a graph embeds, a list with a call for each.
@@ -107,7 +102,10 @@ class _Model:
             if isinstance(request, EmbeddingsRequest) is not self.is_embeddings:
                 kind = "a model for embeddings" if self.is_embeddings else "no model for embeddings"
                 raise APIError(400, f"model: {self.name!r} is {kind}", "model")
-            refuse_changes(request, takes_request="request" in self.parameters)
+            for name, is_set, is_for_graph in request._changes():
+                if is_set and not (is_for_graph and "request" in self.parameters):
+                    text = f"{name}: the model {self.name!r} cannot honour this"
+                    raise APIError(400, text, name, "unsupported_value")
             if isinstance(request, EmbeddingsRequest):
                 return [self.graph(text) for text in request._texts]
         given = {"messages": request._messages(), "request": request}
@@ -122,21 +120,14 @@ class Application(Starlette):
     """
 
     def __init__(
-        self,
-        models: Mapping[str, Any],
-        api_keys: Collection[str] | Mapping[str, str] | None,
-        parts: Sequence[AbstractAsyncContextManager[Any]],
-        events: Literal["comments", "drop"],
-        max_body_bytes: int,
-        options: DeployOptions,
-    ) -> None:
+        self, models: Mapping[str, Any], api_keys: Collection[str] | Mapping[str, str] | None,
+        parts: Iterable[AbstractAsyncContextManager[Any]], events: Literal["comments", "drop"], trace_content: bool,
+        max_body_bytes: int, options: DeployOptions,
+    ) -> None:  # fmt: skip
         self._models = {name: _Model(name, given) for name, given in models.items()}
         self._keys = None if api_keys is None else _digests(api_keys)
-        self._parts = [*dict.fromkeys((*map(_upstream_of, models.values()), *parts))]
-        self._events = events
-        self._max_body_bytes = max_body_bytes
+        self._events, self._traces_content, self._max_body_bytes = events, trace_content, max_body_bytes
         self._stack = AsyncExitStack()
-        self._engine = engine.Engine()
         own = [*dict.fromkeys(model.graph for model in self._models.values() if model.service is None)]
         if options and not own:
             raise OptionsError(
@@ -144,15 +135,19 @@ class Application(Starlette):
                 "give it to engine.deploy"
             )
         given: Any = {**options} if self._keys is None else {"key": _key, **options}
-        self._service = self._engine.deploy(*own, **given) if own else None
+        together = engine.Engine()
+        self._service = together.deploy(*own, **given) if own else None
+        bound = (getattr(one, "bound_to", one) for one in models.values())  # an upstream, also of its node
+        upstreams = (one for one in bound if isinstance(one, Upstream))
+        self._parts: list[Any] = [*dict.fromkeys((together, *upstreams, *parts)), *([self._service] if own else [])]
         super().__init__(
             routes=[
                 *(Route(path, self._told, methods=["POST"]) for path in _ANSWERS),  # so that GET is 405
                 Route("/metrics", self._metrics),
                 Route("/v1/models", self._list_models),
                 Route("/v1/models/{name:path}", self._show_model),
-                Route("/openapi.json", self._document),
-                Route("/health/live", self._live),
+                Route("/openapi.json", JSONResponse(document()), methods=["GET"]),
+                Route("/health/live", JSONResponse({"status": "ok"}), methods=["GET"]),
                 Route("/health/ready", self._ready),
             ],
             exception_handlers=cast("Any", dict.fromkeys((APIError, HTTPException, Exception), self._told)),
@@ -183,13 +178,10 @@ class Application(Starlette):
             Exception: a graph cannot be deployed, or a part not be entered.
         """
         async with AsyncExitStack() as stack:
-            await stack.enter_async_context(self._engine)
             for part in self._parts:
-                if part is not None:
-                    await stack.enter_async_context(part)
-            service: Any = None if self._service is None else await stack.enter_async_context(self._service)
+                await stack.enter_async_context(part)
             for model in self._models.values():
-                model.deployed(service)
+                model.service = model.service or self._service
             self._stack = stack.pop_all()
         return self
 
@@ -243,9 +235,14 @@ class Application(Starlette):
     async def _answer(self, http: HTTPRequest, kind: type[Base], made: type[Answer], send: Any) -> None:
         asked = await self._asked(kind, http)
         model, request = self._model(asked.model), asked._chat()
-        service, answer = model.service, made(asked, model.name)
-        call: Any = model.call(request)
+        service, call, answer = model.service, model.call(request), made(asked, model.name)
         assert service is not None, "the application is entered by its server, or by asgi.lifespan(application)"
+        said = Answer(asked, model.name, answer.id) if self._traces_content and made is not Embeddings else None
+
+        def seen(item: Any) -> Any:
+            if said is not None:
+                said.gather(item)
+            return item
 
         async def whole() -> Response:
             if model.is_embeddings:
@@ -254,18 +251,18 @@ class Application(Starlette):
             elif model.gives_stream:
                 async with service.stream(call) as items:
                     async for item in items:
-                        answer.gather(item)
+                        answer.gather(seen(item))
             else:
-                answer.gather(await service.run(call))
+                answer.gather(seen(await service.run(call)))
             return Response(answer.json(), media_type="application/json")
 
-        with measured(answer, http.headers):
+        with measured(answer, http.headers, request._messages(), said):
             if isinstance(request, Request) and request.stream:
                 events = object if self._events == "comments" else _NoEvent
                 is_plain = model.gives_stream and self._events == "drop"
                 response = asgi.event_stream(
                     service.stream(call) if is_plain else service.stream(call, events=events),
-                    encode=cast("Any", answer.part),
+                    encode=answer.part if said is None else lambda item: answer.part(seen(item)),
                     encode_event=_comment,
                     end=answer.end,
                     encode_error=lambda error: answer.failed(error, _told_of(error)[1]),
@@ -284,9 +281,6 @@ class Application(Starlette):
         self._authorised(http)
         return JSONResponse(_shown(self._model(http.path_params["name"]).name))
 
-    async def _live(self, http: HTTPRequest) -> Response:
-        return JSONResponse({"status": "ok"})
-
     async def _ready(self, http: HTTPRequest) -> Response:
         states = {name: "starting" if one.service is None else one.service.state for name, one in self._models.items()}
         is_ready = all(state == "ready" for state in states.values())
@@ -300,9 +294,6 @@ class Application(Starlette):
             raise APIError(404, "There are no metrics: opentelemetry-exporter-prometheus is not installed.") from None
         return Response(generate_latest(), media_type=CONTENT_TYPE_LATEST)
 
-    async def _document(self, http: HTTPRequest) -> Response:
-        return JSONResponse(document())
-
     async def _told(self, http: HTTPRequest, error: Exception) -> Response:
         status, told, headers = _told_of(error)
         return JSONResponse(told, status, headers)
@@ -315,6 +306,7 @@ def openai(
     api_keys: Collection[str] | Mapping[str, str] | None = None,
     parts: Iterable[AbstractAsyncContextManager[Any]] = (),
     events: Literal["comments", "drop"] = "drop",
+    trace_content: bool = False,
     max_body_bytes: int = _MAX_BODY_BYTES,
     **options: Unpack[DeployOptions],
 ) -> Application:
@@ -331,6 +323,8 @@ def openai(
         parts: further async context managers, which are entered before the deployment, such as upstreams that graphs
             ask.
         events: whether what nodes emit (`ps.emit`) is sent in a stream as comments, which clients pass over, or not.
+        trace_content: whether the spans of answers have the messages and the answer, in `gen_ai.input.messages` and
+            `gen_ai.output.messages`: content that not everybody may see who sees the traces.
         max_body_bytes: how large the body of a request may be, in bytes; a larger one is answered with 413.
         **options: those of the deployment: `max_in_flight`, `max_queue`, `timeout_seconds`, `weights`,
             `max_in_flight_per_key`, `max_queue_per_key`, `warmup`. Services have options of their own, and share their
@@ -349,13 +343,7 @@ def openai(
     check("max_body_bytes", max_body_bytes, whole(1), "serving.openai(")
     if events not in ("comments", "drop"):
         raise OptionsError(f"serving.openai(events={events!r}): it is 'comments' or 'drop'")
-    return Application(models, api_keys, [*parts], events, max_body_bytes, options)
-
-
-def _upstream_of(model: Any) -> Upstream | None:
-    """Return the upstream of a model; None if it is none."""
-    found: Any = model.bound_to if isinstance(model, Node) else model
-    return found if isinstance(found, Upstream) else None
+    return Application(models, api_keys, parts, events, trace_content, max_body_bytes, options)
 
 
 def _digests(api_keys: Collection[str] | Mapping[str, str]) -> list[tuple[bytes, str]]:

@@ -1,8 +1,9 @@
-"""Spans and metrics of answers, under the names that OpenTelemetry has for generative AI; never their content."""
+"""Spans and metrics of answers, under the names that OpenTelemetry has for generative AI; content only if asked for."""
 
+import json
 import sys
-from collections.abc import Generator, Mapping
-from contextlib import contextmanager
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cache
 from time import perf_counter
 from typing import Any, Final
@@ -11,7 +12,7 @@ from opentelemetry import metrics, propagate, trace
 from opentelemetry.trace import SpanKind
 
 from ..telemetry import names
-from .answers import Answer
+from .answers import Answer, as_json
 
 # As the semantic conventions recommend, in seconds.
 _DURATIONS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -34,18 +35,24 @@ def _histograms() -> dict[str, metrics.Histogram]:
 
 
 @contextmanager
-def measured(answer: Answer, headers: Mapping[str, str]) -> Generator[None, None, None]:
+def measured(
+    answer: Answer, headers: Mapping[str, str], messages: list[dict[str, Any]], said: Answer | None
+) -> Generator[None, None, None]:
     """Have a span around an answer, in the trace of the request, and record how long it takes.
 
     Args:
         answer: the answer in the making.
         headers: those of the request; they are not read inside of a span, such as that of a web framework.
+        messages: the messages that are answered.
+        said: gathers the parts of the answer, for a span that has its content; None for one without.
     """
     known: dict[str, Any] = {names.OPERATION: answer.OPERATION, names.REQUEST_MODEL: answer.request.model}
     parent = None if trace.get_current_span().get_span_context().is_valid else propagate.extract(headers)
     tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
     name = f"{answer.OPERATION} {answer.request.model}"
     with tracer.start_as_current_span(name, parent, SpanKind.SERVER, known) as span:
+        if said is not None and span.is_recording():
+            span.set_attribute("gen_ai.input.messages", _content(messages))
         try:
             yield
         finally:
@@ -60,14 +67,39 @@ def measured(answer: Answer, headers: Mapping[str, str]) -> Generator[None, None
                     span.set_attribute(told, usage[counted])
             if answer.reason:
                 span.set_attribute("gen_ai.response.finish_reasons", [answer.reason])
-            _record(answer, known)
+            if said is not None and span.is_recording():
+                reason = answer.reason if answer.error is None else "error"
+                span.set_attribute("gen_ai.output.messages", _content([said.message()], finish_reason=reason))
+            now, histograms = perf_counter(), _histograms()
+            histograms["gen_ai.server.request.duration"].record(now - answer.began_at, known)
+            if answer.first_at is not None:
+                histograms["gen_ai.server.time_to_first_token"].record(answer.first_at - answer.began_at, known)
+                if answer.parts > 1:
+                    seconds = (now - answer.first_at) / (answer.parts - 1)
+                    histograms["gen_ai.server.time_per_output_token"].record(seconds, known)
 
 
-def _record(answer: Answer, known: dict[str, Any]) -> None:
-    now, histograms = perf_counter(), _histograms()
-    histograms["gen_ai.server.request.duration"].record(now - answer.began_at, known)
-    if answer.first_at is not None:
-        histograms["gen_ai.server.time_to_first_token"].record(answer.first_at - answer.began_at, known)
-        if answer.parts > 1:
-            seconds = (now - answer.first_at) / (answer.parts - 1)
-            histograms["gen_ai.server.time_per_output_token"].record(seconds, known)
+def _content(messages: list[dict[str, Any]], **more: str) -> str:
+    """Return messages of a chat in the form of OpenTelemetry, as JSON, since attributes of spans have no structure."""
+    told = [{"role": one["role"], "parts": [*_parts(one)], **more} for one in messages]
+    return as_json(told).decode()
+
+
+def _parts(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    content: str | list[dict[str, Any]] | None = message.get("content")
+    if message.get("reasoning"):
+        yield {"type": "reasoning", "content": message["reasoning"]}
+    if message["role"] == "tool":
+        yield {"type": "tool_call_response", "id": message.get("tool_call_id"), "response": content}
+    elif isinstance(content, str):
+        yield {"type": "text", "content": content}
+    else:
+        for part in content or ():
+            text = {"content": part["text"]} if "text" in part else {}  # of an image, its type alone
+            yield {"type": part["type"], **text}
+    for call in message.get("tool_calls") or ():
+        function: dict[str, Any] = call.get("function") or {}
+        arguments: Any = function.get("arguments")
+        with suppress(ValueError, TypeError):
+            arguments = json.loads(arguments)
+        yield {"type": "tool_call", "id": call.get("id"), "name": function.get("name"), "arguments": arguments}

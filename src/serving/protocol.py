@@ -75,12 +75,27 @@ class Part(TypedDict):
 
 
 @with_config(KEPT)
+class Function(TypedDict):
+    """What a call of a tool asks for."""
+
+    name: NotRequired[str | None]
+    arguments: NotRequired[str | None]
+
+
+@with_config(KEPT)
+class ToolCall(TypedDict):
+    """A call of a tool, of the model's own."""
+
+    function: NotRequired[Function | None]
+
+
+@with_config(KEPT)
 class Message(TypedDict):
     """A message of a chat."""
 
     role: Text
     content: NotRequired[str | list[Part] | None]
-    tool_calls: NotRequired[list[dict[str, Any]] | None]
+    tool_calls: NotRequired[list[ToolCall] | None]
 
 
 @with_config(KEPT)
@@ -224,14 +239,18 @@ class CompletionRequest(Request):
     echo: bool | None = None
     suffix: str | None = None
 
+    @property
+    def _prompt(self) -> object:
+        return self.prompt[0] if isinstance(self.prompt, list) and len(self.prompt) == 1 else self.prompt
+
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the prompt as a message."""
-        prompt = self.prompt[0] if isinstance(self.prompt, list) and len(self.prompt) == 1 else self.prompt
-        return [{"role": "user", "content": prompt}]
+        """Return the prompt as a message; of tokens, and of several prompts, the JSON."""
+        prompt = self._prompt
+        return [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(prompt)}]
 
     def _changes(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield the fields that change the answer."""
-        yield "prompt", not isinstance(self._messages()[0]["content"], str), False
+        yield "prompt", not isinstance(self._prompt, str), False
         yield "n", (self.n or 1) > 1, False
         yield "best_of", (self.best_of or 1) > 1, False
         yield "logprobs", self.logprobs is not None, False
@@ -300,15 +319,3 @@ def _path(where: tuple[int | str, ...], raw: bytes, *, is_missing: bool) -> str 
                 continue
         path += f"[{step}]" if isinstance(step, int) else f".{step}"
     return path.lstrip(".") or None
-
-
-def refuse_changes(request: Base, *, takes_request: bool) -> None:
-    """Refuse a field whose absence would change the answer, and that the model cannot honour.
-
-    Raises:
-        APIError: there is one.
-    """
-    for name, is_set, is_for_graph in request._changes():
-        if is_set and not (is_for_graph and takes_request):
-            text = f"{name}: the model {request.model!r} cannot honour this"
-            raise APIError(400, text, name, "unsupported_value")

@@ -1,7 +1,7 @@
 """Responses, the other protocol of OpenAI: its requests as those of a chat, and its answers, with all their events."""
 
 import json
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Final, NotRequired, cast
 from uuid import uuid4
 
@@ -159,8 +159,7 @@ class Response(Answer):
     def __init__(self, request: Base, model: str) -> None:
         super().__init__(request, model)
         self._outputs: list[_Output] = []
-        self._text: _Output | None = None  # the one that is open
-        self._functions: dict[int, _Output] = {}
+        self._open: dict[str | int, _Output] = {}  # by the kind of a text, or by the index of a call
         self._number = 0
 
     def part(self, item: Any) -> bytes:
@@ -173,7 +172,7 @@ class Response(Answer):
 
     def end(self) -> bytes:
         """Return the last events of a stream."""
-        last = self._begin() + b"".join(self._closed())
+        last = self._begin() + b"".join(self._closed(self._open))
         return last + self._event(f"response.{self._status}", response=self._response(self._status))
 
     def failed(self, error: Exception, told: dict[str, Any]) -> bytes:
@@ -184,7 +183,7 @@ class Response(Answer):
 
     def whole(self) -> dict[str, Any]:
         """Return the answer, when all parts were taken."""
-        for _ in self._closed():
+        for _ in self._closed(self._open):
             pass
         return self._response(self._status)
 
@@ -206,44 +205,31 @@ class Response(Answer):
     def _events(self, delta: Delta) -> Iterator[bytes]:
         for kind, text in (("reasoning", delta.reasoning), ("message", delta.text)):
             if text:
-                if self._text is None or self._text.item["type"] != kind:
-                    yield from self._closed_text()
-                    fields: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
-                    self._text = yield from self._opened(kind, {"content": [], **fields})
-                yield self._said(self._text, text)
+                fields: dict[str, Any] = {"summary": []} if kind == "reasoning" else {"role": "assistant"}
+                yield from self._said(kind, kind, text, {"content": [], **fields})
         for call in delta.tool_calls:
-            index: int = call["index"]
-            if index not in self._functions:
-                yield from self._closed_text()
-                known = self._calls[index]
-                fields = {"call_id": known["id"], "name": known["function"]["name"], "arguments": ""}
-                self._functions[index] = yield from self._opened("function_call", fields)
+            known = self._calls[call["index"]]
             function: dict[str, str] = call.get("function") or {}
-            if function.get("arguments"):
-                yield self._said(self._functions[index], function["arguments"])
+            fields = {"call_id": known["id"], "name": known["function"]["name"], "arguments": ""}
+            yield from self._said("function_call", call["index"], function.get("arguments") or "", fields)
 
-    def _opened(self, kind: str, fields: Mapping[str, Any]) -> Generator[bytes, None, _Output]:
-        one = _Output(kind, len(self._outputs), fields)
-        self._outputs.append(one)
-        yield self._event("response.output_item.added", output_index=one.where["output_index"], item=dict(one.item))
-        if one.part is not None:
-            yield self._event("response.content_part.added", **one.where, part=one.part)
-        return one
+    def _said(self, kind: str, key: str | int, text: str, fields: dict[str, Any]) -> Iterator[bytes]:
+        """Yield the events for more text of an item, which begins the item if it is new, and ends other texts."""
+        if key not in self._open:
+            yield from self._closed([other for other in self._open if isinstance(other, str)])
+            one = self._open[key] = _Output(kind, len(self._outputs), fields)
+            self._outputs.append(one)
+            yield self._event("response.output_item.added", output_index=one.where["output_index"], item=dict(one.item))
+            if one.part is not None:
+                yield self._event("response.content_part.added", **one.where, part=one.part)
+        if text:
+            one = self._open[key]
+            one.texts.append(text)
+            yield self._event(f"{one.event}.delta", **one.where, **one.more, delta=text)
 
-    def _said(self, one: _Output, text: str) -> bytes:
-        one.texts.append(text)
-        return self._event(f"{one.event}.delta", **one.where, **one.more, delta=text)
-
-    def _closed_text(self) -> Iterator[bytes]:
-        if self._text is not None:
-            yield from self._done(self._text)
-            self._text = None
-
-    def _closed(self) -> Iterator[bytes]:
-        yield from self._closed_text()
-        for one in self._functions.values():
-            yield from self._done(one)
-        self._functions = {}
+    def _closed(self, keys: Iterable[str | int]) -> Iterator[bytes]:
+        for key in [*keys]:
+            yield from self._done(self._open.pop(key))
 
     def _done(self, one: _Output) -> Iterator[bytes]:
         text, item = "".join(one.texts), one.item

@@ -459,6 +459,11 @@ MORE_MUTANTS = [
         "tests/serving/test_openai.py::test_a_body_that_is_too_large_is_not_read",
     ),
     Mutant(
+        "spans have no content unless asked",
+        "serving/application.py", "if self._traces_content and made", "if made",
+        "tests/serving/test_measures.py::test_a_chat_through_two_services_is_one_tree",
+    ),
+    Mutant(
         "a breaker refuses",
         "serving/upstreams.py", "return self.failed >= self.failures and", "return False and",
         "tests/serving/test_upstreams.py::test_a_breaker_refuses_and_tries_again",

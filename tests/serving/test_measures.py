@@ -1,5 +1,6 @@
 """Spans and metrics of answers: names of OpenTelemetry for generative AI, and one tree over two services."""
 
+import json
 from typing import Any
 
 import httpx
@@ -43,7 +44,7 @@ async def test_a_chat_through_two_services_is_one_tree(tracing: Tracing) -> None
         assert names[-1] == "chat front"
         assert len(names) > 1  # the run of the gateway is between them
     assert len(tracing.named("chat thinker")) == 2
-    assert "a secret" not in "".join(str(span.attributes) for span in spans.values())
+    assert "a secret" not in "".join(str(span.attributes) for span in spans.values())  # by default
 
 
 async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(tracing: Tracing) -> None:
@@ -59,6 +60,89 @@ async def test_embeddings_have_a_span_with_the_tokens_that_a_server_has_counted(
         assert span.attributes["gen_ai.operation.name"] == "embeddings"
         assert span.attributes.get("gen_ai.usage.input_tokens") == tokens
         assert "gen_ai.response.finish_reasons" not in span.attributes
+
+
+async def test_content_is_in_spans_if_it_is_asked_for(tracing: Tracing) -> None:
+    app = serving.openai({"thinker": thinker, "fails": fails, "length": length}, trace_content=True)
+    call = {"id": "call_0", "type": "function", "function": {"name": "weather", "arguments": '{"city":"Bonn"}'}}
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
+    talk: Messages = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "assistant", "content": None, "reasoning": "Hm.", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "call_0", "content": "wet"},
+        {"role": "user", "content": [{"type": "text", "text": "Ulm?"}, image]},
+    ]
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        sent = ""
+        for stream in (False, True):
+            chat = {"model": "thinker", "messages": talk, "tools": tools, "stream": stream}
+            sent = (await http.post("/v1/chat/completions", json=chat)).text
+            response = {"model": "thinker", "instructions": "Go.", "input": "Ulm", "stream": stream}
+            assert (await http.post("/v1/responses", json=response)).status_code == 200
+            failing = {"model": "fails", "messages": [{"role": "user", "content": "late"}], "stream": stream}
+            await http.post("/v1/chat/completions", json=failing)
+        await http.post("/v1/completions", json={"model": "thinker", "prompt": "Bonn"})
+        await http.post("/v1/embeddings", json={"model": "length", "input": "a secret"})
+    assert '"id":"call_1"' in sent
+    whole, streamed, *texts = [content_of(span) for span in in_order(tracing.named("chat thinker"), 0, 2, 1, 3)]
+    assert whole == streamed
+    thought = {"type": "reasoning", "content": "Hm, a question."}
+    assert whole == (
+        [
+            {"role": "system", "parts": [{"type": "text", "content": "Be brief."}]},
+            {"role": "assistant", "parts": [
+                {"type": "reasoning", "content": "Hm."},
+                {"type": "tool_call", "id": "call_0", "name": "weather", "arguments": {"city": "Bonn"}},
+            ]},
+            {"role": "tool", "parts": [{"type": "tool_call_response", "id": "call_0", "response": "wet"}]},
+            {"role": "user", "parts": [{"type": "text", "content": "Ulm?"}, {"type": "image_url"}]},
+        ],
+        [{
+            "role": "assistant",
+            "parts": [thought, {"type": "tool_call", "id": "call_1", "name": "weather", "arguments": {"city": "Ulm"}}],
+            "finish_reason": "tool_calls",
+        }],
+    )  # fmt: skip
+    said = {"role": "assistant", "parts": [thought, {"type": "text", "content": "It is Ulm."}], "finish_reason": "stop"}
+    asked = [("system", "Go."), ("user", "Ulm")]
+    told = [{"role": role, "parts": [{"type": "text", "content": text}]} for role, text in asked]
+    assert texts == [(told, [said])] * 2
+    for span in tracing.named("chat fails"):
+        [failed] = content_of(span)[1]
+        assert failed == {"role": "assistant", "parts": [{"type": "text", "content": "Some"}], "finish_reason": "error"}
+    [completion] = tracing.named("text_completion thinker")
+    assert content_of(completion)[0] == [{"role": "user", "parts": [{"type": "text", "content": "Bonn"}]}]
+    assert "a secret" not in "".join(str(span.attributes) for span in tracing.spans())
+
+
+async def test_content_and_reason_of_an_answer_that_goes_on_in_bytes(tracing: Tracing) -> None:
+    server = Server("long")
+    async with served(server.app) as url:
+        for trace_content in (False, True):
+            app = serving.openai({"up": serving.upstream(f"{url}/v1")}, trace_content=trace_content)
+            async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+                for stream in (False, True):
+                    await http.post("/v1/chat/completions", json={"model": "up", "messages": ASKED, "stream": stream})
+    spans = tracing.named("chat up")
+    assert [span.attributes and span.attributes["gen_ai.response.finish_reasons"] for span in spans] == [
+        ("length",)
+    ] * 4
+    assert all("a secret" not in str(span.attributes) for span in spans[:2])
+    part = {"type": "text", "content": "one two three"}
+    said = [{"role": "assistant", "parts": [part], "finish_reason": "length"}]
+    asked = [{"role": "user", "parts": [{"type": "text", "content": "a secret"}]}]
+    assert [content_of(span) for span in spans[2:]] == [(asked, said)] * 2
+
+
+def content_of(span: Any) -> tuple[Any, Any]:
+    """Return what was asked and answered, as a span has it."""
+    asked, said = (span.attributes[f"gen_ai.{side}.messages"] for side in ("input", "output"))
+    return json.loads(asked), json.loads(said)
+
+
+def in_order(spans: Any, *order: int) -> list[Any]:
+    return [spans[place] for place in order]
 
 
 async def test_how_long_answers_take(monkeypatch: Any) -> None:

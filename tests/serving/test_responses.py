@@ -160,6 +160,11 @@ async def test_the_input_becomes_the_messages_of_a_chat() -> None:
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0]"),
         ({"input": [{"role": "user", "content": [{"type": "input_file"}]}]}, "input[0].content[0]"),
         ({"tools": [TOOL]}, "tools"),
+        ({"input": [{"content": 5}]}, "input[0].content"),
+        ({"input": [{"content": [5]}]}, "input[0].content[0]"),
+        ({"input": [{"role": "user", "content": [{"type": "input_text", "text": 5}]}]}, "input[0].content[0].text"),
+        ({"input": [{"type": "function_call_output", "output": 7}]}, "input[0].output"),
+        ({"text": {"format": "json"}}, "text.format"),
     ],
 )
 async def test_what_cannot_be_honoured_is_refused(field: dict[str, Any], param: str) -> None:

@@ -54,7 +54,7 @@ class Server:
             return JSONResponse({
                 "id": "up", "object": "chat.completion", "model": body["model"], "system_fingerprint": "f",
                 "choices": [{"index": 0, "message": {"role": "assistant", "content": "".join(WORDS)},
-                             "finish_reason": "stop"}],
+                             "finish_reason": "length" if how == "long" else "stop"}],
                 "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
             })  # fmt: skip
         return StreamingResponse(self.stream(body, how), media_type="text/event-stream")
@@ -73,7 +73,8 @@ class Server:
                     return
                 await asyncio.sleep(0.001 if how == "endless" else 0)
                 yield self.event(body, [{"index": 0, "delta": {"content": word}, "finish_reason": None}])
-            yield self.event(body, [{"index": 0, "delta": {}, "finish_reason": "stop"}])
+            reason = "length" if how == "long" else "stop"
+            yield self.event(body, [{"index": 0, "delta": {}, "finish_reason": reason}])
             if (body.get("stream_options") or {}).get("include_usage"):
                 yield self.event(body, [], usage={"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5})
             yield "data: [DONE]\n\n"
