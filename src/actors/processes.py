@@ -14,6 +14,7 @@ from typing import Any
 from .._errors import EngineClosedError, WorkerDied
 from ..telemetry import logs, spans
 from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
 from . import process_messages
 from .threads import (
     RUNS_SCRIPT_AGAIN,
@@ -317,7 +318,7 @@ class ProcessPool(ThreadOwner):
                     worker.kill()
             if worker.wait_ready():
                 if self._completed == before:
-                    collectors.worker_started(began, time.perf_counter())
+                    collectors.report(Collector.worker_started, began, time.perf_counter())
                 return worker
             end = self._remove(worker)
             remedy = 'put code that runs an engine there under `if __name__ == "__main__":`'

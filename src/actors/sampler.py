@@ -7,6 +7,7 @@ from time import perf_counter, thread_time
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
 from ..telemetry.profiling.durations import NO_DEPTH, NOTHING_OUTSIDE, DepthWatch, Durations, OutsideSeconds
 from ..telemetry.profiling.records import Execution, TimedReading
 
@@ -152,7 +153,7 @@ class ExecutionSampler:
                 self.durations[at].add(seconds, weight)
                 self.busy_seconds[at] += sum(seconds) * weight
         for name, executions in zip(self.names, timed, strict=True):
-            collectors.executed(actor.graph, name, executions)
+            collectors.report(Collector.executed, actor.graph, name, executions)
 
     def reading(self, at: int = 0) -> TimedReading:
         """Return what was counted up to now; of a chain, of its function at this place."""
@@ -176,9 +177,8 @@ class ExecutionSampler:
     def _hand_over_depths(self) -> None:
         points = self._depth.points
         if points:
-            collectors.depth_changed(
-                self._actor.graph, self._actor.name, [points.popleft() for _ in range(len(points))]
-            )
+            moved = [points.popleft() for _ in range(len(points))]
+            collectors.report(Collector.depth_changed, self._actor.graph, self._actor.name, moved)
 
     def _resume(self) -> None:
         if self._is_on and self._switch is not None:

@@ -14,6 +14,7 @@ from ..actors.accepted import check, whole
 from ..telemetry import logs, metrics, names, spans
 from ..telemetry.metrics import Reading, series
 from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
 from ..telemetry.profiling.records import DeviceWork
 from .compile_thread import CompileThread
 from .enqueue_order import ENQUEUE_ORDER, has_collectives
@@ -402,7 +403,7 @@ class CompileCache(Programs[JittedFunction]):
             metrics.add([_reading(names.METRIC_COMPILE_PROGRAMS, jitted, 1)])
             _let_go(evicted)
         if work is not None:
-            collectors.device_worked(work)
+            collectors.report(Collector.device_worked, work)
         for number, (on_done, *_) in enumerate(waiting):
             _tell(on_done, copy_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
         del outcome  # an error refers to this frame

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 import numpy as np
 
 from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
 from ..telemetry.profiling.durations import OutsideSeconds
 from ..telemetry.profiling.records import DeviceWork, DeviceWorkKind
 from .programs import Executable, are_ready, is_device_array, is_random_key, wait_until_ready
@@ -186,9 +187,8 @@ class JobTimes:
         self.came_back()
         followed = tuple([frame.identity for frame in frames[:_FOLLOWED] if frame is not None])
         for kind, began, ended in self._parts:
-            collectors.device_worked(
-                DeviceWork(kind, device, node, began, ended, len(frames), rows, padding_share, followed)
-            )  # fmt: skip
+            work = DeviceWork(kind, device, node, began, ended, len(frames), rows, padding_share, followed)
+            collectors.report(Collector.device_worked, work)
         compute = sum([part.ended - part.began for part in self._parts if part.kind == "compute"])
         transfer = sum([part.ended - part.began for part in self._parts if part.kind != "compute"])
         way_seconds, ways = max(0.0, (self._taken_at or 0.0) - self.submitted), 1

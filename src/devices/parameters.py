@@ -12,6 +12,7 @@ import numpy as np
 from .._errors import DeviceError
 from .._machine import aligned_copy
 from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
 from ..telemetry.profiling.records import DeviceWork
 from .enqueue_order import reshard
 from .programs import is_device_array, not_on_device
@@ -169,7 +170,7 @@ def put_there(value: Any, shardings: Any, placement: "Placement", name: str) -> 
 
     began = perf_counter()
     placed = jax.tree.map(put, owned(value), shardings)
-    collectors.device_worked(DeviceWork("to device", placement.name, name, began, perf_counter()))
+    collectors.report(Collector.device_worked, DeviceWork("to device", placement.name, name, began, perf_counter()))
     return placed
 
 

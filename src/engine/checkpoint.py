@@ -21,6 +21,7 @@ from ..actors.threads import ThreadPool
 from ..telemetry import logs
 from ..telemetry.counters import SavedSnapshots
 from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
 from .checkpoint_path import CheckpointStep, checkpoint_path, nodes_of
 from .checkpoint_schedule import CheckpointSchedule
 from .graph import Call
@@ -585,7 +586,7 @@ class Checkpointer:
     def _add(self, costs: SavedSnapshots) -> None:
         """Count what a part of a snapshot has cost, here and in profiles."""
         self.costs = self.costs.plus(costs)
-        collectors.snapshots_saved(self._path.graph, costs)
+        collectors.report(Collector.snapshots_saved, self._path.graph, costs)
 
     # Snapshots that the reader asks for, and the last one.
 

@@ -18,6 +18,7 @@ from ..actors.worker import WorkerGroup
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
 from .counters import Room, run_levels
 from .instances import InstanceRegistry, stateful_nodes
 from .open_resources import Resources
@@ -201,13 +202,13 @@ class Runtime:
         """Note a stream that has begun, so that it ends with the Engine, and tell profiles of it."""
         self.streams.add(stream)
         self.readers.add(stream)
-        collectors.reader_opened(stream)
+        collectors.report(Collector.reader_opened, stream)
 
     def stream_closed(self, stream: "OpenStream") -> None:
         """Forget a stream that has ended, and tell profiles of it."""
         self.streams.discard(stream)
         self.readers.discard(stream)
-        collectors.reader_closed(stream)
+        collectors.report(Collector.reader_closed, stream)
 
     def shared_actors(self) -> list[NodeActor]:
         """Return the actors that runs share."""
@@ -342,7 +343,7 @@ class Scope:
         self.is_open = True
         engine.scope_opened()
         engine.wirings.add(self.wiring)
-        collectors.scope_opened(self.wiring)
+        collectors.report(Collector.scope_opened, self.wiring)
         if options.collect_metrics:
             metrics.opened(self.wiring)
 
@@ -413,7 +414,7 @@ class Scope:
             await self.wiring.returned()  # a thread may still run a method of a stateful node
         finally:
             self.engine.wirings.discard(self.wiring)
-            collectors.scope_closed(self.wiring)
+            collectors.report(Collector.scope_closed, self.wiring)
             metrics.closed(self.wiring)
 
     def _failed(self, make_error: Callable[[str], DeploymentFailed]) -> None:

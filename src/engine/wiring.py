@@ -20,6 +20,7 @@ from ..actors.threads import ThreadShare
 from ..telemetry import metrics
 from ..telemetry.metrics import Reading
 from ..telemetry.profiling import collectors
+from ..telemetry.profiling.collectors import Collector
 from .bodies import body_of, branch, computing, hand_over, input_of, splitting
 from .caching import CacheSite, Identity
 from .control import Control
@@ -459,7 +460,7 @@ class SharedWirings:
                 pools, None, None, device_strategy=device_strategy, has_places_in_threads=has_all_threads,
                 counts_handlers=counts_handlers,
             )  # fmt: skip
-            collectors.scope_opened(wiring)
+            collectors.report(Collector.scope_opened, wiring)
             if is_counted:
                 metrics.opened(wiring)
         return wiring
@@ -469,7 +470,7 @@ class SharedWirings:
 
     def __del__(self) -> None:
         for (_, _, is_counted, _, _), wiring in self._wirings.items():
-            collectors.scope_vanished(wiring)
+            collectors.report(Collector.scope_vanished, wiring)
             if is_counted:
                 metrics.vanished(wiring)
 

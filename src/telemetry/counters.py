@@ -178,35 +178,23 @@ class ActorStatistics:
         stopped: list[ActorState] = [one.state for one in every if one.state is not None and one.state != "running"]
         places = {one.places if one.places is not None else -number: one for number, one in enumerate(every, 1)}
         inboxes = [one.inbox for one in every]
-        return ActorStatistics(
-            first.graph,
-            first.node,
-            sum(one.completed for one in every),
-            sum(one.failed for one in every),
-            sum(one.retried for one in every),
-            sum(one.restarts for one in every),
-            sum(one.in_flight for one in places.values()),
-            _limit([one.concurrency for one in places.values()]),
-            None if all(one.busy_seconds is None for one in every) else sum(one.busy_seconds or 0.0 for one in every),
-            ChannelStatistics(
-                depth=sum(inbox.depth for inbox in inboxes),
+        longest = max(every, key=lambda one: one.retrying_seconds)
+        return replace(
+            first,
+            in_flight=sum(one.in_flight for one in places.values()),
+            concurrency=_limit([one.concurrency for one in places.values()]),
+            inbox=replace(
+                first.inbox,
                 capacity=_limit([inbox.capacity for inbox in inboxes]),
                 high_water=max(inbox.high_water for inbox in inboxes),
-                bytes_held=sum(inbox.bytes_held for inbox in inboxes),
-                puts=sum(inbox.puts for inbox in inboxes),
-                waiting_putters=sum(inbox.waiting_putters for inbox in inboxes),
-                waiting_getters=sum(inbox.waiting_getters for inbox in inboxes),
-                put_wait_seconds=sum(inbox.put_wait_seconds for inbox in inboxes),
-                get_wait_seconds=sum(inbox.get_wait_seconds for inbox in inboxes),
+                **_sums(inboxes, *INBOX_COUNTERS, "depth", "bytes_held", "waiting_putters", "waiting_getters"),
             ),
-            stopped[0] if stopped else first.state,
-            failed_over=sum(one.failed_over for one in every),
-            hedged=sum(one.hedged for one in every),
-            hedges_won=sum(one.hedges_won for one in every),
+            state=stopped[0] if stopped else first.state,
             cache=_total_of_caches([one.cache for one in every if one.cache is not None]),
             figures=_total_of_figures(figure for one in every for figure in one.figures),
-            retrying_seconds=(longest := max(every, key=lambda one: one.retrying_seconds)).retrying_seconds,
+            retrying_seconds=longest.retrying_seconds,
             retrying_error=longest.retrying_error,
+            **_sums(every, *_COUNTERS),
         )
 
 
@@ -300,20 +288,19 @@ def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable
     return replace(changed, inbox=less(now.inbox, before.inbox, *INBOX_COUNTERS), cache=cache)
 
 
+def _sums(records: Iterable[object], *names: str) -> dict[str, Any]:
+    """Return the sum of each of the named numbers; None for a number that no record has."""
+    values = {name: [getattr(one, name) for one in records] for name in names}
+    return {
+        name: sum(filter(None, all_)) if any(one is not None for one in all_) else None for name, all_ in values.items()
+    }
+
+
 def _total_of_caches(caches: list[CacheStatistics]) -> CacheStatistics | None:
+    if not caches:
+        return None
     stores = {one.store: one for one in caches}.values()
-    return (
-        CacheStatistics(
-            sum(one.hits for one in caches),
-            sum(one.misses for one in caches),
-            sum(one.joined for one in caches),
-            sum(one.evicted for one in stores),
-            sum(one.bytes_held for one in stores),
-            caches[0].store,
-        )
-        if caches
-        else None
-    )
+    return replace(caches[0], **_sums(caches, "hits", "misses", "joined"), **_sums(stores, "evicted", "bytes_held"))
 
 
 def _limit(limits: list[int | None]) -> int | None:

@@ -1,13 +1,15 @@
 """The profiles that are being taken now, and the Engines that report to them."""
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Concatenate, ParamSpec
 from weakref import WeakSet
 
 if TYPE_CHECKING:
     from ..counters import SavedSnapshots
     from .records import DeviceWork, Execution, Host, ProfiledScope, ProfiledStream
 
+
+P = ParamSpec("P")
 
 # While no profile is taken, the opening and closing of a scope reads one empty list, and registers nothing.
 
@@ -66,61 +68,13 @@ def end(collector: Collector) -> None:
         node_of_thread.clear()
 
 
-def scope_opened(scope: "ProfiledScope") -> None:
-    """Report a new scope, whose counters are zero, to the profiles that are being taken."""
+def report(event: Callable[Concatenate[Collector, P], None], *args: P.args, **kwargs: P.kwargs) -> None:
+    """Tell each profile that is being taken of an event; callable from any thread.
+
+    Args:
+        event: the method of `Collector` that takes the event.
+        args: the arguments of the method.
+        kwargs: the arguments of the method that are given by name.
+    """
     for collector in tuple(running):
-        collector.scope_opened(scope)
-
-
-def scope_closed(scope: "ProfiledScope") -> None:
-    """Report a scope that has closed."""
-    for collector in tuple(running):
-        collector.scope_closed(scope)
-
-
-def scope_vanished(scope: "ProfiledScope") -> None:
-    """Report a scope that was never closed and is being collected as garbage."""
-    for collector in tuple(running):
-        collector.scope_vanished(scope)
-
-
-def reader_opened(reader: "ProfiledStream") -> None:
-    """Report a new stream."""
-    for collector in tuple(running):
-        collector.reader_opened(reader)
-
-
-def reader_closed(reader: "ProfiledStream") -> None:
-    """Report a stream that has ended."""
-    for collector in tuple(running):
-        collector.reader_closed(reader)
-
-
-def executed(graph: str, node: str, executions: "Sequence[Execution]") -> None:
-    """Report timed executions of a node."""
-    for collector in tuple(running):
-        collector.executed(graph, node, executions)
-
-
-def depth_changed(graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
-    """Report how many items were in the inbox of a node, and when, in seconds of `time.perf_counter`."""
-    for collector in tuple(running):
-        collector.depth_changed(graph, node, points)
-
-
-def device_worked(work: "DeviceWork") -> None:
-    """Report a piece of work of a device; callable from any thread."""
-    for collector in tuple(running):
-        collector.device_worked(work)
-
-
-def worker_started(began: float, ended: float) -> None:
-    """Report the start of a worker process, for which its calls have waited; callable from any thread."""
-    for collector in tuple(running):
-        collector.worker_started(began, ended)
-
-
-def snapshots_saved(graph: str, snapshots: "SavedSnapshots") -> None:
-    """Report what a part of a snapshot of a call has cost."""
-    for collector in tuple(running):
-        collector.snapshots_saved(graph, snapshots)
+        getattr(collector, event.__name__)(*args, **kwargs)

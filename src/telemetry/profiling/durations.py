@@ -4,7 +4,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Iterable
 from math import log2
-from operator import add, sub
+from operator import add
 from time import perf_counter
 from typing import Final, NamedTuple
 
@@ -26,14 +26,6 @@ class DepthTotals(NamedTuple):
     waited_seconds: float = 0.0
     occupied_seconds: float = 0.0
     full_seconds: float = 0.0
-
-    def plus(self, other: "DepthTotals") -> "DepthTotals":
-        """Return the sum."""
-        return DepthTotals(*map(add, self, other))
-
-    def minus(self, earlier: "DepthTotals") -> "DepthTotals":
-        """Return the difference."""
-        return DepthTotals(*map(sub, self, earlier))
 
 
 NO_DEPTH: Final = DepthTotals()
@@ -123,10 +115,6 @@ class OutsideSeconds(NamedTuple):
     def for_items(self, count: int) -> "OutsideSeconds":
         """Return the sum for `count` items that have all waited for this."""
         return OutsideSeconds(*[one * count for one in self])
-
-    def minus(self, earlier: "OutsideSeconds") -> "OutsideSeconds":
-        """Return the difference to an earlier sum."""
-        return OutsideSeconds(*map(sub, self, earlier))
 
 
 NOTHING_OUTSIDE: Final = OutsideSeconds()

@@ -74,8 +74,14 @@ class TimedReading:
         durations = self.durations.since(None)
         durations.merge(now.durations.since(before.durations))
         blocked = self.blocked_seconds + now.blocked_seconds - before.blocked_seconds
-        outside = self.outside.plus(now.outside.minus(before.outside))
-        return TimedReading(durations, self.queue.plus(now.queue.minus(before.queue)), blocked, outside)
+        queue = DepthTotals(*map(_grown, self.queue, now.queue, before.queue))
+        return TimedReading(
+            durations, queue, blocked, OutsideSeconds(*map(_grown, self.outside, now.outside, before.outside))
+        )
+
+
+def _grown(total: float, now: float, before: float) -> float:
+    return total + now - before
 
 
 _NOTHING_TIMED: Final = TimedReading()
