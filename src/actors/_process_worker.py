@@ -159,10 +159,8 @@ def close_instances(keys: Iterable[int]) -> None:
     for key in keys:
         instance = _instances.pop(key, None)
         if hasattr(instance, "__exit__"):
-            try:
+            with logs.logged("actor.not_released", node=type(instance).__name__):
                 instance.__exit__(None, None, None)
-            except Exception as error:  # noqa: BLE001 - user code; the others have to be left as well
-                logs.warning("actor.not_released", node=type(instance).__name__, error=repr(error))
 
 
 def _failure(error: BaseException, cause: BaseException, began: float) -> process_messages.Message:

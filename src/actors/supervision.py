@@ -412,10 +412,8 @@ class Supervisor:
     async def _stop(self, numbers: Sequence[int], cause: BaseException | None) -> None:
         for number in numbers:
             child = self._children[number]
-            try:
+            with logs.logged("actor.not_released", node=child.name):
                 await child.stop(cause)
-            except Exception as error:  # noqa: BLE001 - user code; the restart goes on without it
-                logs.warning("actor.not_released", node=child.name, error=repr(error))
 
     async def _start(self, restarting: "_Restarting") -> None:
         decision = restarting.decision

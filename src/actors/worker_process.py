@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from multiprocessing import process, resource_tracker
 from queue import SimpleQueue
@@ -98,12 +98,10 @@ class WorkerProcess:
         self.connection, child_end = socket.socketpair()
         self._queue, self._worker_queue = socket.socketpair(socket.AF_UNIX, _PACKETS)
         _sockets.update((self.connection, child_end, self._queue, self._worker_queue))
-        try:
-            with child_end, _children_lock:
-                self._start(child_end)
-        except BaseException:
-            self.hang_up()
-            raise
+        with ExitStack() as undo, child_end, _children_lock:
+            undo.callback(self.hang_up)
+            self._start(child_end)
+            undo.pop_all()
         assert self._process.pid is not None
         self.pid = self._process.pid
         self.replies = process_messages.MessageReader(self.connection)

@@ -287,17 +287,16 @@ class InstanceRegistry:
     def __init__(self, pools: Pools, supervisor: Supervisor) -> None:
         self._pools = pools
         self._supervisor = supervisor
-        self._instances: dict[object, Instance] = {}
-        self._loops: dict[object, LoopInstance] = {}
+        self._children: dict[object, Instance | LoopInstance] = {}
         self.scope: Scope = Scope()  # set by the scope, once that has its wiring
 
     def instance_of(self, node: Node[..., Any]) -> Instance:
         """Return the instance of a stateful node in this scope."""
-        return self._instances[instance_key(node)]
+        return cast("Instance", self._children[instance_key(node)])
 
     def loop_of(self, node: Node[..., Any]) -> LoopInstance:
         """Return the child that runs the loop of a node in this scope."""
-        return self._loops[instance_key(node)]
+        return cast("LoopInstance", self._children[instance_key(node)])
 
     async def open(self, plan: Plan) -> None:
         """Make and enter the instances that a plan needs and that this scope does not have yet.
@@ -307,20 +306,17 @@ class InstanceRegistry:
         """
         nodes = {instance_key(node): node for node in stateful_nodes(plan)}
         opened: dict[object, Instance | LoopInstance] = {}
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(lambda: uninterrupted(_leave_all(list(opened.values()))))
             for key, node in nodes.items():
-                if key not in self._instances and key not in self._loops:
-                    child = self._make(node)
+                if key not in self._children:
+                    kind = LoopInstance if node.runs_on._runs_loop else Instance
+                    child = kind(node, self._pools, self._supervisor, self.scope)
                     await child.start()
                     opened[key] = child
-        except BaseException:
-            await uninterrupted(_leave_all(list(opened.values())))
-            raise
+            undo.pop_all()
         for key, child in opened.items():
-            if isinstance(child, Instance):
-                self._instances[key] = child
-            else:
-                self._loops[key] = child
+            self._children[key] = child
             self._supervisor.add(child)
             child.resume()
         for child in opened.values():  # only now: an exit may restart the others, so the supervisor must know all
@@ -334,22 +330,14 @@ class InstanceRegistry:
             Exception: the first error of an `__aexit__`.
         """
         await self._supervisor.close()
-        self._instances.clear()
-        self._loops.clear()
-
-    def _make(self, node: Node[..., Any]) -> Instance | LoopInstance:
-        if node.runs_on._runs_loop:
-            return LoopInstance(node, self._pools, self._supervisor, self.scope)
-        return Instance(node, self._pools, self._supervisor, self.scope)
+        self._children.clear()
 
 
 async def _leave_all(children: list[Instance | LoopInstance]) -> None:
     """Leave instances because another one did not start; errors are logged, because the caller raises that one's."""
     for child in reversed(children):
-        try:
+        with logs.logged("actor.not_released", node=child.name):
             await child.close()
-        except Exception as error:  # noqa: BLE001 - user code; the others have to be left as well
-            logs.warning("actor.not_released", node=child.name, error=repr(error))
 
 
 def instance_key(node: Node[..., Any]) -> object:

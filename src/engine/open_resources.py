@@ -324,10 +324,10 @@ class Resources:
             or (entry.context_task.is_open and not self._closes_unused)
         ):
             return
-        try:
+        with logs.logged(
+            "resource.not_closed", resource=entry.opening.name
+        ):  # the cancellation matters more to the caller
             await uninterrupted(self._end([entry]))
-        except Exception as error:  # noqa: BLE001 - an error of user code; the cancellation matters more to the caller
-            logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
 
     async def _end(self, entries: Iterable[Entry]) -> None:
         errors: list[BaseException] = []

@@ -1,6 +1,7 @@
 """Reloading a resource of a deployment: its new value is for all calls that are admitted afterwards."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from contextvars import Context
 from typing import Any, TypeAlias
 
@@ -35,15 +36,14 @@ async def reload(deployment: Deployment, resource: object) -> None:
     lock = runtime.reloads.setdefault(openings[0].resource, asyncio.Lock())
     async with lock:
         entries = [await _entry(deployment, opening) for opening in openings]
-        try:
+        async with AsyncExitStack() as undo:
+            undo.push_async_callback(lambda: uninterrupted(_discard(entries)))
             for entry in entries:
                 await _open_next(deployment, entry)
             for entry in entries:
                 _check_wanted(deployment, entry)
                 _check_fits(entry)
-        except BaseException:
-            await uninterrupted(_discard(entries))
-            raise
+            undo.pop_all()
         _swap(runtime, entries)
 
 

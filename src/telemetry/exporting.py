@@ -14,7 +14,7 @@ from uuid import uuid4
 from opentelemetry import metrics, trace
 
 from . import spans
-from .logs import warning
+from .logs import logged, warning
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.metrics import MeterProvider
@@ -150,13 +150,11 @@ def _send_traces_of_worker(resource: dict[str, Any], endpoint: str | None) -> No
     """
     if not _has_none(trace.get_tracer_provider()):  # the module of the node has set one up
         return
-    try:
+    with logged("telemetry.not_set_up_in_worker"):  # an item must not fail for its spans
         from opentelemetry.sdk.resources import SERVICE_INSTANCE_ID, Resource
 
         own = Resource({**resource, SERVICE_INSTANCE_ID: str(uuid4())})
         close_at_exit([_send_traces(_find_exporters("traces", endpoint), own).shutdown])
-    except Exception as error:  # noqa: BLE001 - exporters are others' code, and an item must not fail for its spans
-        warning("telemetry.not_set_up_in_worker", error=repr(error))
 
 
 def _send_metrics(exporters: list[Callable[[], Any]], resource: "Resource") -> "MeterProvider":

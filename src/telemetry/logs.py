@@ -1,6 +1,7 @@
 """Logs: structlog events with the ids of their trace, and the graph, node, item and attempt that they are about."""
 
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Generator, Mapping, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 from opentelemetry import trace
@@ -46,6 +47,15 @@ def warning(event: str, **fields: object) -> None:
 
     logger: structlog.stdlib.BoundLogger = structlog.get_logger("penstock")
     logger.warning(event, **fields, **_ids())
+
+
+@contextmanager
+def logged(event: str, **fields: object) -> Generator[None]:
+    """Log an `Exception` as a warning, with its `repr` as `error`, and go on: no caller can be given it."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - code of the user or of another library; what follows has to run as well
+        warning(event, **fields, error=repr(error))
 
 
 def _ids() -> dict[str, str]:

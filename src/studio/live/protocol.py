@@ -6,7 +6,7 @@ import select
 import socket
 import stat
 from collections.abc import Generator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from time import monotonic
@@ -129,12 +129,10 @@ class Client:
         self._socket.settimeout(_ANSWER_SECONDS)
         self._received = bytearray()
         self._process: int | None = None
-        try:
-            with self._explained():
-                self._socket.connect(os.fspath(path))
-        except BaseException:
-            self._socket.close()
-            raise
+        with ExitStack() as undo, self._explained():
+            undo.callback(self._socket.close)
+            self._socket.connect(os.fspath(path))
+            undo.pop_all()
 
     def close(self) -> None:
         """Hang up."""

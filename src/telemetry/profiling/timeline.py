@@ -29,9 +29,8 @@ def write_whole(path: "str | os.PathLike[str]", parts: Iterable[str]) -> None:
         with temporary.open("x", encoding="utf-8", newline="\n") as file:
             file.writelines(parts)
         temporary.replace(target)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    finally:
+        temporary.unlink(missing_ok=True)  # it is left only where it could not be renamed
 
 
 # The most slices and points of curves that are kept: some 20 MB of JSON, which Perfetto opens at once.
