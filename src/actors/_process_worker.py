@@ -62,7 +62,7 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
     gc.set_threshold(*_COLLECTOR_THRESHOLDS)
     logs.describe_items(_item.get)
     no_item.set('in a worker process, from where no value comes back before the result: use runs_on="thread"')
-    set_up_once = cache(set_up_tracing or _nothing)
+    set_up_once = cache(set_up_tracing or (lambda: None))
     threading.Thread(target=_end_with_parent, name="penstock-parent-watch", daemon=True).start()
     large, packet = MessageReader(connection), memoryview(bytearray(PACKET_HEAD.size + JOIN_MAX_BYTES))
     try:
@@ -100,10 +100,6 @@ def _end_with_parent() -> None:
         while parent.is_alive() and os.getppid() == parent.pid:
             parent.join(_PARENT_CHECK_SECONDS)
         os._exit(1)
-
-
-def _nothing() -> None:
-    pass
 
 
 def _answer(

@@ -11,7 +11,7 @@ from types import CoroutineType, GeneratorType, coroutine
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
 from .._errors import Interrupted, NodeCancelledError, NodeTimeoutError, add_note
-from ..telemetry import logs, spans
+from ..telemetry import logs, names, spans
 from .accepted import check
 from .accepted import number as number_of
 from .chains import WATCHED, watched
@@ -68,9 +68,9 @@ def compose(
     if policy.retry is not None:
         run = _retried(run, policy.retry)
     if failover is not None:
-        run = _failing_over(run, failover)
+        run = _or_instead(run, _failing_over(failover))
     if policy.fallback is not None:
-        run = _falling_back(run, policy.fallback)
+        run = _or_instead(run, _falling_back(policy.fallback))
     return _counted(run)
 
 
@@ -219,7 +219,7 @@ def _retried(run: Run, retry: Retry) -> Run:
                     if pause is None:
                         raise
                     if attempt._frame.span is not None:
-                        spans.retried(actor.name, error, position.attempt + 1)
+                        spans.happened(names.RETRY, actor.name, error, **{names.ATTEMPT: position.attempt + 1})
                     if since is None:
                         since = member.group.loop.time()
                     actor.counted().in_retry[attempt] = member.group.loop.time, since, type(error).__qualname__
@@ -278,48 +278,49 @@ def pause_after(retry: Retry, error: Exception, failed_attempt: int) -> float | 
     return pause * (1 - retry.jitter * random.random())
 
 
-def _failing_over(run: Run, failover: Failover) -> Run:
-    async def run_or_fail_over(attempt: Attempt) -> Any:
+def _or_instead(run: Run, substitute: Callable[[Attempt, Exception], Awaitable[Any]]) -> Run:
+    """Return what runs a substitute after an error of the last attempt, unless the item has ended."""
+
+    async def run_or_substitute(attempt: Attempt) -> Any:
         try:
             return await run(attempt)
         except Interrupted:
             raise
-        except Exception as error:
-            actor, frame, position = attempt._actor, attempt._frame, attempt._member.position
-            if frame.state != "running":
-                raise
-            frame.is_substitute = True
-            actor.counted().failed_over += 1
-            if frame.span is not None:
-                spans.failed_over(actor.name, error)
-            handled(attempt, "failover", error)
-            position.attempt_deadline = None
-            leave_outside_call(attempt._member, actor, frame)
-            began = perf_counter()
-            try:
-                return await failover(attempt)
-            finally:
-                position.waited_seconds += perf_counter() - began
-
-    return run_or_fail_over
-
-
-def _falling_back(run: Run, fallback: Callable[[Exception], Any]) -> Run:
-    async def run_or_fall_back(attempt: Attempt) -> Any:
-        try:
-            return await run(attempt)
-        except Interrupted:
-            raise
-        except Exception as error:  # the fallback gets every error of the node
+        except Exception as error:  # the substitute gets every error of the node
             if attempt._frame.state != "running":
                 raise
             attempt._frame.is_substitute = True
-            if attempt._frame.span is not None:
-                spans.fell_back(attempt._actor.name, error)
-            value: Any = fallback(error)
-            return await value if inspect.isawaitable(value) else value
+            return await substitute(attempt, error)
 
-    return run_or_fall_back
+    return run_or_substitute
+
+
+def _failing_over(failover: Failover) -> Callable[[Attempt, Exception], Awaitable[Any]]:
+    async def fail_over(attempt: Attempt, error: Exception) -> Any:
+        actor, frame, position = attempt._actor, attempt._frame, attempt._member.position
+        actor.counted().failed_over += 1
+        if frame.span is not None:
+            spans.happened(names.FAILOVER, actor.name, error)
+        handled(attempt, "failover", error)
+        position.attempt_deadline = None
+        leave_outside_call(attempt._member, actor, frame)
+        began = perf_counter()
+        try:
+            return await failover(attempt)
+        finally:
+            position.waited_seconds += perf_counter() - began
+
+    return fail_over
+
+
+def _falling_back(fallback: Callable[[Exception], Any]) -> Callable[[Attempt, Exception], Awaitable[Any]]:
+    async def fall_back(attempt: Attempt, error: Exception) -> Any:
+        if attempt._frame.span is not None:
+            spans.happened(names.FALLBACK, attempt._actor.name, error)
+        value: Any = fallback(error)
+        return await value if inspect.isawaitable(value) else value
+
+    return fall_back
 
 
 def _counted(run: Run) -> Run:
@@ -561,7 +562,7 @@ def may_begin_second(first: Attempt, budget: HedgeBudget) -> bool:
         return False
     actor.counted().hedged += 1
     if frame.span is not None:
-        spans.hedged(actor.name)
+        spans.happened(names.HEDGE, actor.name)
     return True
 
 
@@ -569,7 +570,7 @@ def second_won(first: Attempt) -> None:
     """Count a second attempt whose result counts."""
     first._actor.counted().hedges_won += 1
     if first._frame.span is not None:
-        spans.hedge_won(first._actor.name)
+        spans.happened(names.HEDGE_WON, first._actor.name)
 
 
 async def _race(run: Run, first: Attempt, after_seconds: float, budget: HedgeBudget) -> Any:

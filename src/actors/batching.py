@@ -411,11 +411,8 @@ class Batcher(Actor[T, U]):
         """Find out what a work costs; return False if that fails, and the work with it."""
         try:
             work.cost = self._batch._cost_of((work.value,), self._name)
-        except asyncio.CancelledError as error:  # no cancellation of this loop, which does not wait here
-            work.fail(_foreign_cancel(self._name, error))
-            return False
-        except Exception as error:  # noqa: BLE001 - an error of the function belongs to this item alone
-            work.fail(error)
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - an error of the function is that of this item; this loop does not wait here
+            work.fail(self._failures(error, [work])[0])
             return False
         return True
 
@@ -472,13 +469,11 @@ class Batcher(Actor[T, U]):
         running = RunningBatch(batch)
         try:
             results = results_of(await self._call([work.value for work in batch]), len(batch), self._name)
-        except asyncio.CancelledError as error:
-            if running.task.cancelling() > running.has_ended:  # the loop was cancelled, and not only this batch
-                raise
-            results = self._failures(error, batch)
         except (KeyboardInterrupt, SystemExit, GeneratorExit):
             raise
-        except BaseException as error:  # noqa: BLE001 - what the function raises is the outcome of all items of the batch
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError) and running.task.cancelling() > running.has_ended:
+                raise  # the loop was cancelled, and not only this batch
             results = self._failures(error, batch)
         # The next batch starts before the callers of this one are resumed, so that the function need not wait for them.
         self._free += 1
@@ -591,12 +586,10 @@ class ThreadBatcher(Batcher[T, U]):
     ) -> tuple[list[Request[T, U]], list[Any]]:
         try:
             return await running
-        except Exception as error:  # noqa: BLE001 - that of `_begin`, or of a pool that was closed
-            return batch, self._failures(error, batch)
-        except asyncio.CancelledError as error:
+        except (Exception, asyncio.CancelledError) as error:  # that of `_begin`, or of a pool that was closed
             task = asyncio.current_task()
-            if task is not None and task.cancelling():  # and not only the job, by a pool that was closed
-                raise
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # this task was cancelled, and not only the job
             return batch, self._failures(error, batch)
         finally:  # also when cancelled: the thread must not outlive its scope
             await uninterrupted(returned.wait())

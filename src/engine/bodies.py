@@ -172,7 +172,9 @@ class _Bodies(Listener):
         self._parent = parent
         self._outside = outside
         self._overwrites = wired.program.plan.overwrites
-        self._span: Span | None = None  # the span of the control-flow step, if it is sampled
+        # The span of the control-flow step, if it is sampled.
+        self._span: Span | None = None if parent.span is None else spans.present()
+        self.frames = {}
         self._stopped = False
         self._empty = asyncio.Event()
         self._group = parent.group.for_bodies(self._ended)
@@ -210,6 +212,10 @@ class _Bodies(Listener):
         Args:
             around: the worker; None for another task, which gives others a turn each time.
             begin: starts the first frames.
+
+        Raises:
+            BaseException: the error of the frame that has ended the whole.
+            CancelledError: the frames were stopped.
         """
         worker = Worker(self._group, nested=True)
         # The worker of the body uses up the budget of the worker around it: a body that never suspends is short, but
@@ -231,6 +237,10 @@ class _Bodies(Listener):
             self._parent.body_ended(self.stop)
             current.source.reset(token)
             await self._unwound()
+        if self._error is not None:
+            raise self._error
+        if self._stopped:  # the frame around it has ended, and the cancellation of this task is on its way
+            raise asyncio.CancelledError
 
     def _with_loss(self, error: BaseException) -> BaseException:
         """Return the error of an iteration, with a note if the state that it began with is gone."""
@@ -271,9 +281,7 @@ class _ListMap(_Bodies):
         self._on_error: OnError = "raise" if control is None else control.on_error
         self._actor = actor  # that counts the items of a `map_each`
         self._failed: dict[int, Exception] = {}  # those that do not end the whole
-        self._span = None if parent.span is None else spans.present()
         self._results: list[Any] = []
-        self.frames = {}
         self._next = 0
         self._limit = 1
         self._first_item = 0
@@ -288,10 +296,6 @@ class _ListMap(_Bodies):
         self._first_item = first_item
         self._group.is_exclusive = len(self._items) == 1
         await self._work(self._worker, self._fill)
-        if self._error is not None:
-            raise self._error
-        if self._stopped:  # the frame around it has ended, and the cancellation of this task is on its way
-            raise asyncio.CancelledError
         if self._actor is not None:
             self._actor.completed -= 1  # it counts items, and the worker is about to count the whole as one more
         return self._results if self._on_error == "raise" else self._outcomes()
@@ -380,8 +384,6 @@ class _Fold(_Bodies):
         self._actor = actor
         self._values = values
         self._skips = skips
-        self._span = None if parent.span is None else spans.present()
-        self.frames = {}  # at most one
         self._state: Any = None
         self._started = 0
         self._starting = False
@@ -393,10 +395,6 @@ class _Fold(_Bodies):
             await self._work(self._worker, self._go_on)
         finally:
             self._values.waiter = None
-        if self._error is not None:
-            raise self._error
-        if self._stopped:  # the cancel of this task is about to come
-            raise asyncio.CancelledError
         if self._values.error is not None:
             await self._values.get()  # raises it
         self._actor.completed -= 1  # it counts values, and the worker is about to count the whole as one more
@@ -555,9 +553,7 @@ class _StreamOfBody(_Bodies):
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args, step: str) -> None:
         super().__init__(wired, parent, outside, step)
-        self._span = None if parent.span is None else spans.present()
         self._group.is_exclusive = True
-        self.frames = {}
         self._opened: asyncio.Future[Reader[Any]] = self._group.loop.create_future()
 
     async def values(self) -> AsyncGenerator[Any, None]:

@@ -33,8 +33,10 @@ from .tracing.tracer import Trace, Tracer, active, endless_recursion, inner_code
 if TYPE_CHECKING:
     from .. import engine as _engine
     from ..saving.durable import DurableCall
+    from . import picture
 else:
     _engine = LateModule(__package__)
+    picture = LateModule(f"{__package__}.picture")
 
 # Counts how often a node was replaced or restored. A trace made under another number is outdated.
 _epoch = 0
@@ -379,26 +381,18 @@ class Graph(Generic[P, R_co]):
 
     def drawing(self) -> "_engine.Drawing":
         """Return the graph as names and edges, for code that draws it in a way of its own."""
-        from .picture import drawing_of
-
-        return drawing_of(self._present_trace())
+        return picture.drawing_of(self._present_trace())
 
     def to_mermaid(self) -> str:
         """Return the graph as a Mermaid flowchart, for Markdown."""
-        from .picture import shown
-
-        return shown(self.drawing(), "mermaid")
+        return picture.shown(self.drawing(), "mermaid")
 
     def to_dot(self) -> str:
         """Return the graph in Graphviz's language."""
-        from .picture import shown
-
-        return shown(self.drawing(), "dot")
+        return picture.shown(self.drawing(), "dot")
 
     def __str__(self) -> str:
-        from .picture import shown
-
-        return shown(self.drawing(), "text")
+        return picture.shown(self.drawing(), "text")
 
     def __reduce__(self) -> str | tuple[Any, ...]:
         """Pickle the graph by module and name, as a function; a chain without a name by its parts."""
@@ -417,9 +411,7 @@ class Graph(Generic[P, R_co]):
         return f"<Graph {printable(self.name)}>"
 
     def _repr_svg_(self) -> str:
-        from .picture import shown
-
-        return shown(self.drawing(), "svg")
+        return picture.shown(self.drawing(), "svg")
 
 
 class _Decorator(Protocol):
@@ -661,25 +653,21 @@ def as_call(call: Any, verb: str, more: tuple[object, ...] = ()) -> Call[Any]:
             if not more:
                 return cast("Graph[[], Any]", call)()
         raise TypeError(f"graph {call.name!r} has parameters: pass a call, {verb}({call.name}(...))")
+    takes, what = f"{verb} takes a call of a graph", repr(call)
+    remedy = "a node that is called outside of a graph has run already, and ps.graph(node)(...) makes a call of it"
     if inspect.iscoroutine(call) or inspect.isasyncgen(call):
         what, to_use = "an async generator", verb.replace(".run", ".stream")
         if inspect.iscoroutine(call):
             call.close()
             what, to_use = "a coroutine", verb
-        name = call.__qualname__.rpartition("<locals>.")[2].removesuffix(".__call__")
-        raise TypeError(
-            f"{verb} takes a call of a graph, got {what} of {name!r}: if that is a node, ps.graph(node) makes a graph "
-            f"of it, {to_use}({_graph_of(call)}(...)); otherwise call it in a node"
-        )
-    if isinstance(call, Node) or is_stateful(call):
-        raise TypeError(
-            f"{verb} takes a call of a graph, got {call!r}: ps.graph(node) makes a graph of one node, "
-            f"{verb}({_graph_of(call)}(...))"
-        )
-    raise TypeError(
-        f"{verb} takes a call of a graph, such as search(url), got {call!r}: a node that is called outside of a graph "
-        "has run already, and ps.graph(node)(...) makes a call of it"
-    )
+        what += f" of {call.__qualname__.rpartition('<locals>.')[2].removesuffix('.__call__')!r}"
+        made = f"{to_use}({_graph_of(call)}(...))"
+        remedy = f"if that is a node, ps.graph(node) makes a graph of it, {made}; otherwise call it in a node"
+    elif isinstance(call, Node) or is_stateful(call):
+        remedy = f"ps.graph(node) makes a graph of one node, {verb}({_graph_of(call)}(...))"
+    else:
+        takes += ", such as search(url)"
+    raise TypeError(f"{takes}, got {what}: {remedy}")
 
 
 class DurableKey(NamedTuple):

@@ -447,6 +447,7 @@ class Node(Generic[P, Ret_co]):
 
     # engine/graph.py sets this, because it imports this file: it builds the graph of `a >> b`.
     _make_chain: ClassVar[Callable[..., Any]]
+    _kind: ClassVar = "node"  # the word for it in errors
 
     def __init__(
         self,
@@ -495,7 +496,7 @@ class Node(Generic[P, Ret_co]):
             return cast(Ret_co, self._target(*args, **kwargs))
         fewest, most = self._arity
         if kwargs or not fewest <= len(args) <= most:
-            self._check_arity(args, kwargs)
+            self._bound(args, kwargs)  # which refuses wrong ones
         if self._takes_along:
             tracer.check_callee(self.fn, self.name)
             self._check_receiver()
@@ -784,14 +785,13 @@ class Node(Generic[P, Ret_co]):
         ]
         return ", ".join(word for word in words if word)
 
-    def _check_arity(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._signature is None:
-            return
+    def _bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> inspect.BoundArguments | None:
+        """Return the arguments by name; None for a function without a signature."""
         try:
-            self._signature.bind(*args, **kwargs)
+            return None if self._signature is None else self._signature.bind(*args, **kwargs)
         except TypeError as error:
             raise GraphTraceError(
-                f"{call_location()}: node {self.name!r} is called wrongly: {error}; its parameters are "
+                f"{call_location()}: {self._kind} {self.name!r} is called wrongly: {error}; its parameters are "
                 f"{self._signature}"
             ) from None
 

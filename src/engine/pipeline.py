@@ -356,7 +356,14 @@ class Pipeline:
 
     def look(self) -> "WindowLook":
         """Return what the items in flight do now, for a profile."""
-        return _window_look(self.window, *self.waiting_for_keys())
+        from ..telemetry.profiling.records import WindowLook
+
+        window, (waiting, key) = self.window, self.waiting_for_keys()
+        return WindowLook(
+            size=window.size, ordered=window.ordered, in_flight=window.in_flight,
+            ended=len(window.frames) - window.running, is_ready=window.peek() is not None,
+            is_asking=window.asking and bool(window.reserved), waiting_for_keys=waiting, key=f"{key!r:.60}",
+        )  # fmt: skip
 
     def waiting_for_keys(self) -> tuple[int, Hashable]:
         """Return how many items wait for the calls of their keys before them, and the key behind which most do."""
@@ -371,11 +378,25 @@ class Pipeline:
 
     def counters(self) -> Iterable[Reading]:
         """Return how many items have ended, by outcome, for metrics."""
-        return () if not self._graph_name else _stream_counters(self._graph_name, self.window)
+        if self._graph_name:
+            window = self.window
+            failed = window.failed - window.cancelled - window.expired
+            counts = {
+                "done": window.completed,
+                "failed": failed,
+                "cancelled": window.cancelled,
+                "expired": window.expired,
+            }
+            for outcome, count in counts.items():
+                of = (names.GRAPH, self._graph_name), (names.OUTCOME, outcome)
+                yield series(names.METRIC_STREAM_ITEMS, *of), count, None
 
     def levels(self) -> Iterable[Reading]:
         """Return how many items count in `max_in_flight` now, for metrics."""
-        return () if not self._graph_name else _stream_levels(self._graph_name, self.window)
+        if self._graph_name:
+            of = names.GRAPH, self._graph_name
+            yield series(names.METRIC_STREAM_IN_FLIGHT, of), self.window.in_flight, None
+            yield series(names.METRIC_STREAM_MAX_IN_FLIGHT, of), self.window.size, None
 
     def actors(self) -> list[NodeActor]:
         """Return the actors that the items go through."""
@@ -775,35 +796,3 @@ def _closed_error() -> EngineClosedError:
 
 def _cut_short() -> EngineClosedError:
     return EngineClosedError("the deployment was drained, so this stream takes no more calls from its source")
-
-
-def _stream_counters(graph: str, window: ReorderWindow) -> Iterator[Reading]:
-    """Yield how many items of a stream of calls have ended, by outcome.
-
-    Args:
-        graph: the name of the graph of its first call.
-        window: its window.
-    """
-    failed, cancelled, expired = window.failed, window.cancelled, window.expired
-    failed -= cancelled + expired
-    counts = {"done": window.completed, "failed": failed, "cancelled": cancelled, "expired": expired}
-    for outcome, count in counts.items():
-        yield series(names.METRIC_STREAM_ITEMS, (names.GRAPH, graph), (names.OUTCOME, outcome)), count, None
-
-
-def _stream_levels(graph: str, window: ReorderWindow) -> Iterator[Reading]:
-    """Yield how many items of a stream of calls count in `max_in_flight` now, and the limit; arguments as above."""
-    of = names.GRAPH, graph
-    yield series(names.METRIC_STREAM_IN_FLIGHT, of), window.in_flight, None
-    yield series(names.METRIC_STREAM_MAX_IN_FLIGHT, of), window.size, None
-
-
-def _window_look(window: ReorderWindow, waiting: int, key: Hashable) -> "WindowLook":
-    """Return what the items in a window do now, for a profile."""
-    from ..telemetry.profiling.records import WindowLook
-
-    return WindowLook(
-        size=window.size, ordered=window.ordered, in_flight=window.in_flight, ended=len(window.frames) - window.running,
-        is_ready=window.peek() is not None, is_asking=window.asking and bool(window.reserved),
-        waiting_for_keys=waiting, key=f"{key!r:.60}",
-    )  # fmt: skip

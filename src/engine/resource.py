@@ -33,6 +33,8 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
         name: the name of the resource in drawings and errors.
     """
 
+    _kind = "resource"
+
     def __init__(self, fn: Callable[P, AsyncIterator[T]]) -> None:
         super().__init__(cast("Callable[P, Coroutine[Any, Any, T]]", fn), Policy())
         self.is_async, self.gives_stream = True, False  # a call is awaited, although the function is a generator
@@ -85,15 +87,7 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
         return next(iter(get_args(self._hints.get("return"))), None)
 
     def _opening(self, args: tuple[Any, ...], kwargs: dict[str, Any], tracer: Tracer | None) -> Opening:
-        signature = self._signature
-        if signature is not None:
-            try:
-                bound = signature.bind(*args, **kwargs)
-            except TypeError as error:
-                raise GraphTraceError(
-                    f"{call_location()}: resource {self.name!r} is called wrongly: {error}; its parameters are "
-                    f"{signature}"
-                ) from None
+        if (bound := self._bound(args, kwargs)) is not None:
             bound.apply_defaults()
             args, kwargs = bound.args, bound.kwargs
             for name, value in bound.arguments.items():

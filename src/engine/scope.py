@@ -31,7 +31,7 @@ from .tracing.tracer import Callee
 from .wiring import SharedWirings, Wiring
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.records import ProfiledStream, WindowLook
+    from ..telemetry.profiling.records import ProfiledStream
     from .checkpoint import Checkpointer
 
 
@@ -51,32 +51,10 @@ class Ongoing(Protocol):
         ...
 
 
-class OpenStream(Ongoing, Protocol):
-    """A stream of calls or of values, as a profile sees it: how long its reader has waited, what its items do."""
+if TYPE_CHECKING:
 
-    @property
-    def name(self) -> str:
-        """The name of the graph of its items; if they are of several graphs, the name of one."""
-        ...
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop that the stream runs on."""
-        ...
-
-    @property
-    def at(self) -> str:
-        """The "file:line" that opened the stream; empty if no profile was taken then."""
-        ...
-
-    @property
-    def reader_wait_seconds(self) -> float:
-        """How long the reader has waited for items since this was first read, in seconds."""
-        ...
-
-    def look(self) -> "WindowLook | None":
-        """Return what the items in flight do now; None for a stream without a window of items."""
-        ...
+    class OpenStream(Ongoing, ProfiledStream, Protocol):
+        """A stream of calls or of values: it ends with its Engine, and a profile sees how long its reader waits."""
 
 
 class Runtime:

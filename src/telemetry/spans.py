@@ -458,29 +458,19 @@ def present() -> Span:
     return trace.get_current_span()
 
 
-def retried(node: str, error: BaseException, attempt: int) -> None:
-    """Note on the span of the present node execution that it failed, and that another attempt follows."""
-    present().add_event(names.RETRY, {names.ATTEMPT: attempt, **_failed(node, error)})
+def happened(event: str, node: str, error: BaseException | None = None, **more: AttributeValue) -> None:
+    """Add an event to the span of the present node execution.
 
-
-def fell_back(node: str, error: BaseException) -> None:
-    """Note on the span of the present node execution that it failed, and that its fallback follows."""
-    present().add_event(names.FALLBACK, _failed(node, error))
-
-
-def failed_over(node: str, error: BaseException) -> None:
-    """Note on the span of the present node execution that it failed, and that its failover follows."""
-    present().add_event(names.FAILOVER, _failed(node, error))
-
-
-def hedged(node: str) -> None:
-    """Note on the span of the present node execution that a second attempt begins beside the first."""
-    present().add_event(names.HEDGE, {names.NODE: node})
-
-
-def hedge_won(node: str) -> None:
-    """Note on the span of the present node execution that its result is that of the second attempt."""
-    present().add_event(names.HEDGE_WON, {names.NODE: node})
+    Args:
+        event: its name, such as `names.RETRY`.
+        node: the name of the node.
+        error: the error that led to the event; None if there is none.
+        more: further attributes.
+    """
+    attributes: dict[str, AttributeValue] = {names.NODE: node, **more}
+    if error is not None:
+        attributes |= {names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: message_of(error)}
+    present().add_event(event, attributes)
 
 
 def cached(how: str) -> None:
@@ -491,10 +481,6 @@ def cached(how: str) -> None:
 def consists_of(nodes: tuple[str, ...]) -> None:
     """Note on the span of the present node execution that its node was fused from these nodes."""
     present().set_attribute(names.NODES, nodes)
-
-
-def _failed(node: str, error: BaseException) -> Mapping[str, str]:
-    return {names.NODE: node, names.ERROR_TYPE: type(error).__qualname__, names.ERROR_MESSAGE: message_of(error)}
 
 
 # Spans of what runs on a device: batches and single calls, and the compilations and transfers that they wait for.
