@@ -136,7 +136,7 @@ def assert_close(batched: Any, alone: Any) -> None:
             assert np.abs(one.astype(float) - other.astype(float)).max() <= allowed
 
 
-@settings(max_examples=50 * EFFORT, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=20 * EFFORT, suppress_health_check=[HealthCheck.too_slow])
 @given(
     st.lists(st.sampled_from(sorted(STEPS)), min_size=1, max_size=3),
     st.sampled_from(DTYPES),
@@ -171,7 +171,7 @@ def pooled() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return jax.jit(mean_of_real), jax.jit(jax.vmap(mean_of_real, in_axes=(None, 0, 0)))
 
 
-@settings(max_examples=20 * EFFORT)
+@settings(max_examples=10 * EFFORT)
 @given(st.lists(st.sampled_from([1, 7, 8, 9, 16, 17, 31, 40]), min_size=1, max_size=12), st.integers(0, 2**32 - 1))
 def test_ragged_items_give_what_they_give_without_padding(
     pooled: tuple[Callable[..., Any], Callable[..., Any]], lengths: list[int], seed: int

@@ -2,10 +2,8 @@
 
 import threading
 from collections.abc import AsyncIterator, Iterable
-from contextlib import nullcontext
 from itertools import pairwise
-from time import perf_counter
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,11 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine, telemetry
-from penstock.devices.job_times import JobTimes
 from penstock.telemetry import DeviceSlice
-
-if TYPE_CHECKING:
-    from penstock.devices.programs import Executable
 
 KINDS = ["compile", "to device", "compute", "from device"]
 
@@ -31,13 +25,6 @@ def shares_of(profile: telemetry.Profile, name: str) -> dict[str, float]:
 
 def of_kind(profile: telemetry.Profile, kind: str) -> list[DeviceSlice]:
     return [one for one in profile.timeline.device_slices if one.kind == kind]
-
-
-class FakeExecutable:
-    """A program of nothing."""
-
-    def transferred(self, args: tuple[Any, ...], around: Any) -> tuple[Any, ...]:
-        return args
 
 
 async def stream(calls: Iterable[ps.Call[Any]]) -> None:
@@ -211,17 +198,6 @@ async def test_nothing_is_kept_while_no_profile_is_taken() -> None:
         pass
     await engine.run(of(np.ones(2, np.float32)))
     assert profile.timeline.device_slices == ()
-
-
-def test_what_waits_behind_another_computation_has_not_begun() -> None:
-    with telemetry.profile() as profile:
-        job = JobTimes()
-        job.place(cast("Executable", FakeExecutable()), (), lambda size_bytes: nullcontext())
-        busy_until = perf_counter()
-        job.wait((), (), busy_until)
-        job.tell("node", "cpu:0", (), (), 0, 0.0)
-    [computed] = of_kind(profile, "compute")
-    assert computed.began_seconds == pytest.approx(busy_until - profile._recorder._began, abs=1e-9)
 
 
 async def test_a_donated_array_of_numpy_stays_as_it_is_while_a_profile_is_taken() -> None:

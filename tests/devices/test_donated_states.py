@@ -515,7 +515,7 @@ def random_body(seed: int, *, donate: bool) -> Any:
 @pytest.mark.parametrize("kind", LOOPS)
 async def test_random_loops_give_the_same_bits(kind: str, effort: int) -> None:
     overwriting = 0
-    for seed in range(25 * effort):
+    for seed in range(10 * effort):
         given = {"a": jnp.ones(3), "b": jnp.arange(3.0)}
         results = []
         for donate in (False, True):
@@ -526,4 +526,4 @@ async def test_random_loops_give_the_same_bits(kind: str, effort: int) -> None:
             overwriting += "writes the next state over" in noted(graph)
         assert results[0] == results[1], seed
         assert bits(given) == bits({"a": np.ones(3, np.float32), "b": np.arange(3, dtype=np.float32)})
-    assert overwriting > 5
+    assert overwriting > 2 * effort

@@ -121,7 +121,7 @@ def recording_loop(device: Device, *, ready: bool) -> Any:
 async def test_the_state_is_always_usable_and_has_seen_every_step_that_has_begun(
     kind: Callable[..., Any], ready: bool, effort: int
 ) -> None:
-    for seed in range(3 * effort):
+    for seed in range(effort):
         chance = random.Random(seed)
         device = Device()
         node = kind(device, ready=ready)

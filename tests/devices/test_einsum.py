@@ -197,7 +197,7 @@ def with_numpy(tree: Contraction, arrays: list[Any]) -> Any:
     return np.einsum(str(tree.subscripts), *own)
 
 
-@settings(max_examples=30 * EFFORT)
+@settings(max_examples=15 * EFFORT)
 @given(chain=chains(), seed=st.integers(0, 99))
 def test_merged_einsums_compute_what_numpys_do_one_by_one(
     chain: tuple[Contraction, list[tuple[int, ...]]], seed: int

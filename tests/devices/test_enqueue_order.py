@@ -14,7 +14,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.enqueue_order import ENQUEUE_ORDER, holding
+from penstock.devices.enqueue_order import ENQUEUE_ORDER, holding, reshard
 
 from .processes import run_program
 
@@ -184,3 +184,68 @@ def test_steps_with_collectives_that_are_handed_on_do_not_starve_each_other() ->
     # XLA aborts the process when devices of a CPU wait for each other for longer than this.
     flags = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_collective_call_terminate_timeout_seconds=8"
     assert run_program(_STEPS_WITH_COLLECTIVES, XLA_FLAGS=flags).split() == [str(1500 * 64.0 * 64)] * 2
+
+
+# --- Arrays that lie elsewhere are moved, and nobody waits for them ---
+
+LEFT, RIGHT = devices.DeviceMesh(shape=(2, 4), axis_names=("stage", "data"), device="cpu").split("stage")
+SQUARE = devices.DeviceMesh(shape=(2, 2), axis_names=("data", "model"), device="cpu")
+PLACES = (
+    "one device", "another", "left rows", "left columns", "left whole", "right rows", "right columns", "right whole",
+    "square", "square columns", "explicit",
+)  # fmt: skip
+
+
+def shardings() -> dict[str, Any]:
+    cpu = jax.devices("cpu")
+
+    def on(mesh: devices.DeviceMesh, *entries: Any) -> Any:
+        return jax.sharding.NamedSharding(devices.select(mesh), P(*entries))
+
+    explicit = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,), devices=cpu[2:6])
+    return {
+        "one device": jax.sharding.SingleDeviceSharding(cpu[0]),
+        "another": jax.sharding.SingleDeviceSharding(cpu[5]),
+        "left rows": on(LEFT, "data"),
+        "left columns": on(LEFT, None, "data"),
+        "left whole": on(LEFT),
+        "right rows": on(RIGHT, "data"),
+        "right columns": on(RIGHT, None, "data"),
+        "right whole": on(RIGHT),
+        "square": on(SQUARE, "data", "model"),
+        "square columns": on(SQUARE, None, ("model", "data")),
+        "explicit": jax.sharding.NamedSharding(explicit, P("data")),
+    }
+
+
+@pytest.mark.parametrize("steps", [1, 4, *(pytest.param(n, marks=pytest.mark.long) for n in (2, 3, 5, 6, 7, 8, 9, 10))])
+def test_an_array_is_the_same_wherever_it_goes(steps: int) -> None:
+    there = shardings()
+    for number, source in enumerate(PLACES):
+        target = PLACES[(number + steps) % len(PLACES)]
+        moved = reshard(jax.device_put(X, there[source]), there[target])
+        assert moved.sharding.is_equivalent_to(there[target], 2), (source, target)
+        np.testing.assert_array_equal(np.asarray(moved), X)
+
+
+@pytest.mark.parametrize("target", ["one device", "another", "right rows", "right columns", "square", "left columns"])
+def test_nobody_waits_for_an_array_that_is_moved(target: str) -> None:
+    there = shardings()
+    opened = threading.Event()
+
+    def wait(x: Any) -> Any:
+        assert opened.wait(30)
+        return np.asarray(x)
+
+    def held(x: jax.Array) -> jax.Array:
+        return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    mesh = devices.select(LEFT)
+    slow = jax.jit(jax.shard_map(held, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
+    given = jax.device_put(X, there["left rows"])
+    reshard(given, there[target]).block_until_ready()  # compiled
+    result = slow(given)
+    moved = reshard(result, there[target])
+    assert not result.is_ready()  # and here we are
+    opened.set()
+    np.testing.assert_array_equal(np.asarray(moved), X)

@@ -57,7 +57,8 @@ WAYS = {
 
 
 @pytest.mark.parametrize(
-    "way", [pytest.param(way, marks=[pytest.mark.long] * (way in {"exception", "loop closed"})) for way in WAYS]
+    "way",
+    [pytest.param(way, marks=[pytest.mark.long] * (way in {"exception", "loop closed", "sys.exit"})) for way in WAYS],
 )
 def test_a_process_ends_while_kernels_run(way: str, effort: int) -> None:
     how, end, status = WAYS[way]

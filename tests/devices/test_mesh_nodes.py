@@ -226,7 +226,7 @@ _ENTRIES = st.sampled_from([None, "data", "model", ("data", "model")])
     in_spec=st.lists(_ENTRIES, max_size=2),
     out_spec=st.none() | st.lists(_ENTRIES, max_size=2),
 )
-@settings(max_examples=25 * EFFORT)
+@settings(max_examples=12 * EFFORT)
 def test_random_sizes_and_specs_give_what_one_device_gives_or_are_refused(
     shape: tuple[int, int], in_spec: list[Any], out_spec: list[Any] | None
 ) -> None:

@@ -80,7 +80,7 @@ async def results_of(graph: Any, items: list[Any]) -> list[Any]:
         return [*await asyncio.gather(*map(service, items), return_exceptions=True)]
 
 
-@settings(max_examples=15 * EFFORT, deadline=None)
+@settings(max_examples=8 * EFFORT, deadline=None)
 @given(st.lists(st.integers(0, 16), min_size=1, max_size=24), st.sets(st.integers(0, 23), max_size=2))
 def test_an_item_gets_the_same_whatever_shares_its_row(lengths: list[int], bad: set[int]) -> None:
     items = [item_of(length, seed) for seed, length in enumerate(lengths)]

@@ -135,7 +135,7 @@ def expected(graph: Random, x: Any, y: Any) -> list[Any]:
     return graph.run(lambda name, operands: KINDS[name].compute(np, *operands), np.float64(x), np.float64(y))
 
 
-@settings(max_examples=25 * EFFORT)
+@settings(max_examples=10 * EFFORT)
 @given(graph=graphs(), seed=st.integers(0, 99))
 async def test_random_graphs_compute_what_numpy_computes(graph: Random, seed: int) -> None:
     draw = np.random.default_rng(seed)

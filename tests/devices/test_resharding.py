@@ -1,82 +1,19 @@
 """Arrays that lie elsewhere: moved, counted with their direction, and not waited for."""
 
 import asyncio
-import itertools
-import threading
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 import penstock as ps
 from penstock import devices, engine
-from penstock.devices.enqueue_order import reshard
 
 from .gates import Gate
 
 P = jax.P
 LEFT, RIGHT = devices.DeviceMesh(shape=(2, 4), axis_names=("stage", "data"), device="cpu").split("stage")
-SQUARE = devices.DeviceMesh(shape=(2, 2), axis_names=("data", "model"), device="cpu")
 X = np.arange(64, dtype=np.float32).reshape(8, 8)
-PLACES = (
-    "one device", "another", "left rows", "left columns", "left whole", "right rows", "right columns", "right whole",
-    "square", "square columns", "explicit",
-)  # fmt: skip
-
-
-def shardings() -> dict[str, Any]:
-    cpu = jax.devices("cpu")
-
-    def on(mesh: devices.DeviceMesh, *entries: Any) -> Any:
-        return jax.sharding.NamedSharding(devices.select(mesh), P(*entries))
-
-    explicit = jax.make_mesh((4,), ("data",), axis_types=(jax.sharding.AxisType.Explicit,), devices=cpu[2:6])
-    return {
-        "one device": jax.sharding.SingleDeviceSharding(cpu[0]),
-        "another": jax.sharding.SingleDeviceSharding(cpu[5]),
-        "left rows": on(LEFT, "data"),
-        "left columns": on(LEFT, None, "data"),
-        "left whole": on(LEFT),
-        "right rows": on(RIGHT, "data"),
-        "right columns": on(RIGHT, None, "data"),
-        "right whole": on(RIGHT),
-        "square": on(SQUARE, "data", "model"),
-        "square columns": on(SQUARE, None, ("model", "data")),
-        "explicit": jax.sharding.NamedSharding(explicit, P("data")),
-    }
-
-
-@pytest.mark.parametrize(("source", "target"), list(itertools.permutations(PLACES, 2)))
-def test_an_array_is_the_same_wherever_it_goes(source: str, target: str) -> None:
-    there = shardings()
-    moved = reshard(jax.device_put(X, there[source]), there[target])
-    assert moved.sharding.is_equivalent_to(there[target], 2)
-    np.testing.assert_array_equal(np.asarray(moved), X)
-
-
-@pytest.mark.parametrize("target", ["one device", "another", "right rows", "right columns", "square", "left columns"])
-def test_nobody_waits_for_an_array_that_is_moved(target: str) -> None:
-    there = shardings()
-    opened = threading.Event()
-
-    def wait(x: Any) -> Any:
-        assert opened.wait(30)
-        return np.asarray(x)
-
-    def held(x: jax.Array) -> jax.Array:
-        return jax.pure_callback(wait, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
-
-    mesh = devices.select(LEFT)
-    slow = jax.jit(jax.shard_map(held, mesh=mesh, in_specs=P("data"), out_specs=P("data")))
-    given = jax.device_put(X, there["left rows"])
-    reshard(given, there[target]).block_until_ready()  # compiled
-    result = slow(given)
-    moved = reshard(result, there[target])
-    assert not result.is_ready()  # and here we are
-    opened.set()
-    np.testing.assert_array_equal(np.asarray(moved), X)
 
 
 async def test_a_mismatch_between_nodes_is_a_transfer_with_a_direction() -> None:

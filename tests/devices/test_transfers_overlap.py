@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from itertools import pairwise
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import engine
+from penstock import engine, telemetry
 from penstock.devices import dispatch
 
 from .compiled import each_call
@@ -52,7 +53,7 @@ async def test_the_next_item_is_transferred_while_the_present_one_computes(
 
     of = ps.graph(doubled)
 
-    with each_call(then=in_flight.note):
+    with telemetry.profile() as profile, each_call(then=in_flight.note):
         async with engine.deploy(of) as service:
 
             async def item(number: int) -> None:
@@ -68,3 +69,7 @@ async def test_the_next_item_is_transferred_while_the_present_one_computes(
                 in_flight.finish.set()
             await asyncio.gather(*items)
     assert finished == [*range(1, 9)]
+    computed = [one for one in profile.timeline.device_slices if one.kind == "compute"]
+    assert len(computed) == 8
+    # What waits behind another computation has not begun.
+    assert all(after.began_seconds >= before.ended_seconds for before, after in pairwise(computed))

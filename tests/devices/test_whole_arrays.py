@@ -57,7 +57,7 @@ def same(found: Any, expected: Any) -> None:
     axes=st.sampled_from([(0, 0), (1, 0), (0, {"norm": 0, "out": 1}), (-1, {"norm": 0, "out": -1})]),
     on_device=st.booleans(),
 )
-@settings(max_examples=10 * EFFORT, deadline=None)
+@settings(max_examples=5 * EFFORT, deadline=None)
 def test_it_is_equal_to_vmap(
     device: Any, rows: int, batch_size: int | None, axes: tuple[int, Any], on_device: bool
 ) -> None:
