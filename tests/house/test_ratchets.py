@@ -32,7 +32,7 @@ LIMITS = {
 TESTS_OF_INTERNALS = {
     "actors": 9,
     "advice": 3,
-    "devices": 21,
+    "devices": 18,
     "engine": 7,
     "examples": 1,
     "house": 1,

@@ -187,10 +187,7 @@ async def test_iterations_of_earlier_calls_count_in_the_limit(store: MemoryStore
 async def test_a_durable_graph_needs_a_key_wherever_it_is_called(store: MemoryStore, turns: Turns) -> None:
     graph = make(store, turns)
 
-    @ps.graph
-    async def tokens(question: str) -> AsyncIterator[str]:
-        return one_by_one(await graph(question))
-
+    tokens = graph >> one_by_one
     needs = pytest.raises(ps.OptionsError, match=r"has a durable loop, which is kept under a key: .*key=")
     with needs:
         await engine.run(graph("q"))

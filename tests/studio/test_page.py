@@ -149,7 +149,6 @@ async def test_where_threads_are_used_the_table_says_what_their_time_goes_into(t
         return number
 
     reading = ps.graph(read)
-
     fetching = ps.graph(fetch)
 
     titles = {}

@@ -126,10 +126,7 @@ async def test_the_numbers_move_while_it_runs(screen: Screen) -> None:
             await gate.wait()
         return number
 
-    @ps.graph
-    async def waiting(number: int) -> int:
-        return await wait(number)
-
+    waiting = ps.graph(wait)
     printed = ""
     async with engine.stream([waiting(number) for number in range(4)], progress=True) as results:
         assert [await anext(results), await anext(results)] == [0, 1]
@@ -230,10 +227,7 @@ async def test_what_a_break_cancels_has_not_failed(screen: Screen) -> None:
             await asyncio.Event().wait()
         return number
 
-    @ps.graph
-    async def waiting(number: int) -> int:
-        return await wait(number)
-
+    waiting = ps.graph(wait)
     async with engine.stream([waiting(number) for number in range(50)], progress=True) as results:
         async for _ in results:
             break

@@ -92,10 +92,7 @@ async def test_what_an_event_says_itself_stays(tracing: Tracing, events: list[di
         log("about another", item=7, trace_id="given")
         return x
 
-    @ps.graph
-    async def reporting(x: int) -> int:
-        return await report(x)
-
+    reporting = ps.graph(report)
     await engine.run(reporting(1))
     (event,) = events
     assert (event["item"], event["trace_id"]) == (7, "given")
@@ -119,10 +116,7 @@ async def test_warnings_of_the_library_name_what_they_are_about_and_no_other_ite
         async with engine.stream([failing(3)], on_error="skip") as stream:
             return len([value async for value in stream])
 
-    @ps.graph
-    async def reading(x: int) -> int:
-        return await read(x)
-
+    reading = ps.graph(read)
     assert await engine.run(reading(9)) == 0
     (event,) = [event for event in events if event["event"] == "stream.item_skipped"]
     assert (event["graph"], event["item"]) == ("failing", 0)

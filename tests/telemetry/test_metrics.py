@@ -300,10 +300,7 @@ async def test_what_was_taken_over_hedged_and_kept(collected: Collected) -> None
     async def kept(x: int) -> int:
         return x
 
-    @ps.graph
-    async def all_three(x: int) -> int:
-        return await kept(await hedged(await fails(x)))
-
+    all_three = fails >> hedged >> kept
     async with engine.deploy(all_three) as service:
         for x in (1, 1, 2):
             await service.run(all_three(x))
@@ -336,10 +333,7 @@ async def test_retries_restarts_and_time_in_threads(collected: Collected) -> Non
 
     keeps = Keeps()
 
-    @ps.graph
-    async def unsteady(x: int) -> int:
-        return await keeps(flaky(x))
-
+    unsteady = flaky >> keeps
     async with engine.deploy(unsteady) as service:
         with pytest.raises((KeyError, ps.ActorRestarted)):
             await service(-1)
@@ -367,10 +361,7 @@ async def test_inboxes_tell_bytes_and_waits(collected: Collected) -> None:
     async def pages(x: int) -> bytes:
         return b"x" * x
 
-    @ps.graph
-    async def weigh(x: int) -> int:
-        return await slow(await pages(x))
-
+    weigh = pages >> slow
     async with engine.stream(weigh(10) for _ in range(4)) as results:
         await gate.has(1)
         await testing.wait_quiescent()
@@ -447,10 +438,7 @@ async def test_what_shall_not_count_does_not(collected: Collected, verb: str) ->
     async def count(x: int) -> AsyncIterator[int]:
         yield x
 
-    @ps.graph
-    async def counting(x: int) -> AsyncIterator[int]:
-        return count(x)
-
+    counting = ps.graph(count)
     if verb == "run":
         await engine.run(line(1), collect_metrics=False)
     elif verb == "stream":

@@ -78,10 +78,7 @@ async def test_a_model_node_keeps_its_name_and_has_the_names_of_a_model_call(tra
     def text_of(reply: dict[str, Any]) -> str:
         return str(reply["text"])
 
-    @ps.graph
-    async def ask(question: str) -> str:
-        return text_of(await answer(question))
-
+    ask = answer >> text_of
     assert await engine.run(ask("?")) == "42"
     span = tracing.one("answer")
     found = {name: value for name, value in attributes_of(span).items() if name.startswith("gen_ai.")}
@@ -122,10 +119,7 @@ async def test_model_is_an_option_of_every_kind_of_node(tracing: Tracing) -> Non
 
     stateful = Stateful()
 
-    @ps.graph
-    async def ask(x: int) -> dict[str, Any]:
-        return await stateful(await batched(threaded(plain(first(x)))))
-
+    ask = first >> plain >> threaded >> batched >> stateful
     assert await engine.run(ask(1)) == used
     found = {span.name: attributes_of(span) for span in tracing.spans() if names.REQUEST_MODEL in attributes_of(span)}
     assert {name: attributes[names.REQUEST_MODEL] for name, attributes in found.items()} == {

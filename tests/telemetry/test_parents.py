@@ -56,9 +56,7 @@ async def nested(x: int) -> int:
     return await engine.run(inner(x))
 
 
-@ps.graph
-async def inner(x: int) -> int:
-    return plain(await fetch(x))
+inner = fetch >> plain
 
 
 @ps.graph

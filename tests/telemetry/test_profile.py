@@ -334,10 +334,7 @@ def test_a_stateful_node_limits() -> None:
 
     counter = Counter()
 
-    @ps.graph
-    async def counted(number: int) -> int:
-        return await counter(await fetch(number))
-
+    counted = fetch >> counter
     verdict = testing.run_virtual(lambda: profile_of(engine.stream(counted(number) for number in range(20)))).verdict
     assert verdict.node == "Counter"
     assert verdict.reason.startswith("its only place is busy for ")
@@ -416,10 +413,7 @@ async def test_a_thread_pool_that_is_exhausted_limits(clock: Clock) -> None:
         clock.take(0.01)
         return number
 
-    @ps.graph
-    async def reading(number: int) -> int:
-        return read(number)
-
+    reading = ps.graph(read)
     async with engine.Engine(max_workers=2) as own:
         verdict = (await profile_of(own.stream(reading(number) for number in range(30)))).verdict
     assert verdict.node == "read"
@@ -433,10 +427,7 @@ async def test_of_places_and_threads_that_are_as_many_the_threads_limit(clock: C
         clock.take(0.01)
         return number
 
-    @ps.graph
-    async def reading(number: int) -> int:
-        return read(number)
-
+    reading = ps.graph(read)
     async with engine.Engine(max_workers=2) as own:
         verdict = (await profile_of(own.stream(reading(number) for number in range(30)))).verdict
     assert verdict.reason.startswith("the 2 threads are busy")
@@ -448,10 +439,7 @@ async def test_a_node_of_one_place_in_a_large_pool_limits_by_its_place(clock: Cl
         clock.take(0.01)
         return number
 
-    @ps.graph
-    async def reading(number: int) -> int:
-        return read(number)
-
+    reading = ps.graph(read)
     verdict = (await profile_of(engine.stream(reading(number) for number in range(30)))).verdict
     assert verdict.node == "read"
     assert verdict.reason.startswith("its only place is busy for 100%")
@@ -489,9 +477,7 @@ async def late_values(number: int) -> AsyncIterator[int]:
     yield number
 
 
-@ps.graph
-async def late_stream(number: int) -> AsyncIterator[int]:
-    return late_values(number)
+late_stream = ps.graph(late_values)
 
 
 async def late_calls() -> AsyncIterator[ps.Call[float]]:
@@ -540,10 +526,7 @@ async def test_an_async_node_that_never_waits_is_named_by_the_time_of_the_proces
         clock.take(0.01)
         return number
 
-    @ps.graph
-    async def computed(number: int) -> int:
-        return await compute(number)
-
+    computed = ps.graph(compute)
     verdict = (await profile_of(engine.stream(computed(number) for number in range(20)))).verdict
     assert verdict.node == "compute"
     assert verdict.reason == "it holds the event loop for 100% of the time without a wait"
@@ -626,9 +609,7 @@ async def test_profiles_of_another_thread_one_right_after_the_other(clock: Clock
         clock.take(1.0)
         return number
 
-    @ps.graph
-    async def taking(number: int) -> int:
-        return await take(number)
+    taking = ps.graph(take)
 
     def both() -> None:
         first.__exit__(None, None, None)
@@ -683,10 +664,7 @@ async def test_an_item_in_flight_between_two_profiles_does_not_end_the_second(mo
         await go_on.wait()
         return number
 
-    @ps.graph
-    async def waited(number: int) -> int:
-        return await wait(number)
-
+    waited = ps.graph(wait)
     async with engine.deploy(waited) as service:
         with telemetry.profile():
             call = asyncio.create_task(service(0))
@@ -709,10 +687,7 @@ async def test_errors_count() -> None:
     async def refuse(number: int) -> int:
         raise ValueError(number)
 
-    @ps.graph
-    async def refused(number: int) -> int:
-        return await refuse(number)
-
+    refused = ps.graph(refuse)
     with telemetry.profile() as profile:
         async with engine.stream([refused(1), refused(2)], on_error="skip") as results:
             assert [each async for each in results] == []
@@ -729,10 +704,7 @@ async def test_a_node_that_gives_or_reads_a_stream_has_no_busy_share() -> None:
     async def total(items: AsyncIterator[int]) -> int:
         return sum([item async for item in items])
 
-    @ps.graph
-    async def summed(count: int) -> int:
-        return await total(numbers(count))
-
+    summed = numbers >> total
     with telemetry.profile() as profile:
         assert await engine.run(summed(4)) == 6
     assert [(node.node, node.busy_share, node.mean_seconds) for node in profile.nodes] == [
@@ -749,10 +721,7 @@ async def test_what_is_stateful_counts_over_all_runs() -> None:
 
     same = Same()
 
-    @ps.graph
-    async def passed(number: int) -> int:
-        return await same(number)
-
+    passed = ps.graph(same)
     with telemetry.profile() as profile:
         for number in range(3):
             await engine.run(passed(number))
@@ -761,11 +730,7 @@ async def test_what_is_stateful_counts_over_all_runs() -> None:
 
 async def test_graphs_made_for_one_call_count_and_leave_nothing_behind() -> None:
     def made() -> ps.Graph[[int], float]:
-        @ps.graph
-        async def once(number: int) -> float:
-            return half(await fetch(number))
-
-        return once
+        return fetch >> half
 
     with telemetry.profile() as profile:
         plans: list[weakref.ref[object]] = []
@@ -797,10 +762,7 @@ async def test_a_profile_that_is_kept_keeps_nothing_else_alive() -> None:
 
     large = Large()
 
-    @ps.graph
-    async def passed(number: int) -> int:
-        return await large(number)
-
+    passed = ps.graph(large)
     with telemetry.profile() as profile:
         async with engine.stream([passed(1), passed(2)]) as results:
             assert [each async for each in results] == [1, 2]
@@ -902,10 +864,7 @@ def test_percentiles_tell_how_long_executions_took() -> None:
         await asyncio.sleep(milliseconds / 1000)
         return milliseconds
 
-    @ps.graph
-    async def waiting(milliseconds: int) -> int:
-        return await wait(milliseconds)
-
+    waiting = ps.graph(wait)
     profile = testing.run_virtual(lambda: profile_of(engine.stream(waiting(number + 1) for number in range(100))))
     found = node_of(profile, "wait")
     assert found.count == 100
@@ -927,10 +886,7 @@ async def test_of_a_node_that_runs_often_a_sample_is_timed_and_stands_for_all(cl
         clock.take(0.0005)
         return number
 
-    @ps.graph
-    async def busy(number: int) -> int:
-        return line(await computing(number))
-
+    busy = computing >> line
     profile = await profile_of(engine.stream(busy(number) for number in range(items)))
     found = node_of(profile, "computing")
     assert found.count == items
@@ -965,10 +921,7 @@ def test_an_actor_that_owns_its_loop_tells_how_long_its_work_waits() -> None:
 
     slow = ps.node(Slow)()
 
-    @ps.graph
-    async def looping(number: int) -> int:
-        return await slow(number)
-
+    looping = ps.graph(slow)
     profile = testing.run_virtual(lambda: profile_of(engine.stream(looping(number) for number in range(10))))
     [found] = profile.nodes
     assert found.count == 10

@@ -66,10 +66,7 @@ def a_node_with_one_place(virtual: VirtualTime, places: int = 1) -> telemetry.Pr
         await asyncio.sleep(0.01)
         return number
 
-    @ps.graph
-    async def job(number: int) -> int:
-        return await parse(await fetch(number))
-
+    job = fetch >> parse
     return virtual.run(lambda: profile_of(engine.stream(job(number) for number in range(200))))
 
 
@@ -80,9 +77,7 @@ def a_thread_pool(virtual: VirtualTime, threads: int = 2) -> telemetry.Profile:
         virtual.hold_thread(0.02)
         return number
 
-    @ps.graph
-    async def job(number: int) -> int:
-        return parse(await fetch(number))
+    job = fetch >> parse
 
     async def run() -> telemetry.Profile:
         async with engine.Engine(max_workers=threads) as own:
@@ -104,9 +99,7 @@ def a_blocked_loop(virtual: VirtualTime, place: str = "loop") -> telemetry.Profi
         (virtual.hold if place == "loop" else virtual.hold_thread)(0.02)
         return number
 
-    @ps.graph
-    async def job(number: int) -> int:
-        return parse(clean(await fetch(number)))
+    job = fetch >> clean >> parse
 
     async def run() -> telemetry.Profile:
         async with engine.Engine() as own:
@@ -181,10 +174,7 @@ def a_batch_that_needs_places_for_the_next(
         await asyncio.sleep(0.025)
         return numbers
 
-    @ps.graph
-    async def job(number: int) -> int:
-        return await embed(parse(number))
-
+    job = parse >> embed
     calls = (job(number) for number in range(1280))
     return virtual.run(lambda: profile_of(engine.stream(calls, max_in_flight=in_flight)))
 
@@ -201,10 +191,7 @@ def a_small_inbox(virtual: VirtualTime, capacity: int = 1) -> telemetry.Profile:
         await asyncio.sleep(0.055 if number % 8 == 0 else 0.001)
         return number
 
-    @ps.graph
-    async def job(number: int) -> int:
-        return await parse(await read(number))
-
+    job = read >> parse
     return virtual.run(lambda: profile_of(engine.stream((job(n) for n in range(400)), max_workers=1)))
 
 
@@ -254,10 +241,7 @@ def callers(virtual: VirtualTime, count: int = 1) -> telemetry.Profile:
         await asyncio.sleep(0.02)
         return number
 
-    @ps.graph
-    async def answer(number: int) -> int:
-        return await ask(await ask(number))
-
+    answer = ask >> ask
     return virtual.run(lambda: called(answer, count))
 
 

@@ -49,9 +49,7 @@ async def line(x: int) -> int:
     return plain(await fetch(x))
 
 
-@ps.graph
-async def failing(x: int) -> int:
-    return await fail(x)
+failing = ps.graph(fail)
 
 
 def outcomes(spans: list[ReadableSpan]) -> list[str]:
@@ -67,10 +65,7 @@ async def test_a_node_says_how_long_its_item_waited_since_its_inputs_were_comple
         await opened.wait()
         return x
 
-    @ps.graph
-    async def narrowed(x: int) -> int:
-        return await narrow(await fetch(x))
-
+    narrowed = fetch >> narrow
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.telemetry.spans.perf_counter", lambda: clock[0])
         async with engine.deploy(narrowed) as service:
@@ -95,10 +90,7 @@ async def test_a_node_that_awaits_what_was_cancelled_has_failed(
         await given_up
         return x
 
-    @ps.graph
-    async def awaiting(x: int) -> int:
-        return await await_cancelled(x)
-
+    awaiting = ps.graph(await_cancelled)
     with pytest.raises(ps.NodeCancelledError):
         await engine.run(awaiting(1))
     [span] = tracing.named("await_cancelled")
@@ -292,10 +284,7 @@ async def test_a_fallback_is_an_event_and_the_execution_has_gone_well(tracing: T
     async def careful(x: int) -> int:
         raise LookupError(x)
 
-    @ps.graph
-    async def carefully(x: int) -> int:
-        return await careful(x)
-
+    carefully = ps.graph(careful)
     assert await engine.run(carefully(4)) == -1
     span = tracing.one("careful")
     assert outcomes([span]) == ["done"]
@@ -313,10 +302,7 @@ async def test_a_failover_is_an_event_and_its_nodes_are_below(tracing: Tracing) 
     async def careful(x: int) -> int:
         raise LookupError(x)
 
-    @ps.graph
-    async def carefully(x: int) -> int:
-        return await careful(x)
-
+    carefully = ps.graph(careful)
     assert await engine.run(carefully(4)) == -4
     span = tracing.one("careful")
     assert outcomes([span]) == ["done"]
@@ -334,10 +320,7 @@ async def test_a_second_attempt_is_told_on_the_span_of_its_node(tracing: Tracing
         await asyncio.sleep(60 if attempts == 1 else 0)
         return x
 
-    @ps.graph
-    async def soon(x: int) -> int:
-        return await hedged(x)
-
+    soon = ps.graph(hedged)
     assert await engine.run(soon(4)) == 4
     span = tracing.one("hedged")
     assert outcomes([span]) == ["done"]
@@ -350,10 +333,7 @@ async def test_a_span_says_where_a_kept_result_comes_from(tracing: Tracing) -> N
         await asyncio.sleep(0)
         return x
 
-    @ps.graph
-    async def ask(x: int) -> int:
-        return await kept(x)
-
+    ask = ps.graph(kept)
     async with engine.deploy(ask) as service:
         await asyncio.gather(service.run(ask(1)), service.run(ask(1)))
         await service.run(ask(1))
@@ -361,10 +341,7 @@ async def test_a_span_says_where_a_kept_result_comes_from(tracing: Tracing) -> N
 
 
 async def test_a_worker_process_has_the_context_of_its_node(tracing: Tracing) -> None:
-    @ps.graph
-    async def remotely(x: int) -> tuple[int, int, bool, object]:
-        return remote(x)
-
+    remotely = ps.graph(remote)
     token = otel_context.attach(baggage.set_baggage("user", "ada"))
     try:
         trace_id, span_id, sampled, user = await engine.run(remotely(1))
@@ -432,10 +409,7 @@ async def test_without_trace_execution_there_are_no_spans(tracing: Tracing) -> N
         async def look(x: int) -> bool:
             return trace.get_current_span() is caller
 
-        @ps.graph
-        async def looking(x: int) -> bool:
-            return await look(x)
-
+        looking = ps.graph(look)
         assert await engine.run(looking(1), trace_execution=False)
         async with engine.stream([looking(1)], trace_execution=False) as stream:
             assert [seen async for seen in stream] == [True]
@@ -534,10 +508,7 @@ async def test_only_streams_of_calls_have_items_to_trace(tracing: Tracing) -> No
     async def numbers(x: int) -> AsyncIterator[int]:
         yield x
 
-    @ps.graph
-    async def numbered(x: int) -> AsyncIterator[int]:
-        return numbers(x)
-
+    numbered = ps.graph(numbers)
     with pytest.raises(ps.OptionsError, match="'trace_items' does not apply to run"):
         await engine.run(line(1), trace_items=True)
     with pytest.raises(ps.OptionsError, match=r"'trace_items' does not apply to stream\(call\)"):
