@@ -387,8 +387,8 @@ class Service(Generic[P, R]):
 
         Raises:
             UnknownKey: nothing is kept under the key.
-            OptionsError: its graph is not deployed here or has other parameters now, or an earlier version has kept it,
-                without arguments.
+            OptionsError: its graph is not deployed here or has other parameters now, an earlier version has kept it,
+                without arguments, or two stores have the key.
             Exception: as for `run`.
         """
         check("key", key, NAME, "service.resume(")
@@ -396,28 +396,36 @@ class Service(Generic[P, R]):
 
     async def _resume(self, key: str, of_graph: str | None, options: CallOptions, **how: Any) -> Any:
         self._deployment.check_callable()
-        elsewhere = ""
+        elsewhere, found = "", dict[Any, dict[str, Any]]()  # by graph, the arguments
         for durable, graphs in self._durable_graphs().items():
             name, arguments = await durable._stored_call(key) or ("", {})
             if of_graph not in (None, name):
                 continue  # in this store, the key is that of another call
-            graph = graphs.get(name)
-            if graph is None:
+            if name in graphs:
+                found[graphs[name]] = arguments
+            else:
                 elsewhere = elsewhere or name
-                continue
-            parameters = graph._signature.parameters
-            if parameters.keys() != arguments.keys():
-                raise OptionsError(
-                    f"service.resume({key!r}): graph {name!r} has the parameters {list(parameters)}, and was called "
-                    f"with {list(arguments)}; give the call, service.run({name}(...), key={key!r})"
-                )
-            call = Call[Any](graph, tuple(arguments[parameter] for parameter in parameters))
-            return await self.run(call, durable_key=key, on_finished="return", **how, **options)
-        if elsewhere:
+        names = [graph.name for graph in found]
+        if not found and elsewhere:
             raise OptionsError(
                 f"service.resume({key!r}): the key is that of graph {elsewhere!r}, which is not part of this deployment"
             )
-        raise UnknownKey(f"service.resume({key!r}): no graph of this deployment keeps anything under this key")
+        if not found:
+            raise UnknownKey(f"service.resume({key!r}): no graph of this deployment keeps anything under this key")
+        if len(found) > 1:
+            raise OptionsError(
+                f"service.resume({key!r}): graphs {names} have this key, each in a store of its own; give the call, "
+                f"such as service.run({names[0]}(...), durable_key={key!r})"
+            )
+        [(graph, arguments)] = found.items()
+        parameters = graph._signature.parameters
+        if parameters.keys() != arguments.keys():
+            raise OptionsError(
+                f"service.resume({key!r}): graph {graph.name!r} has the parameters {list(parameters)}, and was called "
+                f"with {list(arguments)}; give the call, service.run({graph.name}(...), durable_key={key!r})"
+            )
+        call = Call[Any](graph, tuple(arguments[parameter] for parameter in parameters))
+        return await self.run(call, durable_key=key, on_finished="return", **how, **options)
 
     async def resume_all(
         self, *, concurrency: int = 8, detached: bool = False, **options: Unpack[CallOptions]

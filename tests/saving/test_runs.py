@@ -386,6 +386,8 @@ async def test_a_key_of_two_stores_goes_on_in_the_one_where_it_is_unfinished(job
     other.in_turn = {}
     job.ran.clear()
     async with engine.deploy(job.graph, second) as service:
+        with pytest.raises(ps.OptionsError, match=r"'second'\] have this key, each in a store of its own"):
+            await service.resume("k")
         assert await service.resume_all() == {}
     assert other.ran == [0, 1, 2, 2, 3, 4]
     assert job.ran == []
