@@ -20,20 +20,10 @@ from starlette.routing import Route
 
 from .. import Graph, asgi, engine, graph
 from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, retry_after_header
-from ..actors.accepted import OptionRule, check, whole
+from ..actors.accepted import check, whole
 from .answers import Answer, Completion, Embeddings, as_json
 from .measures import measured
-from .protocol import (
-    MAX_NAME,
-    APIError,
-    Base,
-    ChatRequest,
-    CompletionRequest,
-    EmbeddingsRequest,
-    Request,
-    error_of,
-    parsed,
-)
+from .protocol import NAME, APIError, Base, ChatRequest, CompletionRequest, EmbeddingsRequest, Request, error_of, parsed
 from .responses import Response as ResponsesAnswer
 from .responses import ResponsesRequest
 from .upstreams import Upstream
@@ -42,10 +32,6 @@ from .upstreams import Upstream
 _caller: ContextVar[str | None] = ContextVar("penstock_serving_caller", default=None)
 
 _BODY_SECONDS: Final = 30.0  # as long as a client may stall that takes an answer
-_NAME: Final = OptionRule(
-    f"a name of 1 to {MAX_NAME} characters, which clients send",
-    lambda it: isinstance(it, str) and 0 < len(it) <= MAX_NAME,
-)
 _MAX_BODY_BYTES: Final = 32 << 20  # some images in base64
 
 
@@ -339,7 +325,7 @@ def openai(
     if not models:
         raise OptionsError("serving.openai({}): there is no model; give one, such as {'rag': graph}")
     for name in models:
-        check("model", name, _NAME, "serving.openai(")
+        check("model", name, NAME, "serving.openai(")
     check("max_body_bytes", max_body_bytes, whole(1), "serving.openai(")
     if events not in ("comments", "drop"):
         raise OptionsError(f"serving.openai(events={events!r}): it is 'comments' or 'drop'")

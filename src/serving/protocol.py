@@ -8,10 +8,15 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, with_config
 from typing_extensions import TypedDict
 
 from .._errors import PenstockError
+from ..actors.accepted import OptionRule
 from ..telemetry import logs
 
 KEPT: Final = ConfigDict(extra="allow", allow_inf_nan=False)
-MAX_NAME: Final = 256  # characters of the name of a model
+_MAX_NAME: Final = 256
+NAME: Final = OptionRule(
+    f"a name of 1 to {_MAX_NAME} characters, which clients send",
+    lambda it: isinstance(it, str) and 0 < len(it) <= _MAX_NAME,
+)
 _UNKNOWN_NAMES: Final = 1000  # that are logged, each once: their number must not be the client's choice
 
 Text = Annotated[str, Field(max_length=256)]
@@ -116,7 +121,7 @@ class Base(BaseModel):
     model_config = KEPT
     _path: ClassVar[str] = ""
 
-    model: Annotated[str, Field(min_length=1, max_length=MAX_NAME)]
+    model: Annotated[str, Field(min_length=1, max_length=_MAX_NAME)]
     user: str | None = None
 
     # Not `PrivateAttr`, which gives each class a method whose annotations cannot be resolved.
