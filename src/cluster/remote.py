@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextlib import AsyncExitStack, aclosing, suppress
 from functools import partial
-from importlib import import_module, metadata
+from importlib import metadata
 from time import perf_counter
 from typing import Any, Final, NamedTuple
 
@@ -217,9 +217,6 @@ class _Callees:
         if function:
             try:
                 found = pickle.loads(function)
-                devices = sys.modules.get("penstock.devices.device_node")
-                if devices is not None and isinstance(found, devices.DeviceNode):
-                    found = import_module("jax").jit(found.fn)  # compiled here, for the device of this worker
             except BaseException as error:  # noqa: BLE001 - each call of it raises that
                 found = error
             with self._changed:
@@ -291,6 +288,9 @@ class _Callees:
         """Leave all instances, and close the resources."""
         for key in [*self._instances]:
             await self.leave(key)
+        for fn in self._functions.values():
+            if hasattr(fn, "aclose"):
+                await fn.aclose()
         await self._open.aclose()
 
 
@@ -386,6 +386,9 @@ def _returned(answer: Answer, keeps_result: bool, kept: Packed = b"") -> Any:
 
 
 def _answer(result: object, began: float, node: str, keeps_result: bool) -> Any:
+    if isinstance(result, list):  # of a batch, where an exception is the outcome of one item
+        items: list[Any] = result  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of object
+        result = [_Raised(one, node) if isinstance(one, BaseException) else one for one in items]
     try:
         packed = pack(result)
     except Exception as error:  # noqa: BLE001 - reducers are the result's own code and may raise anything
@@ -397,6 +400,16 @@ def _answer(result: object, began: float, node: str, keeps_result: bool) -> Any:
     if isinstance(packed, bytes):
         return pack(Answer("value", seconds, packed))
     return [pack(Answer("value", seconds, None)), *packed]
+
+
+class _Raised(NamedTuple):
+    """An exception that is unpickled as itself, with the traceback here as its cause."""
+
+    error: BaseException
+    node: str
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return extension.unpack_error, (extension.pack_error(self.error, messages.dumps_error), self.node)
 
 
 def _failure(error: BaseException, began: float, keeps_result: bool) -> Any:

@@ -135,7 +135,7 @@ class Workers(extension.Execution):
         self, fn: Callable[[list[Any]], Any], name: str, scope: extension.Scope
     ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
         """Return what has a worker handle a batch."""
-        pool, is_async = self._workers(scope), inspect.iscoroutinefunction(fn)
+        pool, is_async = self._workers(scope), _is_async(fn)
 
         async def handle(items: list[Any]) -> Any:
             request = Request(ItemInfo("", name, 0, 1), {}, (items,), {}, {}, None)
@@ -198,7 +198,7 @@ class OnWorkers(extension.Bound):
     def __init__(self, site: extension.Site, pool: Pool) -> None:
         super().__init__()
         self._pool = pool
-        self._node = site.node
+        self._node, self._callee = site.node, site.callee
         self._scope = site.scope
         self._resources = {name: pool.numbered(opens) for name, opens in site.resources.items()}
         self._keeps_result = site.keeps_result
@@ -219,12 +219,12 @@ class OnWorkers(extension.Bound):
         for name, value in (*enumerate(args), *kwargs.items()):
             if extension.is_stream(value):
                 raise TypeError(_takes_a_stream(node.name, name))
-        instance, fn = None, node
+        instance, fn = None, self._callee
         if node.template is not None:
             stand_in: _Instances = self._scope.instance(node)
             instance, fn = stand_in.recipe, stand_in.cls
         request = Request(attempt.info, attempt.trace_context(), args, kwargs, resources, instance)
-        is_coroutine = node.is_async or node.gives_stream
+        is_coroutine = node.is_async or node.gives_stream or _is_async(fn)
         return await pool.call(fn, node.name, request, is_coroutine, attempt.begun, self._keeps_result)
 
     async def run(self, attempt: extension.Attempt) -> Any:
@@ -282,6 +282,10 @@ class OnWorkers(extension.Bound):
 async def _fetch(value: Any) -> Any:
     """Return the value of a result that stays on a worker; any other value as it is."""
     return await value.pool.transport.fetch(value) if isinstance(value, Reference) else value
+
+
+def _is_async(fn: Any) -> bool:
+    return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
 def _value(answer: tuple[str, float, Any], name: str) -> Any:

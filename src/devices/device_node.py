@@ -3,7 +3,8 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast, overload
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast, overload
 
 from .._errors import DeviceError
 from ..actors.accepted import NAME, SWITCH, check, instance, optional, refuse_beside, refuse_unknown, whole
@@ -125,7 +126,8 @@ def device_node(
         failover: another node, with the same parameters and result, which takes over after the last attempt has
             failed; see `penstock.node`. Not with `donate=True`.
         runs_on: runs the function somewhere else, such as on workers that have devices of their own; a
-            `penstock.extension.Execution`. Not with options that say how a device of this process runs it.
+            `penstock.extension.Execution`. Each worker compiles it, for the device that `device=` names there; items of
+            a batch are gathered in this process. Not with `replicas=`, `in_specs=`, `out_specs=` and `sample_input=`.
         **unknown: any other option is refused.
 
     Returns:
@@ -174,8 +176,7 @@ def device_node(
 
             find_size = size_search.find_size
         if runs_on is not None:
-            _check_elsewhere(label, runs_on, options)
-            return DeviceNode(target, policy, name=label, runs_on=runs_on)
+            return _elsewhere(label, target, policy, runs_on, options)
         executor = DeviceExecutor(label, target, options, (fuse_regions, give_items), find_size=find_size)
         return DeviceNode(target, policy, name=label, runs_on=executor)
 
@@ -269,20 +270,46 @@ class DeviceNode(Node[P, R]):
         return self._runs_on
 
 
-def _check_elsewhere(label: str, runs_on: object, options: "DeviceOptions") -> None:
-    """Refuse options that say how a device of this process runs a node, where something else does."""
+# Options of a node that runs on workers, which it cannot have there, and why.
+_NOT_ELSEWHERE: Final = {
+    "replicas": "each worker is a replica, so say how many workers there are",
+    "in_specs": "a mesh does not reach over workers: their devices belong to different processes",
+    "out_specs": "a mesh does not reach over workers: their devices belong to different processes",
+    "sample_input": "a worker compiles when the first call comes, and is not warmed up before",
+}
+
+
+def _elsewhere(
+    label: str, target: Callable[..., Any], policy: Policy, runs_on: Execution, options: "DeviceOptions"
+) -> "DeviceNode[..., Any]":
+    """Make a node that another process compiles, for a device that it has; batches are gathered in this one."""
+    from .elsewhere import GatheredHere, compiled_there
+
     check("runs_on", runs_on, instance(Execution, "an Execution of penstock.extension"), f"device node {label!r} has ")
-    given = {
-        "device=": options.device != "auto", "batch=": options.batch is not None, "static=": options.static,
-        "donate=True": options.donate, "in_specs=": options.in_specs is not None,
-        "out_specs=": options.out_specs is not None, "replicas=": options.replicas > 1,
-        "sample_input=": options.sample_input, "fuse=False": not options.fuse,
-    }  # fmt: skip
-    for option, is_given in given.items():
-        if is_given:
-            raise TypeError(
-                f"device node {label!r} has runs_on=, to which {option} does not apply; leave out one of both"
-            )
+    defaults = cast("Any", device_node).__kwdefaults__
+    for option, reason in _NOT_ELSEWHERE.items():
+        if getattr(options, option) != defaults[option]:
+            raise TypeError(f"device node {label!r} has runs_on=, and {option}=: {reason}; leave out {option}=")
+    if options.batch is not None and not runs_on._takes_batches:
+        raise TypeError(
+            f"device node {label!r} has runs_on=, to which batch= does not apply: {type(runs_on).__name__} has no "
+            "bind_batch; leave out one of both"
+        )
+    if not isinstance(options.device, str):
+        raise TypeError(
+            f"device node {label!r} has runs_on=, and device={options.device!r}, which belongs to this process: write "
+            "the name of a device that each worker has, such as 'gpu' or 'cpu:1'; a mesh does not reach over workers"
+        )
+    given = {"device": options.device, "static": options.static, "shared": options.shared, "donate": options.donate,
+             "pure": options.pure, "prefetch": options.prefetch}  # fmt: skip
+    there = compiled_there(target, label, given, options.batch, device_node)
+    if options.batch is None:
+        made = DeviceNode[..., Any](target, policy, name=label, runs_on=runs_on)
+    else:
+        gathered = GatheredHere(runs_on, there, options.batch, policy.concurrency)
+        made = DeviceNode[..., Any](target, replace(policy, concurrency=None), name=label, runs_on=gathered)
+    made._elsewhere, there.node = there, made
+    return made
 
 
 def _check_place(label: str, device: object, batch: object) -> None:

@@ -371,6 +371,11 @@ class Site:
         return fetch is not None and bool(steps) and not is_result and all(_takes(one, source, fetch) for one in steps)
 
     @property
+    def callee(self) -> Callable[..., Any]:
+        """What another process calls, which pickles: the node; of a device node, what compiles it there."""
+        return self.node._elsewhere or self.node
+
+    @property
     def resources(self) -> "Mapping[str, Callable[[], AbstractAsyncContextManager[Any]]]":
         """The parameters whose arguments are resources of the graph, with what opens each of them somewhere else."""
         step, openings = self._unit.step, {source: one for one, source in self._program.plan.trace.resources.items()}
@@ -445,6 +450,7 @@ class Node(Generic[P, Ret_co]):
         runs_on: how its steps run; while `testing.replace` has a fake in its place, how those of the fake do.
     """
 
+    _elsewhere: Any = None  # what another process calls in the place of the node
     # engine/graph.py sets this, because it imports this file: it builds the graph of `a >> b`.
     _make_chain: ClassVar[Callable[..., Any]]
     _kind: ClassVar = "node"  # the word for it in errors

@@ -11,7 +11,7 @@ from penstock.actors import attempts
 from penstock.actors.attempts import HedgeBudget, hedged
 from penstock.actors.execution import Bound
 from penstock.actors.policy import Policy
-from penstock.devices import executor
+from penstock.devices import elsewhere, executor
 from penstock.engine import executions
 from penstock.engine.node import Execution
 
@@ -64,5 +64,5 @@ def test_the_executions_are_those_of_the_table() -> None:
     ours = {cls for cls in subclasses(Bound) if cls not in {"CacheSite", "_InBodies", "_Intercepted"}}
     assert named == ours
     known = {one for one in vars(executions).values() if isinstance(one, type) and issubclass(one, Execution)}
-    known |= {executor.DeviceExecutor, cluster.Workers}
+    known |= {executor.DeviceExecutor, cluster.Workers, elsewhere.GatheredHere}
     assert {row[0].strip("`") for row in table} == {one.__name__ for one in known}

@@ -1,0 +1,158 @@
+"""Device nodes that other processes run: each of these compiles the function, for a device that it has."""
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any
+
+from ..actors.batching import Batch
+from ..actors.execution import Attempt
+from ..actors.executions import InOwnLoop
+from ..actors.node_actor import NodeActor
+from ..engine.engine import Engine
+from ..engine.executions import InBatches
+from ..engine.graph import graph
+from ..engine.node import Execution, Node, Site, global_name
+from ..engine.tracing.annotations import signature_of
+
+if TYPE_CHECKING:
+    from ..actors.execution import DetachedStep
+    from ..actors.frame import Frame
+
+
+class CompiledThere:
+    """What another process calls in the place of a device node; with `batch=`, with a list of the arguments of items.
+
+    It pickles by the name of the node, or by the contents of its function where the node has none.
+
+    Args:
+        fn: the function.
+        name: the name of the node.
+        options: the options of `device_node` for a device of the process that calls it.
+        make: `device_node`.
+    """
+
+    def __init__(self, fn: Callable[..., Any], name: str, options: Mapping[str, Any], make: Callable[..., Any]) -> None:
+        self.function, self.name, self.options, self.make = fn, name, options, make
+        self.node: Node[..., Any] | None = None  # where it was declared
+        self._service: Any = None
+        self._open = AsyncExitStack()
+        self._opening = asyncio.Lock()
+
+    async def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Compute one item, or the items of a batch."""
+        async with self._opening:
+            if self._service is None:
+                engine = await self._open.enter_async_context(Engine())
+                self._service = await self._open.enter_async_context(
+                    engine.deploy(self._graph(), max_in_flight=1 << 20)
+                )
+        if not self.options["batch"]:
+            return await self._service(*args, **kwargs)
+        [items] = args
+        calls = [self._service(*args, **kwargs) for args, kwargs in items]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    def _graph(self) -> Any:
+        options = dict(self.options)
+        if options["batch"] is not None:
+            kind, given = options["batch"]
+            options["batch"] = kind(**given)
+        node = self.make(**options, name=self.name)(self.function)
+        # With donate=, what came with a call is copied on the device: that copy is the node's own, and may be donated.
+        copied = self.make(name="copied", device=options["device"], fuse=False)(_same)
+        kept = set(signature_of(self.function).parameters if not options["donate"] else options["static"])
+
+        async def called(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs)
+            for name, value in [*given.arguments.items()]:
+                given.arguments[name] = value if name in kept else copied(value)
+            return node(*given.args, **given.kwargs)
+
+        masks = node._device_executor.arguments(frozenset()).masks  # which the batch makes
+        signature = signature_of(self.function)
+        signature = signature.replace(
+            parameters=[one for name, one in signature.parameters.items() if name not in masks]
+        )
+        made: Any = called
+        made.__name__, made.__signature__ = self.name, signature
+        return graph(made)
+
+    async def aclose(self) -> None:
+        """End its Engine."""
+        await self._open.aclose()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        node = self.node
+        if node is not None and self.function.__module__ != "__main__" and global_name(node, self.function):
+            return _there, (node,)
+        return CompiledThere, (self.function, self.name, self.options, self.make)
+
+
+def _same(value: Any) -> Any:
+    return value.copy()
+
+
+def _there(node: Node[..., Any]) -> CompiledThere:
+    there: CompiledThere = node._elsewhere
+    return CompiledThere(there.function, there.name, there.options, there.make)
+
+
+class GatheredHere(InBatches):
+    """Gathers items of a device node that runs somewhere else; an item is the arguments of a call.
+
+    Args:
+        inner: where it runs.
+        there: what is called there.
+        batch: how items are gathered.
+        at_once: how many batches there are at a time.
+    """
+
+    def __init__(self, inner: Execution, there: CompiledThere, batch: Batch, at_once: int | None) -> None:
+        def cost(item: Any) -> float:
+            assert batch.cost is not None
+            return batch.cost(*item[0])
+
+        plain = Batch(
+            batch.max_size, max_wait_seconds=batch.max_wait_seconds, max_queue=batch.max_queue,
+            max_cost=batch.max_cost, cost=batch.cost and cost,
+        )  # fmt: skip
+        super().__init__(inner, there, plain, at_once)
+
+    def bind(self, site: Site) -> "InGatheredBatch":
+        """Return what puts the arguments of calls into the inbox of the loop."""
+        loop: Any = site._instance
+        return InGatheredBatch(loop.host, loop)
+
+
+class InGatheredBatch(InOwnLoop):
+    """Puts the arguments of a call into the inbox of what gathers a batch."""
+
+    __slots__ = ()
+
+    async def run(self, attempt: Attempt) -> Any:
+        """Give them, and return the result."""
+        frame, item = attempt._frame, (attempt.args, attempt.kwargs)
+        return await self._host.run(item, frame.priority, attempt.deadline, frame.key, frame.leaves_running)
+
+    def _begin(
+        self, actor: NodeActor, frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> "DetachedStep | None":
+        return super()._begin(actor, frame, ((args, kwargs),), {})
+
+
+def compiled_there(
+    fn: Callable[..., Any], name: str, options: Mapping[str, Any], batch: Batch | None, make: Callable[..., Any]
+) -> CompiledThere:
+    """Return what another process calls; the caller gathers the items of a batch, so that it need not wait for them."""
+    there = None
+    if batch is not None:
+        given = {one.name: getattr(batch, one.name) for one in fields(batch) if one.init}
+        given |= {"max_wait_seconds": 0.0, "max_queue": None}
+        if "pad_axes" in given:
+            given["pad_axes"] = dict(given["pad_axes"])
+        if "cost" in given:
+            given |= {"cost": None, "max_cost": None}
+        there = type(batch), given
+    return CompiledThere(fn, name, {**options, "batch": there}, make)
