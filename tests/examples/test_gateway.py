@@ -282,7 +282,6 @@ async def holds_all_places(gate: Gateway) -> None:
             tasks.create_task(anext(words))
 
 
-@pytest.mark.asyncio(loop_factories=["asyncio", "uvloop"])
 async def test_each_of_300_clients_has_one_outcome_and_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
     plans = [(first, second) for first in (*GOOD, *BAD, *CUTS) for second in (*GOOD, *BAD, *CUTS)]
     async with gateway(monkeypatch) as gate:

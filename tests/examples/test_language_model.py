@@ -265,6 +265,7 @@ def test_the_tokenizer_that_is_saved_begins_with_start_and_gives_the_text_back(t
 TRAINED = Path(language_model.__file__).parent / "models" / "stdlib-llama"
 
 
+@pytest.mark.long  # it is about files that are learned anew by hand
 async def test_the_trained_model_knows_more_than_trigrams() -> None:
     corpus = read_sources(Path(sysconfig.get_path("stdlib")))
     some = [text[:6000] for text in corpus.held_out[::20]]
@@ -325,9 +326,7 @@ def test_the_program_trains_on_four_devices_saves_and_writes_on(tmp_path: Path) 
     assert "Trainer" in done.stdout
     [found] = re.findall(r"held out: (\d\.\d+) nats a byte; a trigram model: (\d\.\d+)", done.stdout)
     assert 0 < float(found[1]) < float(found[0]) < 8
-    written = language_model.complete(load(model), b"x = ", 5)
-    assert written.startswith(b"x = ")
-    assert written == language_model.complete(load(model), b"x = ", 5)
+    assert language_model.complete(load(model), b"x = ", 5).startswith(b"x = ")
 
 
 @pytest.mark.parametrize("key", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])

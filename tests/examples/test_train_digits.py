@@ -91,7 +91,7 @@ def test_an_augmented_digit_is_moved_by_one_pixel_at_most() -> None:
     image: npt.NDArray[np.float32] = np.zeros((8, 8), np.float32)
     image[4, 4] = 1
     keys = np.random.default_rng(0).integers(2**32, size=(500, 2), dtype=np.uint32)
-    images = np.asarray(jax.vmap(moved, (None, 0))(image, keys))
+    images = np.asarray(jax.jit(jax.vmap(moved, (None, 0)))(image, keys))
     places = {tuple(np.argwhere(image)[0]) for image in images}
     assert places == {(row, column) for row in (3, 4, 5) for column in (3, 4, 5)}
 
@@ -99,8 +99,9 @@ def test_an_augmented_digit_is_moved_by_one_pixel_at_most() -> None:
 async def test_a_digit_is_augmented_the_same_every_time_and_differently_in_each_epoch() -> None:
     digits = numbered(TOGETHER)
     (first, second), (again, _) = [await batches(digits, epochs=2) for _ in range(2)]
+    all_moved = jax.jit(jax.vmap(moved))
     by_label = [
-        np.asarray(jax.vmap(moved)(batch.value.images, batch.key))[batch.value.labels.argsort()]
+        np.asarray(all_moved(batch.value.images, batch.key))[batch.value.labels.argsort()]
         for batch in (first, again, second)
     ]
     np.testing.assert_array_equal(by_label[0], by_label[1])

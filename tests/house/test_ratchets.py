@@ -34,7 +34,6 @@ TESTS_OF_INTERNALS = {
     "advice": 3,
     "devices": 18,
     "engine": 7,
-    "examples": 1,
     "house": 1,
     "runtime": 1,
     "saving": 3,
