@@ -519,6 +519,11 @@ def _no_args(values: Values) -> tuple[Any, ...]:
     return ()
 
 
-def _unset(*args: Any, **kwargs: Any) -> Any:
-    """Stand in for a function that an actor does not have, such as `fn` of a step of control flow."""
-    raise NotImplementedError("an actor was run before it was wired")
+class _Unset:
+    """Stands in for a function that an actor does not have, such as `fn` of a step of control flow: it has no name."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        raise NotImplementedError("an actor was run before it was wired")
+
+
+_unset = _Unset()
