@@ -264,6 +264,10 @@ def aligned(shape: tuple[int, ...], dtype: Any) -> Any:
 
 def aligned_copy(array: Any) -> Any:
     """Return such an array with the elements of another one."""
+    if array.nbytes < LARGE_BYTES:
+        import numpy as np
+
+        return np.array(array, order="C")
     copy = aligned(array.shape, array.dtype)
     copy[...] = array
     return copy

@@ -1,6 +1,7 @@
 """Execution of steps: attempts of an item, what one call site has of its execution, and steps without a worker."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from time import perf_counter
 from types import CoroutineType, TracebackType
@@ -258,6 +259,8 @@ class Bound:
     """Whether handlers may call `penstock.emit`: `run` and `open` hand on what comes from them."""
 
     _goes_on: ClassVar = False  # whether its handler goes on after `run`: it is a generator
+
+    _most_begun: int = sys.maxsize  # the most items of a stream to begin with at a time: further items would wait here
 
     def __init__(self, instance: Child | None = None) -> None:
         self._instance = instance  # of a stateful node: the child of the supervisor of the scope

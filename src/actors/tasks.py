@@ -110,6 +110,53 @@ def _start_task_of_another_factory(
     return task
 
 
+class ResumingFuture(asyncio.Future[T]):
+    """A future whose result resumes the task that waits for the future, without another turn of the loop.
+
+    It is for callbacks of the loop that set one result. Anything else that ends it resumes the task in the next turn,
+    as any future does.
+    """
+
+    _waiter: "tuple[Callable[[ResumingFuture[T]], object], Context] | None" = None
+
+    def add_done_callback(
+        self, fn: "Callable[[ResumingFuture[T]], object]", /, *, context: Context | None = None
+    ) -> None:
+        """Note what resumes the task that waits, which alone gives its context; any other callback is called later."""
+        if context is None or self._waiter is not None or self.done():
+            super().add_done_callback(fn, context=context)
+        else:
+            self._waiter = fn, context
+
+    def set_result(self, result: T, /) -> None:
+        """Set the result, and resume the task that waits."""
+        super().set_result(result)
+        waiter, self._waiter = self._waiter, None
+        if waiter is None:
+            return
+        loop = self.get_loop()
+        if asyncio.current_task(loop) is None:
+            waiter[1].run(waiter[0], self)
+        else:  # it cannot run inside of another task
+            loop.call_soon(waiter[0], self, context=waiter[1])
+
+    def set_exception(self, exception: type | BaseException, /) -> None:
+        """Set an error, and have the task that waits resumed."""
+        super().set_exception(exception)
+        self._resume_soon()
+
+    def cancel(self, msg: Any | None = None) -> bool:
+        """Cancel the future, and have the task that waits resumed."""
+        is_cancelled = super().cancel(msg)
+        self._resume_soon()
+        return is_cancelled
+
+    def _resume_soon(self) -> None:
+        waiter, self._waiter = self._waiter, None
+        if waiter is not None:
+            self.get_loop().call_soon(waiter[0], self, context=waiter[1])
+
+
 # Postponed cancellation: it has arrived where it must not interrupt, and is raised at the next await of the task.
 #
 # The count of `Task.cancelling()` does not change meanwhile, so the sender of the cancellation can still take it back,

@@ -204,13 +204,14 @@ class DispatchThread(ThreadOwner):
             self._wait(job, arrays, self.restarts, began, is_late=True)
             return
         self._in_flight.append((job, arrays, self.restarts, began))
-        self._take_ended()
-        # Last, as the event loop wakes for it, and wants the interpreter.
         job.hand_on(arrays)
+        self._take_ended()  # while the event loop wakes
 
     def _take_ended(self) -> None:
-        """Finish the jobs in flight that have ended, and for which no caller waits."""
+        """Finish the jobs in flight that have ended, and for which no caller waits, once there are several."""
         in_flight = self._in_flight
+        if len(in_flight) <= MIN_DEPTH:
+            return
         while len(in_flight) > 1 and not self._lent_out and not in_flight[0][0].is_awaited:
             if not are_ready(in_flight[0][1]):
                 return
@@ -743,11 +744,14 @@ class SingleJob(Job):
 
     def ready(self) -> None:
         """Give the caller its result."""
-        if self._on_over is None or self.times is not None or self._span is not None or self._origin is not None:
+        if self._is_over or self.times is not None or self._span is not None:
             super().ready()
             return
         # Nearly always there is a shorter way: what `ready`, `results_of`, `_over` and `settle` do for one result.
-        self._device.mailbox.post(self._queue.give, self.calls[0], self._given)
+        if self._origin is not None:
+            ORIGINS.over(self._origin, None)
+        if self._on_over is not None:
+            self._device.mailbox.post(self._queue.give, self.calls[0], self._given)
         self._is_over, self._on_over, self._args, self._given, self._leaves = True, None, None, None, []
 
     def results_of(self, given: Any) -> list[Any]:

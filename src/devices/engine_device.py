@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 from .._errors import DeviceError, EngineClosedError, Overloaded
 from ..actors.batching import SHORT_SECONDS, Batch, BatchQueue
 from ..actors.execution import STEP_SLOTS, DetachedStep
-from ..actors.tasks import Condition, postpone, raise_postponed, until
+from ..actors.tasks import Condition, ResumingFuture, postpone, raise_postponed, until
 from ..actors.threads import LoopMailbox
 from ..telemetry import spans
 from .arguments import Arguments, BatchLog
@@ -289,7 +289,7 @@ class CallQueue:
 
     async def run(self, call: DeviceCall) -> Any:
         """Run a call and return its result; raises what `submit` raises, or the error of the call."""
-        result: asyncio.Future[Any] = self.device.loop.create_future()
+        result: asyncio.Future[Any] = ResumingFuture(loop=self.device.loop)
         call.result = result
         self.submit(call)
         try:
@@ -313,7 +313,7 @@ class CallQueue:
         if undisturbed:
             raise_postponed()
         call.may_be_taken_back()
-        result: asyncio.Future[Any] = loop.create_future()
+        result: asyncio.Future[Any] = ResumingFuture(loop=loop)
         call.result = result
         self.submit(call)
         try:
@@ -429,9 +429,9 @@ class SingleCallQueue(CallQueue):
         """Give a caller its result, which is ready, or which no thread waits for."""
         # Results that are not ready do not pile up: the device's thread waits for one before it enqueues too many.
         try:
-            call.finish(value)
-        finally:
             self.device.returned(self, [call])
+        finally:
+            call.finish(value)  # which may run the caller
 
     def ended(self, job: Job) -> None:
         """Give a caller its result or its error."""

@@ -236,6 +236,13 @@ class DeviceExecutor(Execution):
         """Whether a call is more than one call of its program, so that it neither joins others nor gives parts."""
         return False
 
+    @property
+    def ahead(self) -> int:
+        """The most calls without a batch that one device holds."""
+        # What a device holds ahead, no other one can take when it is free.
+        options = self.options
+        return max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
+
     def spec_of(self, name: str) -> Any:
         """Return how the argument for a parameter is split over the mesh."""
         return self._specs.of(name)
@@ -485,9 +492,7 @@ class PlacedNode:
     def _queue(self, device: EngineDevice, jitted: JittedFunction, executor: DeviceExecutor) -> CallQueue:
         arguments, options = self._arguments, executor.options
         if executor.batch is None:
-            # What a device holds ahead, no other one can take when it is free.
-            limit = max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
-            return executor.single_queue(jitted.name, device, jitted, arguments.parameters, limit)
+            return executor.single_queue(jitted.name, device, jitted, arguments.parameters, executor.ahead)
         return BatchCallQueue(
             arguments, self._parameters, device, jitted, executor.batch, self._sizes, options.prefetch,
             executor.batch_log, in_parts=PartsOfBatch if options.pure else None,
@@ -515,6 +520,8 @@ class OnDevice(Bound):
         self._donated = executor.donated(site)
         self._state = None if site.state is None else self._arguments.names.index(site.state)
         self._label, self._returns_pending = site.label, site.returns_pending
+        if executor.batch is None and executor.options.replicas == 1:
+            self._most_begun = executor.ahead
         self._placed: PlacedNode | None = None  # for as long as the Engine is open, and so are its devices
 
     async def run(self, attempt: "Attempt") -> Any:

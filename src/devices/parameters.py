@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Container, Sequence
 from contextlib import nullcontext
-from itertools import compress
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
@@ -65,12 +64,12 @@ class PlacedParameters:
 
 def owned(value: Any) -> Any:
     """Return a pytree with copies of NumPy arrays: on a CPU, JAX would use the arrays of the user in place."""
-    if _is_of_numpy(value):
+    if isinstance(value, np.ndarray):
         return aligned_copy(value)
     leaves, structure = jax.tree.flatten(value)
     if not not_on_device(leaves):
         return value
-    return structure.unflatten([aligned_copy(leaf) if _is_of_numpy(leaf) else leaf for leaf in leaves])
+    return structure.unflatten([aligned_copy(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
 
 def all_owned(args: tuple[Any, ...], size_bytes: int | None) -> tuple[Any, ...]:
@@ -80,15 +79,14 @@ def all_owned(args: tuple[Any, ...], size_bytes: int | None) -> tuple[Any, ...]:
         args: the arguments.
         size_bytes: how many bytes of them are on the host; None if that is not known.
     """
-    of_numpy = [_is_of_numpy(arg) for arg in args]
-    # Nearly always none of these bytes are inside of a pytree, and there may be many leaves to look at.
-    if size_bytes == sum([arg.nbytes for arg in compress(args, of_numpy)]):
-        return tuple([aligned_copy(arg) if is_one else arg for arg, is_one in zip(args, of_numpy, strict=True)])
-    return tuple([owned(arg) for arg in args])
-
-
-def _is_of_numpy(leaf: object) -> bool:
-    return issubclass(type(leaf), np.ndarray)
+    copied_bytes, own = 0, list(args)
+    for at, arg in enumerate(args):
+        if isinstance(arg, np.ndarray):
+            own[at] = aligned_copy(arg)
+            copied_bytes += arg.nbytes
+    if copied_bytes == size_bytes:  # nearly always: there may be many leaves to look at
+        return tuple(own)
+    return tuple([owned(arg) if mine is arg else mine for arg, mine in zip(args, own, strict=True)])
 
 
 EVERYTHING: Final = range(sys.maxsize)  # it has the id of every object

@@ -49,7 +49,8 @@ class StreamMap(_Bodies):
         self._place = place
         self._on_error: OnError = control.on_error
         self._actor = actor  # that counts the items
-        self._window = ReorderWindow(parent.group.loop, control.limit, parent.fail, None, ordered=True)
+        limit = min(control.limit, wired.entries[0].bound._most_begun) if self._needs_no_worker else control.limit
+        self._window = ReorderWindow(parent.group.loop, limit, parent.fail, None, ordered=True)
         self.frames = self._window.frames
 
     def state(self) -> Any:

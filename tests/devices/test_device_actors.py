@@ -5,7 +5,7 @@ import gc
 import re
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from typing import Any, ClassVar, Self
 
 import jax
@@ -15,6 +15,7 @@ import pytest
 
 import penstock as ps
 from penstock import devices, engine
+from penstock.actors.tasks import ResumingFuture
 from penstock.devices import compiling, programs
 from penstock.devices.device_errors import ORIGINS, Origin, Origins
 from penstock.devices.device_pool import DevicePool
@@ -508,3 +509,45 @@ async def test_a_donating_call_that_is_unlike_many_others_can_be_cancelled_while
     assert float((await bound(state))[0]) == 9
     assert not other.is_deleted()
     assert float((await bound(other))[0]) == 1
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_the_caller_goes_on_in_the_turn_of_the_loop_in_which_the_result_comes(
+    monkeypatch: pytest.MonkeyPatch, ready: bool
+) -> None:
+    loop = asyncio.get_running_loop()
+    order: list[str] = []
+    arrive = loop.call_soon_threadsafe
+
+    def and_others(callback: Callable[..., object], *args: Any) -> asyncio.Handle:
+        handle = arrive(callback, *args)
+        arrive(order.append, "others")
+        return handle
+
+    plus_one = devices.actor("cpu").bind(lambda x: x + 1, ready=ready)
+    x = await plus_one(np.ones(3, np.float32))
+    monkeypatch.setattr(loop, "call_soon_threadsafe", and_others)
+    await plus_one(x)
+    assert not order
+
+
+@pytest.mark.parametrize("end", ["result", "error", "cancel"])
+async def test_what_ends_a_future_inside_of_a_task_resumes_the_caller_in_its_turn(end: str) -> None:
+    future: ResumingFuture[int] = ResumingFuture(loop=asyncio.get_running_loop())
+    task = asyncio.create_task(asyncio.wait_for(future, None))
+    await asyncio.sleep(0)
+    if end == "result":
+        future.set_result(1)
+    elif end == "error":
+        future.set_exception(ValueError)
+    else:
+        future.cancel()
+    assert not task.done()
+    await asyncio.wait([task])
+    assert (
+        task.cancelled()
+        if end == "cancel"
+        else isinstance(task.exception(), ValueError)
+        if end == "error"
+        else task.result() == 1
+    )

@@ -324,7 +324,7 @@ def test_what_was_submitted_is_done_before_the_threads_end() -> None:
 
 
 def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Device) -> None:
-    steps = [device.job() for _ in range(12)]
+    steps = [device.job() for _ in range(2 + 2 * MIN_DEPTH)]
     for step in steps:
         step.returns_pending = True
         step.finish.set()
@@ -340,7 +340,9 @@ def test_nobody_waits_for_what_was_handed_on_while_more_of_it_comes(device: Devi
         device.until("waited for", last.number)
         last.finish.set()
         device.until("ready", last.number)
-    assert [step.waited_for_by for step in steps] == ["penstock-device-test-wait", *["penstock-device-test"] * 11]
+    first, *others, newest = [step.waited_for_by for step in steps]
+    assert first == newest == "penstock-device-test-wait"
+    assert others == ["penstock-device-test"] * 2 * MIN_DEPTH
 
 
 def test_what_was_handed_on_ends_also_if_nothing_comes_after_it(device: Device) -> None:

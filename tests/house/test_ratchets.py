@@ -12,15 +12,15 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=848, largest_file=424, slots=0, branches=9, broad_excepts=3),
+    ".": Figures(lines=851, largest_file=424, slots=0, branches=9, broad_excepts=3),
     "_cli": Figures(lines=417, largest_file=150, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7448, largest_file=550, slots=28, branches=38, broad_excepts=44),
+    "actors": Figures(lines=7480, largest_file=550, slots=28, branches=38, broad_excepts=44),
     "advice": Figures(lines=800, largest_file=248, slots=0, branches=12, broad_excepts=0),
     "cluster": Figures(lines=1324, largest_file=311, slots=4, branches=13, broad_excepts=9),
     "consume": Figures(lines=579, largest_file=230, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1211, largest_file=482, slots=0, branches=11, broad_excepts=3),
-    "devices": Figures(lines=6608, largest_file=600, slots=21, branches=13, broad_excepts=13),
-    "engine": Figures(lines=14731, largest_file=595, slots=21, branches=21, broad_excepts=38),
+    "devices": Figures(lines=6619, largest_file=600, slots=21, branches=13, broad_excepts=13),
+    "engine": Figures(lines=14732, largest_file=595, slots=21, branches=21, broad_excepts=38),
     "saving": Figures(lines=1901, largest_file=558, slots=0, branches=20, broad_excepts=3),
     "serving": Figures(lines=1173, largest_file=293, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2026, largest_file=284, slots=0, branches=13, broad_excepts=1),
