@@ -359,6 +359,7 @@ class Batcher(Actor[T, U]):
         name: str,
     ) -> None:
         self._call: Callable[[list[T]], Any] = call
+        self._penstock_figures: Any = getattr(call, "figures", tuple)
         self._queue: BatchQueue[Request[T, U]] = BatchQueue(batch)
         self._batch = batch
         self._may_refuse = batch.max_queue is not None

@@ -8,8 +8,9 @@ from types import CoroutineType, TracebackType
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Protocol
 
 from .._errors import DeadlineExceeded, Interrupted, NodeCancelledError, NotFinished, Overloaded
+from ..telemetry import names
 from ..telemetry.counters import Figure
-from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution, outgoing
+from ..telemetry.spans import FrameSpan, NodeSpan, note_on_span, of_every_execution, outgoing
 from .chains import WATCHED, Link, watched
 from .current import Handling, ItemInfo
 from .frame import LEFT_OUT, NOTHING, Frame, Interruption, foreign_cancel
@@ -231,6 +232,16 @@ class Attempt:
         if timer is not None and seconds is not None and not self._member.cancels:
             position.attempt_deadline = self._member.group.loop.time() + seconds
             timer.reschedule(position.attempt_deadline)
+
+    def ran_on(self, machine: str, worker: str) -> None:
+        """Note where the work runs: attributes of its span.
+
+        Args:
+            machine: the name of the machine.
+            worker: the name of the process there.
+        """
+        if self._frame.span is not None:
+            note_on_span({names.MACHINE: machine, names.WORKER: worker})
 
     def keeps_place_until(self, done: "OutsideCall | asyncio.Future[Any]") -> None:
         """Have the node keep the place of this item until work outside of the loop has ended.

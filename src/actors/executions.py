@@ -231,7 +231,8 @@ class InOwnLoop(Bound):
 
     def figures(self) -> Sequence[Figure]:
         """Return the finite numbers that the actor has told of itself; each call site returns the same."""
-        return [figure_of(name, value) for name, value in self._host.told.copy().items() if isfinite(value)]
+        told = [figure_of(name, value) for name, value in self._host.told.copy().items() if isfinite(value)]
+        return [*told, *self._host.figures()]
 
     async def run(self, attempt: Attempt) -> Any:
         """Give the actor an item, and return its result."""

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
+from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
 from contextlib import AsyncExitStack, aclosing
 from types import TracebackType
 from typing import (
@@ -248,6 +248,7 @@ class LoopHost:
         self.name = name
         self.inbox: Mailbox[Any] = Mailbox(capacity or DEFAULT_CAPACITY, max_bytes=max_bytes)
         self.told: dict[str, float] = {}
+        self.figures: Callable[[], Iterable[Figure]] = tuple  # what its function tells besides, if that is elsewhere
         self._make = make
         self._shutdown_seconds = SHUTDOWN_SECONDS if shutdown_seconds is None else shutdown_seconds
         self._on_exit = on_exit
@@ -449,7 +450,7 @@ class LoopHost:
         current.source.set(None)  # the loop works for no particular item
         no_item.set("in the loop of an actor or in a batch, which are for many items: use a node of one item")
         instance = self._make()
-        self.told = told_by(instance)
+        self.told, self.figures = told_by(instance), getattr(instance, "_penstock_figures", tuple)
         crash: BaseException | None = None
         try:
             async with AsyncExitStack() as stack:

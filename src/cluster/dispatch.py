@@ -60,7 +60,8 @@ class Worker:
 
     Attributes:
         number: its number.
-        place: the machine and the process, once it has started.
+        machine: the name of its machine, once it has started.
+        process: the name of its process there.
         functions: the functions that were sent and not answered, in order; the first one runs.
         coroutines: the coroutines and streams that it has.
         since: when the first of `functions` began.
@@ -72,7 +73,8 @@ class Worker:
     """
 
     number: int
-    place: str = ""
+    machine: str = ""
+    process: str = ""
     functions: dict[int, Call] = field(default_factory=dict[int, Call])
     coroutines: dict[int, Call] = field(default_factory=dict[int, Call])
     _sent: int = 0
@@ -268,7 +270,11 @@ class Dispatcher:
         for call in calls:
             first = call.is_coroutine or call is calls[0]
             state = "while it ran" if first else "and may have begun"
-            _settle(call, WorkerDied(f"worker {worker.place} died {state} {call.name!r}: {reason}"), is_last=True)
+            _settle(
+                call,
+                WorkerDied(f"worker {worker.process} on {worker.machine} died {state} {call.name!r}: {reason}"),
+                is_last=True,
+            )
         if not self._closed:
             self._give(True)
             self._give(False)

@@ -30,7 +30,7 @@ class Reference:
     Attributes:
         stored: what the transport knows of it.
         nbytes: its size, which counts in `max_bytes`.
-        place: the worker that made it.
+        place: the machine that made it.
         pool: the workers that can fetch it.
     """
 

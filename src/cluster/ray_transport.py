@@ -242,7 +242,7 @@ class RayTransport(Transport):
                 self._end_actor(worker)
             self.dispatcher.started(worker, error)
             return
-        worker.place = f"{found.process} on {found.machine}"
+        worker.process, worker.machine = str(found.process), found.machine
         self.dispatcher.started(worker)
         self._when(worker.handle["watch", False].remote(), lambda answer: self._failed(worker, answer))
 
@@ -313,7 +313,7 @@ class RayTransport(Transport):
         if kind == "value" and len(parts) > 1:
             content = parts[1:]
         elif kind == "reference":
-            content = Reference(kept, content, worker.place)
+            content = Reference(kept, content, worker.machine)
         self.dispatcher.answered(worker, number, (kind, seconds, content), seconds, goes_on=goes_on)
 
     def _failed(self, worker: Worker, error: BaseException) -> None:

@@ -13,7 +13,7 @@ from .. import ItemInfo, Node, emit, extension
 from .. import node as make_node
 from .._errors import MissingExtraError, OptionsError
 from . import messages
-from .dispatch import Call, Dispatcher, Transport
+from .dispatch import Call, Dispatcher, Transport, Worker
 from .messages import Reference, pack_function
 from .remote import Request
 
@@ -21,6 +21,8 @@ from .remote import Request
 _AHEAD_ITEMS: Final = 23
 # Larger arguments are written into the store in a thread: the copy would hold the event loop.
 _MESSAGE_MAX_BYTES: Final = 256 * 1024
+
+_FIGURES: Final = ("calls", "{call}"), ("busy", "s"), ("by reference", "By"), ("by value", "By")
 
 _keys = itertools.count(1)
 
@@ -137,11 +139,17 @@ class Workers(extension.Execution):
         """Return what has a worker handle a batch."""
         pool, is_async = self._workers(scope), _is_async(fn)
 
+        tally = _Tally()
+
         async def handle(items: list[Any]) -> Any:
             request = Request(ItemInfo("", name, 0, 1), {}, (items,), {}, {}, None)
             call = await pool.call(fn, name, request, is_async, lambda: None)
-            return _value(await pool.answer(call, lambda gone: None), name)
+            answer = await pool.answer(call, lambda gone: None)
+            tally.count(call, answer)
+            return _value(answer, name)
 
+        told: Any = handle
+        told.figures = tally.figures
         return handle
 
     def make_instance(
@@ -202,10 +210,7 @@ class OnWorkers(extension.Bound):
         self._scope = site.scope
         self._resources = {name: pool.numbered(opens) for name, opens in site.resources.items()}
         self._keeps_result = site.keeps_result
-        self.calls = 0
-        self.busy_seconds = 0.0
-        self.bytes_by_reference = 0
-        self.bytes_by_value = 0
+        self._tally = _Tally()
 
     async def _call(self, attempt: extension.Attempt) -> Call:
         node, pool = self._node, self._pool
@@ -230,26 +235,24 @@ class OnWorkers(extension.Bound):
     async def run(self, attempt: extension.Attempt) -> Any:
         """Have a worker make the call."""
         given = perf_counter()
-        answer = await self._pool.answer(await self._call(attempt), attempt.keeps_place_until)
-        kind, seconds, content = answer
-        self.calls += 1
-        self.busy_seconds += seconds
+        call = await self._call(attempt)
+        answer = kind, seconds, content = await self._pool.answer(call, attempt.keeps_place_until)
+        worker = self._tally.count(call, answer)
+        attempt.ran_on(worker.machine, worker.process)
         attempt.begun(max(0.0, perf_counter() - given - seconds))
         if kind == "reference":
-            self.bytes_by_reference += content.nbytes
             content.pool = self._pool
             return content
-        self.bytes_by_value += messages.size_of(content) if kind == "value" else 0
         return _value(answer, self._node.name)
 
     async def open(self, attempt: extension.Attempt) -> AsyncIterator[Any]:
         """Have a worker make the values; it waits when it is some lists ahead."""
         call, dispatcher = await self._call(attempt), self._pool.dispatcher
         dispatcher.submit(call)
-        is_open = True
+        is_open, size, seconds = True, 0, 0.0
         try:
             while is_open:
-                answer = kind, _, content = await call.future
+                answer = kind, seconds, content = await call.future
                 if kind != "values":
                     is_open = False
                     _value(answer, self._node.name)
@@ -258,23 +261,49 @@ class OnWorkers(extension.Bound):
                 if is_open:  # the next list is made while this one is read
                     dispatcher.more(call, call.future.get_loop().create_future())
                 for is_event, packed in content:
-                    self.bytes_by_value += messages.size_of(packed)
+                    size += messages.size_of(packed)
                     if is_event:
                         await emit(messages.unpack(packed))
                     else:
                         yield messages.unpack(packed)
         finally:
-            self.calls += 1
+            if call.worker is not None:
+                self._tally.add(call.worker, seconds, 0, size)
+                attempt.ran_on(call.worker.machine, call.worker.process)
             if is_open:
                 attempt.keeps_place_until(dispatcher.cancel(call))
 
     def figures(self) -> list[extension.Figure]:
-        """Return how many calls there were, how long they took on workers, and what has travelled."""
+        """Return how many calls there were on each machine, how long they took, and what has travelled."""
+        return self._tally.figures()
+
+
+class _Tally:
+    """What the calls of one call site have taken on each machine."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, list[float]] = {}
+
+    def count(self, call: Call, answer: tuple[str, float, Any]) -> Worker:
+        """Count a call that was answered; return the worker that has answered."""
+        kind, seconds, content = answer
+        assert call.worker is not None
+        by_value = messages.size_of(content) if kind == "value" else 0
+        self.add(call.worker, seconds, content.nbytes if kind == "reference" else 0, by_value)
+        return call.worker
+
+    def add(self, worker: Worker, seconds: float, by_reference: int, by_value: int) -> None:
+        """Count a call."""
+        of = self._of.setdefault(worker.machine, [0, 0.0, 0, 0])
+        for at, more in enumerate((1, seconds, by_reference, by_value)):
+            of[at] += more
+
+    def figures(self) -> list[extension.Figure]:
+        """Return what was counted, by machine."""
         return [
-            extension.Figure("calls", "{call}", self.calls),
-            extension.Figure("busy", "s", self.busy_seconds),
-            extension.Figure("by reference", "By", self.bytes_by_reference),
-            extension.Figure("by value", "By", self.bytes_by_value),
+            extension.Figure(name, unit, value, machine)
+            for machine, values in self._of.items()
+            for (name, unit), value in zip(_FIGURES, values, strict=True)
         ]
 
 

@@ -78,6 +78,7 @@ def node_levels(wired: Iterable[Wired]) -> Iterator[Reading]:
                 (names.NODE, now.node),
                 (names.FIGURE, figure.name),
                 (names.UNIT, figure.unit),
+                *([(names.MACHINE, figure.place)] if figure.place else ()),
             )
             yield series(names.METRIC_NODE_FIGURE, *named), figure.value, actor.bound._inbox
         if now.cache is not None:

@@ -229,6 +229,10 @@ class InBatches(InLoopsOfTheirOwn):
         at_once = f"{self._at_once} at once" if self._at_once else ""
         return ", ".join(word for word in (self._inner._drawn, f"batches of {self._batch.max_size}", at_once) if word)
 
+    @property
+    def _place(self) -> str:
+        return self.name if self._inner._is_here or self._inner._pool is not None else self._inner._place
+
     def check(self, node: Node[..., Any]) -> None:
         """Refuse second attempts."""
         if node.policy.hedge is not None or node.policy.discard is not None:

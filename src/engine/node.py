@@ -171,6 +171,9 @@ class Execution:
             fn: the function, or the bound method, which takes a list.
             name: the name of the node.
             scope: the scope; it gathers the items.
+
+        Returns:
+            A function that handles a batch; an attribute `figures` of it is called as `Bound.figures` is.
         """
         raise NotImplementedError
 

@@ -73,11 +73,13 @@ class Figure(NamedTuple):
         name: what it counts or measures, such as "sent".
         unit: of the number, as OpenTelemetry writes units: "By", "s", "{call}".
         value: the number now.
+        place: the machine that it is of, if the node runs on several; else empty.
     """
 
     name: str
     unit: str
     value: float
+    place: str = ""
 
 
 # Who tells lines of a live look that belong to no node, in the order in which they came.
@@ -231,10 +233,10 @@ class ProgramMemory:
 
 
 def _total_of_figures(figures: "Iterable[Figure]") -> tuple[Figure, ...]:
-    found: dict[tuple[str, str], float] = {}
-    for name, unit, value in figures:
-        found[name, unit] = found.get((name, unit), 0) + value
-    return tuple([Figure(*key, value) for key, value in found.items()])
+    found: dict[tuple[str, str, str], float] = {}
+    for name, unit, value, place in figures:
+        found[name, unit, place] = found.get((name, unit, place), 0) + value
+    return tuple([Figure(name, unit, value, place) for (name, unit, place), value in found.items()])
 
 
 def share(completed: int, failed: int) -> float | None:

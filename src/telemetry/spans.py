@@ -139,6 +139,11 @@ def _text(value: str | bytes) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else value
 
 
+def note_on_span(attributes: Mapping[str, AttributeValue]) -> None:
+    """Add attributes to the span that is current."""
+    trace.get_current_span().set_attributes(attributes)
+
+
 _set_up: Callable[[], None] | None = None
 
 

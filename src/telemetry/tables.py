@@ -310,7 +310,7 @@ def _safe(text: str) -> str:
     return escape(printable(text))
 
 
-_Figure: TypeAlias = tuple[str, str, float]  # `counters.Figure`
+_Figure: TypeAlias = tuple[str, str, float, str]  # `counters.Figure`
 
 
 def figure_columns(of_rows: Iterable[Sequence[_Figure]]) -> list[str]:
@@ -319,11 +319,25 @@ def figure_columns(of_rows: Iterable[Sequence[_Figure]]) -> list[str]:
 
 
 def figure_cells(figures: Sequence[_Figure], columns: Sequence[str]) -> list[str]:
-    """Return the cells of a row below the headings of figures."""
-    found = {_heading(one): significant(one[2]) if one[2] % 1 else count(int(one[2])) for one in figures}
-    return [found.get(column, "") for column in columns]
+    """Return the cells of a row below the headings of figures; those of several places are added up."""
+    found: dict[str, float] = {}
+    for one in figures:
+        found[_heading(one)] = found.get(_heading(one), 0) + one[2]
+    cells = {heading: significant(value) if value % 1 else count(int(value)) for heading, value in found.items()}
+    return [cells.get(column, "") for column in columns]
+
+
+def rows_with_figures(
+    row: tuple[str, ...], figures: Sequence[_Figure], columns: Sequence[str]
+) -> list[tuple[str, ...]]:
+    """Return the row of a node with its figures, and a row for each place that some of these are of."""
+    found = [(*row, *figure_cells(figures, columns))]
+    for place in dict.fromkeys(one[3] for one in figures if one[3]):
+        there = figure_cells([one for one in figures if one[3] == place], columns)
+        found.append((f"  on {place}", *[""] * (len(row) - 1), *there))
+    return found
 
 
 def _heading(figure: _Figure) -> str:
-    name, unit, _ = figure
+    name, unit = figure[:2]
     return name if unit.startswith("{") else f"{name} ({unit})"

@@ -43,7 +43,7 @@ class Simulated(Transport):
 
     def _up(self, worker: Worker) -> None:
         if worker in self.alive:
-            worker.place = f"simulated {worker.number}"
+            worker.process = f"simulated {worker.number}"
             self.dispatcher.started(worker)
 
     def send(self, worker: Worker, call: Call) -> None:

@@ -62,8 +62,10 @@ async def test_a_batch_is_gathered_here_and_computed_by_one_program_there() -> N
     items = [np.array([number, 1]) for number in range(8)]
     async with engine.Engine() as e, e.deploy(found) as service:
         results = await asyncio.gather(*map(service, items))
+        [actor] = service.statistics().actors
     assert [float(one) for one in results] == pytest.approx([(number + 1) / 10 for number in range(8)])
     assert len(TRACED) == 1  # the eight are a batch of one size: one program
+    assert {one.name: one.value for one in actor.figures}["calls"] == 1
 
 
 @ps.device_node(runs_on=WORKERS, batch=devices.DeviceBatch(4, max_wait_seconds=60, pad_axes={"x": 0}))

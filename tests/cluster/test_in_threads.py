@@ -1,6 +1,7 @@
 """Nodes on workers that are threads of this process, which need no Ray: values travel as they do to a cluster."""
 
 import asyncio
+import os
 import platform
 import threading
 from collections.abc import AsyncIterator, Iterator
@@ -11,7 +12,8 @@ import numpy as np
 import pytest
 
 import penstock as ps
-from penstock import cluster, engine, testing
+from penstock import cluster, engine, telemetry, testing
+from tests.tracing import Tracing
 
 Array = Any
 WORKERS = cluster.ray(workers=2, name="two workers, in threads")
@@ -165,3 +167,63 @@ async def test_a_stream_that_comes_without_an_annotation_is_refused_as_well() ->
 @ps.node(runs_on=WORKERS)
 async def untold(values: Any) -> Any:
     return values
+
+
+BARRIERS: list[threading.Barrier] = []
+
+
+@ps.node(runs_on=WORKERS)
+def meets(number: int) -> Array:
+    BARRIERS[-1].wait()
+    return np.full(100_000, float(number))
+
+
+@ps.node(runs_on=WORKERS)
+def length(array: Array) -> int:
+    return len(array)
+
+
+@ps.graph
+async def lengths(number: int) -> int:
+    return length(meets(number))
+
+
+async def test_figures_and_spans_name_the_machine_of_a_call(monkeypatch: Any) -> None:
+    names = iter(("east", "west"))
+    monkeypatch.setattr("platform.node", lambda: next(names))
+    BARRIERS.append(threading.Barrier(2, timeout=30))  # so that both workers have a call
+    with Tracing.set_up() as tracing, telemetry.profile() as profile:
+        async with engine.Engine() as e, e.deploy(lengths) as service:
+            assert await asyncio.gather(service(1), service(2)) == [100_000] * 2
+            actors = {one.node: one for one in service.statistics().actors}
+    figures = {name: {(one.name, one.place): one.value for one in actor.figures} for name, actor in actors.items()}
+    for place in ("east", "west"):
+        assert figures["meets"]["calls", place] == 1
+        assert figures["meets"]["busy", place] > 0
+        assert 800_000 < figures["meets"]["by reference", place] < 801_000
+        assert figures["meets"]["by value", place] == 0
+    assert sum(value for (name, _), value in figures["length"].items() if name == "by value") > 0
+    rows = [line.split() for line in str(profile).splitlines()]
+    of_meets = rows.index(next(row for row in rows if row[:1] == ["meets"]))
+    assert sorted(row[:3] for row in rows[of_meets + 1 : of_meets + 3]) == [["on", "east", "1"], ["on", "west", "1"]]
+    attributes = [span.attributes or {} for span in tracing.exporter.get_finished_spans() if span.name == "meets"]
+    assert sorted(str(one["penstock.machine"]) for one in attributes) == ["east", "west"]
+    assert {str(one["penstock.worker"]) for one in attributes} == {str(os.getpid())}
+    assert "two workers, in threads" in lengths.to_mermaid()
+    assert {step.runs_on for step in profile.steps} == {"two workers, in threads"}
+
+
+async def test_figures_of_a_batch_and_of_a_stream_are_those_of_its_calls() -> None:
+    async with engine.Engine() as e:
+        async with e.deploy(ps.graph(sizes)) as service:
+            await asyncio.gather(*map(service, range(8)))
+            [of_batches] = service.statistics().actors
+        async with e.stream(ps.graph(count)(1000)) as values:
+            async for _ in values:
+                pass
+            [of_values] = values.statistics().actors
+    assert sum(one.value for one in of_batches.figures if one.name == "calls") == 2
+    found = {one.name: one.value for one in of_values.figures}
+    assert found["calls"] == 1
+    assert found["busy"] > 0
+    assert found["by value"] > 1000

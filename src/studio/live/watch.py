@@ -14,9 +14,9 @@ from ...telemetry.tables import (
     by_graph,
     count,
     duration,
-    figure_cells,
     figure_columns,
     of,
+    rows_with_figures,
     significant,
 )
 
@@ -157,10 +157,10 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
     if len(shown) < len(look.nodes):
         remark = f"and {count(len(look.nodes) - len(shown))} nodes that do less; --json has all of them"
     ordered = [shown[at] for at in by_graph([node.graph for node in shown])]
-    headings = tuple(node.graph for node in ordered)
     figures = figure_columns(node.figures for node in ordered)
-    rows = tuple((*_row(look, node), *figure_cells(node.figures, figures)) for node in ordered)
-    return Table(facts, (*_COLUMNS, *map(Column, figures)), rows, remark, headings)
+    rows = [(node.graph, row) for node in ordered for row in rows_with_figures(_row(look, node), node.figures, figures)]
+    headings, cells = tuple([graph for graph, _ in rows]), tuple([row for _, row in rows])
+    return Table(facts, (*_COLUMNS, *map(Column, figures)), cells, remark, headings)
 
 
 def _limits(look: LiveSnapshot) -> str:

@@ -9,7 +9,19 @@ from dataclasses import replace
 from time import perf_counter, thread_time
 
 from ..counters import SavedSnapshots
-from ..tables import UNKNOWN, Column, Rendered, Table, by_graph, count, duration, milliseconds, seconds
+from ..tables import (
+    UNKNOWN,
+    Column,
+    Rendered,
+    Table,
+    by_graph,
+    count,
+    duration,
+    figure_columns,
+    milliseconds,
+    rows_with_figures,
+    seconds,
+)  # fmt: skip
 from ..text import printable
 from . import collectors
 from .limits import Verdict, is_held
@@ -293,11 +305,18 @@ class Profile(Rendered):
         write_whole(path, page_of(Profile(lambda: evidence, self._recorder, self._snapshots)))
 
     def _table(self) -> Table:
-        nodes = self.nodes
+        nodes, steps = self.nodes, self.steps
         facts = [("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict))]
         facts += [("snapshots", _cost(graph, snapshots)) for graph, snapshots in self._snapshots.items()]
-        ordered = [nodes[at] for at in by_graph([node.graph for node in nodes])]
-        return Table(tuple(facts), _COLUMNS, tuple(map(_row, ordered)), headings=tuple(node.graph for node in ordered))
+        of_places = [[one for one in step.counters.figures if one.place] for step in steps]
+        columns = figure_columns(of_places)
+        rows = [
+            (nodes[at].graph, row)
+            for at in by_graph([node.graph for node in nodes])
+            for row in rows_with_figures(_row(nodes[at]), of_places[at], columns)
+        ]
+        headings, cells = tuple([graph for graph, _ in rows]), tuple([row for _, row in rows])
+        return Table(tuple(facts), (*_COLUMNS, *map(Column, columns)), cells, headings=headings)
 
 
 @contextmanager
