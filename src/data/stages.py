@@ -6,16 +6,16 @@ import functools
 import inspect
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
+from typing import Any, Final, Generic, Literal, NamedTuple, Protocol, TypeVar, cast, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from .. import Node, Ref, map_each, node
 from .._errors import DataError, add_note
-from ..actors.accepted import FUNCTION, POSITIVE, SWITCH, check, one_of, optional, whole
+from ..actors.accepted import FUNCTION, POSITIVE, SWITCH, OptionRule, check, one_of, optional, whole
 from ..actors.tasks import start_task
-from ..extension import Packer, StageIterator, StageRole, has_value, split_stream, stage_node
+from ..extension import Execution, Packer, StageIterator, StageRole, has_value, split_stream, stage_node
 from .batches import Array, Unlike, collate, joined, part_of, size_of
 from .records import Record, Records, Source
 
@@ -163,14 +163,24 @@ class _Read(Reading[Any, Any]):
         return _value_of(await anext(self._values), self._source)
 
 
-def read(source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread", concurrency: int = 1) -> ReadStage[U]:
+_RUNS_ON: Final = OptionRule(
+    "'thread', 'loop', or workers, such as those of penstock.cluster.ray",
+    lambda value: isinstance(value, Execution) or value in ("thread", "loop"),
+)
+
+
+def read(
+    source: Source[U], /, *, runs_on: Literal["thread", "loop"] | Execution = "thread", concurrency: int = 1
+) -> ReadStage[U]:
     """Read the value of each record from a source; of `Records`, the batch of their values, `source[records.index]`.
 
     Args:
         source: the source that `data.order` got; it may be a value of the graph.
-        runs_on: "thread", so that the event loop does not wait for files; "loop" for data in memory.
-        concurrency: how many records are read at a time. More than one needs a source that several threads may read: a
-            dataset that seeks in one open file gives wrong records then.
+        runs_on: "thread", so that the event loop does not wait for files; "loop" for data in memory. With workers, such
+            as those of `penstock.cluster.ray`, other machines read and decode; the order of the records stays the same.
+            A source that the graph does not have as a value travels to each worker once, up to 1 MB of it.
+        concurrency: how many records are read at a time, over all workers. More than one needs a source that several
+            threads may read: a dataset that seeks in one open file gives wrong records then.
 
     Returns:
         A stage that fills in the values of records, in the same order.
@@ -178,15 +188,17 @@ def read(source: Source[U], /, *, runs_on: Literal["thread", "loop"] = "thread",
     Raises:
         OptionsError: an argument does not accept its value.
     """
-    check("runs_on", runs_on, one_of(Literal["thread", "loop"]), "data.read(")
+    check("runs_on", runs_on, _RUNS_ON, "data.read(")
     check("concurrency", concurrency, whole(1), "data.read(")
     given: Any = source
     is_ref = isinstance(given, Ref)
     is_on_loop = runs_on == "loop"
     settings: dict[str, Any] = {} if is_ref else {"source": source}
-    in_thread: Any = node(name="read", runs_on="thread", concurrency=concurrency, stateless=True)
+    elsewhere: Any = node(
+        name="read", runs_on="thread" if is_on_loop else runs_on, concurrency=concurrency, stateless=True
+    )
     reader: Node[..., Any] = (
-        stage_node("read", _Read, **settings) if is_on_loop else in_thread(functools.partial(_value_of, **settings))
+        stage_node("read", _Read, **settings) if is_on_loop else elsewhere(functools.partial(_value_of, **settings))
     )
     reads: Callable[[Any], Any] = (lambda one: reader(one, source=given)) if is_ref else reader
     return ReadStage(reads if is_on_loop else lambda records: map_each(reads, records, name="read"))  # pyright: ignore[reportUnknownLambdaType]

@@ -194,7 +194,7 @@ async def test_figures_and_spans_name_the_machine_of_a_call(monkeypatch: Any) ->
     BARRIERS.append(threading.Barrier(2, timeout=30))  # so that both workers have a call
     with Tracing.set_up() as tracing, telemetry.profile() as profile:
         async with engine.Engine() as e, e.deploy(lengths) as service:
-            assert await asyncio.gather(service(1), service(2)) == [100_000] * 2
+            assert [*await asyncio.gather(service(1), service(2))] == [100_000] * 2
             actors = {one.node: one for one in service.statistics().actors}
     figures = {name: {(one.name, one.place): one.value for one in actor.figures} for name, actor in actors.items()}
     for place in ("east", "west"):
