@@ -5,7 +5,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Hashable, Iterable, Sequence
 from contextvars import Context, copy_context
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError
 from ..telemetry.counters import ChannelStatistics
@@ -40,9 +40,29 @@ class _AnyWork(ABC, Generic[In]):
     def cancelled(self) -> bool:
         """Whether the caller or reader has left; `finish` and `fail` then do nothing, and parts are dropped."""
 
+    @property
+    @abstractmethod
+    def settled(self) -> bool:
+        """Whether nothing is left to do: the work was finished or failed, or its caller or reader has left."""
+
     @abstractmethod
     def on_cancelled(self, callback: Callable[[], object], /) -> None:
         """Have `callback` called soon after the caller has left; it is not called once the work was settled."""
+
+    def __enter__(self) -> Self:
+        """Begin a block whose error is that of this work alone: `with work:`."""
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
+        """Fail the work with an `Exception` that the block has raised; the loop goes on behind the block.
+
+        What is no `Exception`, such as the cancellation of the loop, is raised; so is an error behind the moment in
+        which the work was settled, since no caller would get it.
+        """
+        if not isinstance(error, Exception) or (self.settled and not self.cancelled):
+            return False
+        self.fail(error)  # ignored, if the caller has left
+        return True
 
     @abstractmethod
     def fail(self, error: BaseException, /) -> None:
@@ -56,7 +76,8 @@ class _AnyWork(ABC, Generic[In]):
 class Work(_AnyWork[In], ABC, Generic[In, Out]):
     """One item of an actor that owns its loop. The actor settles it once, with `finish` or `fail`.
 
-    Works may be settled in any order. The engine makes them; in a test, `penstock.testing.inbox` does.
+    Works may be settled in any order. What a block `with work:` raises is the error of that work alone. The engine
+    makes them; in a test, `penstock.testing.inbox` does.
 
     Attributes:
         value: the argument that the actor was called with; of several, their tuple.
@@ -79,7 +100,8 @@ class Work(_AnyWork[In], ABC, Generic[In, Out]):
 class StreamWork(_AnyWork[In], ABC, Generic[In, Out]):
     """One item of an actor that owns its loop and gives many parts for each item.
 
-    The engine makes it; in a test, `penstock.testing.stream_inbox` does.
+    What a block `with work:` raises is the error of that work alone. The engine makes the work; in a test,
+    `penstock.testing.stream_inbox` does.
 
     Attributes:
         value: the argument that the actor was called with; of several, their tuple.
@@ -96,10 +118,24 @@ class StreamWork(_AnyWork[In], ABC, Generic[In, Out]):
 
         Returns:
             False if the buffer of the reader is full: the part was not taken, and has to be put again later. True if it
-            was taken, or if the reader has left and the part was dropped.
+            was taken, or if the work is settled and the part was dropped.
+        """
 
-        Raises:
-            WorkSettledError: the work was finished or failed before.
+    @property
+    @abstractmethod
+    def room(self) -> int:
+        """How many parts the buffer of the reader takes now; as many as it ever does, if the work is settled."""
+
+    @abstractmethod
+    async def wait_room(self, timeout_seconds: float | None = None) -> None:
+        """Wait until the buffer of the reader takes a part, or the work is settled.
+
+        A loop computes nothing for a work without `room`, and waits for that work in a task of its own, so that a slow
+        reader holds up no other one.
+
+        Args:
+            timeout_seconds: how long the reader may take nothing, in seconds: then the work fails with `TimeoutError`.
+                None for as long as the reader likes.
         """
 
     @abstractmethod
@@ -218,6 +254,11 @@ class AnyRequest(Generic[In]):
     def cancelled(self) -> bool:
         """Whether the caller or reader has left; settling the request then does nothing."""
         return self._cancelled
+
+    @property
+    def settled(self) -> bool:
+        """Whether nothing is left to do: the request was finished or failed, or its caller or reader has left."""
+        return self._settled or self.cancelled
 
     def is_wanted(self, now: float) -> bool:
         """Return whether the caller still waits, and has time left."""
@@ -423,6 +464,7 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
     def _over(self) -> None:
         if self._poured is None:  # otherwise the buffer belongs to the caller of `pour`
             self.buffer.on_abandoned = None
+        self.buffer.wake_producer()  # which may be in `wait_room`
         super()._over()
 
     def put_nowait(self, part: Out, /) -> bool:
@@ -430,18 +472,33 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
 
         Returns:
             False if the buffer of the reader is full: the part was not taken, and has to be put again later. True if it
-            was taken, or if the reader has left and the part was dropped.
-
-        Raises:
-            WorkSettledError: the work was finished or failed before.
+            was taken, or if the work is settled and the part was dropped.
         """
         poured = self._poured
-        # `cancelled` written out, which saves a call for each part.
-        if self._cancelled or (poured is not None and poured.cancelled()):
+        # `settled` written out, which saves calls for each part.
+        if self._settled or self._cancelled or (poured is not None and poured.cancelled()):
             return True
-        if self._settled:
-            raise WorkSettledError(f"{self!r} was settled before, and takes no more parts")
         return self.buffer.put_nowait(part)
+
+    @property
+    def room(self) -> int:
+        """How many parts the buffer of the reader takes now; as many as it ever does, if the work is settled."""
+        buffer = self.buffer
+        return buffer.capacity if self.settled else max(0, buffer.capacity - len(buffer.held))
+
+    async def wait_room(self, timeout_seconds: float | None = None) -> None:
+        """Wait until the buffer of the reader takes a part, or the work is settled.
+
+        Args:
+            timeout_seconds: how long the reader may take nothing, in seconds: then the work fails with `TimeoutError`.
+                None for as long as the reader likes.
+        """
+        while not self.room:
+            buffer = self.buffer
+            buffer.putter = buffer.putter or asyncio.get_running_loop().create_future()  # of all who wait here
+            done, _ = await asyncio.wait([buffer.putter], timeout=timeout_seconds)
+            if not done and not self.room:
+                self.fail(TimeoutError(f"the reader has taken nothing for {timeout_seconds} seconds"))
 
     def finish(self) -> None:
         """End the stream; the reader still gets the parts that were put.

@@ -104,7 +104,7 @@ class StreamBuffer(Generic[T]):
         self._error = error
         self.held.clear()
         self._wake_reader()
-        self._wake_producer()
+        self.wake_producer()
 
     def reader(self) -> "Reader[T]":
         """Return the reading end; to be called once."""
@@ -136,7 +136,7 @@ class StreamBuffer(Generic[T]):
         value = self.held.popleft()
         # Not for each value where the buffer holds several: a turn of the loop costs more than to make a value.
         if self.putter is not None and 4 * len(self.held) <= 3 * self.capacity:
-            self._wake_producer()
+            self.wake_producer()
         return value
 
     pass_on = take  # for a step that hands values on to others
@@ -162,7 +162,7 @@ class StreamBuffer(Generic[T]):
         self.abandoned = True
         self.held.clear()
         self._wake_reader()
-        self._wake_producer()
+        self.wake_producer()
         on_abandoned, self.on_abandoned = self.on_abandoned, None
         if on_abandoned is not None:
             on_abandoned()
@@ -171,7 +171,8 @@ class StreamBuffer(Generic[T]):
         if self.waiter is not None and not self.waiter.done():
             self.waiter.set_result(None)
 
-    def _wake_producer(self) -> None:
+    def wake_producer(self) -> None:
+        """Have a producer that waits for room look again."""
         putter, self.putter = self.putter, None  # once: the reader may take many values before the producer runs
         if putter is not None and not putter.done():
             putter.set_result(None)
@@ -247,7 +248,7 @@ class BarrierBuffer(StreamBuffer[T]):
             end, self._end = self._end, None
             self.end(*end)
         self._wake_reader()
-        self._wake_producer()
+        self.wake_producer()
 
     async def pass_barrier(self) -> None:
         """Pass the first barrier on, because the reader asks for what is behind it."""
@@ -263,7 +264,7 @@ class BarrierBuffer(StreamBuffer[T]):
     def drain(self) -> None:
         """Let the producer put values without a bound until the next barrier."""
         self.is_draining = True
-        self._wake_producer()
+        self.wake_producer()
 
     def put_nowait(self, value: T) -> bool:
         """Put a value; behind the last barrier, if there is one."""

@@ -81,7 +81,9 @@ async def test_a_stream_that_was_settled_takes_no_more_parts() -> None:
     reader = work.buffer.reader()
     work.put_nowait(1)
     work.finish()
-    for again in (lambda: work.put_nowait(2), work.finish, lambda: work.fail(OSError())):
+    assert work.settled
+    assert work.put_nowait(2)  # and is dropped
+    for again in (work.finish, lambda: work.fail(OSError())):
         with pytest.raises(ps.WorkSettledError, match="settled before"):
             again()
     assert [part async for part in reader] == [1]

@@ -454,6 +454,16 @@ MORE_MUTANTS = [
         "tests/consume/test_consumer.py::test_a_slow_message_delays_its_key_and_no_other_partition",
     ),
     Mutant(
+        "the error of a block is that of its work alone",
+        "actors/own_loops.py", "if not isinstance(error, Exception) or (", "if error is None or (",
+        "tests/runtime/test_own_loops.py::test_the_error_of_a_block_is_that_of_its_work_alone",
+    ),
+    Mutant(
+        "the end of a work ends the wait for its reader",
+        "actors/own_loops.py", "        self.buffer.wake_producer()  # which", "        pass  # which",
+        "tests/runtime/test_own_loop_streams.py::test_a_loop_waits_for_room_as_long_as_it_says",
+    ),
+    Mutant(
         "a body that is too large is not read",
         "serving/application.py", "if len(raw) > self._max_body_bytes:", "if False:",
         "tests/serving/test_openai.py::test_a_body_that_is_too_large_is_not_read",

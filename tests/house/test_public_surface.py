@@ -168,8 +168,11 @@ def test_what_a_public_class_shows_has_a_docstring(name: str) -> None:
     ("kind", "members"),
     [
         (ps.Inbox, {"get", "take_nowait"}),
-        (ps.Work, {"cancelled", "on_cancelled", "finish", "fail"}),
-        (ps.StreamWork, {"cancelled", "on_cancelled", "put_nowait", "finish", "fail"}),
+        (ps.Work, {"cancelled", "settled", "on_cancelled", "finish", "fail"}),
+        (
+            ps.StreamWork,
+            {"cancelled", "settled", "on_cancelled", "put_nowait", "room", "wait_room", "finish", "fail"},
+        ),
     ],
 )
 def test_authors_of_loops_see_their_side_and_not_that_of_the_engine(kind: type, members: set[str]) -> None:

@@ -371,6 +371,42 @@ async def test_a_slow_reader_stalls_itself_and_nobody_else() -> None:
         await slow.aclose()
 
 
+@pytest.mark.parametrize("is_read_by_a_node", [False, True])
+@pytest.mark.parametrize("how", ["taken", "left", "finished", "too slow"])
+@virtual
+async def test_a_loop_waits_for_room_as_long_as_it_says(how: str, is_read_by_a_node: bool) -> None:
+    gate, loop = Gate(), asyncio.get_running_loop()
+    graph: Any = gate.graph(capacity=4) >> letters if is_read_by_a_node else gate.graph(capacity=4)
+    async with engine.deploy(graph) as service, service.stream(graph(1)) as stream:
+        reading = asyncio.ensure_future(anext(stream))
+        work = await gate.work()
+        assert work.room == 4
+        await work.wait_room()  # there is some
+        while work.put_nowait(7):
+            await testing.wait_quiescent()
+        await reading
+        while work.put_nowait(7):
+            await testing.wait_quiescent()
+        assert (work.room, work.settled) == (0, False)
+        began = loop.time()
+        waits = [asyncio.create_task(work.wait_room(timeout_seconds=30)) for _ in range(2)]
+        await asyncio.sleep(29)
+        if how == "taken":
+            for _ in range(8 if is_read_by_a_node else 1):
+                await anext(stream)
+        elif how == "left":
+            await stream.aclose()
+        elif how == "finished":
+            work.finish()
+        await asyncio.gather(*waits)
+        assert loop.time() - began == (30 if how == "too slow" else 29)
+        assert (work.room > 0, work.settled) == (True, how != "taken")
+        assert work.put_nowait(8)
+        if how == "too slow":
+            _, error = await collect_all(stream)
+            assert str(error) == "the reader has taken nothing for 30 seconds"
+
+
 async def test_a_fake_is_a_generator() -> None:
     async def fake(n: int) -> AsyncIterator[int]:
         yield -n

@@ -207,6 +207,46 @@ async def test_errors_are_those_of_their_items_and_no_crash() -> None:
     assert "in node 'Picky' of graph 'graph', item 3" in outcomes[3].error.__notes__[0]  # type: ignore[union-attr]
 
 
+async def test_the_error_of_a_block_is_that_of_its_work_alone() -> None:
+    ends: list[BaseException] = []
+
+    @ps.node
+    class Blocks(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            held: list[ps.Work[int, int]] = []
+            try:
+                while True:
+                    held.append(work := await inbox.get())
+                    with work:
+                        work.finish(6 // work.value)
+                    assert work.settled
+                    with held[0]:
+                        if work.value == 5:
+                            raise OSError("it was settled, so no caller gets this")
+            except BaseException as error:
+                ends.append(error)
+                raise
+
+    graph = graph_of(Blocks())
+    async with engine.stream(graph(x) for x in (3, 0, 2, 5, 1)) as results:
+        outcomes = [outcome async for outcome in results.outcomes()]
+    assert [outcome.value for outcome in outcomes] == [2, None, 3, 1, 6]
+    assert isinstance(outcomes[1].error, ZeroDivisionError)
+    assert [type(error) for error in ends] == [OSError, ps.InboxClosed]
+    # Of a caller that has left, nobody waits for the error; the end of the loop itself passes through the block.
+    inbox, [future] = testing.inbox([1])
+    work = await inbox.get()
+    future.cancel()
+    await asyncio.sleep(0)
+    with work:
+        raise OSError("nobody waits for it")
+    assert work.settled
+    inbox, [future] = testing.inbox([1])
+    with pytest.raises(asyncio.CancelledError), await inbox.get():
+        raise asyncio.CancelledError
+    assert not future.done()
+
+
 async def test_policies_of_the_node_hold() -> None:
     @ps.node(retry=ps.Retry(attempts=3))
     class Flaky(ps.Actor[int, int]):
