@@ -5,6 +5,7 @@ import contextlib
 import gc
 import math
 import threading
+import time
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import replace
@@ -795,6 +796,19 @@ async def test_without_a_profile_nothing_is_registered_and_nothing_more_is_timed
         assert [each async for each in results] == [0.5]
         assert results.statistics().actors[0].busy_seconds is None
     assert len(told) == 4
+
+
+async def test_the_thread_that_looks_ends_with_the_profile() -> None:
+    @ps.node(runs_on="thread")
+    def sleep_in_thread(number: int) -> None:
+        time.sleep(0.001)
+
+    with telemetry.profile():
+        await engine.run(ps.graph(sleep_in_thread)(1))
+        assert collectors.node_of_thread
+        assert "penstock-profile" in [thread.name for thread in threading.enumerate()]
+    assert not collectors.node_of_thread
+    assert "penstock-profile" not in [thread.name for thread in threading.enumerate()]
 
 
 async def test_handlers_are_timed_for_the_profile_only() -> None:

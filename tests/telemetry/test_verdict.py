@@ -7,7 +7,6 @@ import operator
 import random
 import re
 import sys
-import threading
 from collections.abc import AsyncIterator, Callable
 from time import sleep, thread_time
 from typing import Any
@@ -17,7 +16,6 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
-from penstock.telemetry.profiling import collectors
 from tests.telemetry.virtual_time import VirtualTime
 
 
@@ -458,15 +456,6 @@ async def test_where_nobody_holds_the_gil_places_limit(victim: Any) -> None:
     verdict = profile.verdict
     assert (verdict.node, verdict.limit) == (victim.name, "places"), str(verdict)
     assert "concurrency=" in verdict.remedy
-
-
-async def test_the_thread_that_looks_ends_with_the_profile() -> None:
-    with telemetry.profile():
-        await engine.run(graph_of(sleep_in_c)(1))
-        assert collectors.node_of_thread
-        assert "penstock-profile" in [thread.name for thread in threading.enumerate()]
-    assert not collectors.node_of_thread
-    assert "penstock-profile" not in [thread.name for thread in threading.enumerate()]
 
 
 # --- Critical path ---
