@@ -6,9 +6,10 @@ so that `except TimeoutError` works without knowing this module; `OptionsError` 
 """
 
 from collections.abc import Callable
+from contextlib import suppress
 from math import ceil
 from types import GetSetDescriptorType, MemberDescriptorType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 E = TypeVar("E", bound=BaseException)
 
@@ -226,16 +227,15 @@ class DeviceError(PenstockError):
 
 def with_cause(error: E, cause: BaseException | None) -> E:
     """Return an error, with its cause, as `raise error from cause` sets it."""
-    error.__cause__ = cause
+    of_all: Any = BaseException.__dict__["__cause__"]
+    of_all.__set__(error, cause)  # the class of the error may refuse the assignment
     return error
 
 
 def add_note(error: BaseException, note: str) -> None:
     """Add a note to an exception of a user, if the exception accepts notes."""
-    try:
+    with suppress(Exception):  # a class may override attribute access; that failure must not hide the error
         error.add_note(note)
-    except Exception:  # noqa: BLE001 - a class may override attribute access; that failure must not hide the error
-        pass
 
 
 class Noted:

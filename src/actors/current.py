@@ -33,21 +33,21 @@ _STARTERS = frozenset(
 
 def starts_tasks(fn: Callable[..., Any]) -> bool:
     """Whether a function uses the name of a function that starts tasks; also in inner and in wrapped functions."""
-    return any(not _STARTERS.isdisjoint(code.co_names) for code in _codes(fn))
-
-
-def _codes(fn: Callable[..., Any]) -> Iterator[CodeType]:
-    queue: list[CodeType] = []
     function: Any = fn
     while function is not None:
         code = getattr(function, "__code__", None)
-        if isinstance(code, CodeType):
-            queue.append(code)
+        if isinstance(code, CodeType) and any(not _STARTERS.isdisjoint(one.co_names) for one in codes_of(code)):
+            return True
         function = getattr(function, "__wrapped__", None)
-    while queue:
-        code = queue.pop()
-        yield code
-        queue.extend(constant for constant in code.co_consts if isinstance(constant, CodeType))
+    return False
+
+
+def codes_of(code: CodeType) -> Iterator[CodeType]:
+    """Yield the code of a function, and that of the functions defined inside."""
+    yield code
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from codes_of(constant)
 
 
 class Cancellable(Protocol):

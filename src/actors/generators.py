@@ -323,7 +323,7 @@ class GeneratorTask:
         for reader in self.readers:
             reader.buffer.read_by = None
             reader.leave()
-        self.readers, self._start, self.given, self.failover = (), _nothing, None, None
+        self.readers, self._start, self.given, self.failover = (), lambda: None, None, None
         self._actor.limiter.release()
         if frame.state == "running":
             frame.remove_pending()
@@ -487,7 +487,3 @@ def _iterated(value: Any, name: str) -> AsyncIterator[Any]:
 async def _each(values: Iterable[Any]) -> AsyncIterator[Any]:
     for value in values:
         yield value
-
-
-def _nothing() -> None:
-    return None

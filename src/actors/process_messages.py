@@ -358,11 +358,10 @@ def encode_request(request: CallRequest) -> Message:
 
 
 def _pickles(value: object) -> bool:
-    try:
+    with suppress(Exception):  # reducers may raise anything; any error means that the value does not pickle
         encode(value)
-    except Exception:  # noqa: BLE001 - reducers may raise anything; any error means that the value does not pickle
-        return False
-    return True
+        return True
+    return False
 
 
 class SentError(NamedTuple):
@@ -408,14 +407,7 @@ def decode_error(sent: SentError, target: str) -> BaseException:
 
 def raised_there(sent: SentError, target: str) -> BaseException:
     """Return the exception that `target` has raised, with its traceback there as its cause."""
-    raised = decode_error(sent, target)
-    try:
-        # In this way, because an exception may refuse the assignment of `__cause__`.
-        raise raised from RemoteTraceback(sent.traceback)
-    except BaseException as error:  # noqa: BLE001 - the caller raises it
-        return error
-    finally:
-        del raised  # breaks a cycle: its traceback refers to this stack frame
+    return with_cause(decode_error(sent, target), RemoteTraceback(sent.traceback))
 
 
 def pack_error(error: BaseException, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> bytes:

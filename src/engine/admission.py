@@ -195,13 +195,16 @@ class Admission:
                 self._retry_after_seconds(),
             )
         waiter = self.stand_aside(share, priority)
+        if not await self._got_place(waiter, share, priority) and self._end_error is not None:
+            raise self._end_error()
+
+    async def _got_place(self, waiter: "asyncio.Future[bool]", share: "Share | None", priority: int) -> bool:
+        """Wait in line; return whether the call has a place."""
         try:
-            is_admitted = await waiter
+            return await waiter
         except asyncio.CancelledError:
             self.leave_line(share, waiter, priority)
             raise
-        if not is_admitted and self._end_error is not None:
-            raise self._end_error()
 
     def stand_aside(self, share: "Share | None", priority: int) -> "asyncio.Future[bool]":
         """Have a call wait for a place; the future is resolved with whether it has got one."""
@@ -520,12 +523,7 @@ class FairAdmission(Admission):
         waiter = self._stand_in_line(share, priority)
         if patient:
             self._patient[waiter] = False
-        try:
-            is_admitted = await waiter
-        except asyncio.CancelledError:
-            self.leave_line(share, waiter, priority)
-            raise
-        if not is_admitted:
+        if not await self._got_place(waiter, share, priority):
             raise self._refusal(share, graph)
 
     def is_full(self, share: Share) -> bool:

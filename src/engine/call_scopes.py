@@ -1,16 +1,14 @@
 """Where the one call of a stream runs: in a scope of its own, or in that of a deployment."""
 
-import asyncio
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from .._errors import DeadlineExceeded
 from ..actors.frame import AnyDeployment, Frame
 from .checkpoint import Checkpointer
 from .graph import Call, DurableKey, check_key, durable_call
 from .options import ExecutionOptions, chosen
 from .program import Plan, Wired
-from .scope import Runtime, Scope
+from .scope import Runtime, Scope, started
 
 if TYPE_CHECKING:
     from ..saving.durable import DurableCall
@@ -103,19 +101,9 @@ class OwnScope(CallScope):
         """Open the resources and start the stateful nodes of the graph."""
         options = self._options
         self._scope = Scope(self.runtime, options, chosen(options), is_one_call=True, saving=self.saving)
-        timer = asyncio.timeout_at(deadline)
-        try:
-            async with timer:
-                plan = self.plan_of(call)
-                check_key(plan, self.verb, self._asked)
-                return self._scope, await self._scope.prepare(plan), 0
-        except TimeoutError as error:
-            if not timer.expired():
-                raise
-            raise DeadlineExceeded(
-                f"the resources and stateful nodes of graph {call.graph.name!r} did not start within "
-                f"{options.timeout_seconds:g} s"
-            ) from error
+        plan = self.plan_of(call)
+        check_key(plan, self.verb, self._asked)
+        return self._scope, await started(self._scope.prepare(plan), call.graph.name, deadline, options), 0
 
     def begun(self, frame: Frame) -> None:
         """Have the call fail if its stateful nodes crash too often."""

@@ -4,7 +4,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from .._errors import EngineClosedError, OptionsError
 from ..actors.accepted import TIMEOUT, check
@@ -17,9 +17,6 @@ from .pipeline import Pipeline, length_of, progress_of
 from .scope import Runtime, Scope
 from .source import Calls, ReorderWindow
 from .statistics import StreamStatistics
-
-if TYPE_CHECKING:
-    pass
 
 T_co = TypeVar("T_co", covariant=True)
 

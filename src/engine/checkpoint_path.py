@@ -15,6 +15,7 @@ from .instances import instance_key, stateful_nodes
 from .node import Node, is_node
 from .program import Plan, PlannedStep
 from .stages import StageIterator, StageRole, has_state, role_of
+from .tracing.annotations import unwrapped
 from .tracing.template import reads
 from .tracing.tracer import Step
 
@@ -470,7 +471,7 @@ class _PathBuilder:
         if not self._state_behind:
             return
         for node, one in _nodes(step):
-            if is_batched(node) and not node.policy.stateless:
+            if node._runs_on._batch is not None and not node.policy.stateless:
                 raise self._refused_at(
                     one,
                     node.name,
@@ -486,11 +487,6 @@ class _PathBuilder:
         return PlanError(
             f"{step.location}: in graph {self._plan.name!r}, {name!r} cannot be used with checkpoint=: {why}"
         )
-
-
-def is_batched(node: Node[..., Any]) -> bool:
-    """Whether a node gathers items of many calls."""
-    return node._runs_on._batch is not None
 
 
 def _nodes(step: PlannedStep) -> Iterator[tuple[Node[..., Any], Step]]:
@@ -521,8 +517,7 @@ def _role(step: PlannedStep) -> StageRole:
 
 def _iterator_class(fn: Any) -> type[AsyncIterator[Any]] | None:
     """Return the class of iterators that a node makes, such as a stage of data; None if it is a function."""
-    while isinstance(fn, functools.partial):
-        fn = cast("Any", fn).func
+    fn = unwrapped(fn)
     return cast("type[Any]", fn) if isinstance(fn, type) and issubclass(fn, AsyncIterator) else None
 
 

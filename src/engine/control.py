@@ -1,7 +1,6 @@
 """Control flow on values: `cond`, `switch`, `while_loop`, `map_each` and `fold`."""
 
 import asyncio
-import functools
 from collections import deque
 from collections.abc import (
     AsyncGenerator,
@@ -24,7 +23,7 @@ from .._public import LateModule
 from ..actors.accepted import NAME, check, instance, one_of, optional, whole
 from ..actors.tasks import close_stream
 from ..telemetry import logs
-from .tracing.annotations import result_hint
+from .tracing.annotations import result_hint, unwrapped
 from .tracing.ref import Ref, Unawaited, call_location
 from .tracing.tracer import Trace, active
 
@@ -527,8 +526,7 @@ def fold(
 
 def _name_of(fn: Callable[..., Any]) -> str:
     """Return the name of the body: that of its node, graph or function; "each" for a lambda."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    fn = unwrapped(fn)
     name = getattr(fn, "name", None) or getattr(fn, "__name__", None)
     return name if isinstance(name, str) and name != "<lambda>" else "each"
 

@@ -153,11 +153,8 @@ def step_snapshots(
     rooms = _rooms(wired, room)
     for one in wired:
         room_of_plan = rooms.get(one.program.plan)
-        nodes: dict[NodeActor, Node[..., object]] = {}
         steps = _steps(one)
-        for actor, step in steps.items():
-            if is_node(step.head.callee):
-                nodes[actor] = step.head.callee
+        nodes = {actor: step.head.callee for actor, step in steps.items() if is_node(step.head.callee)}
         for actor, node in nodes.items():
             whole = replace(
                 _step_snapshot(actor, node, room_of_plan, pools, threads),

@@ -12,7 +12,6 @@ from typing import (
     Final,
     ParamSpec,
     Protocol,
-    TypeAlias,
     TypedDict,
     TypeVar,
     TypeVarTuple,
@@ -36,12 +35,10 @@ from .executions import InBatches
 from .graph import Graph
 from .node import RUNS_ON, Node, RunsOn, as_execution
 from .stateful import is_stateful, make_stateful
-from .tracing.annotations import hints_of, signature_of
+from .tracing.annotations import hints_of, signature_of, unwrapped
 from .tracing.ref import PendingRef, Ref, closure_values, refuse_leak
 from .tracing.source import locate
 from .tracing.tracer import active
-
-_Call: TypeAlias = Callable[[list[Any]], Awaitable[Sequence[Any]]]
 
 
 def batched_node(
@@ -399,9 +396,8 @@ _of_one_line: WeakValueDictionary[int, Node[..., Any]] = WeakValueDictionary()
 
 
 def _node_of_one_line(fn: Callable[..., Any]) -> Node[..., Any]:
-    fn = inner = _with_values_of_now(fn)
-    while isinstance(inner, functools.partial):
-        inner = cast("Any", inner).func
+    fn = _with_values_of_now(fn)
+    inner = unwrapped(fn)
     inner = getattr(inner, "__func__", inner)
     place = id(getattr(inner, "__code__", inner))
     known = _of_one_line.get(place)

@@ -132,23 +132,15 @@ class InFlight:
                 await needed
         except counted:
             raise
-        except BaseException as error:
-            reason = self._not_begun(error, timer, too_late)
-            if reason is error:
-                raise
-            raise reason from error
-
-    def _not_begun(self, error: BaseException, timer: asyncio.Timeout, too_late: str) -> BaseException:
-        """Count a call that cannot begin; return the error to raise."""
-        if isinstance(error, asyncio.CancelledError):
+        except asyncio.CancelledError:
             self.counts["cancelled"] += 1
-            return error
-        is_over = isinstance(error, TimeoutError) and timer.expired()
-        if is_over and self._refusal is None:
-            self.counts["expired"] += 1
-            return DeadlineExceeded(too_late)
-        self.counts["failed"] += 1
-        return self._refusal() if is_over and self._refusal is not None else error
+            raise
+        except BaseException as error:
+            is_over = isinstance(error, TimeoutError) and timer.expired()
+            self.counts["expired" if is_over and self._refusal is None else "failed"] += 1
+            if not is_over:
+                raise
+            raise (DeadlineExceeded(too_late) if self._refusal is None else self._refusal()) from error
 
     def turn_away(self, share: Share | None) -> None:
         """Give back the place of a call that was admitted too late to be served, and count the call as failed."""
@@ -325,14 +317,11 @@ class HostedGraphs:
             PlanError: the graph is not part of this deployment.
         """
         if graph not in self._wired:
-            raise self._not_deployed(graph)
+            raise PlanError(
+                f"graph {graph.name!r} is not part of this deployment of {self.names}; deploy them together: "
+                f"engine.deploy({self.names}, {graph.name})"
+            )
         return self._wired[graph]
-
-    def _not_deployed(self, graph: Graph[..., Any]) -> PlanError:
-        return PlanError(
-            f"graph {graph.name!r} is not part of this deployment of {self.names}; deploy them together: "
-            f"engine.deploy({self.names}, {graph.name})"
-        )
 
 
 ServiceState = Literal["starting", "ready", "draining", "stopped"]
@@ -362,6 +351,7 @@ class Deployment:
     ) -> None:
         self.runtime = runtime
         self.graphs = HostedGraphs(graphs)
+        self.names = self.graphs.names
         self._options = options
         self._shares = shares
         self._flags = flags
@@ -374,11 +364,6 @@ class Deployment:
         self._starting: asyncio.Task[None] | None = None
         self._stopping: asyncio.Task[None] | None = None
         self._changed = Condition()
-
-    @property
-    def names(self) -> str:
-        """The names of the deployed graphs."""
-        return self.graphs.names
 
     def counters(self) -> Iterable[Reading]:
         """Return the counters of its admission, for metrics."""

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterable, AsyncIterator, Callable, Coroutine, H
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, Never, ParamSpec, Self, TypeVar, Unpack, overload
 
-from .._errors import DeadlineExceeded, DeploymentFailed, OptionsError
+from .._errors import DeploymentFailed, OptionsError
 from .._public import LateModule
 from ..actors.accepted import check, optional, whole
 from ..actors.supervision import Strategy, SupervisorFlags
@@ -35,7 +35,7 @@ from .one_call_stream import EventStream, OfCall, OfCalls, StreamingCall, check_
 from .options import DEFAULT_WORKERS, CallOptions, ExecutionOptions, OnFinished, checked, chosen, of_engine, resolve
 from .pipeline import is_shown
 from .program import Plan, Wired
-from .scope import Runtime, Scope, running_loop
+from .scope import Runtime, Scope, running_loop, started
 
 if TYPE_CHECKING:
     from .. import engine
@@ -536,21 +536,19 @@ class _Run(RunningCall):
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:
         """Wait for the resources and stateful nodes of the graph to start; the deadline of the call covers that."""
-        timer = asyncio.timeout_at(self.ends_at)
         try:
-            async with timer:
-                return await starting
+            return await started(starting, self._graph, self.ends_at, self._options)
         except BaseException as error:
-            substitute = self._not_started(error, timed_out=timer.expired())
-            if substitute is error:
-                raise
-            raise substitute from None
+            self.report("failed", error)
+            raise
 
     async def run_to_end(self, wired: Wired) -> Any:
         """Launch the call and wait until its last worker has ended; return the result or raise the error."""
         runtime = self._runtime
         if runtime.closed:  # the Engine was closed while resources or stateful nodes started
-            raise self._not_started(runtime.closed_error(), timed_out=False)
+            error = runtime.closed_error()
+            self.report("failed", error)
+            raise error
         runtime.frames.add(self)
         self.launch(wired, self._call.arguments, 0, runtime.eager_starts)
         try:
@@ -582,16 +580,6 @@ class _Run(RunningCall):
         """Release the caller: the last worker of the call has ended."""
         if not self._over.done():
             self._over.set_result(None)
-
-    def _not_started(self, error: BaseException, *, timed_out: bool) -> BaseException:
-        """End the span of a call that could not be launched; return the error to raise."""
-        if timed_out and self.timeout_seconds is not None:
-            error = DeadlineExceeded(
-                f"the resources and stateful nodes of graph {self._call.graph.name!r} did not start within "
-                f"{self.timeout_seconds:g} s"
-            )
-        self.report("failed", error)
-        return error
 
     def _unwinding(self) -> list[asyncio.Task[None]]:
         # The tasks are asked, not `ended`: a task that is cancelled before its first step never calls that.

@@ -6,7 +6,7 @@ import types
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from ..actors import attempts
 from ..actors.attempts import HedgeBudget, hedged
@@ -69,7 +69,19 @@ class OnTheLoop(Execution):
         self, fn: Callable[[list[Any]], Any], name: str, scope: Scope
     ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
         """Return what calls the function on the event loop."""
-        return _on_the_loop(fn, name)
+        report = functools.partial(report_blocking, fn, name, None)
+
+        def in_steps(items: list[Any]) -> Awaitable[Any]:
+            work: Any = fn(items)
+            return watched(report, work) if work.__class__ is types.CoroutineType else work
+
+        async def inline(items: list[Any]) -> Any:
+            began = perf_counter()
+            results = fn(items)
+            report(perf_counter() - began)
+            return results
+
+        return in_steps if is_async(fn) else inline
 
     def _directly(self, actor: NodeActor, run: Run, hedge_budget: HedgeBudget | None) -> None:
         """Have workers call a plain `def`, or await an `async def`, themselves if it has no policy."""
@@ -138,7 +150,11 @@ class InProcesses(Execution):
                     f"what is slow to make, such as a model, and not for state: {option} does not apply"
                 )
         if hasattr(template, "__aenter__"):
-            _refuse_in_workers(template if isinstance(template, type) else type(template))
+            cls = template if isinstance(template, type) else type(template)
+            raise TypeError(
+                f'@node(runs_on="process") on class {cls.__name__!r}: a worker process has no event loop; write a '
+                "plain `def __call__`, and `__enter__` and `__exit__` in place of `__aenter__` and `__aexit__`"
+            )
 
     def places(self, node: Node[..., Any], scope: Scope) -> Places:
         """Return a place for each worker process, and room for items that are sent ahead."""
@@ -165,7 +181,23 @@ class InProcesses(Execution):
         self, fn: Callable[[list[Any]], Any], name: str, scope: Scope
     ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
         """Return what has a worker process call the function."""
-        return _in_process(fn, scope._pools, name)
+        function, bound_to, pools = getattr(fn, "__func__", fn), getattr(fn, "__self__", None), scope._pools
+
+        async def in_process(items: list[Any]) -> Any:
+            from ..actors.process_messages import NotSentError, process_target
+
+            target, receiver = process_target(function), () if bound_to is None else (bound_to,)
+            facts = {"node": name, "batch_size": len(items)}
+            try:
+                return await pools.processes().run(target, (*receiver, items), {}, facts)
+            except NotSentError as error:  # and so nothing has run: the others of the batch do not fail with this item
+                if len(items) == 1:
+                    return [error]
+                middle = len(items) // 2
+                halves = items[:middle], items[middle:]
+                return [result for half in halves for result in results_of(await in_process(half), len(half), name)]
+
+        return in_process
 
 
 # Numbers of instances in worker processes, which serve all Engines of this process one after the other.
@@ -260,54 +292,6 @@ def _check_plain(node: Node[..., Any], name: str) -> None:
         raise TypeError(
             f'node {node.name!r} is an `async def`, which runs on the event loop; runs_on="{name}" needs a plain `def`'
         )
-
-
-def _refuse_in_workers(cls: type[Any]) -> NoReturn:
-    """Raise the TypeError for a class that needs an event loop, which a worker process does not have."""
-    raise TypeError(
-        f'@node(runs_on="process") on class {cls.__name__!r}: a worker process has no event loop; write a plain '
-        "`def __call__`, and `__enter__` and `__exit__` in place of `__aenter__` and `__aexit__`"
-    )
-
-
-# How a batch is handled.
-
-
-_Call: TypeAlias = Callable[[list[Any]], Awaitable[Sequence[Any]]]
-
-
-def _on_the_loop(fn: Callable[..., Any], name: str) -> _Call:
-    report = functools.partial(report_blocking, fn, name, None)
-
-    def in_steps(items: list[Any]) -> Awaitable[Any]:
-        work: Any = fn(items)
-        return watched(report, work) if work.__class__ is types.CoroutineType else work
-
-    async def inline(items: list[Any]) -> Any:
-        began = perf_counter()
-        results = fn(items)
-        report(perf_counter() - began)
-        return results
-
-    return in_steps if is_async(fn) else inline
-
-
-def _in_process(fn: Callable[..., Any], pools: "Pools", name: str) -> _Call:
-    async def in_process(items: list[Any]) -> Any:
-        from ..actors.process_messages import NotSentError, process_target
-
-        target, receiver = process_target(function), () if bound_to is None else (bound_to,)
-        try:
-            return await pools.processes().run(target, (*receiver, items), {}, {"node": name, "batch_size": len(items)})
-        except NotSentError as error:  # and so nothing has run: the others of the batch do not fail with this item
-            if len(items) == 1:
-                return [error]
-            middle = len(items) // 2
-            halves = items[:middle], items[middle:]
-            return [result for half in halves for result in results_of(await in_process(half), len(half), name)]
-
-    function, bound_to = getattr(fn, "__func__", fn), getattr(fn, "__self__", None)
-    return in_process
 
 
 def wire(execution: Execution, site: Site, actor: NodeActor) -> None:

@@ -25,6 +25,7 @@ from .program import Plan, PlannedStep, Wired
 from .scope import Runtime, Scope
 from .sizes import is_reader, size_of, sizes_of
 from .stages import StageIterator
+from .tracing.annotations import unwrapped
 from .wiring import executor_of, inbox_capacity, warm_up_node
 
 
@@ -142,13 +143,11 @@ async def memory_of_call(
         start = partial(StreamingCall, _WatchedScope(runtime, options, watch), call, options)
         async with ValuesStream[Any](start) as values:
             number = 0
-            while items is None or number < items:
-                try:
-                    await anext(values)
-                except StopAsyncIteration:
-                    break
-                number += 1
+            async for _ in values:
                 watch.look(None)
+                number += 1
+                if number == items:
+                    break
     else:
         await run(watch.begin)
     nodes: list[NodeMemory] = []
@@ -250,9 +249,7 @@ class _Watch:
             # The general way to run a step; none is handed over to a device before a worker has it.
             actor.mode, actor.begin = GENERAL, None
             actor.invoke = partial(self._invoke, actor.invoke, seen)
-            kind: Any = actor.fn
-            while isinstance(kind, partial):
-                kind = kind.func
+            kind = unwrapped(actor.fn)
             if isinstance(kind, type) and issubclass(kind, StageIterator):
                 actor.fn = partial(self._stage, actor.fn)
 

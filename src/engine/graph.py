@@ -14,6 +14,7 @@ from weakref import WeakSet
 from .._errors import GraphTraceError, OptionsError, PlanError
 from .._public import LateModule
 from ..actors.accepted import NAME, check, one_of
+from ..actors.current import codes_of
 from ..actors.loop_host import StreamActor
 from ..actors.threads import ThreadPool
 from ..telemetry.text import printable
@@ -24,11 +25,11 @@ from .options import DEFAULTS, ExecutionOptions, OnFinished
 from .planning import make_plan, merge_equal_calls
 from .program import Pass, Plan
 from .stateful import is_stateful, node_of
-from .tracing.annotations import annotation_text, hint_of, hints_of, is_stream_parameter, signature_of
+from .tracing.annotations import annotation_text, hint_of, hints_of, is_stream_parameter, signature_of, unwrapped
 from .tracing.ref import PendingRef, Ref, Unawaited, call_location, definition_location, is_users, refuse_leak
 from .tracing.references import References, resolve_references
 from .tracing.source_check import check_source
-from .tracing.tracer import Trace, Tracer, active, endless_recursion, inner_codes, is_tracing
+from .tracing.tracer import Trace, Tracer, active, endless_recursion, is_tracing
 
 if TYPE_CHECKING:
     from .. import engine as _engine
@@ -147,11 +148,9 @@ class Call(Unawaited, Generic[R_co, Tag_co]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the call: the graph by module and name, and the arguments."""
-        return (
-            (Call, (self.graph, self.arguments))
-            if self._trace_headers is None
-            else (_MarkedCall, (self.graph, self.arguments, self._trace_headers))
-        )
+        if self._trace_headers is None:
+            return Call, (self.graph, self.arguments)
+        return _MarkedCall, (self.graph, self.arguments, self._trace_headers)
 
     def __repr__(self) -> str:
         # Names the remedy: before Python 3.14, asyncio.run(search("x")) refuses a call with an error that shows this.
@@ -573,14 +572,13 @@ def _check(fn: Callable[..., Any], *, again: bool) -> None:
         fn: the function.
         again: whether to check a function that was checked before.
     """
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    fn = unwrapped(fn)
     function = fn.__func__ if isinstance(fn, types.MethodType) else fn
     if not isinstance(function, types.FunctionType) or not is_users(function.__code__.co_filename):
         return
     if again or function.__code__ not in _checked:
         check_source(fn, is_node=is_tracked, is_graph=is_graph)
-        _checked.update((function.__code__, *inner_codes(function.__code__)))
+        _checked.update(codes_of(function.__code__))
 
 
 async def settled(value: Any) -> Any:

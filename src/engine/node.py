@@ -40,7 +40,7 @@ from ..actors.policy import Cache, Hedge, Policy, Retry
 from ..actors.threads import PoolT
 from ..telemetry import logs
 from ..telemetry.text import printable
-from .tracing.annotations import hints_of, signature_of
+from .tracing.annotations import hints_of, signature_of, unwrapped
 from .tracing.ref import PendingRef, Ref, call_location, refuse_leak
 from .tracing.template import Read, reads
 from .tracing.tracer import Trace, Tracer, active
@@ -897,15 +897,13 @@ def refuse_pickle(what: str, fn: Callable[..., Any]) -> NoReturn:
 
 def is_async(fn: Callable[..., Any]) -> bool:
     """Whether a call of `fn` has to be awaited."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    fn = unwrapped(fn)
     return inspect.iscoroutinefunction(fn) or inspect.iscoroutinefunction(type(fn).__call__)
 
 
 def is_generator(fn: Callable[..., Any]) -> bool:
     """Whether a call of `fn` gives many values, one after the other: an async generator, or a class of iterators."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
+    fn = unwrapped(fn)
     if isinstance(fn, type):
         return issubclass(fn, AsyncIterator)
     return inspect.isasyncgenfunction(fn) or inspect.isasyncgenfunction(type(fn).__call__)

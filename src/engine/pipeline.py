@@ -6,6 +6,7 @@ import operator
 import sys
 from collections import deque
 from collections.abc import AsyncIterable, Callable, Hashable, Iterable, Iterator
+from contextlib import suppress
 from contextvars import Context, copy_context
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
@@ -138,10 +139,9 @@ def is_shown(wanted: bool) -> bool:
 
 def length_of(calls: object) -> int | None:
     """Return the number of calls; None if it is unknown, as for a generator."""
-    try:
+    length = -1
+    with suppress(Exception):  # user code; a bar without a total is better than no stream
         length = operator.length_hint(calls, -1)
-    except Exception:  # noqa: BLE001 - user code; a bar without a total is better than no stream
-        return None
     return None if length < 0 else length
 
 

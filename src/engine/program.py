@@ -18,7 +18,7 @@ from ..actors.node_actor import NodeActor
 from ..telemetry.tables import Table, to_html
 from ..telemetry.text import printable
 from .options import ChosenScheduler
-from .tracing.template import Read, Template, Values, arguments_builder, builder, keywords_builder, reads
+from .tracing.template import Constant, Read, Template, Values, arguments_builder, builder, keywords_builder, reads
 from .tracing.tracer import Step, Trace, order_edges
 
 if TYPE_CHECKING:
@@ -341,8 +341,9 @@ class Program:
         )
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
         # A stream is handed to its reader by the "result" unit, long before the frame ends, so nothing is built here.
-        self.result: Callable[[Values], Any] = _nothing if plan._gives_stream else builder(plan.result, self.slots)
-        self.result_slots = () if plan._gives_stream else tuple(self.slots[read.source] for read in reads(plan.result))
+        result = Constant(None) if plan._gives_stream else plan.result
+        self.result: Callable[[Values], Any] = builder(result, self.slots)
+        self.result_slots = tuple(self.slots[read.source] for read in reads(result))
 
     def fill(self, resources: Iterable[Any]) -> None:
         """Give these resources to all frames that begin from now on."""
@@ -459,10 +460,6 @@ def _waits_for_effects(chains: Sequence[Sequence[Step]]) -> list[str]:
         if after:
             lines.append(f"{after} step{'s wait' if after > 1 else ' waits'} for {named}")
     return lines
-
-
-def _nothing(values: Values) -> None:
-    return None
 
 
 def _add_barriers(units: list[Unit], edges: dict[int, set[int]]) -> None:

@@ -5,7 +5,7 @@ from contextlib import AsyncExitStack
 from contextvars import Context
 from typing import Any, TypeAlias
 
-from .._errors import EngineClosedError, EngineLoopError, PlanError
+from .._errors import EngineClosedError, EngineLoopError, Noted, PlanError
 from ..actors.frame import Frame
 from ..actors.tasks import ContextTask, start_task, uninterrupted
 from ..telemetry import logs
@@ -107,13 +107,10 @@ def _check_plan(plan: Plan, opening: Opening, around: tuple[_Known, _Known], val
     for step in plan.steps:
         callee = step.head.callee
         if is_node(callee):
-            try:
+            with Noted(f"resource {opening.name!r} was not reloaded: node {step.label!r} uses it"):
                 for read in step.head.reads():
                     if read.source in old:
                         callee.runs_on._check_reload(value_of(read, old), value_of(read, new))
-            except Exception as error:
-                error.add_note(f"resource {opening.name!r} was not reloaded: node {step.label!r} uses it")
-                raise
         for body in step.bodies:
             taken = [(source, template) for source, template in body.trace.captured if is_known(template, old.keys())]
             inside = tuple([{source: value_of(one, known) for source, one in taken} for known in (old, new)])

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, get_args
+from typing import Any, Generic, NoReturn, ParamSpec, Self, TypeVar, cast, get_args
 
 from .._errors import GraphTraceError, ResourceError
 from ..actors.policy import Policy
@@ -13,10 +13,6 @@ from .tracing.annotations import signature_of
 from .tracing.ref import call_location, hidden_ref
 from .tracing.template import Constant
 from .tracing.tracer import Tracer, active
-
-if TYPE_CHECKING:
-    pass
-
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -3,12 +3,12 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import Context
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
 
-from .._errors import DeploymentFailed, EngineClosedError, EngineLoopError, PlanError
+from .._errors import DeadlineExceeded, DeploymentFailed, EngineClosedError, EngineLoopError, PlanError
 from ..actors.frame import Frame
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..actors.supervision import Escalation, Supervisor, SupervisorFlags
@@ -33,6 +33,8 @@ from .wiring import SharedWirings, Wiring
 if TYPE_CHECKING:
     from ..telemetry.profiling.records import ProfiledStream
     from .checkpoint import Checkpointer
+
+T = TypeVar("T")
 
 
 class Ongoing(Protocol):
@@ -398,3 +400,26 @@ class Scope:
     def _failed(self, make_error: Callable[[str], DeploymentFailed]) -> None:
         if self.on_failed is not None:
             self.on_failed(make_error)
+
+
+async def started(starting: Awaitable[T], graph: str, deadline: float | None, options: ExecutionOptions) -> T:
+    """Wait until the resources and stateful nodes of a graph have started for a call, whose deadline covers that.
+
+    Args:
+        starting: starts the resources and stateful nodes.
+        graph: the name of the graph.
+        deadline: by the clock of the event loop; None without one.
+        options: the options of the call.
+
+    Raises:
+        DeadlineExceeded: they had not started at the deadline.
+    """
+    timer = asyncio.timeout_at(deadline)
+    try:
+        async with timer:
+            return await starting
+    except TimeoutError as error:
+        if not timer.expired():
+            raise
+        told = f"the resources and stateful nodes of graph {graph!r} did not start within {options.timeout_seconds:g} s"
+        raise DeadlineExceeded(told) from error

@@ -74,18 +74,8 @@ def _drawings(
         if wired is None or deployment.scope is None:  # not started yet
             yield drawing_of(graph._present_trace())
         else:
-            yield _running_drawing(wired.program.plan, deployment.scope.wiring, statistics.elapsed_seconds)
-
-
-def _running_drawing(plan: Plan, wiring: Wiring, elapsed_seconds: float | None) -> Drawing:
-    """Return the drawing of a plan with the load of its nodes.
-
-    Args:
-        plan: the plan.
-        wiring: the actors of its scope.
-        elapsed_seconds: the time that their counters cover; None to show no rates.
-    """
-    return _with_loads(drawing_of(_kept(plan)), plan, wiring, elapsed_seconds)
+            plan, seconds = wired.program.plan, statistics.elapsed_seconds
+            yield _with_loads(drawing_of(_kept(plan)), plan, deployment.scope.wiring, seconds)
 
 
 def _kept(plan: Plan) -> Trace:
@@ -101,11 +91,11 @@ def _kept(plan: Plan) -> Trace:
 def _with_loads(drawing: Drawing, plan: Plan, wiring: Wiring, elapsed_seconds: float | None) -> Drawing:
     wired = wiring.wired(plan)
     actors: dict[str, ActorStatistics] = {}
-    together: dict[str, str] = {}  # each further step of a chain, and the name of the actor that runs the chain
+    together: dict[str, str] = {}  # for each further step of a chain, which actor runs the chain
     for unit, actor in () if wired is None else zip(wired.program.units, wired.actors, strict=True):
         if unit.step is not None:
             actors[str(unit.step.head.source)] = actor.statistics()
-            together |= {str(step.source): actor.name for step in unit.step.chain[1:]}
+            together |= {str(step.source): f"with {actor.name}" for step in unit.step.chain[1:]}
     bodies = [body for planned in plan.steps for body in planned.bodies]
     return Drawing(
         drawing.title,
@@ -113,7 +103,7 @@ def _with_loads(drawing: Drawing, plan: Plan, wiring: Wiring, elapsed_seconds: f
             replace(
                 node,
                 actors=(actors[node.id],) if node.id in actors else (),
-                detail=_joined(node.detail, together, node.id),
+                detail=", ".join(filter(None, (node.detail, together.get(node.id)))),
             )
             for node in drawing.nodes
         ),
@@ -125,10 +115,6 @@ def _with_loads(drawing: Drawing, plan: Plan, wiring: Wiring, elapsed_seconds: f
     )
 
 
-def _joined(detail: str, together: Mapping[str, str], node_id: str) -> str:
-    return ", ".join(filter(None, [detail, f"with {together[node_id]}" if node_id in together else ""]))
-
-
 def _summary(statistics: "ServiceStatistics") -> Table:
     """Return a table of the state and the totals of a deployment, without its nodes."""
     calls = [
@@ -137,23 +123,20 @@ def _summary(statistics: "ServiceStatistics") -> Table:
         *([f"{count(statistics.interrupted)} interrupted"] if statistics.interrupted else []),
         mean_rate(statistics.completed, statistics.elapsed_seconds),
     ]  # fmt: skip
-    facts = (
-        ("service", statistics.state),
-        ("calls", ", ".join(calls)),
-        ("admission", _admission(statistics.admission)),
-        ("bottleneck", or_unknown(statistics.bottleneck)),
-    )
-    return Table(facts)
-
-
-def _admission(admission: AdmissionStatistics) -> str:
-    parts = [
+    admission = statistics.admission
+    places = [
         f"{of(admission.in_flight, admission.max_in_flight)} in flight",
         f"{of(admission.queued, admission.max_queue)} queued",
         f"{count(admission.refused)} refused",
         f"{rate(admission.calls_per_second, 'calls')} while full",
     ]
-    return ", ".join(parts)
+    facts = (
+        ("service", statistics.state),
+        ("calls", ", ".join(calls)),
+        ("admission", ", ".join(places)),
+        ("bottleneck", or_unknown(statistics.bottleneck)),
+    )
+    return Table(facts)
 
 
 _INHERITED = ("timeout_seconds", "max_in_flight", "trace_execution", "trace_items", "collect_metrics")

@@ -12,6 +12,7 @@ from ..actors.stream_buffer import Reader
 from ..actors.tasks import close_stream
 from ..actors.threads import ThreadPool
 from .node import Node
+from .tracing.annotations import unwrapped
 from .tracing.tracer import active
 
 T = TypeVar("T")
@@ -105,9 +106,7 @@ def stage_node(
 
 def role_of(made_by: Any) -> StageRole:
     """Return the role of what a node calls: the class of a stage, or a function that places values."""
-    while isinstance(made_by, functools.partial):
-        made_by = cast("Any", made_by).func
-    role: object = getattr(made_by, "role", None)
+    role: object = getattr(unwrapped(made_by), "role", None)
     return role if isinstance(role, StageRole) else StageIterator.role
 
 

@@ -409,8 +409,8 @@ def _added_actor(program: Program, unit: Unit, place: "StepCheckpoint | None") -
     elif unit.role == "result":
         actor.invoke = hand_over
     else:
-        actor.mode, actor.fn, actor.bound = INLINE, _nothing, Inline()
-        actor.bound._links = (Link(actor.name, _nothing),)
+        actor.mode, actor.fn, actor.bound = INLINE, lambda: None, Inline()
+        actor.bound._links = (Link(actor.name, actor.fn),)
         actor.invoke = attempts.invoking(attempts.compose(_PLAIN))
     return actor
 
@@ -419,10 +419,6 @@ def _further_links(step: PlannedStep) -> Iterator[Link]:
     for label, link in zip(step.tail_labels, step.chain[1:], strict=True):
         assert is_node(link.callee)  # only nodes are chained
         yield Link(label, link.callee._target, link.callee.policy.model)
-
-
-def _nothing() -> None:
-    return None
 
 
 def _size_of(unit: Unit) -> Callable[[Frame], int]:
@@ -475,24 +471,27 @@ class SharedWirings:
                 metrics.vanished(wiring)
 
 
-async def warm_up(program: "Program", pools: "Pools", device_strategy: str) -> None:
+async def warm_up(program: Program, pools: Pools, device_strategy: str, known: Mapping[int, Any] | None = None) -> None:
     """Have the executors of all nodes, also in bodies of control flow, prepare for calls, such as by compiling.
+
+    Args:
+        program: a program whose resources are open.
+        pools: the Engine's threads, processes and limits.
+        device_strategy: the execution option.
+        known: for a body, the values of the resources that it takes from outside.
 
     Raises:
         PlanError: an executor does not know what to prepare.
     """
-    known = dict(zip(program.plan.trace.resources.values(), program.blank, strict=False))
-    await _warm_up(program, pools, device_strategy, known)
-
-
-async def _warm_up(program: "Program", pools: "Pools", device_strategy: str, known: Mapping[int, Any]) -> None:
+    if known is None:
+        known = dict(zip(program.plan.trace.resources.values(), program.blank, strict=False))
     for unit in program.units:
         if unit.step is None:
             continue
         if (executor := executor_of(unit.step)) is not None:
             await warm_up_node(program, unit, executor, pools, device_strategy, known)
         for body in unit.step.run_bodies:
-            await _warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
+            await warm_up(body._program("parallel"), pools, device_strategy, _inside(body, known))
 
 
 async def warm_up_node(

@@ -118,7 +118,7 @@ def _events(timeline: Timeline) -> Iterator[Event]:
 def _bar_of(one: Slice) -> _Bar:
     arguments = {key: value for key, value in (("item", one.item), ("frame", one.frame)) if value is not None}
     frames = () if one.frame is None else (one.frame,)
-    return _Bar(one.node, "node", *_interval(one), arguments, frames)
+    return _Bar(one.node, "node", *interval(one), arguments, frames)
 
 
 def _bar_of_device(one: DeviceSlice) -> _Bar:
@@ -128,11 +128,12 @@ def _bar_of_device(one: DeviceSlice) -> _Bar:
     if one.rows:
         arguments |= {"rows": one.rows, "padding": f"{one.padding_share:.0%}"}
     if one.kind != "compute":  # arrows lead to where an item is computed; those to transfers would cross them
-        return _Bar(one.node, one.kind, *_interval(one), arguments, ())
-    return _Bar(one.node, one.kind, *_interval(one), arguments | {"frames": list(one.frames)}, one.frames)
+        return _Bar(one.node, one.kind, *interval(one), arguments, ())
+    return _Bar(one.node, one.kind, *interval(one), arguments | {"frames": list(one.frames)}, one.frames)
 
 
-def _interval(one: Slice | DeviceSlice) -> tuple[int, int]:
+def interval(one: Slice | DeviceSlice) -> tuple[int, int]:
+    """Return when a bar begins and ends, in nanoseconds."""
     began, ended = round(one.began_seconds * 1e9), round(one.ended_seconds * 1e9)
     return began, max(ended, began + 1)  # what takes no time cannot be seen, nor an arrow be attached to it
 

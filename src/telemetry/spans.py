@@ -376,12 +376,11 @@ def _first_count(usage: Any, fields: tuple[str, ...]) -> int | None:
 
 
 def _read(value: Any, field: str) -> Any:
-    try:
+    with suppress(Exception):  # user code, such as a property; tracing must not fail the node
         if isinstance(value, Mapping):
             return value.get(field)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
         return getattr(value, field, None)
-    except Exception:  # noqa: BLE001 - user code, such as a property; tracing must not fail the node
-        return None
+    return None
 
 
 def of_every_execution(name: str, function: Callable[..., object], model: str | None) -> dict[str, AttributeValue]:

@@ -190,7 +190,7 @@ async def test_what_names_say_is_text(tmp_path: Path) -> None:
         async with engine.stream([single(1)], on_error="skip") as results:
             async for _ in results:
                 pass
-        profile._recorder.add_device_work(DeviceWork("compute", NASTY, NASTY, 1e9, 1e9 + 1))
+        profile._recorder.device_worked(DeviceWork("compute", NASTY, NASTY, 1e9, 1e9 + 1))
     text, page = written(profile, tmp_path)
     assert text.count("</script") == 3
     assert NASTY not in text
@@ -215,14 +215,12 @@ def test_a_page_is_bounded_and_says_what_it_lacks(tmp_path: Path, monkeypatch: p
     with telemetry.profile() as profile:
         timeline = profile._recorder
         for number in range(3 * page_module.MAX_SLICES):
-            timeline.add_executions(
-                "g", f"node {number % 7}", [(1e9 + number / 3, 1e9 + number, 10**6 + number, number)]
-            )
+            timeline.executed("g", f"node {number % 7}", [(1e9 + number / 3, 1e9 + number, 10**6 + number, number)])
         for number in range(3 * page_module.MAX_POINTS):
-            timeline.add_depths("g", "node 1", [(1e9 + number / 7, number % 3)])
+            timeline.depth_changed("g", "node 1", [(1e9 + number / 7, number % 3)])
         for number in range(3 * page_module.MAX_DEVICE_SLICES):
             frames = tuple(range(10**6, 10**6 + 64))
-            timeline.add_device_work(
+            timeline.device_worked(
                 DeviceWork("compute", "gpu:0", "node 1", 1e9 + number, 1e9 + number + 0.3, 64, 64, 0, frames)
             )
     text, page = written(profile, tmp_path)

@@ -56,7 +56,7 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
                     pass
             began = profile._recorder._began
             frames = tuple(one.frame for one in profile.timeline.slices[:2] if one.frame is not None)
-            profile._recorder.add_device_work(
+            profile._recorder.device_worked(
                 DeviceWork("compute", "gpu:0", "decode", began, began + 0.01, 2, 4, 0.5, frames)
             )
         return profile

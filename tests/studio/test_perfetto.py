@@ -72,14 +72,14 @@ async def test_nodes_are_tracks_items_are_flows_and_inboxes_are_counters(tmp_pat
 
 def test_devices_are_tracks_and_the_items_of_a_batch_lead_to_it() -> None:
     timeline = TimelineRecorder(100.0)
-    timeline.add_executions("serve", "embed → rank", [(100.0, 100.4, 1, 0), (100.1, 100.4, 2, 1)])
+    timeline.executed("serve", "embed → rank", [(100.0, 100.4, 1, 0), (100.1, 100.4, 2, 1)])
     for kind, began, ended in (("to device", 100.1, 100.2), ("compute", 100.2, 100.3), ("compute", 100.35, 100.36)):
-        timeline.add_device_work(
+        timeline.device_worked(
             DeviceWork(kind, "gpu:0", "embed → rank", began, ended, 2, 4, 0.5, (1, 2))  # type: ignore[arg-type]
         )
-    timeline.add_device_work(DeviceWork("compile", "gpu:0", "embed → rank", 99.0, 100.1))
-    timeline.add_device_work(DeviceWork("compute", "gpu:0", "embed → rank", 100.5, 100.6, 1, 0, 0.0, (3,)))
-    timeline.add_device_work(DeviceWork("compute", "gpu:0", "embed → rank", 100.7, 100.8, 1, 0, 0.0, (3,)))
+    timeline.device_worked(DeviceWork("compile", "gpu:0", "embed → rank", 99.0, 100.1))
+    timeline.device_worked(DeviceWork("compute", "gpu:0", "embed → rank", 100.5, 100.6, 1, 0, 0.0, (3,)))
+    timeline.device_worked(DeviceWork("compute", "gpu:0", "embed → rank", 100.7, 100.8, 1, 0, 0.0, (3,)))
     found = Trace("".join(trace(timeline.timeline(), {})))
     assert {thread for process, thread in found.slices if process == "devices"} == {
         "gpu:0", "gpu:0, transfers to it", "compiler"
@@ -106,8 +106,8 @@ def test_devices_are_tracks_and_the_items_of_a_batch_lead_to_it() -> None:
 def test_whatever_overlaps_is_put_side_by_side(found: list[tuple[str, str, float, float, int | None]]) -> None:
     timeline = TimelineRecorder(0.0)
     for graph, node, began, seconds, frame in found:
-        timeline.add_executions(graph, node, [(began, began + seconds, frame, None)])
-        timeline.add_depths(graph, node, [(began, 1)])
+        timeline.executed(graph, node, [(began, began + seconds, frame, None)])
+        timeline.depth_changed(graph, node, [(began, 1)])
     shown = Trace("".join(trace(timeline.timeline(), {})))
     assert sum(map(len, shown.slices.values())) == len(timeline.timeline().slices)
 
@@ -135,9 +135,9 @@ def test_a_trace_has_the_newest_and_says_how_many_it_lacks(tmp_path: Path, monke
     monkeypatch.setattr(timelines, "MAX_DEVICE_SLICES", 3)
     with telemetry.profile() as profile:
         for number in range(30):
-            profile._recorder.add_executions("g", "n", [(1e9 + number, 1e9 + number + 0.5, number, number)])
-            profile._recorder.add_depths("g", "n", [(1e9 + number, 1)])
-            profile._recorder.add_device_work(DeviceWork("compute", "cpu:0", "n", 1e9 + number, 1e9 + number + 0.5))
+            profile._recorder.executed("g", "n", [(1e9 + number, 1e9 + number + 0.5, number, number)])
+            profile._recorder.depth_changed("g", "n", [(1e9 + number, 1)])
+            profile._recorder.device_worked(DeviceWork("compute", "cpu:0", "n", 1e9 + number, 1e9 + number + 0.5))
     path = tmp_path / "trace.json"
     profile.to_perfetto(path)
     found = read(path)

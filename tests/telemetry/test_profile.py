@@ -962,10 +962,10 @@ async def test_the_timeline_tells_when_each_node_ran_for_which_item() -> None:
 def test_the_timeline_keeps_the_newest_and_says_how_much_it_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.telemetry.profiling.timeline.MAX_SLICES", 100)
     recorder = TimelineRecorder(10.0)
-    recorder.add_executions("graph", "node", [(9.0, 9.5, 1, 0), (9.5, 10.5, 2, 1)])
+    recorder.executed("graph", "node", [(9.0, 9.5, 1, 0), (9.5, 10.5, 2, 1)])
     assert [one.item for one in recorder.timeline().slices] == [1]
     for begin in range(5):
-        recorder.add_executions("graph", "node", [(20.0 + begin, 21.0, begin, begin)] * 30)
+        recorder.executed("graph", "node", [(20.0 + begin, 21.0, begin, begin)] * 30)
     timeline = recorder.timeline()
     assert len(timeline.slices) == 90
     assert timeline.slices[-1].item == 4

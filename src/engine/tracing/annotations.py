@@ -1,10 +1,12 @@
 """Annotations of functions: the types of parameters and results, as far as they can be resolved."""
 
+import functools
 import inspect
 import re
 import sys
 import typing
 from collections.abc import AsyncGenerator, AsyncIterable, AsyncIterator, Callable
+from contextlib import suppress
 from typing import Any, cast
 
 from .template import Access
@@ -33,6 +35,13 @@ Hint = Callable[[], Any]  # returns an annotation; it is resolved only when it i
 
 _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator)
 _STREAM_TEXT = re.compile(r"[\w.]*\bAsync(Iterator|Iterable|Generator)\b")
+
+
+def unwrapped(fn: Any) -> Any:
+    """Return the function or class that a partial calls; of what is none, the object itself."""
+    while isinstance(fn, functools.partial):
+        fn = cast("Any", fn).func
+    return fn
 
 
 def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
@@ -94,7 +103,6 @@ def hint_inside(hint: Any, access: Access) -> Any:
 
 
 def _resolved(annotated: Any) -> dict[str, Any]:
-    try:
+    with suppress(Exception):  # names may not exist at run time (TYPE_CHECKING), or fail in any other way
         return typing.get_type_hints(annotated)
-    except Exception:  # noqa: BLE001 - names may not exist at run time (TYPE_CHECKING), or fail in any other way
-        return {}
+    return {}

@@ -11,6 +11,7 @@ from inspect import unwrap
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, cast
 
 from ..._errors import GraphTraceError, PlanError
+from ...actors.current import codes_of
 from .annotations import Hint, is_stream_parameter, parameters_of_body
 from .ref import (
     PendingRef,
@@ -154,8 +155,9 @@ class Outside:
 
     def _search(self) -> set[int]:
         roots = [function for fn in self._functions if (function := _function_of(fn)) is not None]
-        codes = {code for function in roots for code in inner_codes(function.__code__)}
-        names = {name for code in (*codes, *(function.__code__ for function in roots)) for name in code.co_names}
+        found = [list(codes_of(function.__code__)) for function in roots]
+        codes = {code for _, *inner in found for code in inner}
+        names = {name for each in found for code in each for name in code.co_names}
         queue: deque[object] = deque()
         for fn in self._functions:
             queue.extend([fn.__self__] if isinstance(fn, types.MethodType) else [])
@@ -178,19 +180,8 @@ def _function_of(fn: object) -> types.FunctionType | None:
     return fn if isinstance(fn, types.FunctionType) else None
 
 
-def inner_codes(code: types.CodeType) -> Iterator[types.CodeType]:
-    """Yield the code of the functions defined inside."""
-    stack = [code]
-    while stack:
-        for constant in stack.pop().co_consts:
-            if isinstance(constant, types.CodeType):
-                yield constant
-                stack.append(constant)
-
-
 def _named(function: types.FunctionType, *, with_closure: bool) -> Iterator[object]:
-    codes = (function.__code__, *inner_codes(function.__code__))
-    for name in {name for code in codes for name in code.co_names}:
+    for name in {name for code in codes_of(function.__code__) for name in code.co_names}:
         if name in function.__globals__:
             yield function.__globals__[name]
     yield from function.__defaults__ or ()

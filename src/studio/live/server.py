@@ -55,6 +55,13 @@ def listening(path: Path) -> Generator[socket.socket, None, None]:
                     path.unlink()
 
 
+_NO_FOLDER: dict[type[OSError], str] = {
+    FileNotFoundError: "there is no such folder for the socket: make it (mkdir -m 700), or choose another",
+    NotADirectoryError: "this is not a folder for the socket: choose another",
+    PermissionError: "this process may not look into the folder for the socket: choose another",
+}
+
+
 @contextmanager
 def _alone_in(folder: Path) -> Generator[None, None, None]:
     """Keep other processes from testing, removing and making sockets in a folder at the same time.
@@ -63,20 +70,8 @@ def _alone_in(folder: Path) -> Generator[None, None, None]:
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        raise FileNotFoundError(
-            errno.ENOENT,
-            "there is no such folder for the socket: make it (mkdir -m 700), or choose another",
-            str(folder),
-        ) from None
-    except NotADirectoryError:
-        raise NotADirectoryError(
-            errno.ENOTDIR, "this is not a folder for the socket: choose another", str(folder)
-        ) from None
-    except PermissionError:
-        raise PermissionError(
-            errno.EACCES, "this process may not look into the folder for the socket: choose another", str(folder)
-        ) from None
+    except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
+        raise OSError(error.errno, _NO_FOLDER[type(error)], str(folder)) from None  # an error of the same class
     try:
         give_up = time.monotonic() + _LOCK_SECONDS
         while not _locked(descriptor):

@@ -12,7 +12,7 @@ from typing import Any, Final, NamedTuple
 from ...telemetry import DepthPoint, DeviceSlice, NodeProfile, Profile, Slice, Timeline, Verdict
 from ...telemetry.tables import by_graph, count, duration, milliseconds, rate, seconds
 from ...telemetry.text import printable
-from ..perfetto import tracks
+from ..perfetto import interval, tracks
 from .graph_picture import COLOURS, ProfiledNode, graph_picture, whole_graphs
 
 
@@ -166,7 +166,7 @@ def _node_tracks(
     bars: dict[tuple[str, str], list[_Bar]] = defaultdict(list)
     depths: dict[tuple[str, str], list[tuple[int, int]]] = defaultdict(list)
     for one in slices:
-        bars[one.graph, one.node].append(_Bar(*_interval(one), [one.item, one.frame]))
+        bars[one.graph, one.node].append(_Bar(*interval(one), [one.item, one.frame]))
     for point in points:
         depths[point.graph, point.node].append((round(point.at_seconds * 1e9), point.depth))
     begins = {name: min([bar.began for bar in found]) for name, found in bars.items()}
@@ -191,7 +191,7 @@ def _device_tracks(works: Iterable[DeviceSlice]) -> list[dict[str, Any]]:
         track = "compiler" if one.kind == "compile" else one.device
         kind = "transfer" if one.kind in ("to device", "from device") else one.kind
         about = [one.kind, printable(one.node), one.items, one.rows, round(one.padding_share * 100)]
-        bars[track, kind].append(_Bar(*_interval(one), [*about, list(one.frames[:_FRAMES])]))
+        bars[track, kind].append(_Bar(*interval(one), [*about, list(one.frames[:_FRAMES])]))
     return [
         {
             "kind": kind,
@@ -203,11 +203,6 @@ def _device_tracks(works: Iterable[DeviceSlice]) -> list[dict[str, Any]]:
         }
         for device, kind in sorted(bars)
     ]
-
-
-def _interval(one: Slice | DeviceSlice) -> tuple[int, int]:
-    began, ended = round(one.began_seconds * 1e9), round(one.ended_seconds * 1e9)
-    return began, max(ended, began + 1)
 
 
 def _lanes(bars: Iterable[_Bar]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import asyncio
 import os
 import threading
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from time import perf_counter, thread_time
@@ -25,7 +25,7 @@ from ..tables import (
 from ..text import printable
 from . import collectors
 from .limits import Verdict, is_held
-from .records import DeviceWork, Execution, ProfiledScope, ProfiledStream, StepSnapshot
+from .records import Execution, ProfiledScope, ProfiledStream, StepSnapshot
 from .sums import CriticalPath, Evidence, NodeProfile, ReaderSum, critical_paths, node_profile_of
 from .timeline import Timeline, TimelineRecorder, union_seconds, write_whole
 from .verdict import Prediction, find_verdict, predict
@@ -88,18 +88,6 @@ class _Recording(OpenScopes):
             for watch in self._watches.values():
                 watch.readers.discard(reader)
 
-    def executed(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
-        """Keep executions for the timeline."""
-        self.timeline.add_executions(graph, node, executions)
-
-    def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
-        """Keep how many items were in an inbox for the timeline."""
-        self.timeline.add_depths(graph, node, points)
-
-    def device_worked(self, work: DeviceWork) -> None:
-        """Keep a piece of work of a device for the timeline; on any thread."""
-        self.timeline.add_device_work(work)
-
     def worker_started(self, began: float, ended: float) -> None:
         """Keep when a worker process started; on any thread."""
         self._starts.append((began, ended, None, None))
@@ -111,6 +99,7 @@ class _Recording(OpenScopes):
     def begin(self) -> None:
         """Begin to record: the engine reports to this object from now on."""
         collectors.begin(self)
+        collectors.begin(self.timeline)
         self._gil_watch.start()
         for host in settled(lambda: collectors.hosts):
             if host.loop is None or host.loop_thread is None:
@@ -135,6 +124,7 @@ class _Recording(OpenScopes):
                 self._final = self.evidence()  # it still brings executions for the timeline
             finally:
                 collectors.end(self)
+                collectors.end(self.timeline)
                 super().end()
             # A profile that is kept must not keep alive the scopes that it has seen.
             self.taken()

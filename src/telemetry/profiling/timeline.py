@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from .collectors import Collector
 from .records import DeviceWork, DeviceWorkKind, Execution
 
 
@@ -128,7 +129,7 @@ class Timeline:
     dropped_device_slices: int
 
 
-class TimelineRecorder:
+class TimelineRecorder(Collector):
     """Keeps the newest of what nodes and devices report during a profile.
 
     Args:
@@ -192,7 +193,7 @@ class TimelineRecorder:
             )
         return frozenset(name for name, count in counts.items() if count > _FEW * all_of[name])
 
-    def add_executions(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
+    def executed(self, graph: str, node: str, executions: Sequence[Execution]) -> None:
         """Keep executions of a node; not those that ended before the profile began."""
         if executions[0][0] < self._began:
             executions = [execution for execution in executions if execution[1] > self._began]
@@ -204,12 +205,12 @@ class TimelineRecorder:
             self._kept -= len(oldest)
             self._dropped += len(oldest)
 
-    def add_depths(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
+    def depth_changed(self, graph: str, node: str, points: Sequence[tuple[float, int]]) -> None:
         """Keep how many items were in the inbox of a node."""
         self._points_seen += len(points)
         self._points.extend(DepthPoint(graph, node, at - self._began, depth) for at, depth in points)
 
-    def add_device_work(self, work: DeviceWork) -> None:
+    def device_worked(self, work: DeviceWork) -> None:
         """Keep what a device did, unless it ended before the profile began; on any thread."""
         if work.ended > self._began:
             with self._lock:
