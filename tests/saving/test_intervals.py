@@ -129,8 +129,8 @@ async def test_a_reader_meets_a_barrier_in_time(tmp_path: Path, pipeline: str, e
 
 async def written(stream: Any) -> None:
     """Waits for the snapshot that is being written, which a reader does not."""
-    while stream._start().saving._writing is not None:
-        await asyncio.sleep(0)
+    while (writing := stream._start().saving._writing) is not None:
+        await asyncio.wait([writing])
 
 
 async def first_of(stream: Any, count: int) -> AsyncIterator[Any]:
@@ -223,13 +223,13 @@ async def test_items_behind_a_barrier_begin_before_those_before_it_have_ended(tm
 
 
 class Pictures:
-    """Records of a megabyte each."""
+    """Records of a quarter of a megabyte each."""
 
     def __len__(self) -> int:
         return 400
 
     def __getitem__(self, index: int) -> Any:
-        return np.full(2**17, index, np.float64)
+        return np.full(2**15, index, np.float64)
 
 
 @ps.graph
@@ -238,11 +238,11 @@ async def shuffled(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[A
     return pictures >> data.filtered(lambda record: record.index % 2) >> data.prefetched(40)
 
 
-@pytest.mark.parametrize(("mega_bytes", "is_logged"), [(256, False), (40, True)])
+@pytest.mark.parametrize(("mega_bytes", "is_logged"), [(64, False), (10, True)])
 async def test_barriers_share_copies_and_their_bytes_are_bounded(
     tmp_path: Path, mega_bytes: int, is_logged: bool
 ) -> None:
-    """Of 80 barriers on their way each has a shuffle of 32 MB: together they have less than a hundred."""
+    """Of 80 barriers on their way each has a shuffle of 8 MB: together they have less than 25."""
     checkpoint = ps.Checkpoint(tmp_path, every_values=4, keep=1, max_bytes=mega_bytes * 2**20)
     with capture_logs() as logged:
         async with engine.stream(shuffled(ordered(Pictures())), checkpoint=checkpoint) as stream:
