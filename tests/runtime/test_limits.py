@@ -564,6 +564,7 @@ async def process_ids(x: int) -> list[int]:
     return await ps.map_each(process_id, [x] * 8)
 
 
+@pytest.mark.asyncio(loop_factories=["asyncio"])  # it waits for processes
 async def test_max_processes_bounds_the_worker_processes_of_an_engine() -> None:
     async with engine.Engine(max_processes=1) as own:
         assert len({*await own.run(process_ids(1))}) == 1
