@@ -83,10 +83,7 @@ async def test_a_side_effect_of_python_happens_with_the_trace_and_not_with_the_c
         seen.append(x)
         return x + 1
 
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return counted(x)
-
+    of = ps.graph(counted)
     async with engine.deploy(of) as service:  # documented, not detected
         assert [float(await service(np.float32(n))) for n in range(3)] == [1, 2, 3]
     assert len(seen) == 1
@@ -124,10 +121,7 @@ async def test_with_debug_nans_only_the_items_of_a_batch_fail_that_have_some() -
     def logarithm(x: jax.Array) -> jax.Array:
         return jnp.log(x)
 
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return logarithm(x)
-
+    of = ps.graph(logarithm)
     with debug_nans():
         async with engine.deploy(of) as service:
             results = await asyncio.gather(
@@ -150,10 +144,7 @@ async def test_shapes_without_end_are_explained_warned_of_once_and_bounded(few_p
     def total(x: jax.Array) -> jax.Array:
         return x.sum()
 
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return total(x)
-
+    of = ps.graph(total)
     with structlog.testing.capture_logs() as logs:
         async with engine.deploy(of) as service:
             for length in range(1, 21):
@@ -177,14 +168,8 @@ async def test_what_is_no_array_names_the_node_and_the_argument() -> None:
     def batched(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return alone(x)
-
-    @ps.graph
-    async def of_batch(x: Any) -> Any:
-        return batched(x)
-
+    of = ps.graph(alone)
+    of_batch = ps.graph(batched)
     with pytest.raises(TypeError, match="node 'alone': x is an array of <U1"):
         await engine.run(of(np.array(["a"])))
     async with engine.deploy(of_batch) as service:
@@ -233,14 +218,8 @@ async def test_x64_of_the_thread_of_a_caller_is_refused(what: str) -> None:
     alone = ps.device_node(device="cpu", name="alone")(made)
     batched = ps.device_node(device="cpu", name="batched", batch=ps.Batch(4))(made)
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return alone(x)
-
-    @ps.graph
-    async def of_batch(x: Any) -> Any:
-        return batched(x)
-
+    of = ps.graph(alone)
+    of_batch = ps.graph(batched)
     bound = devices.actor("cpu").bind(made)
     async with engine.deploy(of, of_batch) as service:
         calls: dict[str, Any] = {
@@ -362,10 +341,7 @@ async def test_an_error_that_a_batch_reads_fails_its_item_alone() -> None:
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return doubled(checked(x))
-
+    of = checked >> doubled
     async with engine.deploy(of) as service:
         results = await asyncio.gather(
             *(service(np.full(2, -1 if n == 3 else n, np.float32)) for n in range(8)), return_exceptions=True
@@ -385,10 +361,7 @@ async def test_an_unready_error_that_a_caller_passes_to_a_batch_fails_its_item_a
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return doubled(x)
-
+    of = ps.graph(doubled)
     device = devices.actor("cpu")
     async with engine.deploy(of) as service:
         bad = await device.run(

@@ -90,10 +90,7 @@ async def test_an_array_may_change_while_a_computation_that_was_handed_on_is_und
     def doubled(x: Any) -> Any:
         return x * 2
 
-    @ps.graph
-    async def graph(x: Any) -> Any:
-        return doubled(late(x))
-
+    graph = late >> doubled
     running = asyncio.ensure_future(engine.run(graph(x)))
     await gate.entered()
     x[:] = 7
@@ -172,10 +169,7 @@ def sent(count: int) -> dict[str, Any]:
 
 
 async def test_arrays_of_worker_processes_lie_there_too() -> None:
-    @ps.graph
-    async def of(count: int) -> Any:
-        return sent(count)
-
+    of = ps.graph(sent)
     for count in (SIZE + 1, 1_000_001):
         found = await engine.run(of(count))
         assert [is_at_64(found[name]) for name in "xz"] == [True] * 2

@@ -326,11 +326,7 @@ def doubling(max_size: int) -> ps.Graph[[Any], Any]:
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return doubled(x)
-
-    return of
+    return ps.graph(doubled)
 
 
 async def busy(service: Any, times: int) -> None:
@@ -472,7 +468,6 @@ async def test_a_device_goes_on_while_a_program_for_it_is_compiled() -> None:
         return x * 2
 
     of = ps.graph(slow_to_trace)
-
     of_other = ps.graph(doubled)
 
     async with engine.deploy(of, of_other) as service:
@@ -872,10 +867,7 @@ async def test_live_bytes_stay_flat_and_idle_threads_hold_no_item(effort: int) -
     def third(x: jax.Array) -> jax.Array:
         return x - 1
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return third(second(first(x)))
-
+    of = first >> second >> third
     async with engine.deploy(of, max_in_flight=64) as service:
         await asyncio.gather(*(service(row(n)) for n in range(64)))
         gc.collect()
@@ -918,10 +910,7 @@ async def test_a_failure_on_a_device_leaves_nothing_behind(monkeypatch: pytest.M
     def after(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return after(failing(slow(x)))
-
+    of = slow >> failing >> after
     async with engine.Engine() as own:
         for _ in range(3):
             with pytest.raises(jax.errors.JaxRuntimeError):
@@ -1019,10 +1008,7 @@ def donated(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, tuple[int, ...]]
 async def test_a_result_that_nobody_else_reads_is_donated(donated: list[Any]) -> None:
     made, taken, _ = chain()
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return taken(made(x))
-
+    of = made >> taken
     x = np.full(64, 3, np.float32)
     assert set(np.asarray(await engine.run(of(x))).tolist()) == {8.0}
     assert set(x.tolist()) == {3.0}
@@ -1058,10 +1044,7 @@ async def test_what_donates_is_compiled_before_the_first_call_as_it_will_run(don
     def taken(y: jax.Array) -> jax.Array:
         return y * 2
 
-    @ps.graph
-    async def of(x: Any) -> Any:
-        return taken(made(x))
-
+    of = made >> taken
     async with engine.deploy(of, warmup=True) as service:
         before = [("made", ()), ("taken", (0,))]
         assert sorted(donated) == before

@@ -22,9 +22,7 @@ def double(x: jax.Array) -> jax.Array:
     return x * 2
 
 
-@ps.graph
-async def doubled(x: jax.Array) -> jax.Array:
-    return double(x)
+doubled = ps.graph(double)
 
 
 async def test_a_device_node_is_a_plain_function_outside_of_graphs() -> None:
@@ -82,10 +80,7 @@ async def test_nothing_of_a_call_happens_on_the_event_loop() -> None:
         threads.add(threading.current_thread())
         return jax.pure_callback(compute, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return traced(x)
-
+    of = ps.graph(traced)
     assert np.asarray(await engine.run(of(np.zeros(2, np.float32)))).tolist() == [1, 1]
     assert threads
     assert threading.main_thread() not in threads
@@ -108,10 +103,7 @@ async def test_a_result_goes_on_before_it_is_ready_and_reaches_the_host_when_it_
         ready.append(x.is_ready())
         return float(x[0])
 
-    @ps.graph
-    async def of(x: jax.Array) -> float:
-        return await host(after(slow(x)))
-
+    of = slow >> after >> host
     call = asyncio.ensure_future(_run(of(np.zeros(2, np.float32))))
     await gate.entered()
     gate.open()
@@ -128,10 +120,7 @@ async def test_the_callers_buffer_may_be_changed_as_soon_as_its_call_returns() -
     def second(x: jax.Array) -> jax.Array:
         return x * 1
 
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return second(first(x))
-
+    of = first >> second
     aligned = _aligned(1024)
     results: list[Any] = []
     for value in range(20):
@@ -148,10 +137,7 @@ async def test_calls_of_many_callers_run_as_batches() -> None:
     def scaled(x: jax.Array) -> jax.Array:
         return x * 3
 
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return scaled(x)
-
+    of = ps.graph(scaled)
     async with engine.deploy(of, max_in_flight=64) as service:
         results = await asyncio.gather(*(service(np.full(4, number, np.float32)) for number in range(64)))
     assert [np.asarray(result).tolist() for result in results] == [[3.0 * n] * 4 for n in range(64)]
@@ -164,10 +150,7 @@ async def test_concurrent_runs_share_batches() -> None:
     def scaled(x: jax.Array) -> jax.Array:
         return x * 3
 
-    @ps.graph
-    async def of(x: jax.Array) -> jax.Array:
-        return scaled(x)
-
+    of = ps.graph(scaled)
     async with engine.Engine() as own:
         results = await asyncio.gather(*(own.run(of(np.full(2, number, np.float32))) for number in range(64)))
     assert [float(result[0]) for result in results] == [3.0 * n for n in range(64)]
@@ -529,10 +512,7 @@ async def test_donation_and_failover_are_refused_together() -> None:
     def donates(x: Any) -> Any:
         return x
 
-    @ps.graph
-    async def wrong(x: Any) -> Any:
-        return donates(x)
-
+    wrong = ps.graph(donates)
     with pytest.raises(ps.PlanError, match=r"failover= and donate=True.*leave out one of both"):
         await engine.run(wrong(np.ones(2)))
 

@@ -128,10 +128,7 @@ async def test_a_region_names_all_of_its_nodes(tracing: Tracing) -> None:
     def shift(x: jnp.ndarray) -> jnp.ndarray:
         return x + 1
 
-    @ps.graph
-    async def both(x: np.ndarray) -> jnp.ndarray:
-        return shift(scale(scale(x)))
-
+    both = scale >> scale >> shift
     assert np.all(await engine.run(both(np.ones(2, np.float32))) == 5)
     node = tracing.one("scale ×2 → shift")
     assert attributes_of(node)[names.NODES] == ("scale", "scale", "shift")

@@ -29,9 +29,7 @@ def place(x: jax.Array) -> int:
     return device.id
 
 
-@ps.graph
-async def where(x: Any) -> int:
-    return place(anywhere(x))
+where = anywhere >> place
 
 
 @ps.graph
@@ -80,10 +78,7 @@ async def test_a_stream_that_one_call_gives_takes_it() -> None:
         for _ in range(2):
             yield place(x)
 
-    @ps.graph
-    async def places(x: Any) -> AsyncIterator[int]:
-        return twice(anywhere(x))
-
+    places = anywhere >> twice
     async with engine.stream(places(X), device_strategy="cpu:6") as values:
         assert [value async for value in values] == [6, 6]
 
@@ -105,10 +100,7 @@ async def test_a_device_of_its_own_stays_and_copies_follow_the_strategy() -> Non
 async def test_what_is_compiled_before_the_first_call_is_compiled_for_it() -> None:
     node = ps.device_node(sample_input=(X,))(lambda x: x - 1)
 
-    @ps.graph
-    async def of(x: Any) -> int:
-        return place(node(x))
-
+    of = node >> place
     async with engine.deploy(of, warmup=True, device_strategy="cpu:2") as service:
         assert await service(X) == 2
     assert node.compile_statistics().misses == 1

@@ -75,10 +75,7 @@ async def test_what_several_nodes_became_names_all_of_them() -> None:
     def second(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def both(x: Any) -> jax.Array:
-        return second(first(x))
-
+    both = first >> second
     with telemetry.profile() as profile:
         await engine.run(both(np.ones(2, np.float32)))
     assert {one.node for one in of_kind(profile, "compute")} == {"first → second"}
@@ -133,10 +130,7 @@ async def test_arrays_that_lie_elsewhere_are_transfers_of_the_node_that_takes_th
     def used(x: jax.Array) -> jax.Array:
         return x + 1
 
-    @ps.graph
-    async def of(number: Any) -> jax.Array:
-        return used(made(number))
-
+    of = made >> used
     with telemetry.profile() as profile:
         await stream(of(np.float32(number)) for number in range(4))
     moved = [one for one in of_kind(profile, "to device") if one.node == "used"]

@@ -33,11 +33,7 @@ def summed_by_hand(device: devices.DeviceMesh) -> Any:
     def by_hand(x: jax.Array) -> jax.Array:
         return jax.shard_map(lambda part: jax.lax.psum(part.sum(0), "data"), in_specs=P("data"), out_specs=P())(x)
 
-    @ps.graph
-    async def graph(x: Any) -> Any:
-        return by_hand(x)
-
-    return graph
+    return ps.graph(by_hand)
 
 
 def summed_by_the_compiler(device: devices.DeviceMesh) -> Any:
@@ -47,11 +43,7 @@ def summed_by_the_compiler(device: devices.DeviceMesh) -> Any:
     def by_compiler(x: jax.Array) -> jax.Array:
         return (x @ jnp.ones_like(x)).sum(0) / 8 + x.sum()
 
-    @ps.graph
-    async def graph(x: Any) -> Any:
-        return by_compiler(x)
-
-    return graph
+    return ps.graph(by_compiler)
 
 
 def expected(graph: int, x: Any) -> Any:
@@ -93,14 +85,8 @@ async def test_results_go_from_mesh_to_mesh_while_others_compute_there(effort: i
     def back(x: jax.Array) -> jax.Array:
         return x - x.mean(1, keepdims=True)
 
-    @ps.graph
-    async def forth(x: Any) -> Any:
-        return back(there(x))
-
-    @ps.graph
-    async def reverse(x: Any) -> Any:
-        return there(back(x))
-
+    forth = there >> back
+    reverse = back >> there
     async with engine.deploy(forth, reverse, max_in_flight=16) as service, asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(service.run((forth, reverse)[turn % 2](X * turn))) for turn in range(100 * effort)]
     for turn, call in enumerate(calls):

@@ -3,7 +3,6 @@
 import gzip
 import json
 from pathlib import Path
-from typing import Any
 
 import jax
 import numpy as np
@@ -22,9 +21,7 @@ def profiled_alone(x: jax.Array) -> jax.Array:
     return x + 1
 
 
-@ps.graph
-async def both(x: Any) -> jax.Array:
-    return profiled_alone(profiled_in_a_batch(x))
+both = profiled_in_a_batch >> profiled_alone
 
 
 def annotations(folder: Path) -> dict[str, list[dict[str, str]]]:

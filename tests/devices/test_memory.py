@@ -46,9 +46,7 @@ async def page(x: Any) -> Page:
     return Page("abc", np.asarray(x))
 
 
-@ps.graph
-async def report(count: int) -> Page:
-    return await page(halved(columns(load(count))))
+report = load >> columns >> halved >> page
 
 
 @ps.node(capacity=3)

@@ -244,10 +244,7 @@ def test_random_sizes_and_specs_give_what_one_device_gives_or_are_refused(
         lambda x: jnp.cumsum(x, 0) / (1 + jnp.abs(x).sum()) + x.max()
     )
 
-    @ps.graph
-    async def graph(x: Any) -> Any:
-        return node(x)
-
+    graph = ps.graph(node)
     x = np.random.default_rng(shape).normal(size=shape).astype(np.float32)
     if not all(divides(spec, shape) for spec in specs):
         with pytest.raises(ValueError, match="is no multiple of"):

@@ -95,10 +95,7 @@ async def test_a_stage_works_on_an_item_while_the_one_before_works_on_the_next()
     line = devices.DeviceMesh(shape=(4,), axis_names=("stage",), device="cpu")
     first, second, third, last = map(stage, line.split("stage"), gates)
 
-    @ps.graph
-    async def pipeline(x: Any) -> Any:
-        return last(third(second(first(x))))
-
+    pipeline = first >> second >> third >> last
     async with engine.stream(pipeline(np.full(2, 10 * item, np.float32)) for item in range(4)) as results:
         given = asyncio.ensure_future(_all(results))
         # A gate lets one computation pass at a time: the pipeline fills, step by step.

@@ -156,9 +156,7 @@ class Keeps:
 keeps = Keeps()
 
 
-@ps.graph
-async def whole(x: int) -> int:
-    return await keeps(await weigh(await page(x)))
+whole = page >> weigh >> keeps
 
 
 @ps.device_node(device="cpu:0", batch=ps.Batch(4, max_wait_seconds=0))

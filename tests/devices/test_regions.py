@@ -52,10 +52,7 @@ def report_of(graph: Any) -> Any:
 
 
 async def test_a_chain_is_one_program() -> None:
-    @ps.graph
-    async def chain(x: Any) -> Any:
-        return increment(double(increment(x)))
-
+    chain = increment >> double >> increment
     assert names(chain) == ["increment → double → increment"]
     assert float(await engine.run(chain(np.float32(3)))) == 9
     assert increment.compile_statistics().programs >= 1
@@ -155,10 +152,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 def test_what_has_rules_of_its_own_stays_alone_and_the_plan_says_why(word: str) -> None:
     special = ps.device_node(name="special", **POLICIES[word])(lambda x: x)
 
-    @ps.graph
-    async def around(x: Any) -> Any:
-        return double(double(special(increment(increment(x)))))
-
+    around = increment >> increment >> special >> double >> double
     assert names(around) == ["increment ×2", "special", "double ×2"]
     note = next(note for note in report_of(around).notes if note.startswith("special stays a program of its own"))
     assert word.partition("=")[0] in note
@@ -168,10 +162,7 @@ def test_what_has_rules_of_its_own_stays_alone_and_the_plan_says_why(word: str) 
 async def test_a_call_keeps_its_nodes_apart_with_an_option() -> None:
     counted = ps.device_node(name="counted")(lambda x: x * 3)
 
-    @ps.graph
-    async def chain(x: Any) -> Any:
-        return increment(counted(increment(x)))
-
+    chain = increment >> counted >> increment
     with ps.execution_options(fuse=False):
         assert names(chain) == ["increment", "counted", "increment"]
         assert report_of(chain).notes == ("each device node is a program of its own: fuse=False",)
@@ -187,10 +178,7 @@ async def test_a_call_keeps_its_nodes_apart_with_an_option() -> None:
 def test_a_node_that_overwrites_ends_a_region() -> None:
     overwriting = ps.device_node(name="overwriting", donate=True)(lambda x: x + 1)
 
-    @ps.graph
-    async def around(x: Any) -> Any:
-        return double(double(overwriting(increment(increment(x)))))
-
+    around = increment >> increment >> overwriting >> double >> double
     assert names(around) == ["increment ×2 → overwriting", "double ×2"]
     assert report_of(around).notes == (
         "overwriting is not in one program with double behind it: it overwrites, by donate=True",
@@ -202,19 +190,13 @@ def test_only_one_place_makes_a_region() -> None:
     batched = ps.device_node(name="batched", batch=ps.Batch(4))(lambda x: x)
     masked = ps.device_node(name="masked", batch=devices.DeviceBatch(4, pad_axes={"x": 0}))(lambda x, mask=None: x)
 
-    @ps.graph
-    async def places(x: Any) -> Any:
-        return masked(masked(batched(batched(elsewhere(elsewhere(double(double(x))))))))
-
+    places = double >> double >> elsewhere >> elsewhere >> batched >> batched >> masked >> masked
     assert names(places) == ["double ×2", "elsewhere ×2", "batched ×2", "masked", "masked"]
     assert any("pad_axes" in note for note in report_of(places).notes)
 
 
 async def test_a_fake_is_no_part_of_a_region() -> None:
-    @ps.graph
-    async def chain(x: Any) -> Any:
-        return increment(double(increment(x)))
-
+    chain = increment >> double >> increment
     assert len(names(chain)) == 1
     with ps.testing.replace(double, lambda x: np.float32(100)):
         assert names(chain) == ["increment", "double", "increment"]
@@ -275,10 +257,7 @@ async def test_what_one_node_gives_is_an_array_for_the_next_as_between_programs(
     def changed(x: Any) -> Any:
         return x[0].at[1].set(x[1].astype(np.float32))
 
-    @ps.graph
-    async def chain(x: Any) -> Any:
-        return changed(of_numpy(x))
-
+    chain = of_numpy >> changed
     assert names(chain) == ["of_numpy → changed"]
     assert (await engine.run(chain(np.float32(0)))).tolist() == [0, 2, 0]
 
@@ -484,10 +463,7 @@ async def test_bodies_have_regions_too() -> None:
 
 
 def test_drawings_of_the_graph_stay_the_users() -> None:
-    @ps.graph
-    async def chain(x: Any) -> Any:
-        return increment(double(x))
-
+    chain = double >> increment
     for drawing in (str(chain), chain.to_mermaid(), chain.to_dot(), str(engine.plan(chain)).partition("plan of")[0]):
         assert "double" in drawing
         assert "→" not in drawing

@@ -16,14 +16,6 @@ from penstock import devices, engine
 from .gates import Gate
 
 
-def graph_of(node: Any) -> Any:
-    @ps.graph
-    async def graph(x: Any) -> Any:
-        return node(x)
-
-    return graph
-
-
 async def test_calls_of_a_node_run_on_all_its_devices_at_once() -> None:
     gate = Gate()
 
@@ -31,7 +23,7 @@ async def test_calls_of_a_node_run_on_all_its_devices_at_once() -> None:
     def node(x: jax.Array) -> jax.Array:
         return gate.pass_through(x) * 2
 
-    async with engine.deploy(graph_of(node), max_in_flight=16) as service, asyncio.TaskGroup() as tasks:
+    async with engine.deploy(ps.graph(node), max_in_flight=16) as service, asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(service(np.full(2, number, np.float32))) for number in range(8)]
         await gate.entered(4)
         assert sorted(value[0] for value in gate.values) == [0, 1, 2, 3]  # the others wait for whoever is free next
@@ -48,7 +40,7 @@ async def test_a_call_goes_to_the_device_that_is_free_and_waits_behind_none_that
     def node(x: jax.Array) -> jax.Array:
         return jax.lax.cond(x[0] < 0, gate.pass_through, lambda x: x, x)
 
-    async with engine.deploy(graph_of(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
+    async with engine.deploy(ps.graph(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
         slow = tasks.create_task(service(np.full(2, -1, np.float32)))
         await gate.entered()
         results = [await service(np.full(2, number, np.float32)) for number in range(5)]
@@ -67,7 +59,7 @@ async def test_each_replica_takes_batches_of_its_own() -> None:
     def node(x: jax.Array) -> jax.Array:
         return gate.pass_through(x) + 1
 
-    async with engine.deploy(graph_of(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
+    async with engine.deploy(ps.graph(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(service(np.float32(number))) for number in range(16)]
         await gate.entered(3)
         assert sorted(gate.values) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
@@ -82,7 +74,7 @@ async def test_with_room_for_more_each_device_gets_one_before_any_gets_two() -> 
     def node(x: jax.Array) -> jax.Array:
         return gate.pass_through(x) + 1
 
-    async with engine.deploy(graph_of(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
+    async with engine.deploy(ps.graph(node), max_in_flight=32) as service, asyncio.TaskGroup() as tasks:
         calls = [tasks.create_task(service(np.float32(number))) for number in range(8)]
         await gate.entered(4)
         gate.open()
@@ -125,7 +117,7 @@ async def test_many_calls_and_cancels_leave_nothing_behind(batch: ps.Batch | Non
     def neighbour(x: jax.Array) -> jax.Array:
         return x + 1
 
-    graphs = [graph_of(neighbour), graph_of(node)]
+    graphs = [ps.graph(neighbour), ps.graph(node)]
     async with engine.deploy(*graphs, max_in_flight=256) as service, asyncio.TaskGroup() as tasks:
         calls = [
             tasks.create_task(service.run(graphs[min(number % 3, 1)](np.full(3, number, np.float32))))
@@ -142,7 +134,7 @@ async def test_many_calls_and_cancels_leave_nothing_behind(batch: ps.Batch | Non
 async def test_more_replicas_than_devices_are_an_error_that_lists_these() -> None:
     node = ps.device_node(device="cpu:5", replicas=4)(lambda x: x)
     with pytest.raises(ps.DeviceError, match=r"replicas=4 needs 4 devices from cpu:5 on, and there are 3: .*\"cpu:7\""):
-        await engine.run(graph_of(node)(np.zeros(1)))
+        await engine.run(ps.graph(node)(np.zeros(1)))
 
 
 @pytest.mark.parametrize(

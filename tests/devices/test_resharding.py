@@ -29,10 +29,7 @@ async def test_a_mismatch_between_nodes_is_a_transfer_with_a_direction() -> None
     def third(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def graph(x: jax.Array) -> jax.Array:
-        return third(second(first(x)))
-
+    graph = first >> second >> third
     for _ in range(3):
         result = await engine.run(graph(X))
     np.testing.assert_allclose(np.asarray(result), np.cumsum(X + 1, 0) * 2)
@@ -55,10 +52,7 @@ async def test_nodes_that_match_transfer_nothing() -> None:
     def second(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def graph(x: jax.Array) -> jax.Array:
-        return second(first(x))
-
+    graph = first >> second
     np.testing.assert_allclose(np.asarray(await engine.run(graph(X))), (X + 1) * 2)
     assert second.compile_statistics().transfers == 0
 
@@ -78,10 +72,7 @@ async def test_a_result_goes_from_mesh_to_mesh_before_it_is_ready() -> None:
     def other(x: jax.Array) -> jax.Array:
         return x * 2
 
-    @ps.graph
-    async def graph(x: jax.Array) -> jax.Array:
-        return after(slow(x))
-
+    graph = slow >> after
     beside = ps.graph(other)
 
     gate.open()

@@ -170,9 +170,7 @@ async def test_bodies_may_be_anything_that_takes_one_value() -> None:
         def __call__(self, x: int) -> int:
             return x + 2
 
-    @ps.graph
-    async def inner(x: int) -> int:
-        return add(await double(x))
+    inner = double >> add
 
     async def helper(x: int) -> int:
         return await inner(await halve(x))

@@ -235,11 +235,7 @@ def test_every_call_that_was_taken_has_one_outcome(effort: int) -> None:
             return number
 
         first = ps.graph(work)
-
-        @ps.graph
-        async def second(number: int) -> int:
-            return await same(await work(await same(number)))
-
+        second = same >> work >> same
         third = ps.graph(same)
 
         graphs = rng.sample([first, second, third], rng.randint(1, 3))

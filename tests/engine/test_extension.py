@@ -482,9 +482,7 @@ async def test_a_result_stays_there_for_steps_that_run_there_and_is_fetched_for_
     with testing.replace(double, tenfold):  # a fake runs here, and returns the value itself
         assert await engine.run(chain(1)) == (100, 11, 10, 100)
 
-    @ps.graph
-    async def twice(number: int) -> int:
-        return await double(await double(number))
+    twice = double >> double
 
     @ps.graph
     async def each(number: int) -> list[int]:

@@ -57,9 +57,7 @@ def test_items_come_in_input_order_and_those_that_failed_give_up_their_turn(
     seen: list[int] = []
     noting = Noting(seen, fails_at)
 
-    @ps.graph
-    async def each(item: tuple[int, int]) -> int:
-        return await noting(await waits(item))
+    each = waits >> noting
 
     @ps.node
     async def given_items() -> AsyncIterator[tuple[int, int]]:
@@ -105,19 +103,14 @@ async def test_the_turn_of_an_item_that_is_cancelled_goes_to_the_next() -> None:
         await asyncio.sleep(0 if number else 1000)
         return number
 
-    @ps.graph
-    async def inner(number: int) -> int:
-        return await noting(await stuck(number))
+    inner = stuck >> noting
 
     @ps.node(timeout_seconds=5)
     async def limited(number: int) -> int:
         await asyncio.sleep(0 if number else 1000)
         return number
 
-    @ps.graph
-    async def timed(number: int) -> int:
-        return await noting(await limited(number))
-
+    timed = limited >> noting
     async with engine.stream([timed(number) for number in range(5)], on_error="skip") as results:
         assert [result async for result in results] == [1, 2, 3, 4]
     assert seen == [1, 2, 3, 4]

@@ -201,7 +201,6 @@ async def test_what_expires_while_its_handler_unwinds_has_expired_and_not_failed
             await asyncio.sleep(1)
 
     graph = ps.graph(slow_to_leave)
-
     values = ps.graph(values_slow_to_leave)
 
     async with engine.deploy(graph, values) as service:
@@ -226,11 +225,7 @@ async def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_
         return await engine.run(endless(x), timeout_seconds=5)
 
     asked = ps.graph(ask)
-
-    @ps.graph
-    async def values(x: int) -> AsyncIterator[int]:
-        return numbers(await ask(x))
-
+    values = ask >> numbers
     results = engine.stream([asked(1)]) if of == "stream" else engine.stream(values(1))
     with pytest.raises(ps.DeadlineExceeded):
         await anext(results)

@@ -297,10 +297,7 @@ async def test_the_time_of_a_node_that_reads_a_stream_is_not_taken_for_its_own()
     async def count(items: list[int]) -> int:
         return len(items)
 
-    @ps.graph
-    async def both(items: AsyncIterator[int]) -> int:
-        return await count(await read(items))
-
+    both = read >> count
     async with engine.deploy(both) as service:
         await service(numbers())
         busy = {actor.node: actor.busy_seconds for actor in service.statistics().actors}

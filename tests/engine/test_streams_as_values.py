@@ -757,10 +757,7 @@ async def test_a_stream_actor_without_a_limit_is_read_through_itself() -> None:
 
     doubled_by_loop = Doubled()
 
-    @ps.graph
-    async def graph(limit: int) -> AsyncIterator[int]:
-        return doubled_by_loop(doubled_by_loop(count(limit)))
-
+    graph = count >> doubled_by_loop >> doubled_by_loop
     async with engine.stream(graph(4)) as values:
         assert [value async for value in values] == [0, 4, 8, 12]
 
@@ -771,10 +768,7 @@ async def test_a_limited_node_may_be_called_again_once_its_stream_was_read() -> 
         for number in range(limit):
             yield number
 
-    @ps.graph
-    async def graph(limit: int) -> AsyncIterator[int]:
-        return once(await first(once(limit)))
-
+    graph = once >> first >> once
     async with engine.stream(graph(3)) as values:
         assert [value async for value in values] == []
 
@@ -805,10 +799,7 @@ def test_streams_work_under_every_kind_of_task_factory(kind: str) -> None:
         async with engine.stream(counted(x) for x in range(3)) as results:
             assert [x async for x in results] == [[], [0], [0, 1]]
 
-    @ps.graph
-    async def counted(limit: int) -> list[int]:
-        return await collect(count(limit))
-
+    counted = count >> collect
     for outcome in testing.cancel_at_every_step(main):
         assert not outcome.tasks_left, outcome
         assert not outcome.loop_errors, outcome

@@ -33,9 +33,7 @@ async def chain(number: int) -> int:
     return added(added(number))
 
 
-@ps.graph
-async def waiting(number: int) -> int:
-    return added(await paused(number))
+waiting = paused >> added
 
 
 def test_each_outcome_has_the_tag_of_its_call(effort: int) -> None:
@@ -55,10 +53,7 @@ def test_each_outcome_has_the_tag_of_its_call(effort: int) -> None:
                 raise ValueError("broken")
             return number
 
-        @ps.graph
-        async def working(number: int) -> int:
-            return added(await work(number))
-
+        working = work >> added
         graphs = rng.sample([chain, waiting, working], rng.randint(1, 3))
         tags: dict[int, Message | None] = {}
 
