@@ -17,7 +17,7 @@ __all__ = [
     "Device", "DeviceActor", "DeviceBatch", "DeviceMesh", "DeviceStatus", "FitPlan", "Measurement", "MemoryLimit",
     "PackedBatch", "Placer", "Recommendation", "Recompilation", "SelfCheckResult", "SlurmAllocation", "Status",
     "Strategy", "Transfer", "TriedSize", "TriedSizes", "actor", "benchmark", "by_platform", "check_device", "einsum",
-    "fit", "jit", "persistent_compile_cache", "select", "set_program_cache", "status", "try_sizes",
+    "fit", "jit", "persistent_compile_cache", "select", "set_program_cache", "status", "to_host", "try_sizes",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..advice.fitting import FitPlan, Strategy, fit
     from ..advice.platform_status import DeviceStatus, Recommendation, Status, status
     from .compiling import set_program_cache
+    from .device_pool import to_host
     from .placing import Placer
     from .size_search import MemoryLimit, TriedSize, TriedSizes, try_sizes
     from .untyped_jax import Array
@@ -39,5 +40,6 @@ else:
             ".size_search": "MemoryLimit TriedSize TriedSizes try_sizes",
             ".placing": "Placer",
             ".compiling": "set_program_cache",
+            ".device_pool": "to_host",
         },
     )

@@ -130,6 +130,27 @@ class BoundFunction(Generic[*Ts, R]):
 
     def __init__(self, function: "DeviceFunction") -> None:
         self._call = function.call
+        self._compile = function.compile
+
+    async def warmup(self, *samples: tuple[Any, ...], on_progress: Callable[[int, int], object] | None = None) -> int:
+        """Compile the programs for calls like these before the first call.
+
+        Shapes that were announced so are no recompilations, such as the sizes of the batches that a loop makes. Shapes
+        that come later and were not announced are logged as `program.recompiled`.
+
+        Args:
+            *samples: for each program, the arguments of a call as a tuple. In the place of an array may stand a
+                `jax.ShapeDtypeStruct`.
+            on_progress: called after each program, with how many are compiled and how many there are.
+
+        Returns:
+            How many different programs that are, those that were compiled before included.
+
+        Raises:
+            DeviceError: there is no such device.
+            Exception: the error that the function raised while it was traced.
+        """
+        return await self._compile(samples, on_progress)
 
     def __call__(self, *args: *Ts) -> Coroutine[Any, Any, R]:
         """Run the function, as `DeviceActor.run` does, and return what it returns.

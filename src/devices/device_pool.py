@@ -2,11 +2,12 @@
 
 import asyncio
 import threading
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from contextvars import Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
+import numpy as np
 from jax.sharding import NamedSharding
 
 from .._errors import EngineClosedError, copy_of
@@ -23,7 +24,17 @@ from .engine_device import DeviceCall, EngineDevice
 from .jax_import import is_device, start_backends
 from .parameter_checks import parameter_names
 from .parameters import put_there
-from .programs import UNSET, are_arrays, is_device_array, on_host_of, own_x64, refuse_own_x64
+from .programs import (
+    UNSET,
+    are_arrays,
+    current,
+    is_device_array,
+    is_random_key,
+    on_host_of,
+    own_x64,
+    refuse_own_x64,
+    signature_of,
+)
 from .recompilation import CompileLog
 from .selection import following, select
 from .shardings import Placement
@@ -164,6 +175,29 @@ class DeviceFunction:
         self._ready = ready
         self._jitted: JittedFunction | None = None  # for the device of the last call
 
+    async def compile(
+        self, samples: Iterable[tuple[Any, ...]], on_progress: Callable[[int, int], object] | None
+    ) -> int:
+        """Compile the programs for arguments like these; return how many programs that are."""
+        pool = (pools_around() or default._runtime.pools).pool("devices", DevicePool)
+        (device,) = pool.opened(self._device) or await pool.open(self._device)
+        placement, configuration, wanted = device.placement, current(), dict[Any, tuple[JittedFunction, Any]]()
+        for args in samples:
+            kept = None if placement.mesh is None else _kept(args, placement.mesh)
+            jitted = _jitted(self._fn, placement, self._donate_argnums, kept)
+            wanted[jitted.serial, signature_of(args, (), configuration, jitted)] = jitted, args
+        with _LOG.announced(wanted):
+            programs = [device.compile(jitted, args) for jitted, args in wanted.values()]
+            try:
+                for count, program in enumerate(programs, 1):  # they are compiled one after the other
+                    await program
+                    if on_progress is not None:
+                        on_progress(count, len(programs))
+            finally:
+                for program in programs:
+                    program.cancel()
+        return len(programs)
+
     async def call(self, args: tuple[Any, ...]) -> Any:
         """Run the function with these arguments."""
         pools = pools_around() or default._runtime.pools
@@ -203,6 +237,31 @@ async def put(device: Any, value: Any, specs: Any) -> Any:
         return jax.block_until_ready(put_there(value, placement.shardings(specs, value, "the value"), placement, "put"))
 
     return await pools.threads().submit(Context(), None, work)
+
+
+async def to_host(value: Any, /) -> Any:
+    """Wait for arrays in a thread, and return them as NumPy arrays; the event loop goes on meanwhile.
+
+    Inside of a node, the thread is one of the Engine that runs the node. A loop calls its next step before it awaits
+    the results of this one: `reading = asyncio.ensure_future(devices.to_host(tokens))`.
+
+    Args:
+        value: an array of JAX, ready or not, or a pytree with some; what a later call donates cannot be read any more.
+
+    Returns:
+        The value with arrays of NumPy, which may not be writable; random keys and what is no array of JAX as they are.
+
+    Raises:
+        EngineClosedError: the Engine was closed.
+        Exception: the error of the computation.
+    """
+    leaves, tree = jax.tree.flatten(value)
+
+    def work() -> Any:
+        read = [np.asarray(leaf) if is_device_array(leaf) and not is_random_key(leaf) else leaf for leaf in leaves]
+        return jax.tree.unflatten(tree, read)
+
+    return await (pools_around() or default._runtime.pools).threads().submit(Context(), None, work)
 
 
 def _kept(args: tuple[Any, ...], mesh: Any) -> "tuple[Any, ...] | None":

@@ -3,7 +3,8 @@
 import inspect
 import threading
 from collections import Counter, deque
-from collections.abc import Hashable, Iterator
+from collections.abc import Generator, Hashable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
@@ -203,6 +204,19 @@ class CompileLog:
         self._reasons: deque[Recompilation] = deque(maxlen=_MAX_REASONS)
         self._told: set[Hashable] = set()
         self._shapes: dict[str, int] = {}
+        self._announced: set[Hashable] = set()  # by the serial of the function and the signature
+
+    @contextmanager
+    def announced(self, programs: Iterable[tuple[int, Signature]]) -> Generator[None, None, None]:
+        """Take these programs for wanted, which are compiled inside of the block: they are no recompilations."""
+        programs = set(programs)
+        with self._lock:
+            self._announced |= programs
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._announced -= programs
 
     def statistics(self) -> CompileStatistics:
         """Return a snapshot."""
@@ -268,6 +282,8 @@ class CompileLog:
             self._programs += 1
             self._executables[executable] = arguments_text(this.parameters, this.signature)
             family = [before for before in reversed(self._remembered) if before.family == this.family]
+            if (this.serial, this.signature) in self._announced:
+                family = []
             nearest = (
                 min([list(_differences(before, this)) for before in family], key=len) or _EVICTED if family else []
             )

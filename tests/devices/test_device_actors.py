@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import structlog
 
 import penstock as ps
 from penstock import devices, engine
@@ -154,6 +155,78 @@ async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
     gate.open()
     assert [float(result[0]) for result in await asyncio.gather(*calls)] == list(range(9))
     assert opened._held_bytes == 0
+
+
+def many_products(x: Any) -> Any:
+    """Take a while; JAX on a CPU goes on meanwhile, as it does for no callback."""
+    return jax.lax.fori_loop(0, 40, lambda _, y: y @ x, x)
+
+
+@pytest.mark.parametrize("inside", [False, True])
+async def test_results_are_read_off_the_loop_while_the_next_step_has_begun(inside: bool) -> None:
+    step = devices.actor("cpu").bind(many_products, ready=False)
+    key = jax.random.key(0)
+
+    async def read(x: Any) -> list[Any]:
+        await step.warmup((x,))
+        first = await step(x)
+        reading = asyncio.ensure_future(devices.to_host({"x": first, "key": key, "name": "a"}))
+        second = await step(first)
+        assert not reading.done()
+        found = await reading
+        assert (found["key"], found["name"]) == (key, "a")
+        return [found["x"], await devices.to_host(second), await devices.to_host(5.0)]
+
+    @ps.node
+    async def reader(x: Any) -> list[Any]:
+        return await read(x)
+
+    async with engine.Engine() as own:
+        x = np.eye(512, dtype=np.float32)
+        results = await (own.run(ps.graph(reader)(x)) if inside else read(x))
+    assert [type(one) for one in results] == [np.ndarray, np.ndarray, float]
+    assert all((result == x).all() for result in results[:2])
+
+
+async def test_an_error_that_is_read_is_that_of_the_step() -> None:
+    def fails(x: Any) -> Any:
+        def boom(_: Any) -> Any:
+            raise ValueError("boom")
+
+        return jax.pure_callback(boom, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
+
+    device = devices.actor("cpu")
+    slow = await device.run(many_products, np.eye(512, dtype=np.float32), ready=False)
+    bad = await device.run(fails, slow, ready=False)
+    with pytest.raises(Exception, match="boom"):
+        await devices.to_host([bad])
+    gone = jnp.ones(2) + 1
+    gone.delete()
+    with pytest.raises(RuntimeError, match="deleted"):
+        await devices.to_host(gone)
+
+
+async def test_shapes_that_were_announced_are_compiled_before_and_are_no_recompilations() -> None:
+    traced: list[tuple[int, ...]] = []
+    told: list[tuple[int, int]] = []
+
+    def announced_step(x: Any) -> Any:
+        traced.append(x.shape)
+        return x + 1
+
+    step = devices.actor("cpu").bind(announced_step)
+    samples = [(jax.ShapeDtypeStruct((size,), np.float32),) for size in (1, 2, 4, 4)]
+    with structlog.testing.capture_logs() as logs:
+        assert await step.warmup(*samples, on_progress=lambda done, of: told.append((done, of))) == 3
+        assert (traced, told) == ([(1,), (2,), (4,)], [(1, 3), (2, 3), (3, 3)])
+        for size in (1, 2, 4):
+            assert len(await step(np.ones(size, np.float32))) == size
+        assert len(traced) == 3
+        assert logs == []
+        await step(np.ones(3, np.float32))
+    assert [(log["event"], log["cause"]) for log in logs] == [("program.recompiled", "shape")]
+    with pytest.raises(TypeError, match="announced_step"):
+        await step.warmup(("no array",))
 
 
 def _open_pools() -> list[DevicePool]:

@@ -464,6 +464,11 @@ MORE_MUTANTS = [
         "tests/runtime/test_own_loop_streams.py::test_a_loop_waits_for_room_as_long_as_it_says",
     ),
     Mutant(
+        "shapes that were announced are no recompilations",
+        "devices/recompilation.py", "in self._announced:", "in ():",
+        "tests/devices/test_device_actors.py::test_shapes_that_were_announced_are_compiled_before_and_are_no_recompilations",
+    ),
+    Mutant(
         "a body that is too large is not read",
         "serving/application.py", "if len(raw) > self._max_body_bytes:", "if False:",
         "tests/serving/test_openai.py::test_a_body_that_is_too_large_is_not_read",
