@@ -5,6 +5,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
+from penstock._cli import main
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -13,6 +17,15 @@ def run(*arguments: str, **variables: str) -> "subprocess.CompletedProcess[str]"
     command = [sys.executable, "-W", "error", *arguments]
     environment = {**os.environ, **variables}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=50, check=False)
+
+
+def command(capsys: pytest.CaptureFixture[str], *arguments: "str | Path") -> tuple[int, str, str]:
+    """Runs a command of Penstock in this process; returns its status, and what it has printed to both outputs."""
+    try:
+        status = main([*map(str, arguments)])
+    except SystemExit as end:
+        status = int(end.code or 0)
+    return status, *capsys.readouterr()
 
 
 def run_program(program: str, *arguments: str, **variables: str) -> str:

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from penstock import devices
-from tests.devices.processes import run
+from tests.devices.processes import command, run
 
 jax = pytest.importorskip("jax")
 
@@ -17,23 +17,20 @@ def test_it_shows_the_status() -> None:
         assert part in done.stdout
 
 
-def test_json_is_complete() -> None:
-    done = run("-m", "penstock", "devices", "--benchmark", "--device", "cpu", "--seconds", "0.05", "--json")
-    assert done.returncode == 0, done.stderr
-    shown = json.loads(done.stdout)
+def test_json_is_complete(capsys: pytest.CaptureFixture[str]) -> None:
+    measure = ("devices", "--benchmark", "--device", "cpu", "--seconds", "0.05")
+    status, printed, errors = command(capsys, *measure, "--json")
+    assert status == 0, errors
+    shown = json.loads(printed)
     assert set(shown["status"]) == set(devices.Status.__dataclass_fields__)
     assert set(shown["benchmark"]) == set(devices.Benchmark.__dataclass_fields__)
     assert shown["status"]["devices"][-1]["platform"] == "cpu"
     assert set(shown["benchmark"]["measurements"][0]) == set(devices.Measurement.__dataclass_fields__)
-    without = json.loads(run("-m", "penstock", "devices", "--json").stdout)
-    assert without["benchmark"] is None
-
-
-def test_it_shows_the_benchmark() -> None:
-    done = run("-m", "penstock", "devices", "--benchmark", "--seconds", "0.05")
-    assert done.returncode == 0, done.stderr
-    assert "right values" in done.stdout
-    assert "device to host" in done.stdout
+    assert json.loads(command(capsys, "devices", "--json")[1])["benchmark"] is None
+    status, printed, errors = command(capsys, *measure)
+    assert status == 0, errors
+    assert "right values" in printed
+    assert "device to host" in printed
 
 
 @pytest.mark.parametrize(
@@ -50,12 +47,11 @@ def test_it_shows_the_benchmark() -> None:
         ),
     ],
 )
-def test_errors_help(arguments: list[str], status: int, message: str) -> None:
-    done = run("-m", "penstock", *arguments)
-    assert done.returncode == status
-    assert message in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+def test_errors_help(arguments: list[str], status: int, message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found, printed, errors = command(capsys, *arguments)
+    assert (found, printed) == (status, "")
+    assert message in errors
+    assert "Traceback" not in errors
 
 
 def test_without_jax_it_says_how_to_get_it() -> None:
