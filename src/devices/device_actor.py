@@ -38,7 +38,7 @@ class DeviceActor:
 
     Made by `penstock.devices.actor`. Functions run in the order of the calls; several are in flight. The event loop
     neither compiles nor dispatches, and never blocks. Inside of a node it belongs to the Engine that runs the node, and
-    takes turns with the device nodes there; outside, to the default Engine.
+    takes turns with the device nodes and the other device actors there; outside, to the default Engine.
     """
 
     def __init__(self, device: Any) -> None:
@@ -66,7 +66,7 @@ class DeviceActor:
         Raises:
             OptionsError: an argument does not accept its value.
         """
-        return BoundFunction(self._function(self._device, fn, donate_argnums, ready))
+        return BoundFunction(self._function(self._device, self, fn, donate_argnums, ready))
 
     @overload
     async def put(self, value: "npt.NDArray[Any] | float", specs: Any = None, /) -> "jax.Array": ...
@@ -122,7 +122,7 @@ class DeviceActor:
             EngineClosedError: the event loop is being shut down, or the Engine was closed.
             Exception: an error that the function raised while it was traced, or the device while the program ran.
         """
-        return cast(R, await self._function(self._device, fn, donate_argnums, ready).call(args))
+        return cast(R, await self._function(self._device, self, fn, donate_argnums, ready).call(args))
 
 
 class BoundFunction(Generic[*Ts, R]):

@@ -20,7 +20,7 @@ from ..engine.nesting import pools_around
 from ..telemetry import spans
 from ..telemetry.profiling import collectors
 from .compiling import CACHE, JittedFunction
-from .engine_device import DeviceCall, EngineDevice
+from .engine_device import DeviceCall, EngineDevice, SingleCallQueue
 from .jax_import import is_device, start_backends
 from .parameter_checks import parameter_names
 from .parameters import put_there
@@ -158,18 +158,21 @@ class DeviceFunction:
 
     Args:
         device: the device, as `select` takes it.
+        owner: takes turns with others on the device, whatever number of functions it has.
         fn: the function.
         donate_argnums: positions of the arguments whose memory the result may take.
         ready: whether a call waits until its result is computed.
     """
 
-    __slots__ = ("_device", "_donate_argnums", "_fn", "_jitted", "_ready")
+    __slots__ = ("_device", "_donate_argnums", "_fn", "_jitted", "_owner", "_ready")
 
-    def __init__(self, device: Any, fn: Callable[..., Any], donate_argnums: tuple[int, ...], ready: bool) -> None:
+    def __init__(
+        self, device: Any, owner: object, fn: Callable[..., Any], donate_argnums: tuple[int, ...], ready: bool
+    ) -> None:
         check("fn", fn, FUNCTION, "devices.actor(...): ")
         check("donate_argnums", donate_argnums, _POSITIONS, "devices.actor(...): ")
         check("ready", ready, SWITCH, "devices.actor(...): ")
-        self._device = device
+        self._device, self._owner = device, owner
         self._fn = fn
         self._donate_argnums = donate_argnums
         self._ready = ready
@@ -215,7 +218,9 @@ class DeviceFunction:
         call.is_plain, call.returns_pending, call.wait, call.flat = is_plain, not self._ready, spans.waiting(), flat
         if collectors.running and (actor := calling_actor()) is not None:
             call.sampler, call.frame = actor.sampler, enclosing_frame()
-        return await (device.functions.run_to_end(call) if self._donate_argnums else device.functions.run(call))
+        if (queue := device.functions.get(self._owner)) is None:
+            queue = device.functions[self._owner] = SingleCallQueue("devices.actor", device)
+        return await (queue.run_to_end(call) if self._donate_argnums else queue.run(call))
 
 
 async def put(device: Any, value: Any, specs: Any) -> Any:

@@ -7,6 +7,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
+from weakref import WeakKeyDictionary
 
 from .._errors import DeviceError, EngineClosedError, Overloaded
 from ..actors.batching import SHORT_SECONDS, Batch, BatchQueue
@@ -467,8 +468,9 @@ DEFAULT_WINDOW_BYTES = 256 * 1024 * 1024
 class EngineDevice:
     """A device or mesh as one Engine uses it: what waits for it, a lease on its thread, and the way back to the loop.
 
-    Nodes take turns by item: the one that had the fewest is next. A batch is made when the device has room for it, so
-    requests gather while it is busy, and no call waits for others beyond `max_wait_seconds`.
+    Nodes, and what `devices.actor` has made, take turns by item: the one that had the fewest is next. A batch is made
+    when the device has room for it, so requests gather while it is busy, and no call waits for others beyond
+    `max_wait_seconds`.
 
     Args:
         placement: which device or mesh it is.
@@ -481,7 +483,7 @@ class EngineDevice:
         name: name of the placement.
         thread: the thread that dispatches the jobs.
         parameters: arrays that stay on the device until it is closed, such as the weights of a model.
-        functions: calls of `devices.actor`, which belong to no node.
+        functions: the calls of each `devices.actor`, which belong to no node.
         busy: the queues with calls that wait.
         running: jobs that the device holds.
     """
@@ -503,12 +505,11 @@ class EngineDevice:
         self.loop = loop
         self.thread = THREADS.acquire(placement)
         self.parameters = PlacedParameters()
-        self.functions = SingleCallQueue("devices.actor", self)
+        self.functions: WeakKeyDictionary[object, SingleCallQueue] = WeakKeyDictionary()
         self.busy: dict[CallQueue, None] = {}
         self.running = 0
         self.is_closed = False
-        self._window = window
-        self._window_bytes = window_bytes
+        self._window, self._window_bytes = window, window_bytes
         self._held_bytes = 0
         self._served = 0.0  # `served` of the queue that was served last
         self.will_look = False

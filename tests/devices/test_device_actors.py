@@ -133,6 +133,21 @@ async def test_functions_and_nodes_of_an_engine_take_turns() -> None:
         await asyncio.gather(*calls)
 
 
+@pytest.mark.parametrize("donated", [(), (0,)])
+async def test_actors_on_one_device_take_turns(donated: tuple[int, ...]) -> None:
+    gate = Gate()
+    busy, other = (devices.actor("cpu").bind(gate.pass_through, donate_argnums=donated) for _ in range(2))
+    calls = [asyncio.ensure_future(busy(np.full(1, number, np.float32))) for number in range(60)]
+    await gate.entered()
+    calls += [asyncio.ensure_future(other(np.full(1, -number, np.float32))) for number in (1, 2)]
+    await asyncio.sleep(0)
+    gate.open()
+    await asyncio.gather(*calls)
+    # What the device held already comes before them, and then they take turns.
+    assert max(gate.values.index([-number]) for number in (1, 2)) <= 20
+    assert [one for one in gate.values if one[0] >= 0] == [[number] for number in range(60)]
+
+
 async def test_what_functions_take_from_the_host_is_bounded_in_bytes() -> None:
     gate = Gate()
     device = devices.actor("cpu")

@@ -464,6 +464,11 @@ MORE_MUTANTS = [
         "tests/runtime/test_own_loop_streams.py::test_a_loop_waits_for_room_as_long_as_it_says",
     ),
     Mutant(
+        "device actors take turns",
+        "devices/device_pool.py", "self._owner = device, owner", "self._owner = device, DevicePool",
+        "tests/devices/test_device_actors.py::test_actors_on_one_device_take_turns",
+    ),
+    Mutant(
         "shapes that were announced are no recompilations",
         "devices/recompilation.py", "in self._announced:", "in ():",
         "tests/devices/test_device_actors.py::test_shapes_that_were_announced_are_compiled_before_and_are_no_recompilations",
