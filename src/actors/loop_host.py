@@ -3,7 +3,7 @@
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable, Iterable
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AbstractContextManager, AsyncExitStack, aclosing, nullcontext
 from types import TracebackType
 from typing import (
     TYPE_CHECKING,
@@ -28,7 +28,7 @@ from .._errors import (
     PenstockError,
     with_cause,
 )
-from ..telemetry import logs
+from ..telemetry import logs, spans
 from ..telemetry.counters import Figure
 from . import current
 from .accepted import OptionRule, check
@@ -389,6 +389,7 @@ class LoopHost:
         """
         self._unsettled[work] = None
         work.on_over = self._forget
+        work.wait = spans.waiting()  # a sampled item comes this way, and never by `submit_nowait`
         try:
             await self.inbox.put(work)
         except InboxClosed:
@@ -591,6 +592,19 @@ class Reporter:
         for name, value in figures.items():
             check(name, value, _FIGURE, "report(")
         told_by(self).update(figures)
+
+    def step_span(self, works: "Iterable[Work[Any, Any] | StreamWork[Any, Any]]", /) -> AbstractContextManager[None]:
+        """Have a span around a step of the loop, in a trace of its own: `with self.step_span(works):`.
+
+        The span is linked to the items in the step, as that of a batch on a device is. What the step calls on a device
+        is inside of the span. There is none if no item is sampled.
+
+        Args:
+            works: the items that are in the step.
+        """
+        items = [*works]
+        waits = [wait for work in items if (wait := getattr(work, "wait", None)) is not None]
+        return spans.of_step(type(self).__name__, waits, len(items)) if waits else nullcontext()
 
 
 def told_by(instance: object) -> dict[str, float]:

@@ -14,6 +14,7 @@ from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer, plain_error
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.durations import DepthWatch
+    from ..telemetry.spans import DeviceWait
 
 
 # Work: the items that an actor takes out of its inbox, and settles.
@@ -224,16 +225,18 @@ class AnyRequest(Generic[In]):
         arrived_at: when it began to wait for a batch, in the loop's time; nothing before that.
         batch: the batch that it is handled in, which is told when its caller leaves; None without one.
         cost: its part of the `max_cost` of a batch; nothing without such a limit.
+        wait: the span of its item, for the steps of the loop; None, or nothing, if that is not sampled.
         group: None: any requests of one actor may be in one batch.
     """
 
     __slots__ = (
         "_callbacks", "_cancelled", "_settled", "arrived_at", "batch", "cost", "deadline", "key", "on_over", "priority",
-        "runs", "taken", "value",
+        "runs", "taken", "value", "wait",
     )  # fmt: skip
 
     arrived_at: float
     cost: float
+    wait: "DeviceWait | None"
     group = None
 
     _public_name: ClassVar[str] = "Work"  # the class that the author of the actor knows, for the repr

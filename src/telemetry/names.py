@@ -14,6 +14,7 @@ RUN = "penstock.run"
 STREAM = "penstock.stream"
 BATCH = "penstock.batch"
 DEVICE_CALL = "penstock.device_call"
+STEP = "penstock.step"
 COMPILE = "penstock.compile"
 TRANSFER = "penstock.transfer"
 

@@ -524,6 +524,19 @@ def waiting() -> DeviceWait | None:
     return DeviceWait(span) if span.is_recording() else None
 
 
+@contextmanager
+def of_step(actor: str, waits: Sequence[DeviceWait], items: int) -> Generator[None, None, None]:
+    """Have a span around a step of an actor that owns its loop: the root of a trace, linked to the sampled items in it.
+
+    A stream may be in thousands of steps, so its own trace has none of them, and its span no links to them.
+    """
+    links = [Link(wait.span.get_span_context()) for wait in waits[:MAX_LINKS]]
+    attributes: dict[str, AttributeValue] = {names.NODE: actor, names.BATCH_ITEMS: items}
+    root = trace.set_span_in_context(INVALID_SPAN)
+    with trace.use_span(start(f"{names.STEP} {actor}", root, attributes, links=links), end_on_exit=True):
+        yield
+
+
 class JobSpan:
     """The span of one job of a device, from the moment at which the thread of the device takes it until it is ready.
 

@@ -544,3 +544,67 @@ async def test_leaving_a_stream_of_generators_early_detaches_nothing(
     assert {parent_of(span) for span in tracing.named("fetch")} == {id_of(step)}
     assert "detach" not in caplog.text
     assert "ended span" not in caplog.text
+
+
+@ps.node
+class Steps(ps.StreamActor[int, int]):
+    """Counts up to each item, in steps of all that are there, each of which waits for something."""
+
+    async def loop(self, inbox: ps.Inbox[ps.StreamWork[int, int]], /) -> None:
+        active: dict[ps.StreamWork[int, int], int] = {}
+        while True:
+            for work in inbox.take_nowait(8) if active else [await inbox.get()]:
+                active[work] = 0
+            with self.step_span(active):
+                await asyncio.sleep(0)
+                with trace.get_tracer(names.INSTRUMENTATION).start_as_current_span("inner"):
+                    for work, count in active.items():
+                        work.put_nowait(count)
+                        active[work] = count + 1
+            for work in [work for work, count in active.items() if count == work.value]:
+                work.finish()
+                del active[work]
+
+
+async def test_steps_of_a_loop_are_traces_of_their_own_with_links_to_the_items_in_them(tracing: Tracing) -> None:
+    steps = ps.graph(Steps())
+
+    async def read(count: int) -> list[int]:
+        async with service.stream(steps(count)) as parts:
+            return [part async for part in parts]
+
+    async with engine.deploy(steps) as service:
+        assert await asyncio.gather(read(3), read(3)) == [[0, 1, 2]] * 2
+        tracing.sampler.is_on = False
+        assert await read(2) == [0, 1]
+    found = tracing.named("penstock.step Steps")
+    items = {id_of(span) for span in tracing.named("Steps")}
+    assert len(items) == 2
+    assert {parent_of(step) for step in found} == {None}
+    assert {link.context.span_id for step in found for link in step.links} == items
+    assert sum(attributes_of(step)[names.BATCH_ITEMS] for step in found) == 6
+    assert {attributes_of(step)[names.NODE] for step in found} == {"Steps"}
+    assert {parent_of(inner) for inner in tracing.named("inner")} == set(map(id_of, found))
+    for span in tracing.named("Steps"):
+        assert not span.links
+
+
+@ps.node
+class Totals(ps.Actor[int, int]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+        while True:
+            works = [await inbox.get(), *inbox.take_nowait(7)]
+            with self.step_span(works):
+                await asyncio.sleep(0)
+                for work in works:
+                    with work:
+                        work.finish(6 // work.value)
+
+
+async def test_a_step_of_single_results_is_linked_to_their_items(tracing: Tracing) -> None:
+    totals = ps.graph(Totals())
+    async with engine.deploy(totals) as service:
+        assert await asyncio.gather(*(service(n) for n in (1, 2, 3))) == [6, 3, 2]
+    [step] = tracing.named("penstock.step Totals")
+    assert {link.context.span_id for link in step.links} == {id_of(span) for span in tracing.named("Totals")}
+    assert attributes_of(step)[names.BATCH_ITEMS] == len(step.links) == 3
