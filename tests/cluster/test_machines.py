@@ -1,0 +1,72 @@
+"""Machines that fail: each test runs a scenario of `machines.py` on local raylets, in a process of its own."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cluster.machines import SCENARIOS
+
+pytest.importorskip("ray", reason='needs Ray: pip install "penstock[ray]"')
+ROOT = Path(__file__).parents[2]
+QUICK = ["a_killed_raylet_fails_what_had_begun_there_and_nothing_else", "no_byte_of_an_array_passes_the_driver"]
+CUTS = [name for name in SCENARIOS if name.startswith("a_link_that_is_cut")]
+ENDS = "a_killed_head_ends_the_driver"
+OTHERS = [name for name in SCENARIOS if name not in (*QUICK, *CUTS, ENDS)]
+
+
+def run(name: str, folder: Path, *, arrays: int = 6) -> tuple[int, str]:
+    """Runs a scenario; returns its exit status and what it has written. Whatever it leaves behind is killed."""
+    log = folder / "log"
+    with log.open("w") as output:  # no pipe: processes of Ray may keep that open for a while
+        program = [sys.executable, "-m", "tests.cluster.machines", name, str(folder)]
+        environment = {**os.environ, "PENSTOCK_TEST_ARRAYS": str(arrays)}
+        running = subprocess.Popen(
+            program, cwd=ROOT, env=environment, stdout=output, stderr=output, start_new_session=True
+        )
+        try:
+            status = running.wait(85)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(running.pid, signal.SIGKILL)
+            running.wait()
+    return status, log.read_text()
+
+
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", [*QUICK, *[pytest.param(name, marks=pytest.mark.long) for name in OTHERS]])
+def test_what_becomes_of_calls(name: str, tmp_path: Path) -> None:
+    status, told = run(name, tmp_path)
+    assert (tmp_path / "done").exists(), told[-4000:]
+    assert not status
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_no_byte_of_80_arrays_passes_the_driver(tmp_path: Path) -> None:
+    status, told = run("no_byte_of_an_array_passes_the_driver", tmp_path, arrays=40)
+    assert not status, told[-4000:]
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+def test_a_driver_without_its_head_is_ended_by_ray(tmp_path: Path) -> None:
+    status, told = run(ENDS, tmp_path)
+    assert status == 1, told[-4000:]
+    assert "GCS may have been killed" in told
+
+
+@pytest.mark.long
+@pytest.mark.timeout(240)
+@pytest.mark.parametrize("name", CUTS)
+def test_a_link_that_is_cut(name: str, tmp_path: Path) -> None:
+    if os.geteuid() or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root, and the program `ip` of iproute2")
+    status, told = run(name, tmp_path)
+    assert (tmp_path / "done").exists(), told[-4000:]
+    assert not status
