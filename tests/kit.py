@@ -5,13 +5,15 @@ import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator
 from contextlib import contextmanager
 from functools import partial, wraps
-from typing import Any, ParamSpec, Self, TypeVar
+from typing import Any, Literal, ParamSpec, Self, TypeVar
 
 import penstock as ps
 from penstock import testing
 
 P = ParamSpec("P")
 T = TypeVar("T")
+Scheduler = Literal["actors", "parallel", "wave", "sequential"]
+SCHEDULERS: list[Scheduler] = ["actors", "parallel", "wave", "sequential"]
 
 
 def virtual(test: Callable[P, Coroutine[Any, Any, None]]) -> Callable[P, None]:
@@ -49,6 +51,15 @@ def added(x: int) -> int:
 async def numbers(count: int) -> AsyncIterator[int]:
     for number in range(count):
         yield number
+
+
+@ps.node
+async def slow_to_leave(x: int) -> int:
+    try:
+        await asyncio.Event().wait()
+    finally:
+        await asyncio.sleep(1)
+    return x
 
 
 class Gauge:

@@ -58,8 +58,7 @@ async def test_what_was_prefetched_is_not_counted() -> None:
             await asyncio.sleep(0)
             yield [number]
 
-    of = ps.graph(prefetched)
-    async with engine.stream(of(60)) as stream:
+    async with engine.stream(ps.graph(prefetched)(60)) as stream:
         await testing.wait_quiescent()  # it is full, and the generator has one more
         found = await data.benchmark(stream, warmup_items=1, items=20, repeats=1)
         assert found.runs[0].uncounted >= 17

@@ -119,8 +119,7 @@ async def test_a_node_without_batch_is_tried_as_if_it_had_one_and_stays_as_it_is
     assert plan.node == "summed"
     assert len(plan.tried) > 2
 
-    of = ps.graph(summed)
-    assert float(await engine.run(of(ROW + 1))) == WIDTH
+    assert float(await engine.run(ps.graph(summed)(ROW + 1))) == WIDTH
     assert summed.batch_statistics().batches == 0
 
 

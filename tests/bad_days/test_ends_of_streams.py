@@ -306,10 +306,8 @@ async def test_an_exception_that_refuses_attributes_reaches_the_caller() -> None
     async def find(key: str) -> str:
         raise NotFoundError(key)
 
-    graph = ps.graph(find)
-
     with pytest.raises(NotFoundError):
-        await engine.run(graph("a"))
+        await engine.run(ps.graph(find)("a"))
 
 
 def test_a_timeout_that_could_never_fire_is_refused() -> None:

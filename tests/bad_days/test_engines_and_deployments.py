@@ -259,9 +259,7 @@ async def test_ready_says_how_the_start_ended() -> None:
 
     database = Database()
 
-    asking = ps.graph(database)
-
-    service = engine.deploy(asking)
+    service = engine.deploy(ps.graph(database))
     waiting = asyncio.create_task(service.wait_ready())
     with pytest.raises(ConnectionError, match="no database") as raised:
         await service.__aenter__()

@@ -204,9 +204,7 @@ async def test_a_node_that_swallows_cancellation_holds_its_place_and_not_its_cal
                 continue
         return x
 
-    graph = ps.graph(stubborn)
-
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(ps.graph(stubborn)) as service:
         first = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         first.cancel()
@@ -561,10 +559,8 @@ async def test_what_ends_the_program_is_not_skipped_retried_or_replaced(error: t
         attempts.append(x)
         raise error
 
-    graph = ps.graph(stop)
-
     try:
-        async with engine.stream([graph(1)], on_error="skip") as stream:
+        async with engine.stream([ps.graph(stop)(1)], on_error="skip") as stream:
             assert [x async for x in stream] == ["never"]
     except error:
         pass
@@ -581,9 +577,7 @@ async def test_cancelled_frames_behind_a_handler_that_takes_long_free_their_plac
         await release.wait()
         return x
 
-    graph = ps.graph(slow)
-
-    async with engine.deploy(graph, max_in_flight=8) as service:
+    async with engine.deploy(ps.graph(slow), max_in_flight=8) as service:
         first = asyncio.create_task(service(0))
         await testing.wait_quiescent()
         behind = [asyncio.create_task(service(x)) for x in range(1, 5)]

@@ -112,15 +112,12 @@ async def test_a_timeout_while_a_thread_is_busy_releases_the_caller_and_keeps_th
 
     impatient = block.with_policy(timeout_seconds=0.02)  # both share the place
 
-    blocking = ps.graph(impatient)
-    patient = ps.graph(block)
-
     async with engine.Engine() as own:
         with pytest.raises(ps.NodeTimeoutError, match="'block'"):
-            await own.run(blocking(1))
+            await own.run(ps.graph(impatient)(1))
         await blocked.began.wait()
         assert blocked.returned == []
-        second = asyncio.create_task(own.run(patient(2)))
+        second = asyncio.create_task(own.run(ps.graph(block)(2)))
         await testing.wait_quiescent()
         assert log == [1]  # the thread is still in the node, and counts in its limit
         blocked.release.set()
@@ -132,9 +129,7 @@ async def test_a_caller_that_leaves_a_busy_thread_is_released_and_the_end_of_the
     blocked = Blocked()
     block = ps.node(runs_on="thread", name="block")(blocked.__call__)
 
-    blocking = ps.graph(block)
-
-    async with engine.deploy(blocking) as service:
+    async with engine.deploy(ps.graph(block)) as service:
         call = asyncio.create_task(service(1))
         await blocked.began.wait()
         call.cancel()
@@ -204,10 +199,9 @@ async def test_a_job_that_no_thread_has_begun_is_withdrawn_when_its_stream_ends(
         return blocked(x)
 
     quickly = ps.graph(quick)
-    blocking = ps.graph(block)
 
     async with engine.Engine(max_workers=1) as own:
-        busy = asyncio.create_task(own.run(blocking(1)))
+        busy = asyncio.create_task(own.run(ps.graph(block)(1)))
         await blocked.began.wait()
         async with own.stream([quickly(1)]):
             await testing.wait_quiescent()

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import data, engine, testing
-from tests.kit import virtual
+from tests.kit import SCHEDULERS, Scheduler, virtual
 
 
 @ps.node
@@ -345,11 +345,8 @@ def test_a_limited_node_that_a_split_needs_twice_is_refused() -> None:
         engine.plan(both)
 
 
-SCHEDULERS: list[Literal["actors", "parallel", "wave", "sequential"]] = ["actors", "parallel", "wave", "sequential"]
-
-
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_every_scheduler_opens_them(scheduler: Literal["actors", "parallel", "wave", "sequential"]) -> None:
+async def test_every_scheduler_opens_them(scheduler: Scheduler) -> None:
     async with engine.stream(joined(40), scheduler=scheduler) as values:
         assert [value async for value in values] == [(number, -number) for number in range(40)]
 
@@ -414,7 +411,7 @@ async def read_together(limit: int) -> int:
 )
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_a_scheduler_that_begins_one_reader_only_behind_another_is_refused(
-    graph: ps.Graph[[int], Any], schedulers: str, scheduler: Literal["actors", "parallel", "wave", "sequential"]
+    graph: ps.Graph[[int], Any], schedulers: str, scheduler: Scheduler
 ) -> None:
     async def call() -> None:
         async with asyncio.timeout(10):

@@ -83,8 +83,7 @@ async def test_a_side_effect_of_python_happens_with_the_trace_and_not_with_the_c
         seen.append(x)
         return x + 1
 
-    of = ps.graph(counted)
-    async with engine.deploy(of) as service:  # documented, not detected
+    async with engine.deploy(ps.graph(counted)) as service:  # documented, not detected
         assert [float(await service(np.float32(n))) for n in range(3)] == [1, 2, 3]
     assert len(seen) == 1
 
@@ -121,9 +120,8 @@ async def test_with_debug_nans_only_the_items_of_a_batch_fail_that_have_some() -
     def logarithm(x: jax.Array) -> jax.Array:
         return jnp.log(x)
 
-    of = ps.graph(logarithm)
     with debug_nans():
-        async with engine.deploy(of) as service:
+        async with engine.deploy(ps.graph(logarithm)) as service:
             results = await asyncio.gather(
                 *(service(np.float32(-1 if n in (2, 5) else 1)) for n in range(8)), return_exceptions=True
             )
@@ -144,9 +142,8 @@ async def test_shapes_without_end_are_explained_warned_of_once_and_bounded(few_p
     def total(x: jax.Array) -> jax.Array:
         return x.sum()
 
-    of = ps.graph(total)
     with structlog.testing.capture_logs() as logs:
-        async with engine.deploy(of) as service:
+        async with engine.deploy(ps.graph(total)) as service:
             for length in range(1, 21):
                 assert float(await service(np.ones(length, np.float32))) == length
     statistics = total.compile_statistics()
@@ -168,11 +165,9 @@ async def test_what_is_no_array_names_the_node_and_the_argument() -> None:
     def batched(x: jax.Array) -> jax.Array:
         return x * 2
 
-    of = ps.graph(alone)
-    of_batch = ps.graph(batched)
     with pytest.raises(TypeError, match="node 'alone': x is an array of <U1"):
-        await engine.run(of(np.array(["a"])))
-    async with engine.deploy(of_batch) as service:
+        await engine.run(ps.graph(alone)(np.array(["a"])))
+    async with engine.deploy(ps.graph(batched)) as service:
         results = await asyncio.gather(
             service(np.ones(2, np.float32)), service(np.array(["a"])), service(object()), return_exceptions=True
         )
@@ -361,9 +356,8 @@ async def test_an_unready_error_that_a_caller_passes_to_a_batch_fails_its_item_a
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    of = ps.graph(doubled)
     device = devices.actor("cpu")
-    async with engine.deploy(of) as service:
+    async with engine.deploy(ps.graph(doubled)) as service:
         bad = await device.run(
             refusing, await device.run(negative, np.ones(LARGE, np.float32), ready=False), ready=False
         )

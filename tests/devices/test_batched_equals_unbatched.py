@@ -250,10 +250,8 @@ async def test_an_item_that_is_unlike_the_one_before_is_taken_for_what_it_is(usu
 
     node = ps.device_node(device="cpu", batch=devices.DeviceBatch(8, buckets=(8,)))(doubled)
 
-    called = ps.graph(node)
-
     items = [usual, *[one for number, unlike in enumerate(UNLIKE) for one in (unlike, usual + number)]]
-    async with engine.deploy(called) as service:
+    async with engine.deploy(ps.graph(node)) as service:
         await service(usual)
         for item, found in zip(items, await asyncio.gather(*map(service, items)), strict=True):
             alone = jax.jit(doubled)(item)

@@ -273,9 +273,7 @@ async def test_a_batch_of_an_impure_function_is_not_run_again() -> None:
     def written(x: jax.Array) -> jax.Array:
         return jax.pure_callback(refuse, jax.ShapeDtypeStruct(x.shape, x.dtype), x, vmap_method="broadcast_all")
 
-    of = ps.graph(written)
-
-    async with engine.deploy(of) as service:
+    async with engine.deploy(ps.graph(written)) as service:
         results = await asyncio.gather(*(service(row(n)) for n in range(8)), return_exceptions=True)
     assert all("never" in str(result) for result in results)
     assert len({id(result) for result in results}) == 8  # each has its own, with its own notes
@@ -311,9 +309,7 @@ async def test_a_batch_that_does_not_fit_is_halved_and_the_limit_remembered(
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    of = ps.graph(doubled)
-
-    async with engine.deploy(of) as service:
+    async with engine.deploy(ps.graph(doubled)) as service:
         with little_memory(monkeypatch, 4, late=late) as sizes:
             for _ in range(2):
                 results = await asyncio.gather(*(service(row(n)) for n in range(16)))
@@ -371,9 +367,7 @@ async def test_an_item_that_fails_in_a_batch_that_did_not_fit_fails_alone(monkey
     def checked(x: jax.Array) -> jax.Array:
         return refusing_negative(x)
 
-    of = ps.graph(checked)
-
-    async with engine.deploy(of) as service:
+    async with engine.deploy(ps.graph(checked)) as service:
         with little_memory(monkeypatch, 4, late=False):
             results = await asyncio.gather(
                 *(service(row(-1 if n in (5, 6, 12) else n)) for n in range(16)), return_exceptions=True
@@ -387,8 +381,6 @@ async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit() -> None:
     def checked(x: jax.Array) -> jax.Array:
         return refusing_negative(x)
 
-    of = ps.graph(checked)
-
     sizes: list[int] = []
 
     def call(args: Any) -> None:
@@ -396,7 +388,7 @@ async def test_a_batch_that_failed_is_tried_again_in_parts_that_fit() -> None:
         if len(sizes) > 1 and sizes[-1] > 2:  # there was room for the first one
             refuse_memory()
 
-    async with engine.deploy(of) as service:
+    async with engine.deploy(ps.graph(checked)) as service:
         with each_call(call):
             calls = [service(row(-1 if n == 5 else n)) for n in range(8)]
             results = await asyncio.gather(*calls, return_exceptions=True)
@@ -409,8 +401,6 @@ async def test_what_is_too_large_is_remembered_of_its_own_kind_only() -> None:
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    of = ps.graph(doubled)
-
     shapes: list[tuple[int, ...]] = []
 
     def call(args: Any) -> None:
@@ -419,7 +409,7 @@ async def test_what_is_too_large_is_remembered_of_its_own_kind_only() -> None:
             refuse_memory()
 
     with each_call(call):
-        async with engine.deploy(of) as service:
+        async with engine.deploy(ps.graph(doubled)) as service:
             for _ in range(2):
                 large = [service(np.zeros(length, np.float32)) for length in (400, 400, 400, 400, 1000)]
                 results = await asyncio.gather(*large, return_exceptions=True)
@@ -440,9 +430,7 @@ async def test_one_item_that_does_not_fit_fails_with_its_sizes(
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    of = ps.graph(doubled)
-
-    async with engine.deploy(of) as service:
+    async with engine.deploy(ps.graph(doubled)) as service:
         with (
             little_memory(monkeypatch, 0, late=late),
             pytest.raises(
@@ -493,10 +481,8 @@ async def test_an_engine_is_closed_while_a_program_is_compiled() -> None:
         assert go_on.wait(20)
         return x * 2
 
-    of = ps.graph(slow_to_trace)
-
     async with engine.Engine() as own:
-        service = own.deploy(of)
+        service = own.deploy(ps.graph(slow_to_trace))
         await service.__aenter__()
         call = asyncio.ensure_future(service(row(1)))
         await tracing.wait()
@@ -550,9 +536,7 @@ async def test_the_device_gets_batches_ahead_and_no_more_than_prefetch() -> None
     def after(x: jax.Array) -> jax.Array:
         return gate.pass_through(x)
 
-    of = ps.graph(after)
-
-    async with engine.deploy(of) as service:
+    async with engine.deploy(ps.graph(after)) as service:
         calls = [asyncio.ensure_future(service(row(n))) for n in range(8)]
         await gate.entered()
         (device,) = _devices()
@@ -708,8 +692,7 @@ async def test_a_caller_who_leaves_takes_its_failure_along() -> None:
     def refusing(x: jax.Array) -> jax.Array:
         return refusing_negative(x)
 
-    graph = ps.graph(refusing)
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(ps.graph(refusing)) as service:
         await asyncio.gather(*[service(row(n)) for n in range(4)])
         (device,) = _devices()
         before = refusing.batch_statistics().batches
@@ -732,8 +715,7 @@ async def test_a_caller_who_leaves_while_failures_are_searched_is_left_out_of_wh
     def refusing(x: jax.Array) -> jax.Array:
         return gate.pass_through(refusing_negative(x))
 
-    graph = ps.graph(refusing)
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(ps.graph(refusing)) as service:
         await asyncio.gather(*[service(row(n)) for n in range(8)])
         (device,) = _devices()
         with held(device):
@@ -1082,9 +1064,7 @@ async def test_a_batch_on_a_device_is_limited_by_what_its_items_cost() -> None:
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    of = ps.graph(doubled)
-
-    async with engine.deploy(of) as service:
+    async with engine.deploy(ps.graph(doubled)) as service:
         results = await asyncio.gather(*(service(row(n)) for n in (4, 5, 3, 11, 7, -1)), return_exceptions=True)
     assert [float(r[0]) for r in results if not isinstance(r, BaseException)] == [8, 10, 6, 14]
     assert isinstance(results[3], ValueError)

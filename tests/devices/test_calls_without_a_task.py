@@ -15,6 +15,7 @@ import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.devices import dispatch, engine_device
 from penstock.testing import faults
+from tests.kit import SCHEDULERS
 
 from .gates import Gate, gated
 
@@ -158,7 +159,7 @@ async def only_a_part(x: Any) -> Any:
     return doubled(x)[0]
 
 
-@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_the_result_carries_the_call_on_to_what_follows(scheduler: Any) -> None:
     async def run(graph: Any, x: Any) -> Any:
         return await own.run(graph(x), scheduler=scheduler)

@@ -72,10 +72,8 @@ async def test_a_function_runs_in_the_engine_that_runs_its_node(node: Any, insid
         assert not _open_pools()
         return result
 
-    outer = ps.graph(run_in_another)
-
     async with engine.Engine() as own:
-        assert await own.run(outer(5) if inside else of(5)) == -5
+        assert await own.run(ps.graph(run_in_another)(5) if inside else of(5)) == -5
         assert len(_open_pools()) == (0 if inside else 1)
     assert not _open_pools()  # that of the default Engine would be
 
@@ -93,10 +91,8 @@ async def test_a_task_that_outlives_the_engine_gets_an_error() -> None:
         tasks.append(asyncio.create_task(late()))
         return number
 
-    of = ps.graph(start)
-
     async with engine.Engine() as own:
-        await own.run(of(1))
+        await own.run(ps.graph(start)(1))
     closed.set()
     with pytest.raises(ps.EngineClosedError):
         await tasks[0]
@@ -396,12 +392,10 @@ async def test_a_call_like_the_last_one_needs_no_signature(monkeypatch: pytest.M
     def node_step(state: Any, x: Any) -> Any:
         return bound_step(state, x)
 
-    graph = ps.graph(node_step)
-
     step = devices.actor("cpu").bind(bound_step, donate_argnums=(0,), ready=False)
     state: Any = {"a": jnp.ones(3), "b": [jnp.ones(()), jnp.ones((2, 2))]}
     other: Any = jax.tree.map(jnp.copy, state)
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(ps.graph(node_step)) as service:
         for number in range(20):
             if number == 3:
                 looked_at.clear()

@@ -80,8 +80,7 @@ async def test_nothing_of_a_call_happens_on_the_event_loop() -> None:
         threads.add(threading.current_thread())
         return jax.pure_callback(compute, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
-    of = ps.graph(traced)
-    assert np.asarray(await engine.run(of(np.zeros(2, np.float32)))).tolist() == [1, 1]
+    assert np.asarray(await engine.run(ps.graph(traced)(np.zeros(2, np.float32)))).tolist() == [1, 1]
     assert threads
     assert threading.main_thread() not in threads
 
@@ -137,8 +136,7 @@ async def test_calls_of_many_callers_run_as_batches() -> None:
     def scaled(x: jax.Array) -> jax.Array:
         return x * 3
 
-    of = ps.graph(scaled)
-    async with engine.deploy(of, max_in_flight=64) as service:
+    async with engine.deploy(ps.graph(scaled), max_in_flight=64) as service:
         results = await asyncio.gather(*(service(np.full(4, number, np.float32)) for number in range(64)))
     assert [np.asarray(result).tolist() for result in results] == [[3.0 * n] * 4 for n in range(64)]
     assert scaled.compile_statistics().programs <= 2
@@ -512,9 +510,8 @@ async def test_donation_and_failover_are_refused_together() -> None:
     def donates(x: Any) -> Any:
         return x
 
-    wrong = ps.graph(donates)
     with pytest.raises(ps.PlanError, match=r"failover= and donate=True.*leave out one of both"):
-        await engine.run(wrong(np.ones(2)))
+        await engine.run(ps.graph(donates)(np.ones(2)))
 
 
 async def test_an_array_without_rows_cannot_be_mapped_over() -> None:

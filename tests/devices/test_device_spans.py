@@ -64,9 +64,7 @@ async def test_a_batch_is_linked_to_the_first_128_of_its_items_and_says_how_many
     def double(x: float) -> jnp.ndarray:
         return jnp.asarray(x) * 2
 
-    doubled = ps.graph(double)
-
-    async with engine.deploy(doubled, max_in_flight=200) as service:
+    async with engine.deploy(ps.graph(double), max_in_flight=200) as service:
         results = await asyncio.gather(*(service(float(x)) for x in range(200)))
     assert [float(x) for x in results] == [2.0 * x for x in range(200)]
     batch = tracing.one("penstock.batch double")
@@ -89,9 +87,7 @@ async def test_an_unsampled_item_opens_no_span_for_its_batch_and_one_for_itself_
     def double(x: float) -> jnp.ndarray:
         return jnp.asarray(x) * 2
 
-    doubled = ps.graph(double)
-
-    async with engine.deploy(doubled) as service:
+    async with engine.deploy(ps.graph(double)) as service:
         tracing.sampler.is_on = False
         await asyncio.gather(service(1.0), service(2.0))
         assert tracing.spans() == ()
@@ -109,9 +105,7 @@ async def test_a_batch_that_is_searched_for_the_failing_item_has_a_span_for_each
     def double(x: float) -> jnp.ndarray:
         raise ValueError("never")
 
-    doubled = ps.graph(double)
-
-    async with engine.deploy(doubled) as service:
+    async with engine.deploy(ps.graph(double)) as service:
         results = await asyncio.gather(service(1.0), service(2.0), return_exceptions=True)
     assert [type(result) for result in results] == [ValueError, ValueError]
     for name in ("penstock.batch double", "penstock.compile double"):

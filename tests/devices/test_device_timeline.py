@@ -59,10 +59,8 @@ async def test_a_slice_of_a_batch_tells_its_padding() -> None:
     def alone(x: jax.Array) -> jax.Array:
         return x * 3
 
-    of = ps.graph(alone)
-
     with telemetry.profile() as profile:
-        await engine.run(of(np.ones(3, np.float32)))
+        await engine.run(ps.graph(alone)(np.ones(3, np.float32)))
     assert [(one.items, one.rows, one.padding_share) for one in of_kind(profile, "compute")] == [(1, 4, 0.75)]
 
 
@@ -162,10 +160,8 @@ async def test_an_error_on_a_device_reaches_its_caller_while_a_profile_is_taken(
     def broken(x: jax.Array) -> jax.Array:
         raise ArithmeticError("no")
 
-    of = ps.graph(broken)
-
     with telemetry.profile() as profile, pytest.raises(ArithmeticError):
-        await engine.run(of(np.ones(2, np.float32)))
+        await engine.run(ps.graph(broken)(np.ones(2, np.float32)))
     assert of_kind(profile, "compute") == []
     assert len(of_kind(profile, "compile")) == 1
 
@@ -186,11 +182,9 @@ async def test_nothing_is_kept_while_no_profile_is_taken() -> None:
     def plain(x: jax.Array) -> jax.Array:
         return x + 1
 
-    of = ps.graph(plain)
-
     with telemetry.profile() as profile:
         pass
-    await engine.run(of(np.ones(2, np.float32)))
+    await engine.run(ps.graph(plain)(np.ones(2, np.float32)))
     assert profile.timeline.device_slices == ()
 
 

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 import penstock as ps
 from penstock import devices, engine
 from tests.devices.gates import Gate
+from tests.kit import SCHEDULERS
 
 MATRIX = np.arange(12, dtype=np.float32).reshape(3, 4) + 1
 
@@ -233,7 +234,7 @@ async def test_the_result_of_a_region_and_of_an_einsum() -> None:
     await same_as_plain_python(product, MATRIX)
 
 
-@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_under_every_scheduler_in_streams_and_in_services(scheduler: Any) -> None:
     @ps.graph
     async def of(x: Any) -> Any:

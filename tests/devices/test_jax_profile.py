@@ -63,8 +63,6 @@ async def test_compilations_are_named_after_nodes(tmp_path: Path) -> None:
     def fresh(x: jax.Array) -> jax.Array:
         return x - 1
 
-    of = ps.graph(fresh)
-
     with jax.profiler.trace(str(tmp_path)):
-        await engine.run(of(np.ones(3, np.float32)))
+        await engine.run(ps.graph(fresh)(np.ones(3, np.float32)))
     assert len(annotations(tmp_path)["compile profiled_alone"]) == 1

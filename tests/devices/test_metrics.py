@@ -41,10 +41,8 @@ async def test_batches_of_a_node_that_is_gone_still_count(collected: Collected) 
         def brief(x: jax.Array) -> jax.Array:
             return x + 1
 
-        briefly = ps.graph(brief)
-
         async with engine.Engine() as own:
-            await own.run(briefly(rows(2)))
+            await own.run(ps.graph(brief)(rows(2)))
 
     await run()
     gc.collect()
@@ -59,9 +57,7 @@ async def test_batches_tell_their_size_and_their_padding(collected: Collected) -
     def batched(x: jax.Array) -> jax.Array:
         return gate.pass_through(x) + 1
 
-    batches = ps.graph(batched)
-
-    async with engine.Engine() as own, own.deploy(batches) as service:
+    async with engine.Engine() as own, own.deploy(ps.graph(batched)) as service:
         gate.open()
         await service(rows(2))
         gate.close()

@@ -181,10 +181,8 @@ async def test_a_pytree_that_makes_its_arrays_when_it_is_flattened_shares_no_bat
     def picked(scaled: Any, index: Any) -> Any:
         return scaled.factor[index]
 
-    look_up = ps.graph(picked)
-
     factors = [1, 2, 3, 4] * 4
-    async with engine.deploy(look_up) as service:
+    async with engine.deploy(ps.graph(picked)) as service:
         found = await asyncio.gather(*[service(Scaled(factor), IDS[0]) for factor in factors])
     assert as_lists(found) == [(TABLE[2] * factor).tolist() for factor in factors]
 
@@ -206,9 +204,7 @@ async def test_a_table_that_is_changed_in_place_is_read_anew() -> None:
 async def test_shared_arguments_are_compiled_before_the_first_call() -> None:
     node = node_of(shared=("table",), sample_input=(TABLE, IDS[0]))
 
-    look_up = ps.graph(node)
-
-    async with engine.deploy(look_up, warmup=True) as service:
+    async with engine.deploy(ps.graph(node), warmup=True) as service:
         warm = node.compile_statistics()
         await service(TABLE, IDS[0])
     assert (warm.programs, node.compile_statistics().programs) == (2, 2)

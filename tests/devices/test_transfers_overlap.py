@@ -51,10 +51,8 @@ async def test_the_next_item_is_transferred_while_the_present_one_computes(
     def doubled(x: jax.Array) -> jax.Array:
         return x * 2
 
-    of = ps.graph(doubled)
-
     with telemetry.profile() as profile, each_call(then=in_flight.note):
-        async with engine.deploy(of) as service:
+        async with engine.deploy(ps.graph(doubled)) as service:
 
             async def item(number: int) -> None:
                 assert float((await service(np.full(2, number, np.float32)))[0]) == 2 * number

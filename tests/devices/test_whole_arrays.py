@@ -126,9 +126,7 @@ async def test_the_program_of_a_chunk_is_compiled_at_warmup() -> None:
     encode = ps.device_node(sample_input=(X[0], W))(score)
     chunked = encode.vmap((0, None), batch_size=4)
 
-    graph = ps.graph(chunked)
-
-    async with engine.deploy(graph, warmup=True) as service:
+    async with engine.deploy(ps.graph(chunked), warmup=True) as service:
         assert chunked.compile_statistics().programs == 1
         same(await service(X, W), jax.vmap(score, (0, None))(X, W))
     assert chunked.compile_statistics().programs == 1

@@ -336,14 +336,12 @@ async def test_a_deployment_whose_callers_come_back_by_themselves_shows_what_it_
         await asyncio.sleep(0.2)
         return [2 * number for number in numbers]
 
-    doubled = ps.graph(double)
-
     async def caller() -> None:
         for number in range(20):
             await service(number)
             await asyncio.sleep(0.01)
 
-    async with engine.deploy(doubled, max_in_flight=places) as service:
+    async with engine.deploy(ps.graph(double), max_in_flight=places) as service:
         await asyncio.gather(*(caller() for _ in range(places)))
         assert service.statistics().admission.calls_per_second == pytest.approx(places / 0.2, rel=0.05)
 

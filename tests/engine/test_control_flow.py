@@ -10,8 +10,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 from tests.engine.tracing import add, assert_names_line_and_remedy, collect, define, double, refusal
-
-SCHEDULERS: list[Any] = ["actors", "parallel", "wave", "sequential"]
+from tests.kit import SCHEDULERS
 
 
 @ps.node

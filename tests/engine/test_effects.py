@@ -11,6 +11,7 @@ import structlog
 import penstock as ps
 from penstock import data, engine, testing
 from tests.engine.test_plan import line_of
+from tests.kit import SCHEDULERS
 
 Body = Callable[..., Any]
 done: list[str] = []
@@ -158,7 +159,7 @@ IN_ORDER = [before_and_behind, awaited_later, in_a_comprehension, in_a_branch, i
 
 
 @pytest.mark.parametrize("body", IN_ORDER, ids=lambda body: body.__name__)
-@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_steps_come_in_the_order_of_plain_python(body: Body, scheduler: Any) -> None:
     graph = ps.graph(body)
     expected = await graph("x")

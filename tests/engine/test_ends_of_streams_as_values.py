@@ -4,17 +4,14 @@ import asyncio
 import contextlib
 import gc
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gauge, same, virtual
-
-Chosen = Literal["actors", "parallel", "wave", "sequential"]
-SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
+from tests.kit import SCHEDULERS, Gauge, Scheduler, same, virtual
 
 
 class Source:
@@ -61,7 +58,7 @@ async def read(stream: engine.Stream[int], got: list[int] | None = None) -> list
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(("capacity", "fewest"), [(1, 1), (4, 4), (16, 13)])
-async def test_a_slow_reader_holds_its_producer_back(scheduler: Chosen, capacity: int, fewest: int) -> None:
+async def test_a_slow_reader_holds_its_producer_back(scheduler: Scheduler, capacity: int, fewest: int) -> None:
     """The producer goes on once a quarter of the room is free."""
     source = Source(capacity=capacity)
     async with engine.stream(source.graph(), scheduler=scheduler) as values:
@@ -74,7 +71,7 @@ async def test_a_slow_reader_holds_its_producer_back(scheduler: Chosen, capacity
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_backpressure_passes_through_a_map_and_batches(scheduler: Chosen) -> None:
+async def test_backpressure_passes_through_a_map_and_batches(scheduler: Scheduler) -> None:
     source = Source(capacity=2)
 
     @ps.node(capacity=2)
@@ -107,7 +104,7 @@ async def test_backpressure_passes_through_a_map_and_batches(scheduler: Chosen) 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("how", ["returns", "raises"])
-async def test_a_reader_that_ends_early_closes_the_generator(scheduler: Chosen, how: str) -> None:
+async def test_a_reader_that_ends_early_closes_the_generator(scheduler: Scheduler, how: str) -> None:
     source = Source()
     kept: list[object] = []
 
@@ -163,7 +160,7 @@ async def test_the_generator_is_closed_within_its_next_step() -> None:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_an_error_is_raised_at_the_reader_in_its_turn(scheduler: Chosen) -> None:
+async def test_an_error_is_raised_at_the_reader_in_its_turn(scheduler: Scheduler) -> None:
     source = Source()
     source.fails_at = {3: ValueError("fourth")}
     got: list[int] = []
@@ -263,9 +260,7 @@ async def test_the_timeout_of_a_generator_is_until_its_first_value() -> None:
             yield number
             await asyncio.sleep(4)
 
-    graph = ps.graph(slow)
-
-    async with engine.stream(graph()) as values:
+    async with engine.stream(ps.graph(slow)()) as values:
         assert [value async for value in values] == [0, 1, 2, 3, 4]
 
 
@@ -452,9 +447,7 @@ async def test_closing_a_stream_from_one_of_its_own_nodes() -> None:
         yield 1
         await holder[0].aclose()
 
-    graph = ps.graph(closes)
-
-    values = engine.stream(graph())
+    values = engine.stream(ps.graph(closes)())
     holder.append(values)
     with pytest.raises(ps.ReentrantCallError, match="closed from inside one of its own nodes"):
         await read(values)
@@ -592,9 +585,7 @@ async def test_leaving_waits_for_a_generator_that_takes_its_time_to_close() -> N
                 await asyncio.sleep(0)
             steps.append("closed")
 
-    graph = ps.graph(careful)
-
-    async with engine.stream(graph()) as values:
+    async with engine.stream(ps.graph(careful)()) as values:
         await anext(values)
     assert steps == ["closed"]
 
@@ -629,10 +620,8 @@ async def test_a_generator_that_is_cancelled_by_something_that_it_awaits() -> No
         future.cancel()
         await future
 
-    graph = ps.graph(awaits_cancelled)
-
     with pytest.raises(ps.NodeCancelledError):
-        await read(engine.stream(graph()))
+        await read(engine.stream(ps.graph(awaits_cancelled)()))
 
 
 async def _read_some(limit: int) -> list[int]:

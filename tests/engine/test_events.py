@@ -7,16 +7,13 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import data, engine, testing
-from tests.kit import virtual
-
-Chosen = Literal["actors", "parallel", "wave", "sequential"]
-SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
+from tests.kit import SCHEDULERS, Scheduler, virtual
 
 
 @dataclass(frozen=True)
@@ -65,7 +62,7 @@ async def seen(stream: engine.EventStream[Progress, Any]) -> list[int]:
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("graph", [one, in_thread], ids=lambda graph: graph.name)
 async def test_a_reader_gets_each_event_in_order_and_then_the_result(
-    scheduler: Chosen, graph: ps.Graph[[int], int]
+    scheduler: Scheduler, graph: ps.Graph[[int], int]
 ) -> None:
     async with engine.stream(graph(50), events=Progress, scheduler=scheduler) as events:
         assert await seen(events) == list(range(50))
@@ -228,7 +225,9 @@ async def answer(count: int) -> AsyncIterator[str]:
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize("is_slow", [False, True])
-async def test_one_iterator_gives_events_and_values_in_the_order_of_the_node(scheduler: Chosen, is_slow: bool) -> None:
+async def test_one_iterator_gives_events_and_values_in_the_order_of_the_node(
+    scheduler: Scheduler, is_slow: bool
+) -> None:
     got: list[object] = []
     async with engine.stream(answer(20), events=Progress, capacity=2, scheduler=scheduler) as items:
         async for item in items:
@@ -273,9 +272,7 @@ async def test_an_error_of_the_stream_is_raised_after_the_events_before_it() -> 
         await ps.emit(Progress(2))
         raise OSError("the model is gone")
 
-    graph = ps.graph(breaks)
-
-    async with engine.stream(graph(), events=Progress) as items:
+    async with engine.stream(ps.graph(breaks)(), events=Progress) as items:
         assert [(await anext(items)).value for _ in range(3)] == [Progress(1), 1, Progress(2)]
         with pytest.raises(OSError, match="the model is gone"):
             await anext(items)
@@ -367,10 +364,8 @@ async def test_a_slow_reader_holds_back_the_node_that_emits(capacity: int | None
             await ps.emit(Progress(emitted))
             emitted += 1
 
-    graph = ps.graph(endless)
-
     bound = capacity or 16
-    async with engine.stream(graph(), events=Progress, capacity=capacity) as events:
+    async with engine.stream(ps.graph(endless)(), events=Progress, capacity=capacity) as events:
         for number in range(30):
             assert (await anext(events)).value == Progress(number)
             await testing.wait_quiescent()
@@ -410,9 +405,7 @@ async def test_a_slow_reader_holds_back_a_thread() -> None:
             ps.emit(Progress(emitted))
             emitted += 1
 
-    graph = ps.graph(endless)
-
-    async with engine.stream(graph(), events=Progress, capacity=2) as events:
+    async with engine.stream(ps.graph(endless)(), events=Progress, capacity=2) as events:
         assert (await anext(events)).value == Progress(0)
         await asyncio.to_thread(told.wait, 60)
         await testing.wait_quiescent()
@@ -597,9 +590,7 @@ async def test_what_is_emitted_after_the_outcome_is_dropped() -> None:
         ps.current()
         late.append(asyncio.create_task(tell_late()))
 
-    graph = ps.graph(starts_a_task)
-
-    async with engine.stream(graph(), events=Progress, capacity=1) as events:
+    async with engine.stream(ps.graph(starts_a_task)(), events=Progress, capacity=1) as events:
         await events.result()
         ended.set()
         await late[0]
@@ -702,9 +693,7 @@ class Endless:
                 self.ended.append("cancelled")
                 raise
 
-        graph = ps.graph(endless)
-
-        self.graph = graph
+        self.graph = ps.graph(endless)
 
 
 @pytest.mark.parametrize("how", ["leaves", "drops", "drops while it waits", "closes"])
@@ -744,15 +733,13 @@ async def test_a_read_that_is_cancelled_leaves_the_stream_open() -> None:
         await asked.wait()
         return 3
 
-    graph = ps.graph(tells)
-
     async def cancelled(read: "asyncio.Future[Any]") -> None:
         await testing.wait_quiescent()
         read.cancel()
         with pytest.raises(asyncio.CancelledError):
             await read
 
-    async with engine.stream(graph(), events=Progress) as events:
+    async with engine.stream(ps.graph(tells)(), events=Progress) as events:
         await cancelled(asyncio.ensure_future(anext(events)))
         told.set()
         assert (await anext(events)).value == Progress(1)
@@ -865,9 +852,7 @@ async def test_a_task_of_an_attempt_that_has_failed_emits_nothing_more() -> None
         await tasks[0]
         await ps.emit("second")
 
-    graph = ps.graph(leaves_a_task)
-
-    async with engine.stream(graph(), events=str) as events:
+    async with engine.stream(ps.graph(leaves_a_task)(), events=str) as events:
         assert [event.value async for event in events] == ["second"]
 
 

@@ -14,9 +14,7 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.engine import ActorStatistics
-from tests.kit import numbers, virtual
-
-SCHEDULERS: list[Literal["actors", "parallel", "wave", "sequential"]] = ["actors", "parallel", "wave", "sequential"]
+from tests.kit import SCHEDULERS, numbers, virtual
 
 
 class Refused(Exception):

@@ -209,16 +209,13 @@ async def test_items_are_counted_good_and_bad_ones_alike(on_error: OnError) -> N
 
 
 async def test_a_stream_that_fails_is_not_counted_as_given_as_well() -> None:
-    broken = ps.graph(breaks)
 
-    whole = ps.graph(count)
-
-    async with engine.stream(broken(3)) as values:
+    async with engine.stream(ps.graph(breaks)(3)) as values:
         with pytest.raises(OSError, match="the stream"):
             async for _ in values:
                 pass
         [failed] = values.statistics().actors
-    async with engine.stream(whole(3)) as values:
+    async with engine.stream(ps.graph(count)(3)) as values:
         assert [value async for value in values] == [0, 1, 2]
         [done] = values.statistics().actors
     assert (failed.completed, failed.failed, failed.success_rate) == (0, 1, 0.0)

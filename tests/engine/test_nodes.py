@@ -193,10 +193,8 @@ async def test_an_instance_that_cannot_be_opened_fails_the_scope() -> None:
 
     broken = Broken()
 
-    graph = ps.graph(broken)
-
     with pytest.raises(ConnectionError, match="refused") as caught:
-        await engine.run(graph(1))
+        await engine.run(ps.graph(broken)(1))
     assert any("Broken" in note for note in caught.value.__notes__)
 
 
@@ -225,9 +223,7 @@ def test_pickling_and_copying_an_instance(used: bool) -> None:
 async def test_a_copy_is_a_node_of_its_own(used: bool) -> None:
     original = Index("a", 5)
 
-    first = ps.graph(original)
-
-    assert not used or await engine.run(first("x")) == 6
+    assert not used or await engine.run(ps.graph(original)("x")) == 6
     shallow = copy.copy(original)
 
     @ps.graph
@@ -331,9 +327,7 @@ async def test_a_dataclass_with_slots() -> None:
 
     plain = Plain(3)
 
-    graph = ps.graph(plain)
-
-    assert await engine.run(graph(2)) == 6
+    assert await engine.run(ps.graph(plain)(2)) == 6
     assert plain == Plain(3)
     with pytest.raises(TypeError, match="__dict__"):
 

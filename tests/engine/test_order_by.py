@@ -65,9 +65,7 @@ async def test_a_thread_that_goes_on_after_its_timeout_keeps_the_key(kind: str) 
     async def run(name: str) -> str:
         return await engine.run(graph(name))
 
-    outer = ps.graph(run)
-
-    made = outer if kind == "inside" else graph
+    made = ps.graph(run) if kind == "inside" else graph
     calls = [made(name) for name in ("a0", "a1", "b0", "a2")]
     async with engine.stream(calls, ordered=False, order_by=lambda call: call.arguments[0][0]) as results:
         outcomes = results.outcomes()

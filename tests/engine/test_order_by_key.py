@@ -36,9 +36,7 @@ class Seen:
                 self.running[key] -= 1
             return name
 
-        graph = ps.graph(work)
-
-        self.graph = graph
+        self.graph = ps.graph(work)
 
     @asynccontextmanager
     async def deployed(self, places: int, per_key: int = 1, **options: Any) -> AsyncIterator[engine.Service]:

@@ -187,8 +187,6 @@ def test_what_could_not_wait_for_its_turn_is_refused() -> None:
 async def test_a_deployment_refuses_it() -> None:
     noting = Noting([])
 
-    each = ps.graph(noting)
-
     with pytest.raises(ps.PlanError, match="the calls of a deployment have no order"):
-        async with engine.deploy(each):
+        async with engine.deploy(ps.graph(noting)):
             pass

@@ -17,15 +17,13 @@ from penstock import engine
 from penstock.engine.planning import make_plan
 from penstock.engine.program import data_edges
 from tests.engine.programs import HELPERS, KINDS, Kind, Oracle, Program, is_ordered, programs, source_of
+from tests.kit import SCHEDULERS
 
 
 @pytest.fixture(autouse=True, scope="module")
 def _no_warnings_of_dead_nodes() -> Iterator[None]:
     with structlog.testing.capture_logs():
         yield
-
-
-SCHEDULERS: list[Any] = ["actors", "parallel", "wave", "sequential"]
 
 
 class Refused(Exception):

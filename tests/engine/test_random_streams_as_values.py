@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 from hypothesis import event, example, given
@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import SCHEDULERS
 
-Chosen = Literal["actors", "parallel", "wave", "sequential"]
-SCHEDULERS: list[Chosen] = ["actors", "parallel", "wave", "sequential"]
 Stage = tuple[str, int]
 
 

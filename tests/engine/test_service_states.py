@@ -9,7 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import model, numbers, virtual
+from tests.kit import model, numbers, slow_to_leave, virtual
 
 
 def gated(gate: asyncio.Event) -> ps.Graph[[int], int]:
@@ -24,15 +24,6 @@ async def sleep_for_ever(x: int) -> int:
 
 
 endless = ps.graph(sleep_for_ever)
-
-
-@ps.node
-async def slow_to_leave(x: int) -> int:
-    try:
-        await asyncio.Event().wait()
-    finally:
-        await asyncio.sleep(1)
-    return x
 
 
 async def test_everybody_who_waits_until_a_service_is_ready_goes_on() -> None:
@@ -224,9 +215,8 @@ async def test_a_call_in_a_node_that_has_no_time_left_counts_as_expired_in_both_
     async def ask(x: int) -> int:
         return await engine.run(endless(x), timeout_seconds=5)
 
-    asked = ps.graph(ask)
     values = ask >> numbers
-    results = engine.stream([asked(1)]) if of == "stream" else engine.stream(values(1))
+    results = engine.stream([ps.graph(ask)(1)]) if of == "stream" else engine.stream(values(1))
     with pytest.raises(ps.DeadlineExceeded):
         await anext(results)
     seen = results.statistics()

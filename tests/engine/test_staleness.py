@@ -232,10 +232,8 @@ async def test_the_policy_of_a_node_holds_for_its_fake() -> None:
 
     persistent = fetch.with_policy(retry=ps.Retry(3))
 
-    graph = ps.graph(persistent)
-
     with testing.replace(fetch, unlucky):
-        assert await engine.run(graph("a")) == "third time"
+        assert await engine.run(ps.graph(persistent)("a")) == "third time"
 
 
 @pytest.mark.parametrize("node", [in_thread, in_process], ids=["thread", "process"])

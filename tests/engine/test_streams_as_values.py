@@ -3,16 +3,13 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterable, AsyncIterator, Callable
-from typing import Any, Literal
+from typing import Any
 
 import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gauge
-
-SCHEDULERS: list[Literal["actors", "parallel", "wave", "sequential"]] = ["actors", "parallel", "wave", "sequential"]
-Chosen = Literal["actors", "parallel", "wave", "sequential"]
+from tests.kit import SCHEDULERS, Gauge, Scheduler
 
 
 @ps.node
@@ -89,7 +86,7 @@ async def collected(limit: int) -> list[int]:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_a_call_gives_the_values_of_its_generator(scheduler: Chosen) -> None:
+async def test_a_call_gives_the_values_of_its_generator(scheduler: Scheduler) -> None:
     async with engine.stream(doubled(50), scheduler=scheduler) as values:
         assert [value async for value in values] == [2 * number for number in range(50)]
     async with engine.stream(doubled(0), scheduler=scheduler) as values:
@@ -98,19 +95,19 @@ async def test_a_call_gives_the_values_of_its_generator(scheduler: Chosen) -> No
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_many_to_one_and_one_to_many(scheduler: Chosen) -> None:
+async def test_many_to_one_and_one_to_many(scheduler: Scheduler) -> None:
     async with engine.stream(batched(51), scheduler=scheduler) as values:
         assert [value async for value in values] == [-2 * number for number in range(51)]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_two_generators_are_joined(scheduler: Chosen) -> None:
+async def test_two_generators_are_joined(scheduler: Scheduler) -> None:
     async with engine.stream(joined(100), scheduler=scheduler) as values:
         assert [value async for value in values] == [(number, 2 * number) for number in range(100)]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
-async def test_a_pipeline_of_calls_with_streams_inside_and_fewer_places_than_items(scheduler: Chosen) -> None:
+async def test_a_pipeline_of_calls_with_streams_inside_and_fewer_places_than_items(scheduler: Scheduler) -> None:
     calls = (collected(index) for index in range(30))
     async with engine.stream(calls, scheduler=scheduler, max_in_flight=2) as results:
         assert [len(result) async for result in results] == list(range(30))
@@ -155,14 +152,12 @@ async def test_an_argument_may_be_a_stream() -> None:
     async def returned(values: AsyncIterator[int]) -> AsyncIterator[int]:
         return values
 
-    leaves = ps.graph(first)
-
     assert await engine.run(total(numbers())) == [2 * number for number in range(10)]
     for graph in (passed, returned):
         async with engine.stream(graph(numbers())) as given:
             assert len([value async for value in given]) == 10
     assert closed == ["numbers"] * 3
-    assert await engine.run(leaves(numbers())) == 0
+    assert await engine.run(ps.graph(first)(numbers())) == 0
     assert closed == ["numbers"] * 4
     async with engine.stream(doubled(5)) as inner, engine.stream(passed(inner)) as outer:
         assert [value async for value in outer] == [0, 4, 8, 12, 16]
@@ -256,9 +251,7 @@ async def test_a_task_that_a_generator_starts_knows_its_item() -> None:
 
         yield await asyncio.create_task(inner())
 
-    graph = ps.graph(starts_tasks)
-
-    async with engine.stream(graph()) as values:
+    async with engine.stream(ps.graph(starts_tasks)()) as values:
         assert [value async for value in values] == ["starts_tasks"]
 
 
@@ -341,9 +334,7 @@ async def test_outcomes_position_and_statistics() -> None:
         yield 2
         raise ValueError("third")
 
-    graph = ps.graph(two_then_error)
-
-    async with engine.stream(graph()) as values:
+    async with engine.stream(ps.graph(two_then_error)()) as values:
         outcomes = [outcome async for outcome in values.outcomes()]
     assert [(one.index, one.value, type(one.error)) for one in outcomes] == [
         (0, 1, type(None)),
@@ -498,16 +489,12 @@ async def test_annotations_that_only_type_checkers_can_evaluate() -> None:
     async def total(values: AsyncIterator[NotHere], start: NotHere = 0) -> int:  # type: ignore[name-defined] # noqa: F821
         return start + sum([value async for value in values])
 
-    later = ps.graph(total)
-
     @ps.node(batch=ps.Batch(4))
     async def doubled(numbers: list[NotHere]) -> list[NotHere]:  # type: ignore[name-defined] # noqa: F821
         return [2 * number for number in numbers]
 
-    twice = ps.graph(doubled)
-
-    assert await engine.run(later(count(4))) == 6  # the parameter is known as a stream by its text
-    assert await engine.run(twice(4)) == 8
+    assert await engine.run(ps.graph(total)(count(4))) == 6  # the parameter is known as a stream by its text
+    assert await engine.run(ps.graph(doubled)(4)) == 8
 
 
 @ps.node(concurrency=4)
@@ -658,7 +645,7 @@ def test_limited_nodes_that_would_wait_for_each_other(source: Callable[..., Any]
         engine.plan(ps.graph(source))
 
 
-@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_limited_nodes_that_wait_in_one_order(scheduler: Any) -> None:
     @ps.node(concurrency=1)
     async def ticks(limit: int) -> AsyncIterator[int]:
@@ -690,7 +677,7 @@ async def test_limited_nodes_that_wait_in_one_order(scheduler: Any) -> None:
     assert results == [expected] * 20
 
 
-@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_limited_readers_that_need_no_second_place(scheduler: Any) -> None:
     other_total = Total()
 
@@ -718,7 +705,7 @@ async def test_limited_readers_that_need_no_second_place(scheduler: Any) -> None
     assert await engine.run(graph(5), scheduler=scheduler) == (164, 10, 10)
 
 
-@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_a_stream_that_is_open_before_another_of_its_node_was_read(scheduler: Any) -> None:
     @ps.node(concurrency=1)
     async def once(limit: int) -> AsyncIterator[int]:

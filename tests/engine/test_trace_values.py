@@ -13,6 +13,7 @@ import pytest
 import penstock as ps
 from penstock import engine
 from tests.engine.tracing import add, body, collect, define, double, refusal
+from tests.kit import SCHEDULERS
 
 
 class Point(NamedTuple):
@@ -53,7 +54,6 @@ class Colour(enum.Enum):
 
 
 NAMES = {"Point": Point, "Page": Page, "Frozen": Frozen, "WithSlots": WithSlots, "FrozenSlots": FrozenSlots}
-SCHEDULERS = ["actors", "parallel", "wave", "sequential"]
 
 
 async def assert_like_plain(graph: ps.Graph[..., Any], *args: Any) -> Any:

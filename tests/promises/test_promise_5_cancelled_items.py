@@ -90,9 +90,7 @@ async def test_promise_5_a_caller_in_the_admission_queue_frees_its_place_at_once
         await gate.wait()
         return item
 
-    waiting = ps.graph(wait)
-
-    async with engine.deploy(waiting, max_in_flight=1, max_queue=1) as service:
+    async with engine.deploy(ps.graph(wait), max_in_flight=1, max_queue=1) as service:
         first = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         second = asyncio.create_task(service(2))
@@ -123,9 +121,7 @@ async def test_promise_5_a_running_item_keeps_its_place_until_it_has_unwound() -
                 await go_on.wait()
         return item
 
-    line = ps.graph(narrow)
-
-    async with engine.deploy(line, max_in_flight=4) as service:
+    async with engine.deploy(ps.graph(narrow), max_in_flight=4) as service:
         first = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         second = asyncio.create_task(service(2))
@@ -167,9 +163,7 @@ async def test_promise_5_no_remedy_begins_for_an_item_whose_handler_makes_anothe
             raise OSError("the peer is gone") from None
         return item
 
-    graph = ps.graph(asks)
-
-    caller = asyncio.create_task(engine.run(graph(1)))
+    caller = asyncio.create_task(engine.run(ps.graph(asks)(1)))
     await waits.wait()
     caller.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -278,10 +278,8 @@ async def test_promise_6_of_a_thread_that_returns_late_and_of_no_node_without_it
         goes_on.wait()
         return f"response {number}"
 
-    graph = ps.graph(slow)
-
     async with engine.Engine() as own:
-        call = asyncio.create_task(own.run(graph(1)))
+        call = asyncio.create_task(own.run(ps.graph(slow)(1)))
         await asyncio.to_thread(begun.wait)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):

@@ -240,10 +240,8 @@ async def test_promise_7_arguments_are_pickled_and_processes_started_beside_the_
 
     Witness.pickled_in.clear()
 
-    squared = ps.graph(square)
-
     async with engine.Engine() as own:
-        run = asyncio.create_task(own.run(squared(Witness())))
+        run = asyncio.create_task(own.run(ps.graph(square)(Witness())))
         turns = 0
         while not run.done():  # the loop turns while the process starts
             turns += 1
@@ -288,14 +286,12 @@ async def test_promise_7_a_caller_whose_calls_never_wait_gives_the_loop_its_turn
         in_a_turn[-1] += 1
         return x
 
-    counting = ps.graph(count)
-
     def turn() -> None:
         nonlocal handle
         in_a_turn.append(0)
         handle = asyncio.get_running_loop().call_soon(turn)
 
-    async with engine.deploy(counting) as service:
+    async with engine.deploy(ps.graph(count)) as service:
         handle = asyncio.get_running_loop().call_soon(turn)
         for number in range(2_000):
             assert await service(number) == number
@@ -320,14 +316,12 @@ async def test_promise_7_calls_that_take_long_to_suspend_begin_in_turns_of_their
             pass
         return x
 
-    spinning = ps.graph(spin)
-
     def turn() -> None:
         nonlocal handle, turns
         turns += 1
         handle = asyncio.get_running_loop().call_soon(turn)
 
-    async with engine.deploy(spinning) as service:
+    async with engine.deploy(ps.graph(spin)) as service:
         handle = asyncio.get_running_loop().call_soon(turn)
         for number in range(10):
             assert await service(number) == number

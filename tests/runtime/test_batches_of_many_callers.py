@@ -80,13 +80,12 @@ async def through_a_stream_of_calls(call: Any) -> None:
 
 
 async def through_a_deployment(call: Any) -> None:
-    graph = ps.graph(call)
 
     async def client(service: Any) -> None:
         for number in range(ROUNDS):
             assert await service(number) == number
 
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(ps.graph(call)) as service:
         await asyncio.gather(*[client(service) for _ in range(WIDTH)])
 
 
@@ -116,14 +115,12 @@ async def test_nothing_waits_for_a_caller_alone() -> None:
         handled_in.append(turns)
         return numbers
 
-    graph = ps.graph(call)
-
     def turn() -> None:
         nonlocal turns, handle
         turns += 1
         handle = asyncio.get_running_loop().call_soon(turn)
 
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(ps.graph(call)) as service:
         await service(0)
         handle = asyncio.get_running_loop().call_soon(turn)
         for number in range(20):

@@ -124,9 +124,7 @@ async def test_a_batch_is_limited_by_what_its_items_cost() -> None:
         sizes.append([*map(len, texts)])
         return [*map(len, texts)]
 
-    of = ps.graph(lengths)
-
-    async with engine.deploy(of) as service:
+    async with engine.deploy(ps.graph(lengths)) as service:
         results = await asyncio.gather(*(service("x" * size) for size in (6, 4, 1, 1, 1, 1, 10, 9, 2)))
     assert results == [6, 4, 1, 1, 1, 1, 10, 9, 2]
     assert sizes == [[6, 4], [1, 1, 1], [1], [10], [9], [2]]

@@ -200,9 +200,7 @@ async def test_a_thread_can_ask_whether_anybody_still_waits() -> None:
             loop.call_soon_threadsafe(stopped.set)
             raise
 
-    spinning = ps.graph(spin)
-
-    run = asyncio.create_task(engine.run(spinning(1)))
+    run = asyncio.create_task(engine.run(ps.graph(spin)(1)))
     await begun.wait()
     run.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -23,9 +23,7 @@ async def by_a_run(service: Service, graph: ps.Graph[[int], int]) -> None:
     async def calls(x: int) -> int:
         return await service(x)
 
-    outer = ps.graph(calls)
-
-    await engine.run(outer(0))
+    await engine.run(ps.graph(calls)(0))
 
 
 async def by_a_deployment(service: Service, graph: ps.Graph[[int], int]) -> None:
@@ -33,9 +31,7 @@ async def by_a_deployment(service: Service, graph: ps.Graph[[int], int]) -> None
     async def calls(x: int) -> int:
         return await service(x)
 
-    outer = ps.graph(calls)
-
-    async with engine.deploy(outer) as other:
+    async with engine.deploy(ps.graph(calls)) as other:
         await other(0)
 
 
@@ -140,7 +136,5 @@ async def test_a_stateful_node_may_call_another_deployment() -> None:
 
     node = Calls()
 
-    graph = ps.graph(node)
-
-    async with engine.deploy(doubled) as inner, engine.deploy(graph) as service:
+    async with engine.deploy(doubled) as inner, engine.deploy(ps.graph(node)) as service:
         assert await service(1) == 43

@@ -38,9 +38,7 @@ async def test_another_node_takes_over_after_the_last_attempt() -> None:
         attempts.append(ps.current().attempt)
         raise Down
 
-    ask_twice = ps.graph(twice)
-
-    assert await engine.run(ask_twice("why")) == "backup: why"
+    assert await engine.run(ps.graph(twice)("why")) == "backup: why"
     assert attempts == [1, 2, 3]
 
 
@@ -49,9 +47,7 @@ async def test_what_does_not_fail_is_not_taken_over() -> None:
     async def fine(question: str) -> str:
         return question
 
-    ask_fine = ps.graph(fine)
-
-    assert await engine.run(ask_fine("why")) == "why"
+    assert await engine.run(ps.graph(fine)("why")) == "why"
 
 
 async def test_it_has_statistics_of_its_own() -> None:
@@ -77,9 +73,7 @@ async def test_it_has_a_policy_of_its_own() -> None:
 
     other = primary.with_policy(failover=flaky)
 
-    ask_flaky = ps.graph(other)
-
-    assert await engine.run(ask_flaky("why")) == "why"
+    assert await engine.run(ps.graph(other)("why")) == "why"
     assert attempts == 3
 
 
@@ -91,13 +85,11 @@ async def test_with_both_the_fallback_gets_the_error_of_the_failover() -> None:
     last = primary.with_policy(failover=broken, fallback=lambda error: f"{type(error).__name__}: {error}")
     worse = primary.with_policy(failover=broken)
 
-    ask_last = ps.graph(last)
-
     @ps.graph
     async def ask_worse(question: str) -> str:
         return await worse(question)
 
-    assert await engine.run(ask_last("why")) == "LookupError: of the failover"
+    assert await engine.run(ps.graph(last)("why")) == "LookupError: of the failover"
     with pytest.raises(LookupError, match="of the failover") as caught:
         await engine.run(ask_worse("why"))
     assert any("ask_worse/failover" in note for note in caught.value.__notes__)
@@ -111,9 +103,7 @@ async def test_a_failover_may_have_one_as_well() -> None:
     async def first(question: str) -> str:
         raise Down
 
-    ask_first = ps.graph(first)
-
-    assert await engine.run(ask_first("why")) == "backup: why"
+    assert await engine.run(ps.graph(first)("why")) == "backup: why"
 
 
 async def test_an_abandoned_thread_is_not_waited_for_and_keeps_its_place() -> None:
@@ -226,9 +216,7 @@ async def test_a_reader_that_leaves_closes_the_stream_of_the_failover() -> None:
             raise Down
         yield text
 
-    read = ps.graph(never)
-
-    async with engine.stream(read("a")) as stream:
+    async with engine.stream(ps.graph(never)("a")) as stream:
         assert await anext(stream) == "a"
     assert closed.is_set()
 
@@ -247,9 +235,7 @@ async def test_a_caller_that_leaves_cancels_the_failover() -> None:
 
     other = primary.with_policy(failover=waits)
 
-    ask_waits = ps.graph(other)
-
-    call = asyncio.create_task(engine.run(ask_waits("why")))
+    call = asyncio.create_task(engine.run(ps.graph(other)("why")))
     await entered.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -418,10 +404,8 @@ async def test_too_many_parameters_are_refused_when_the_graph_is_traced() -> Non
 
     other = primary.with_policy(failover=needs_more)  # type: ignore[call-overload]
 
-    wrong = ps.graph(other)
-
     with pytest.raises(ps.GraphTraceError, match="'needs_more' is called wrongly"):
-        await engine.run(wrong("why"))
+        await engine.run(ps.graph(other)("why"))
 
 
 async def test_what_is_no_node_is_refused() -> None:

@@ -350,7 +350,6 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
         return x
 
     waiting = quick >> wait
-    quickly = ps.graph(quick)
 
     for turns in range(6):
         run = asyncio.create_task(engine.run(waiting(1)))
@@ -363,7 +362,7 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
         await testing.wait_quiescent()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    async with engine.deploy(quickly) as service:
+    async with engine.deploy(ps.graph(quick)) as service:
         await service(1)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()

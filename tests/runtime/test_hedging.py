@@ -41,9 +41,7 @@ class Attempts:
             self.log.append(f"{number} done")
             return result
 
-        ask = ps.graph(attempt)
-
-        self.ask = ask
+        self.ask = ps.graph(attempt)
 
     async def run(self, service: Any = None) -> str:
         result: str = await (service or engine).run(self.ask(1))
@@ -340,9 +338,7 @@ class Streams:
                 await asyncio.sleep(5)
                 self.log.append(f"{number} closed")
 
-        graph = ps.graph(attempt)
-
-        self.graph = graph
+        self.graph = ps.graph(attempt)
 
     async def read(self) -> list[tuple[float, str]]:
         loop = asyncio.get_running_loop()
@@ -552,11 +548,9 @@ async def test_the_connection_of_a_stream_that_has_lost_is_closed() -> None:
             async for text in response.aiter_text():
                 yield text
 
-    chat = ps.graph(tokens)
-
     async with await asyncio.start_server(serve, "127.0.0.1") as server:
         host, port = server.sockets[0].getsockname()
-        async with engine.stream(chat(f"http://{host}:{port}/")) as stream:
+        async with engine.stream(ps.graph(tokens)(f"http://{host}:{port}/")) as stream:
             assert [text async for text in stream] == ["hello"]
         await left.wait()
 

@@ -395,9 +395,7 @@ async def test_a_circle_of_waits_is_refused(how: str) -> None:
 
     begins = ps.graph(first)
 
-    begins_elsewhere = ps.graph(second)
-
-    runs = [engine.run(begins(0)), *([engine.run(begins_elsewhere(0))] if how == "one another" else [])]
+    runs = [engine.run(begins(0)), *([engine.run(ps.graph(second)(0))] if how == "one another" else [])]
     results = await asyncio.wait_for(asyncio.gather(*runs, return_exceptions=True), 10)
     assert any(isinstance(one, ps.ReentrantCallError) for one in results), results
 
@@ -519,8 +517,6 @@ async def test_it_is_refused_where_nothing_could_wait_for_it(tmp_path: Path) -> 
     async def values(x: int) -> AsyncIterator[int]:
         yield x
 
-    of_values = ps.graph(values)
-
     @ps.graph
     async def looping(x: int) -> int:
         return await ps.while_loop(ps.node(lambda x: x > 0), double, x, durable=ps.Durable(tmp_path / "loops.db"))
@@ -555,7 +551,7 @@ async def test_it_is_refused_where_nothing_could_wait_for_it(tmp_path: Path) -> 
         (batch, {"batch": ps.Batch(4)}, "in a batch, which are for many items"),
         (starts, {}, "while a stateful node starts"),
         (_calling(values), {}, "gives a stream of values"),
-        (_calling(of_values), {}, "gives a stream of values"),
+        (_calling(ps.graph(values)), {}, "gives a stream of values"),
         (_calling(looping), {}, "has a durable loop, which needs a key"),
     ]
     for handler, options, message in refused:

@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gauge, virtual
+from tests.kit import Gate, Gauge, virtual
 
 
 async def test_a_limit_is_exact_over_a_thousand_concurrent_runs() -> None:
@@ -121,28 +121,11 @@ async def test_a_pool_of_threads_is_bounded_by_max_workers() -> None:
     assert gauge.peak <= 2
 
 
-class Gate:
-    """What threads wait at."""
-
-    def __init__(self) -> None:
-        self.now = self.peak = 0
-        self._lock = threading.Lock()
-        self._opened = threading.Event()
-
-    def open(self) -> None:
-        self._opened.set()
-
-    def close(self) -> None:
-        self._opened.clear()
-
-    def wait(self, x: int) -> int:
-        with self._lock:
-            self.now += 1
-            self.peak = max(self.peak, self.now)
-        assert self._opened.wait(30)
-        with self._lock:
-            self.now -= 1
-        return x
+def taken(own: engine.Engine) -> int:
+    """Returns how many jobs threads of the engine have, or will have."""
+    pool = own.statistics().threads
+    assert pool is not None
+    return pool.busy + pool.queued
 
 
 @pytest.mark.parametrize("level", ["keyword", "context", "process"])
@@ -152,19 +135,19 @@ async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_s
 
     @ps.node(runs_on="thread")
     def first(x: int) -> int:
-        return gate.wait(x)
+        return gate.block(x)
 
     @ps.node(runs_on="thread", concurrency=5)
     def second(x: int) -> int:
-        return gate.wait(x)
+        return gate.block(x)
 
     @ps.node(runs_on="thread", batch=ps.Batch(1), concurrency=5)
     def in_batches(items: list[int]) -> list[int]:
-        return [gate.wait(x) for x in items]
+        return [gate.block(x) for x in items]
 
     @ps.node(runs_on="thread")
     def mapped(x: int) -> int:
-        return gate.wait(x)
+        return gate.block(x)
 
     @ps.graph
     async def all_four(x: int) -> list[Any]:
@@ -178,9 +161,7 @@ async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_s
         task = asyncio.ensure_future(work)
         try:
             await testing.wait_quiescent()
-            pool = own.statistics().threads
-            assert pool is not None
-            assert pool.busy + pool.queued == 2 * users
+            assert taken(own) == 2 * users
         finally:
             gate.open()
         await task
@@ -205,7 +186,7 @@ async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_s
                         await busy_when_held(own, asyncio.gather(*(service(x) for x in range(5))))
                     else:
                         await busy_when_held(own, service.map(all_four(x) for x in range(5)))
-    assert gate.peak <= (6 if verb == "run" else 2)
+    assert gate.gauge.peak <= (6 if verb == "run" else 2)
 
 
 async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others() -> None:
@@ -213,7 +194,7 @@ async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others()
 
     @ps.node(runs_on="thread")
     def held(x: int) -> int:
-        return gate.wait(x)
+        return gate.block(x)
 
     @ps.graph
     async def many(x: int) -> list[int]:
@@ -222,9 +203,7 @@ async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others()
     async with engine.Engine() as own:
         runs = [asyncio.create_task(own.run(many(x), max_workers=2)) for x in range(3)]
         await testing.wait_quiescent()
-        pool = own.statistics().threads
-        assert pool is not None
-        assert pool.busy + pool.queued == 6
+        assert taken(own) == 6
         gate.open()
         await asyncio.gather(*runs)
 
@@ -242,25 +221,22 @@ async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> 
     @ps.node(runs_on="thread")
     def stuck(x: int) -> int:
         loop.call_soon_threadsafe(started.set)
-        return gate.wait(x)
+        return gate.block(x)
 
     @ps.node(runs_on="thread")
     def quick(x: int) -> int:
         begun.append(x)
         return x
 
-    slow = ps.graph(stuck)
     fast = ps.graph(quick)
 
-    async with engine.Engine() as own, own.deploy(slow, fast, max_workers=1) as service:
+    async with engine.Engine() as own, own.deploy(ps.graph(stuck), fast, max_workers=1) as service:
         left = asyncio.create_task(service(0))
         await started.wait()
         left.cancel()
         calls = [asyncio.create_task(service.run(fast(x))) for x in (1, 2)]
         await testing.wait_quiescent()
-        pool = own.statistics().threads
-        assert pool is not None
-        assert (left.cancelled(), pool.busy + pool.queued, begun) == (True, 1, [])
+        assert (left.cancelled(), taken(own), begun) == (True, 1, [])
         gate.open()
         assert await asyncio.gather(*calls) == [1, 2]
 
@@ -270,11 +246,9 @@ async def test_what_waits_for_a_thread_is_cancelled_and_leaves_none_behind() -> 
 
     @ps.node(runs_on="thread", concurrency=4)
     def held(x: int) -> int:
-        return gate.wait(x)
+        return gate.block(x)
 
-    holding = ps.graph(held)
-
-    async with engine.Engine() as own, own.deploy(holding, max_workers=1) as service:
+    async with engine.Engine() as own, own.deploy(ps.graph(held), max_workers=1) as service:
         calls = [asyncio.create_task(service(x)) for x in range(4)]
         await testing.wait_quiescent()
         for call in calls[1:3]:
@@ -297,11 +271,9 @@ class Short:
         def short(x: int) -> int:
             self.begun.append(x)
             self._begins.release()
-            return self.gate.wait(x)
+            return self.gate.block(x)
 
-        graph = ps.graph(short)
-
-        self.graph = graph
+        self.graph = ps.graph(short)
 
     @contextlib.asynccontextmanager
     async def warm(self, own: engine.Engine) -> AsyncIterator[None]:
@@ -335,7 +307,7 @@ async def test_a_thread_begins_its_next_short_item_without_the_event_loop(monkey
         short.wait_for(2)  # the loop is held here
         assert sorted(short.begun) == [0, 1, 2, 3]
         assert await asyncio.gather(*calls) == list(range(6))
-    assert short.gate.peak == 2
+    assert short.gate.gauge.peak == 2
 
 
 async def test_what_is_ahead_of_its_thread_is_cancelled_and_never_begins(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -350,7 +322,7 @@ async def test_what_is_ahead_of_its_thread_is_cancelled_and_never_begins(monkeyp
         short.gate.open()
         assert [await calls[0], await calls[1], await calls[4]] == [0, 1, 4]
     assert sorted(short.begun) == [0, 1, 4]
-    assert short.gate.peak == 2
+    assert short.gate.gauge.peak == 2
 
 
 async def test_what_is_ahead_of_its_thread_spends_no_time_of_its_node(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,7 +375,7 @@ async def test_items_that_have_become_long_are_no_longer_ahead(monkeypatch: pyte
         assert (actor.in_flight, actor.inbox.depth) == (2, 4)
         short.gate.open()
         assert await asyncio.gather(*calls) == list(range(6))
-    assert short.gate.peak <= 2
+    assert short.gate.gauge.peak <= 2
 
 
 async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
@@ -412,7 +384,7 @@ async def test_what_waits_for_a_thread_spends_no_time_of_its_node() -> None:
 
     @ps.node(runs_on="thread")
     def held(x: int) -> int:
-        return gate.wait(x)
+        return gate.block(x)
 
     @ps.node(runs_on="thread")
     def plain(x: int) -> int:
@@ -447,7 +419,7 @@ async def test_what_waits_for_a_thread_of_the_engine_spends_no_time_of_its_node(
 
     @ps.node(runs_on="thread")
     def held(x: int) -> int:
-        return gate.wait(x)
+        return gate.block(x)
 
     @ps.node(runs_on="thread")
     def plain(x: int) -> int:
@@ -475,7 +447,7 @@ async def test_a_node_that_takes_too_long_keeps_its_thread_from_its_next_attempt
     def stuck(x: int) -> int:
         begun.append("stuck")
         loop.call_soon_threadsafe(late.set)
-        return gate.wait(x)
+        return gate.block(x)
 
     @ps.node(runs_on="thread")
     def quick(x: int) -> int:

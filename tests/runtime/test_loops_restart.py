@@ -10,9 +10,7 @@ from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
-
-SCHEDULERS = ["actors", "parallel", "wave", "sequential"]
+from tests.kit import SCHEDULERS, virtual
 
 
 class Books:
@@ -123,8 +121,7 @@ async def test_a_loop_is_restarted_with_a_sibling(strategy: Any) -> None:
 
     fragile = Fragile()
 
-    broken = ps.graph(fragile)
-    async with engine.deploy(broken, loop, strategy=strategy) as service:
+    async with engine.deploy(ps.graph(fragile), loop, strategy=strategy) as service:
         keep = asyncio.create_task(service.run(loop("keep")))
         await testing.wait_quiescent()
         books.left_with = OSError("not left")
@@ -356,8 +353,7 @@ async def test_a_loop_that_ends_by_an_uncommon_error_has_crashed() -> None:
 
     node = Loop()
 
-    graph = ps.graph(node)
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(ps.graph(node)) as service:
         with pytest.raises(ps.ActorRestarted, match="Uncommon"):
             await service(-1)
         assert await asyncio.wait_for(service(3), 30) == 3
@@ -479,9 +475,8 @@ async def test_work_that_a_loop_took_while_its_start_was_cut_short_is_not_lost(c
 
     fragile, echo = Fragile(), Echo()
 
-    breaks = ps.graph(fragile)
     echoes = ps.graph(echo)
-    async with engine.deploy(breaks, echoes, strategy="one_for_all") as service:
+    async with engine.deploy(ps.graph(fragile), echoes, strategy="one_for_all") as service:
         first = asyncio.create_task(service(1))
         await testing.wait_quiescent()
         crash.set()

@@ -2,17 +2,16 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import pytest
 import structlog
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import SCHEDULERS, Scheduler, virtual
 
 PartInbox = ps.Inbox[ps.StreamWork[int, int]]
-Scheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
 
 
 @ps.node
@@ -90,7 +89,7 @@ class Gate:
         return self.taken[number]
 
 
-@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_parts_come_in_order_under_every_scheduler(scheduler: Scheduler) -> None:
     async with engine.stream(counted(100), scheduler=scheduler) as parts:
         assert [part async for part in parts] == list(range(100))

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable
-from typing import Any, Literal, Self, TypeAlias
+from typing import Any, Self
 
 import numpy as np
 import pytest
@@ -11,11 +11,10 @@ import pytest
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
-from tests.kit import virtual
+from tests.kit import SCHEDULERS, Scheduler, virtual
 from tests.telemetry.collected import collecting
 
 IntInbox = ps.Inbox[ps.Work[int, int]]
-Scheduler: TypeAlias = Literal["actors", "parallel", "wave", "sequential"]
 
 
 @ps.node
@@ -84,7 +83,7 @@ def graph_of(node: Callable[[int], Awaitable[int]]) -> ps.Graph[[int], int]:
     return graph
 
 
-@pytest.mark.parametrize("scheduler", ["actors", "parallel", "wave", "sequential"])
+@pytest.mark.parametrize("scheduler", SCHEDULERS)
 async def test_items_get_their_results_under_every_scheduler(scheduler: Scheduler) -> None:
     double = Doubler()
 

@@ -55,10 +55,9 @@ async def test_a_batch_dies_with_its_worker_and_the_next_one_gets_another() -> N
 
 
 async def test_an_item_that_does_not_pickle_fails_alone_in_its_batch() -> None:
-    graph = ps.graph(unlocked)
 
     lock, generator = threading.Lock(), (number for number in range(3))
-    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
+    async with engine.Engine(max_processes=1) as own, own.deploy(ps.graph(unlocked)) as service:
         values = [1, lock, 2, 3, "lock", generator, 4, "api error", "unbuilt", "shared", "shared", {"five": 5}]
         results = await asyncio.gather(*map(service, values), return_exceptions=True)
     assert [result for result in results if not isinstance(result, Exception)] == [
@@ -83,9 +82,8 @@ async def test_what_results_of_a_batch_share_is_sent_once() -> None:
 
 
 async def test_a_timeout_counts_from_the_begin_in_the_worker() -> None:
-    graph = ps.graph(timed)
 
-    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
+    async with engine.Engine(max_processes=1) as own, own.deploy(ps.graph(timed)) as service:
         # Together they take longer than the timeout of each.
         results = await asyncio.gather(*[service(0.1) for _ in range(10)], service(60), return_exceptions=True)
         assert results[:10] == [0.1] * 10
@@ -96,9 +94,8 @@ async def test_a_timeout_counts_from_the_begin_in_the_worker() -> None:
 
 
 async def test_the_time_that_each_attempt_has_waited_for_a_worker_is_not_that_of_the_node() -> None:
-    graph = ps.graph(failing_once)
 
-    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
+    async with engine.Engine(max_processes=1) as own, own.deploy(ps.graph(failing_once)) as service:
         assert await asyncio.gather(*map(service, range(8))) == list(range(8))
         (node,) = service.statistics().actors
         assert node.busy_seconds is not None
@@ -107,9 +104,8 @@ async def test_the_time_that_each_attempt_has_waited_for_a_worker_is_not_that_of
 
 @pytest.mark.parametrize(("node", "in_inbox"), [(slow, 0), (slow_with_capacity, 1), (slow_with_max_bytes, 3)])
 async def test_bounds_of_an_inbox_bound_what_is_ahead_of_the_workers(node: ps.Node[[int], None], in_inbox: int) -> None:
-    graph = ps.graph(node)
 
-    async with engine.Engine(max_processes=1) as own, own.deploy(graph) as service:
+    async with engine.Engine(max_processes=1) as own, own.deploy(ps.graph(node)) as service:
         calls = [asyncio.create_task(service(x)) for x in range(4)]
         await testing.wait_quiescent()
         (actor,) = service.statistics().actors

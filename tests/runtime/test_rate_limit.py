@@ -317,10 +317,9 @@ def quota_of(tenant: str) -> float:
 @virtual
 async def test_each_key_has_its_rate_and_settles_its_debt_alone() -> None:
     limit = ps.RateLimit(per_second=quota_of, burst=10, key=tenant_of, scope="engine", cost=lambda request: request[1])
-    graph = ps.graph(limit)
 
     clock = asyncio.get_running_loop().time
-    async with engine.Engine() as own, own.deploy(graph) as service:
+    async with engine.Engine() as own, own.deploy(ps.graph(limit)) as service:
 
         async def passed(tenant: str, cost: int) -> float:
             await service((tenant, cost))
@@ -344,9 +343,8 @@ async def test_each_key_has_its_rate_and_settles_its_debt_alone() -> None:
 @virtual
 async def test_a_debt_is_told_to_those_who_are_refused() -> None:
     limit = ps.RateLimit(per_second=2, burst=4, key=tenant_of, on_limit="refuse", scope="engine")
-    graph = ps.graph(limit)
 
-    async with engine.deploy(graph) as service:
+    async with engine.deploy(ps.graph(limit)) as service:
         await service(("a", 1))
         limit.settle("a", 7)
         with pytest.raises(ps.Overloaded, match="the limit of key 'a' is used up") as caught:

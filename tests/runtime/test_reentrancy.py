@@ -131,13 +131,11 @@ def ring(length: int, limit: int, verb: str = "run") -> list[ps.Graph[[int, int]
             async with engine.stream([call]) as results:
                 return await anext(results)
 
-        calling = ps.graph(step)
-
         @ps.graph
         async def mapping(depth: int, item: int) -> int:
             return (await ps.map_each(lambda one: step(depth, one), [item]))[0]
 
-        return mapping if verb == "body" else calling
+        return mapping if verb == "body" else ps.graph(step)
 
     graphs += [graph_of(number) for number in range(length)]
     return graphs
@@ -331,10 +329,8 @@ async def test_a_deployment_may_be_called_by_way_of_a_thread_and_inherits_the_de
     async def left(x: int) -> float | None:
         return ps.current().remaining_seconds()
 
-    other = ps.graph(left)
-
     graph = through_a_thread(lambda: service, asyncio.get_running_loop())
-    async with engine.deploy(other) as service:
+    async with engine.deploy(ps.graph(left)) as service:
         assert await engine.run(graph(1)) is None
         seconds = await engine.run(graph(1), timeout_seconds=60)
         assert seconds is not None

@@ -510,9 +510,7 @@ async def test_a_closing_that_raises_afterwards_is_logged(capsys: pytest.Capture
             problems.append(LookupError())
             raise LookupError("cut")
 
-    use = ps.graph(cable)
-
-    async with engine.deploy(use) as service:
+    async with engine.deploy(ps.graph(cable)) as service:
         await service.reload(cable)
         await testing.wait_quiescent()
         assert await service() == 1

@@ -212,10 +212,8 @@ async def test_it_sees_nothing_of_the_context_of_whoever_comes_first() -> None:
     async def seen() -> AsyncIterator[str]:
         yield _variable.get()
 
-    look = ps.graph(seen)
-
     _variable.set("the first caller's")
-    assert await engine.run(look) == ""
+    assert await engine.run(ps.graph(seen)) == ""
 
 
 async def test_equal_arguments_are_one_and_others_are_others() -> None:
@@ -511,10 +509,8 @@ async def test_outside_of_a_graph_it_is_refused_and_open_is_for_tests_of_itself(
     async def late() -> Client:
         return await http("web")
 
-    use = ps.graph(late)
-
     with pytest.raises(ps.ResourceError, match="call it in the graph and pass the value to the node"):
-        await engine.run(use)
+        await engine.run(ps.graph(late))
     async with http.open("web") as client:
         assert client.name == "web"
     assert world.log == ["opening web", "open web", "close web"]

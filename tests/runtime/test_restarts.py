@@ -15,11 +15,9 @@ from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import SCHEDULERS, virtual
 
 tenant: ContextVar[str] = ContextVar("tenant")
-
-SCHEDULERS = ["actors", "parallel", "wave", "sequential"]
 
 
 class Broken(Exception):
@@ -828,12 +826,10 @@ async def test_a_temporary_node_is_not_restarted(scheduler: Any) -> None:
     life, other = Life("machine"), Life("other")
     node, second = machine(life, restart="temporary", concurrency=2, retry=ps.Retry(attempts=9)), machine(other)
 
-    one = ps.graph(node)
-
     two = ps.graph(second)
 
     with capture_logs() as logs:
-        async with engine.deploy(one, two, scheduler=scheduler, max_restarts=0) as service:
+        async with engine.deploy(ps.graph(node), two, scheduler=scheduler, max_restarts=0) as service:
             results = await outcomes(service("wait"), service("crash"), service("fine"), service("fine"))
             assert results == [ps.ActorStopped, Broken, ps.ActorStopped, ps.ActorStopped]
             with pytest.raises(ps.ActorStopped, match="'machine' takes no more items") as caught:
@@ -851,11 +847,9 @@ async def test_a_temporary_sibling_is_stopped_and_gone() -> None:
     life, other = Life("machine"), Life("other")
     node, brief = machine(life), machine(other, restart="temporary")
 
-    one = ps.graph(node)
-
     two = ps.graph(brief)
 
-    async with engine.deploy(one, two, strategy="one_for_all") as service:
+    async with engine.deploy(ps.graph(node), two, strategy="one_for_all") as service:
         waiting = asyncio.create_task(service.run(two("wait")))
         await testing.wait_quiescent()
         assert await outcomes(service("crash")) == [Broken]
@@ -1220,9 +1214,7 @@ async def test_a_thread_keeps_its_instance_until_it_returns() -> None:
 
     node = Blocking()
 
-    call = ps.graph(node)
-
-    async with engine.deploy(call) as service:
+    async with engine.deploy(ps.graph(node)) as service:
         results = await outcomes(service("wait"), service("crash"))
         assert results == [ps.ActorRestarted, Broken]  # its caller does not wait for the thread
         fine = asyncio.create_task(service("fine"))

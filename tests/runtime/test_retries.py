@@ -89,10 +89,8 @@ async def test_a_wait_that_is_no_number_of_seconds_raises(wrong: Any) -> None:
     async def busy() -> None:
         raise Busy(None)
 
-    ask = ps.graph(busy)
-
     with pytest.raises(ps.OptionsError, match=r"Retry\.wait\(error, attempt\)=.*not negative") as caught:
-        await engine.run(ask)
+        await engine.run(ps.graph(busy))
     assert isinstance(caught.value.__context__, Busy)
 
 
@@ -152,9 +150,7 @@ def test_retry_after_reads_the_errors_of_the_clients_themselves() -> None:
 async def run(fn: Any, **policy: Any) -> Any:
     node: Any = ps.node(**policy)(fn)
 
-    only = ps.graph(node)
-
-    return await engine.run(only)
+    return await engine.run(ps.graph(node))
 
 
 @pytest.mark.parametrize("policy", [{"timeout_seconds": 60.0}, {"retry": ps.Retry(2)}, {"fallback": repr}])
@@ -273,9 +269,7 @@ async def test_a_wait_that_raises_ends_the_attempts_and_what_follows_a_failure_r
     async def fails() -> str:
         raise ConnectionError
 
-    ask = ps.graph(fails)
-
-    assert await engine.run(ask()) == "fallback"
+    assert await engine.run(ps.graph(fails)()) == "fallback"
     [error] = errors
     assert isinstance(error, ConnectionError)
     assert error.__notes__[0] == "no further attempt: wait= of Retry raised LookupError('no wait')"

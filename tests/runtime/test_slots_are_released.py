@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import SCHEDULERS
 
 
 class Value:
@@ -20,9 +21,6 @@ class Value:
 def watch(value: Value, into: dict[object, weakref.ref[Value]]) -> Value:
     into[value.label] = weakref.ref(value)
     return value
-
-
-SCHEDULERS = ["actors", "parallel", "wave", "sequential"]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
@@ -143,15 +141,13 @@ async def test_a_deployment_that_idles_holds_nothing_of_its_calls() -> None:
         mapped = await ps.map_each(pass_on, [in_thread(await pass_on(value))])
         return mapped[0]
 
-    once = ps.graph(in_thread)
-
     gc.disable()
     try:
         async with engine.Engine(max_workers=1) as own, own.deploy(line) as service:
             for label in range(5):
                 assert (await service(watch(Value(label), made))).label == label
             await testing.wait_quiescent()
-            await own.run(once(Value()))  # the only thread has come to the end of the job before
+            await own.run(ps.graph(in_thread)(Value()))  # the only thread has come to the end of the job before
             assert [label for label, ref in made.items() if ref() is not None] == []
     finally:
         gc.enable()

@@ -63,9 +63,7 @@ def with_one_place() -> tuple[Any, asyncio.Event]:
         await release.wait()
         return x
 
-    graph = ps.graph(waiting)
-
-    return graph, release
+    return ps.graph(waiting), release
 
 
 STEPS = ["caller", *[f"set at {x}" for x in range(6)]]

@@ -152,9 +152,7 @@ async def test_a_task_of_a_handler_that_has_ended_says_so() -> None:
         asked.append(start_hidden(ask()))
         return x
 
-    graph = ps.graph(plain)
-
-    await engine.run(graph(1))
+    await engine.run(ps.graph(plain)(1))
     gate.set()
     with pytest.raises(ps.UnknownItemError, match="has ended"):
         await asked[0]

@@ -1181,10 +1181,8 @@ async def test_checkpoint_is_for_one_call_that_is_no_services(tmp_path: Path) ->
         with pytest.raises(ps.OptionsError, match=r"not for service\.stream"):
             service.stream(sums(ordered()), **options)
 
-    one = ps.graph(summed)
-
     with pytest.raises(ps.PlanError, match=r"0 ps\.fold"):
-        await engine.run(one(1.0), checkpoint=checkpoint)
+        await engine.run(ps.graph(summed)(1.0), checkpoint=checkpoint)
 
 
 @pytest.mark.parametrize(

@@ -226,9 +226,7 @@ async def test_a_method_is_a_source(tmp_path: Path) -> None:
     def make() -> Any:
         one = ps.node(Stored().numbers)
 
-        numbers = ps.graph(one)
-
-        return numbers()
+        return ps.graph(one)()
 
     await interrupted(make, tmp_path)
 

@@ -184,10 +184,8 @@ async def test_what_names_say_is_text(tmp_path: Path) -> None:
     async def nasty(number: int) -> int:
         raise ValueError(NASTY)
 
-    single = ps.graph(nasty)
-
     with telemetry.profile() as profile:
-        async with engine.stream([single(1)], on_error="skip") as results:
+        async with engine.stream([ps.graph(nasty)(1)], on_error="skip") as results:
             async for _ in results:
                 pass
         profile._recorder.device_worked(DeviceWork("compute", NASTY, NASTY, 1e9, 1e9 + 1))

@@ -92,8 +92,7 @@ async def test_what_an_event_says_itself_stays(tracing: Tracing, events: list[di
         log("about another", item=7, trace_id="given")
         return x
 
-    reporting = ps.graph(report)
-    await engine.run(reporting(1))
+    await engine.run(ps.graph(report)(1))
     (event,) = events
     assert (event["item"], event["trace_id"]) == (7, "given")
     assert "node" not in event
@@ -116,8 +115,7 @@ async def test_warnings_of_the_library_name_what_they_are_about_and_no_other_ite
         async with engine.stream([failing(3)], on_error="skip") as stream:
             return len([value async for value in stream])
 
-    reading = ps.graph(read)
-    assert await engine.run(reading(9)) == 0
+    assert await engine.run(ps.graph(read)(9)) == 0
     (event,) = [event for event in events if event["event"] == "stream.item_skipped"]
     assert (event["graph"], event["item"]) == ("failing", 0)
     assert "node" not in event

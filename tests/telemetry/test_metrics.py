@@ -13,6 +13,7 @@ import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
 from penstock.telemetry.metrics import COUNTERS, Series
+from tests.kit import Gate
 from tests.telemetry.collected import Collected, collecting
 
 
@@ -22,25 +23,6 @@ def collected(monkeypatch: pytest.MonkeyPatch) -> Iterator[Collected]:
         # `get_meter` was asked before there was a provider, or at an earlier test.
         monkeypatch.setattr("penstock.telemetry.metrics.meter_provider", lambda: collecting)
         yield found
-
-
-class Gate:
-    """Holds items back until it is opened, and tells how many have come."""
-
-    def __init__(self) -> None:
-        self.came = 0
-        self.changed = asyncio.Event()
-        self.opened = asyncio.Event()
-
-    async def pass_(self) -> None:
-        self.came += 1
-        self.changed.set()
-        await self.opened.wait()
-
-    async def has(self, count: int) -> None:
-        while self.came < count:
-            self.changed.clear()
-            await self.changed.wait()
 
 
 @ps.node
@@ -66,8 +48,7 @@ def held_by(gate: Gate, **policy: Any) -> ps.Graph[[int], int]:
 
     @ps.node(**policy)
     async def hold(x: int) -> int:
-        await gate.pass_()
-        return x
+        return await gate.wait(x)
 
     @ps.graph
     async def holding(x: int) -> int:
@@ -175,7 +156,7 @@ async def test_an_open_stream_tells_how_full_it_is(collected: Collected) -> None
         assert collected.total(names.METRIC_NODE_MAX_IN_FLIGHT, node="hold") == 2
         assert collected.total(names.METRIC_QUEUE_DEPTH, node="hold") == 3
         assert collected.total(names.METRIC_QUEUE_CAPACITY, node="hold") == 16
-        gate.opened.set()
+        gate.open()
         assert len([result async for result in results]) == 9
     assert collected.total(names.METRIC_STREAM_ITEMS, graph="holding", outcome="done") == 9
 
@@ -246,7 +227,7 @@ async def test_a_deployment_tells_its_places_and_whom_it_refused(collected: Coll
             )
         }  # fmt: skip
         assert list(now.values()) == [2, 2, 1, 1]
-        gate.opened.set()
+        gate.open()
         await asyncio.gather(*calls)
     outcomes = {point.attributes[names.OUTCOME]: point.count for point in collected.points(names.METRIC_RUN_DURATION)}
     assert outcomes == {"done": 3, "refused": 1}
@@ -263,7 +244,7 @@ async def test_a_call_that_expires_while_it_waits_for_a_place_is_no_refusal(coll
         await gate.has(1)
         with pytest.raises(TimeoutError):
             await service.run(holding(1), timeout_seconds=0)
-        gate.opened.set()
+        gate.open()
         await first
     assert collected.total(names.METRIC_RUN_DURATION, outcome="expired", error="DeadlineExceeded") == 1
     assert collected.total(names.METRIC_DEPLOYMENT_REFUSED) == 0
@@ -354,7 +335,7 @@ async def test_inboxes_tell_bytes_and_waits(collected: Collected) -> None:
 
     @ps.node(concurrency=1, capacity=1, max_bytes=1000)
     async def slow(page: bytes) -> int:
-        await gate.pass_()
+        await gate.wait(page)
         return len(page)
 
     @ps.node
@@ -368,7 +349,7 @@ async def test_inboxes_tell_bytes_and_waits(collected: Collected) -> None:
         assert collected.total(names.METRIC_QUEUE_SIZE, node="slow") == 10
         assert collected.total(names.METRIC_QUEUE_DEPTH, node="slow") == 1
         assert collected.points(names.METRIC_QUEUE_SIZE, node="pages") == []
-        gate.opened.set()
+        gate.open()
         assert [result async for result in results] == [10] * 4
     assert collected.total(names.METRIC_QUEUE_PUT_WAIT_TIME, node="slow") > 0
 
@@ -381,7 +362,7 @@ async def test_a_limit_that_scopes_share_counts_once(collected: Collected) -> No
         await gate.has(2)
         assert collected.total(names.METRIC_NODE_IN_FLIGHT, node="hold") == 2
         assert collected.total(names.METRIC_NODE_MAX_IN_FLIGHT, node="hold") == 3
-        gate.opened.set()
+        gate.open()
         await asyncio.gather(*calls)
 
 

@@ -610,14 +610,12 @@ async def test_profiles_of_another_thread_one_right_after_the_other(clock: Clock
         clock.take(1.0)
         return number
 
-    taking = ps.graph(take)
-
     def both() -> None:
         first.__exit__(None, None, None)
         taken.append(second.__enter__())
 
     first, second, taken = telemetry.profile(), telemetry.profile(), list[telemetry.Profile]()
-    async with engine.deploy(taking) as service:
+    async with engine.deploy(ps.graph(take)) as service:
         await asyncio.to_thread(first.__enter__)
         for number in range(10):
             await service(number)
@@ -665,8 +663,7 @@ async def test_an_item_in_flight_between_two_profiles_does_not_end_the_second(mo
         await go_on.wait()
         return number
 
-    waited = ps.graph(wait)
-    async with engine.deploy(waited) as service:
+    async with engine.deploy(ps.graph(wait)) as service:
         with telemetry.profile():
             call = asyncio.create_task(service(0))
             await begun.wait()

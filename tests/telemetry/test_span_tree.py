@@ -14,6 +14,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, StatusCode, Trace
 import penstock as ps
 from penstock import engine, testing
 from penstock.telemetry import names
+from tests.kit import slow_to_leave
 from tests.telemetry import span_targets
 from tests.tracing import Tracing, attributes_of, id_of, parent_of
 
@@ -90,9 +91,8 @@ async def test_a_node_that_awaits_what_was_cancelled_has_failed(
         await given_up
         return x
 
-    awaiting = ps.graph(await_cancelled)
     with pytest.raises(ps.NodeCancelledError):
-        await engine.run(awaiting(1))
+        await engine.run(ps.graph(await_cancelled)(1))
     [span] = tracing.named("await_cancelled")
     assert attributes_of(span)[names.OUTCOME] == "failed"
     assert attributes_of(span)[names.ERROR_TYPE] == "NodeCancelledError"
@@ -232,14 +232,6 @@ async def test_a_stream_says_how_it_ended_and_which_items_it_skipped(tracing: Tr
 
 
 def test_an_item_that_unwinds_after_its_reader_knows_says_how_it_ended(tracing: Tracing) -> None:
-    @ps.node
-    async def slow_to_leave(x: int) -> int:
-        try:
-            await asyncio.Event().wait()
-        finally:
-            await asyncio.sleep(1)
-        return x
-
     @ps.graph
     async def leaving(x: int) -> int:
         return await slow_to_leave(x)
@@ -284,8 +276,7 @@ async def test_a_fallback_is_an_event_and_the_execution_has_gone_well(tracing: T
     async def careful(x: int) -> int:
         raise LookupError(x)
 
-    carefully = ps.graph(careful)
-    assert await engine.run(carefully(4)) == -1
+    assert await engine.run(ps.graph(careful)(4)) == -1
     span = tracing.one("careful")
     assert outcomes([span]) == ["done"]
     assert [(event.name, dict(event.attributes or {})) for event in span.events] == [
@@ -302,8 +293,7 @@ async def test_a_failover_is_an_event_and_its_nodes_are_below(tracing: Tracing) 
     async def careful(x: int) -> int:
         raise LookupError(x)
 
-    carefully = ps.graph(careful)
-    assert await engine.run(carefully(4)) == -4
+    assert await engine.run(ps.graph(careful)(4)) == -4
     span = tracing.one("careful")
     assert outcomes([span]) == ["done"]
     assert [event.name for event in span.events] == [names.FAILOVER]
@@ -320,8 +310,7 @@ async def test_a_second_attempt_is_told_on_the_span_of_its_node(tracing: Tracing
         await asyncio.sleep(60 if attempts == 1 else 0)
         return x
 
-    soon = ps.graph(hedged)
-    assert await engine.run(soon(4)) == 4
+    assert await engine.run(ps.graph(hedged)(4)) == 4
     span = tracing.one("hedged")
     assert outcomes([span]) == ["done"]
     assert [event.name for event in span.events] == [names.HEDGE, names.HEDGE_WON]
@@ -508,11 +497,10 @@ async def test_only_streams_of_calls_have_items_to_trace(tracing: Tracing) -> No
     async def numbers(x: int) -> AsyncIterator[int]:
         yield x
 
-    numbered = ps.graph(numbers)
     with pytest.raises(ps.OptionsError, match="'trace_items' does not apply to run"):
         await engine.run(line(1), trace_items=True)
     with pytest.raises(ps.OptionsError, match=r"'trace_items' does not apply to stream\(call\)"):
-        engine.stream(numbered(1), trace_items=True)
+        engine.stream(ps.graph(numbers)(1), trace_items=True)
     with pytest.raises(ps.OptionsError, match="trace_items='yes': True or False"):
         engine.stream([line(1)], trace_items="yes")  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
 

@@ -146,8 +146,7 @@ async def test_an_error_without_a_text_is_the_one_that_is_raised(tracing: Tracin
 
 
 async def test_another_attempt_is_an_event_of_the_span(tracing: Tracing) -> None:
-    retrying = ps.graph(flaky)
-    assert await engine.run(retrying(1)) == 1
+    assert await engine.run(ps.graph(flaky)(1)) == 1
     events = tracing.one("flaky").events
     assert [(event.name, dict(event.attributes or {})) for event in events] == [
         (names.RETRY, {names.NODE: "flaky", names.ATTEMPT: 2, names.ERROR_TYPE: "ValueError", names.ERROR_MESSAGE: "1"})
@@ -163,8 +162,7 @@ async def test_an_unsampled_call_has_no_spans_of_nodes_and_its_warnings_still_fi
         assert trace.get_current_span().get_span_context().is_valid
         return x
 
-    warning = ps.graph(warn)
-    assert await engine.run(warning(1)) == 1
+    assert await engine.run(ps.graph(warn)(1)) == 1
     assert tracing.spans() == ()
 
 
