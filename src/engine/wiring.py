@@ -154,6 +154,15 @@ class Wiring(Scope):
         """Yield the counters of all nodes, also of those in bodies of control flow."""
         return step_snapshots(self._all_wired(), self._room, self._pools, self._threads)
 
+    def activity(self) -> int | None:
+        """Return how many executions have ended in its nodes; None while there are any, or a node has its own loop."""
+        ended = 0
+        for actor in [actor for wired in self._all_wired() for actor in wired.actors]:
+            if actor.limiter.in_flight or actor.bound._inbox is not None:
+                return None
+            ended += actor.completed + actor.failed
+        return ended
+
     def counters(self) -> Iterator[Reading]:
         """Yield counts of what all nodes have done, for metrics; also of the nodes in bodies of control flow."""
         return node_counters(self._all_wired())

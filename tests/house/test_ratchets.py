@@ -20,11 +20,11 @@ LIMITS = {
     "consume": Figures(lines=579, largest_file=230, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1219, largest_file=490, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6680, largest_file=600, slots=21, branches=13, broad_excepts=13),
-    "engine": Figures(lines=14672, largest_file=595, slots=21, branches=21, broad_excepts=35),
+    "engine": Figures(lines=14679, largest_file=595, slots=21, branches=21, broad_excepts=35),
     "saving": Figures(lines=1901, largest_file=558, slots=0, branches=20, broad_excepts=3),
     "serving": Figures(lines=1173, largest_file=293, slots=2, branches=18, broad_excepts=1),
-    "studio": Figures(lines=2016, largest_file=281, slots=0, branches=13, broad_excepts=1),
-    "telemetry": Figures(lines=3282, largest_file=472, slots=8, branches=15, broad_excepts=3),
+    "studio": Figures(lines=2014, largest_file=281, slots=0, branches=13, broad_excepts=1),
+    "telemetry": Figures(lines=3322, largest_file=472, slots=8, branches=15, broad_excepts=3),
     "testing": Figures(lines=513, largest_file=165, slots=1, branches=5, broad_excepts=2),
 }
 

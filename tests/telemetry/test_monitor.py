@@ -1,11 +1,15 @@
 """Snapshots of all scopes of a process, and what happened from one to the next."""
 
 import asyncio
+import time
 from contextlib import closing
+
+import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
 from penstock.telemetry import ScopeSnapshot
+from tests.kit import Gate
 
 
 @ps.node(concurrency=2)
@@ -72,3 +76,52 @@ async def test_from_one_snapshot_to_the_next_scopes_count_that_have_ended_meanwh
             assert third.lately is not None
             assert third.lately.nodes == ()
         assert all(step.timed is None for scope in telemetry.snapshot().scopes for step in scope.steps)
+
+
+async def test_places_are_busy_with_items_that_have_not_left_yet() -> None:
+    gate = Gate()
+    async with engine.deploy(gate.graph(concurrency=2, name="slow")) as service:
+        calls = [asyncio.ensure_future(service(number)) for number in range(5)]
+        await gate.has(2)
+        with closing(telemetry.Monitor()) as monitor:
+            monitor.snapshot()
+            await asyncio.sleep(0.05)  # the time that is told of
+            lately = monitor.snapshot().lately
+        with telemetry.profile() as profile:
+            await asyncio.sleep(0.05)
+        gate.open()
+        assert await asyncio.gather(*calls) == [0, 1, 2, 3, 4]
+    for one in (lately, profile):
+        assert one is not None
+        [node] = one.nodes
+        assert (node.node, node.count, node.busy_share) == ("slow", 0, pytest.approx(1.0, abs=0.1))
+        assert (one.verdict.node, one.verdict.limit) == ("slow", "places")
+
+
+async def test_a_handler_that_blocks_the_loop_is_what_limits() -> None:
+    @ps.node
+    async def hold(number: int) -> int:
+        time.sleep(0.03)  # noqa: ASYNC251 - that is the mistake
+        return number
+
+    async with engine.deploy(ps.graph(hold)) as service:
+        with closing(telemetry.Monitor()) as monitor:
+            await service(1)
+            monitor.snapshot()
+            for number in range(8):
+                await service(number)
+                await asyncio.sleep(0)
+            lately = monitor.snapshot().lately
+    assert lately is not None
+    assert (lately.verdict.node, lately.verdict.limit) == ("hold", "loop")
+
+
+async def test_scopes_in_which_nothing_has_moved_are_not_read_again() -> None:
+    async with engine.deploy(halves) as idle, engine.deploy(halves, max_in_flight=3) as used:
+        await asyncio.gather(idle(1), used(1))
+        with closing(telemetry.Monitor()) as monitor:
+            monitor.snapshot()
+            first = {scope.admitted: scope.steps for scope in monitor.snapshot().scopes}
+            await used(2)
+            second = {scope.admitted: scope.steps for scope in monitor.snapshot().scopes}
+    assert [first[admitted] is second[admitted] for admitted in first] == [admitted != (0, 3) for admitted in first]

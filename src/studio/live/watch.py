@@ -1,7 +1,7 @@
 """LiveSampler: what all nodes of this process do between two looks, as records and as a table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from ...engine import ActorStatistics
@@ -33,8 +33,8 @@ class NodeLook:
         failed: items that ended in an error here since then.
         total_completed: items that it has finished with a result in the scopes that are open now.
         total_failed: items that have ended in an error there.
-        busy_share: share of the time since the look before for which its places were busy with items that have left it
-            since; for a node without a limit, the number of items in it at a time. None if it is not known.
+        busy_share: share of the time since the look before for which its places were taken, also by items that are
+            still in it; for a node without a limit, the number of items in it at a time. None if it is not known.
         inbox_depth: items that wait in its inbox now.
         inbox_capacity: how many may wait there; None if unbounded.
         in_flight: items in it now.
@@ -99,9 +99,9 @@ def look_of(snapshot: Snapshot) -> LiveSnapshot:
 
 
 def _look_of(name: tuple[str, str], steps: Sequence[StepSnapshot], then: tuple[NodeProfile, str] | None) -> NodeLook:
-    now = ActorStatistics.total(map(_in_its_places, steps)) if steps else None
+    now = ActorStatistics.total([step.counters for step in steps]) if steps else None
     node, runs_on = then or (None, steps[0].runs_on)
-    limit = None if now is None else now.concurrency
+    limit = _limit_of(steps)
     share = 0.0 if node is None else node.busy_share
     if share is not None and limit is not None:
         share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
@@ -122,12 +122,10 @@ def _look_of(name: tuple[str, str], steps: Sequence[StepSnapshot], then: tuple[N
     )
 
 
-def _in_its_places(step: StepSnapshot) -> ActorStatistics:
-    """Return the counters of a node with the limit that bounds it: its own, or that of the stream or call around it."""
-    if not step.places:
-        return replace(step.counters, places=hash(step.key), concurrency=None)
-    own = step.places[0]
-    return replace(step.counters, places=hash(own.key), concurrency=own.limit)
+def _limit_of(steps: Sequence[StepSnapshot]) -> int | None:
+    """Return how many items may be in a node: by its own limit, or by that of the stream or call around it."""
+    limits = {step.places[0].key if step.places else None: step.places[0].limit if step.places else 0 for step in steps}
+    return None if None in limits or not limits else sum(limits.values())
 
 
 _COLUMNS: Final = (

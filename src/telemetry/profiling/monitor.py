@@ -4,12 +4,12 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Final
 
 from ..counters import told
 from . import collectors
 from .recording import Profile
 from .records import Host, ScopeSnapshot
-from .sums import Evidence
 from .timeline import TimelineRecorder
 from .watching import OpenScopes, settled, snapshot_of, thread_seconds
 
@@ -43,16 +43,22 @@ def snapshot() -> Snapshot:
     return Snapshot(os.getpid(), tuple(scopes))
 
 
+# The pause between two looks at an event loop, at first: while someone looks, all the time.
+_LOOK_SECONDS: Final = 0.01
+
+
 class Monitor:
     """Takes snapshots of all scopes of this process, each with a profile of the time since the one before.
 
     Until it is closed, it hears of each scope that opens or closes, and `async def` nodes are timed, as by `profile()`.
-    It does not need the event loops, so it also sees one that is blocked. One thread at a time may use it.
+    It looks at event loops and at the GIL a hundred times a second at most. It waits for no event loop, so it also
+    sees one that is blocked. One thread at a time may use it.
     """
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._scopes = OpenScopes()
+        self._scopes = OpenScopes(least_pause_seconds=_LOOK_SECONDS)
+        self._scopes.gil_watch.start()
         self._threads: dict[int, float] = {}
         self._looked: float | None = None
         collectors.begin(self._scopes)
@@ -66,18 +72,20 @@ class Monitor:
         now, before = perf_counter(), self._looked
         hosts = settled(lambda: collectors.hosts)
         scopes = tuple([one for host in hosts for _, one in self._scopes.look(host)])
-        sums, readers = self._scopes.taken()
+        sums, read = self._scopes.taken()
         loop_seconds = self._loop_seconds(hosts)
         self._looked = now
+        evidence = self._scopes.evidence_of(sums, read, now - (before or now), loop_seconds)
+        self._scopes.look_anew()
         if before is None:
             return Snapshot(self._process, scopes)
-        evidence = Evidence(sums, now - before, loop_seconds, readers)
         return Snapshot(self._process, scopes, Profile(lambda: evidence, TimelineRecorder(now), {}))
 
     def close(self) -> None:
         """End: handlers are timed no more than before."""
         collectors.end(self._scopes)
         if os.getpid() == self._process:  # in a process that was forked, a thread of the parent may hold the lock
+            self._scopes.gil_watch.stop()
             self._scopes.end()
 
     def _loop_seconds(self, hosts: Iterable[Host]) -> float | None:

@@ -1,10 +1,9 @@
 """Profile: it records what nodes do inside a `with`, and says which of them limits."""
 
-import asyncio
 import os
 import threading
 from collections.abc import Callable, Generator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import replace
 from time import perf_counter, thread_time
 
@@ -25,11 +24,11 @@ from ..tables import (
 from ..text import printable
 from . import collectors
 from .limits import Verdict, is_held
-from .records import Execution, ProfiledScope, ProfiledStream, StepSnapshot
-from .sums import CriticalPath, Evidence, NodeProfile, ReaderSum, critical_paths, node_profile_of
+from .records import Execution, ProfiledScope, StepSnapshot
+from .sums import CriticalPath, Evidence, NodeProfile, critical_paths, node_profile_of
 from .timeline import Timeline, TimelineRecorder, union_seconds, write_whole
 from .verdict import Prediction, find_verdict, predict
-from .watching import GilWatch, LoopWatch, OpenScopes, running_loop, settled, thread_seconds
+from .watching import OpenScopes, settled, thread_seconds
 
 _COLUMNS = (
     Column("node", is_number=False), Column("done"), Column("failed"), Column("busy"), Column("mean"), Column("p50"),
@@ -50,9 +49,6 @@ class _Recording(OpenScopes):
         self._began = perf_counter()
         # The processor time of threads at the beginning, and which of them run event loops.
         self._threads: dict[int, float] = {threading.get_native_id(): thread_time()}
-        self._loop_threads: set[int] = set()
-        self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
-        self._gil_watch = GilWatch(self._loop_threads)
         self._starts: list[Execution] = []
         self._final: Evidence | None = None
         self.timeline = TimelineRecorder(self._began)
@@ -61,32 +57,9 @@ class _Recording(OpenScopes):
     def scope_opened(self, scope: ProfiledScope) -> None:
         """Count what a new scope does, from zero, and look at the running loop from now on."""
         super().scope_opened(scope)
-        thread = threading.get_native_id()
         with self.lock:
             if not self.has_ended:
-                self._loop_threads.add(thread)
-                self._threads.setdefault(thread, thread_time())
-                self._watch(asyncio.get_running_loop()).scopes.add(scope)
-
-    def scope_closed(self, scope: ProfiledScope) -> None:
-        """Take the last numbers of a scope."""
-        super().scope_closed(scope)
-        with self.lock:
-            for watch in self._watches.values():
-                watch.scopes.discard(scope)
-
-    def reader_opened(self, reader: ProfiledStream) -> None:
-        """Count how long the reader of a new stream waits, from zero, and look at its window."""
-        with self.lock:
-            super().reader_opened(reader)
-            self._watch(reader.loop).readers.add(reader)
-
-    def reader_closed(self, reader: ProfiledStream) -> None:
-        """Take the last number of a stream."""
-        with self.lock:
-            super().reader_closed(reader)
-            for watch in self._watches.values():
-                watch.readers.discard(reader)
+                self._threads.setdefault(threading.get_native_id(), thread_time())
 
     def worker_started(self, began: float, ended: float) -> None:
         """Keep when a worker process started; on any thread."""
@@ -100,26 +73,20 @@ class _Recording(OpenScopes):
         """Begin to record: the engine reports to this object from now on."""
         collectors.begin(self)
         collectors.begin(self.timeline)
-        self._gil_watch.start()
+        self.gil_watch.start()
         for host in settled(lambda: collectors.hosts):
             if host.loop is None or host.loop_thread is None:
                 continue  # nothing has run there yet
             ran = thread_seconds(host.loop_thread)
             with self.lock:
-                self._loop_threads.add(host.loop_thread)
                 if ran is not None:
                     self._threads.setdefault(host.loop_thread, ran)
-                for scope, _ in self.look(host):
-                    self._watch(host.loop).scopes.add(scope)
-                for reader in settled(host.open_readers):
-                    self._watch(reader.loop).readers.add(reader)
+                self.look(host)
 
     def end(self) -> None:
         """Take the last numbers."""
-        self._gil_watch.stop()
+        self.gil_watch.stop()
         with self.lock:
-            for watch in self._watches.values():
-                watch.stop()
             try:
                 self._final = self.evidence()  # it still brings executions for the timeline
             finally:
@@ -128,7 +95,6 @@ class _Recording(OpenScopes):
                 super().end()
             # A profile that is kept must not keep alive the scopes that it has seen.
             self.taken()
-            self._watches.clear()
 
     def evidence(self) -> Evidence:
         """Return the evidence so far, of scopes that have ended and of those that are open."""
@@ -138,26 +104,12 @@ class _Recording(OpenScopes):
             now = perf_counter()
             sums, read = self.sums()
             cpu_seconds = self._loop_seconds()
-            watches = list(self._watches.values())
-        windows = {name: window for watch in watches for name, window in settled(watch.windows.items)}
-        readers = tuple(
-            ReaderSum(name, seconds, waited, windows.get(name), at) for name, (seconds, waited, at) in read.items()
-        )
-        taken = [
-            (used / time, places) for each in watches for (_, places), (time, used) in settled(each.admitted.items)
-        ]
-        admitted = max(taken, default=(0.0, 0))
-        looked = max(watches, key=lambda watch: watch.seconds, default=None)
-        gil = self._gil_watch.use()
-        late, delay_seconds = (0.0, 0.0) if looked is None else (looked.late_share, looked.delay_seconds)
-        late = max(0.0, late - gil.beside_loop)  # a loop that waits for the GIL is late as well
         on_devices = {
             name for name, node in sums.nodes.items() if node.timed.outside.device_seconds and node.step.gathers
         }
-        covered = self.timeline.covered_seconds(on_devices)
-        evidence = Evidence(
-            sums, now - self._began, cpu_seconds, readers, late, delay_seconds, covered_seconds=covered,
-            compiled_again=self.timeline.compiled_again(), admitted=admitted, gil=gil,
+        evidence = replace(
+            self.evidence_of(sums, read, now - self._began, cpu_seconds),
+            covered_seconds=self.timeline.covered_seconds(on_devices), compiled_again=self.timeline.compiled_again(),
             starting_seconds=union_seconds(self._starts, self._began),
         )  # fmt: skip
         # Only if needed: it takes a while to look through the timeline, which only shows which nodes do not hold the
@@ -167,22 +119,10 @@ class _Recording(OpenScopes):
     def _loop_seconds(self) -> float | None:
         """Return how long the busiest of the event loops' threads has run; None if unknown, as it has ended."""
         here = threading.get_native_id()
-        ran = {thread: thread_time() if thread == here else thread_seconds(thread) for thread in self._loop_threads}
+        ran = {thread: thread_time() if thread == here else thread_seconds(thread) for thread in self.loop_threads}
         before = self._threads
         times = [now - before[thread] for thread, now in ran.items() if now is not None and thread in before]
         return max(times, default=None)
-
-    def _watch(self, loop: asyncio.AbstractEventLoop) -> LoopWatch:
-        """Return the watch of a loop, and start it."""
-        watch = self._watches.get(loop)
-        if watch is None:
-            watch = self._watches[loop] = LoopWatch(loop)
-        if running_loop() is loop:
-            watch.start()
-        else:
-            with suppress(RuntimeError):  # it is closed
-                loop.call_soon_threadsafe(watch.start)
-        return watch
 
 
 class Profile(Rendered):

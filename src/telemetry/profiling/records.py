@@ -206,6 +206,10 @@ class ProfiledScope(Protocol):
         """Return what its nodes do now."""
         ...
 
+    def activity(self) -> int | None:
+        """Return a number that changes with the counters of its nodes; None if these may change without it."""
+        ...
+
     def measure(self, *, on: bool) -> None:
         """Time the handlers that are not timed otherwise, until this was turned off as often as on."""
         ...

@@ -47,6 +47,7 @@ class NodeSum:
         timed: the counts that only profiles keep.
         queue_seconds: for how long its inboxes were watched, over all of them.
         open_seconds: for how long its scopes were open, over all of them.
+        held_seconds: for how long its places were taken, over all items; also by those that are still in it.
         places: the keys of the groups whose places its items take.
         scale: in a model, how many times as long its batches take for each item.
     """
@@ -56,6 +57,7 @@ class NodeSum:
     timed: TimedReading = field(default_factory=TimedReading)
     queue_seconds: float = 0.0
     open_seconds: float = 0.0
+    held_seconds: float = 0.0
     places: dict[Hashable, None] = field(default_factory=dict[Hashable, None])
     scale: float = 1.0
 
@@ -120,7 +122,7 @@ class Group:
         bound: the option or rule that sets the limit.
         limit: how many places there are in one scope.
         is_pool: whether they are the places of a pool, and not of the nodes themselves.
-        busy: for each of the nodes, how long its items were in its handler.
+        busy: for each of the nodes, how long its items took places.
         place_seconds: the number of places, times the seconds for which they existed.
         is_of_runs: whether each run of a `map_each` over lists has so many places.
         at: "file:line" of the `map_each` that bounds them; empty for other places.
@@ -149,10 +151,12 @@ class Sums:
         self.groups: dict[Hashable, Group] = {}
 
     def add(self, before: ScopeSnapshot, after: ScopeSnapshot) -> None:
-        """Add the work of a scope between two snapshots; nothing, if no item has left any of its nodes."""
+        """Add the work of a scope between two snapshots; nothing, if its nodes had no items meanwhile."""
         earlier_steps = {step.key: step for step in before.steps}
         began, ended = before.seconds, after.seconds
-        if not any(_ended(step) > _ended(earlier_steps.get(step.key)) for step in after.steps):
+        if not any(
+            step.counters.in_flight or _ended(step) > _ended(earlier_steps.get(step.key)) for step in after.steps
+        ):
             return
         sharing: dict[Hashable, set[Name]] = {}
         for step in after.steps:
@@ -175,12 +179,15 @@ class Sums:
             if name not in opened:
                 opened.add(name)
                 node.open_seconds += ended - began
+            sharers = max([len(sharing[own.key]) for own in step.places[:1]], default=1)
+            held_seconds = _held_seconds(done, earlier, ended - began, sharers)
+            node.held_seconds += held_seconds
             for index, places in enumerate(step.places):
                 key = places.key if places.is_shared else (places.bound, frozenset(sharing[places.key]))
                 is_pool = index > 0 and places.bound in ("threads", "processes")
                 group = self.groups.setdefault(key, Group(places.bound, places.limit, is_pool, at=places.at))
                 node.places[key] = None
-                group.busy[name] = group.busy.get(name, 0.0) + (done.busy_seconds or 0.0)
+                group.busy[name] = group.busy.get(name, 0.0) + held_seconds
                 if places.key not in known:
                     known.add(places.key)
                     was = () if earlier is None else [one for one in earlier.places if one.key == places.key]
@@ -200,7 +207,7 @@ class Sums:
     def busy_share(self, node: NodeSum) -> float | None:
         """Return the share of the time for which a node's own places were busy; None if it is not timed."""
         place_seconds = sum(group.place_seconds for group in self.own_places(node)) or node.open_seconds
-        return None if node.busy_seconds is None or not place_seconds else node.busy_seconds / place_seconds
+        return None if node.busy_seconds is None or not place_seconds else node.held_seconds / place_seconds
 
     def own_places(self, node: NodeSum) -> list[Group]:
         """Return the groups of places that are a node's own, not those of a pool."""
@@ -209,6 +216,27 @@ class Sums:
 
 def _ended(step: StepSnapshot | None) -> int:
     return 0 if step is None else step.counters.completed + step.counters.failed
+
+
+def _held_seconds(done: ActorStatistics, earlier: StepSnapshot | None, seconds: float, sharers: int) -> float:
+    """Return for how long items took places of a node between two snapshots, over all items.
+
+    The time of an item is counted when the item leaves. Where items take longer than the time between the snapshots,
+    the places that were taken at both of them tell more.
+
+    Args:
+        done: what has been counted between the snapshots, and the items in flight at the later one.
+        earlier: the earlier snapshot; None if there is none.
+        seconds: the time between the two.
+        sharers: how many nodes share the places.
+    """
+    if done.busy_seconds is None:
+        return 0.0
+    ended = done.completed + done.failed
+    if ended and done.busy_seconds <= ended * seconds:
+        return done.busy_seconds
+    before = 0 if earlier is None else earlier.counters.in_flight
+    return (before + done.in_flight) / 2 * seconds / sharers
 
 
 def _comparable(before: StepSnapshot | None, now: StepSnapshot) -> StepSnapshot | None:
@@ -454,10 +482,10 @@ class NodeProfile:
         busy_seconds: the time in its handler over all items, including waits; in a thread, also the wait for a
             free one; in a worker process, from its begin there. None for a node that gives or reads a stream, whose
             time would include that of other nodes.
-        busy_share: `busy_seconds` divided by the place-seconds: how many items the node may have at a time, times the
-            seconds for which its scopes were open inside of the profile. 1 means always busy. A node without a limit
-            counts as one place; its share is the number of items that it had at a time, on average. None if
-            `busy_seconds` is None.
+        busy_share: the time for which its places were taken, divided by the place-seconds: how many items it may have
+            at a time, times the seconds for which its scopes were open inside of the profile. 1 means always busy.
+            Items that are still in it count, too. A node without a limit counts as one place; its share is the number
+            of items in it at a time, on average. None if `busy_seconds` is None.
         p50_seconds: half of its executions, with all attempts of each, took at most this long. None if none was timed.
         p90_seconds: 90 % of its executions took at most this long.
         p99_seconds: 99 % of its executions took at most this long.

@@ -245,7 +245,7 @@ def _order_of(window: WindowSum, before: CriticalPath | None, after: CriticalPat
 def find_verdict(evidence: Evidence) -> Verdict:
     """Return what limits."""
     nodes = evidence.sums.nodes
-    if evidence.elapsed_seconds <= 0 or not any(node.ended for node in nodes.values()):
+    if evidence.elapsed_seconds <= 0 or not any(node.ended or node.held_seconds for node in nodes.values()):
         return Verdict(None, "nothing ran while the profile was taken", "put the calls inside of its `with` block")
     # What a handler waits for its turn on the loop is part of why its places are taken, and no reason to spare them.
     plain = without_pool_waits(evidence)

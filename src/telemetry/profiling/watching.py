@@ -6,20 +6,33 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from math import sqrt
 from time import clock_gettime, monotonic, perf_counter, sleep
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple, TypeAlias, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
 from . import collectors
 from .records import Host, ProfiledScope, ProfiledStream, ScopeSnapshot
-from .sums import EVENT_LOOP, GilUse, Holder, ReaderSum, Sums, WindowSum
+from .sums import EVENT_LOOP, Evidence, GilUse, Holder, ReaderSum, Sums, WindowSum
 
 T = TypeVar("T")
 
+# Of the readers of streams, by the names of these: for how long they were open and waited, and "file:line".
+Read: TypeAlias = dict[str, tuple[float, float, str]]
+
 # A collection may change while it is copied, which raises. So many changes in a row do not happen.
 _ATTEMPTS = 100
+
+
+# At first every millisecond, so that a short profile has enough looks; then fewer and fewer, some 180 each time that
+# the time doubles, however long it takes.
+_LEAST_PAUSE_SECONDS: Final = 0.001
+
+
+# For how long a look at many scopes may keep the GIL from event loops at a time.
+_SLICE_SECONDS: Final = 0.005
 
 
 class _Since(NamedTuple):
@@ -28,6 +41,7 @@ class _Since(NamedTuple):
     scope: ReferenceType[ProfiledScope]
     loop: asyncio.AbstractEventLoop | None
     snapshot: ScopeSnapshot
+    activity: int | None = None
 
 
 class OpenScopes(collectors.Collector):
@@ -35,22 +49,31 @@ class OpenScopes(collectors.Collector):
 
     Scopes are held weakly: the scope that the runs of a graph share is collected with the graph.
 
+    Args:
+        least_pause_seconds: the pause between two looks at an event loop, at first.
+
     Attributes:
         lock: held for a moment only: event loops wait for it when they open and close scopes. Reentrant, because a
             signal handler may look while it is held.
         has_ended: whether nothing is measured any more.
+        loop_threads: the native ids of the threads that run event loops.
+        gil_watch: finds which threads hold the GIL, once it is started.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, least_pause_seconds: float = _LEAST_PAUSE_SECONDS) -> None:
         self.lock = threading.RLock()
         self.has_ended = False
+        self.loop_threads: set[int] = set()
+        self.gil_watch = GilWatch(self.loop_threads)
+        self._least_pause_seconds = least_pause_seconds
+        self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._sums = Sums()  # of what has closed
         self._since: dict[int, _Since] = {}
         # Not added to the sums yet: they are collected as garbage, anywhere, where nothing may be waited for.
         self._vanished: deque[ScopeSnapshot] = deque()
         # When each open stream was last looked at, and how long its reader had waited; and the sums of these by name.
         self._readers: dict[ProfiledStream, tuple[float, float]] = {}
-        self._read: dict[str, tuple[float, float, str]] = {}
+        self._read: Read = {}
 
     def scope_opened(self, scope: ProfiledScope) -> None:
         """Count what a new scope of the running loop does, from zero."""
@@ -58,14 +81,18 @@ class OpenScopes(collectors.Collector):
             if self.has_ended:  # meanwhile, in another thread
                 return
             self._add_vanished()
-            opened = ScopeSnapshot(id(scope), perf_counter())
-            self._since[id(scope)] = _Since(ref(scope), asyncio.get_running_loop(), opened)
+            opened, loop = ScopeSnapshot(id(scope), perf_counter()), asyncio.get_running_loop()
+            self._since[id(scope)] = _Since(ref(scope), loop, opened)
+            self.loop_threads.add(threading.get_native_id())
+            self._watch(loop).scopes.add(scope)
         scope.measure(on=True)
 
     def scope_closed(self, scope: ProfiledScope) -> None:
         """Take the last numbers of a scope."""
         with self.lock:
             self._add_vanished()
+            for watch in self._watches.values():
+                watch.scopes.discard(scope)
             if (since := self._since.pop(id(scope), None)) is None:
                 return
             self._sums.add(since.snapshot, snapshot_of(scope))
@@ -79,12 +106,15 @@ class OpenScopes(collectors.Collector):
         """Count how long the reader of a new stream waits, from zero."""
         with self.lock:
             self._readers[reader] = perf_counter(), reader.reader_wait_seconds
+            self._watch(reader.loop).readers.add(reader)
 
     def reader_closed(self, reader: ProfiledStream) -> None:
         """Take the last number of a stream."""
         with self.lock:
             if (since := self._readers.pop(reader, None)) is not None:
                 _add_reader(self._read, reader, since)
+            for watch in self._watches.values():
+                watch.readers.discard(reader)
 
     def look(self, host: Host) -> list[tuple[ProfiledScope, ScopeSnapshot]]:
         """Add what scopes and readers of a host have done since the last look; returns the scopes, and what they do.
@@ -92,33 +122,49 @@ class OpenScopes(collectors.Collector):
         Scopes that were not measured yet are measured from now on.
         """
         found: list[tuple[ProfiledScope, ScopeSnapshot]] = []
+        began = perf_counter()
+        if host.loop_thread is not None:
+            self.loop_threads.add(host.loop_thread)
         for scope in settled(host.open_scopes):
             with self.lock:
-                self._add_vanished()
-                since = self._since.get(id(scope))
-                if since is None:
-                    _in_thread_of(host.loop, partial(scope.measure, on=True))
-                snapshot = snapshot_of(scope)
-                if since is not None:
-                    self._sums.add(since.snapshot, snapshot)
-                self._since[id(scope)] = _Since(ref(scope), host.loop, snapshot)
+                snapshot = self._look_at(scope, host)
             found.append((scope, snapshot))
+            if perf_counter() - began > _SLICE_SECONDS and running_loop() is not host.loop:
+                sleep(_SLICE_SECONDS)  # without the GIL: an event loop needs it now
+                began = perf_counter()
         with self.lock:  # a stream that closes meanwhile is reported afterwards
             for reader in settled(host.open_readers):
                 if (read := self._readers.get(reader)) is not None:
                     _add_reader(self._read, reader, read)
                 self._readers[reader] = perf_counter(), reader.reader_wait_seconds
+                self._watch(reader.loop).readers.add(reader)
         return found
 
-    def taken(self) -> tuple[Sums, tuple[ReaderSum, ...]]:
+    def _look_at(self, scope: ProfiledScope, host: Host) -> ScopeSnapshot:
+        self._add_vanished()
+        if host.loop is not None:
+            self._watch(host.loop).scopes.add(scope)
+        since, [activity] = self._since.get(id(scope)), settled(partial(_activity_of, scope))
+        if since is None:
+            _in_thread_of(host.loop, partial(scope.measure, on=True))
+            snapshot = snapshot_of(scope)
+        elif activity is not None and activity == since.activity:
+            snapshot = replace(since.snapshot, seconds=perf_counter())  # nothing has moved
+        else:
+            snapshot = snapshot_of(scope)
+            self._sums.add(since.snapshot, snapshot)
+        self._since[id(scope)] = _Since(ref(scope), host.loop, snapshot, activity)
+        return snapshot
+
+    def taken(self) -> tuple[Sums, "Read"]:
         """Return the sums of nodes and readers, and begin new ones."""
         with self.lock:
             self._add_vanished()
             sums, self._sums = self._sums, Sums()
             read, self._read = self._read, {}
-        return sums, tuple([ReaderSum(name, seconds, waited, None, at) for name, (seconds, waited, at) in read.items()])
+        return sums, read
 
-    def sums(self) -> tuple[Sums, dict[str, tuple[float, float, str]]]:
+    def sums(self) -> tuple[Sums, "Read"]:
         """Return copies of the sums of nodes and readers, with what was done since they were last looked at."""
         with self.lock:
             self._add_vanished()
@@ -130,10 +176,45 @@ class OpenScopes(collectors.Collector):
                 _add_reader(read, reader, seconds)
         return sums, read
 
+    def evidence_of(self, sums: Sums, read: "Read", elapsed_seconds: float, loop_cpu_seconds: float | None) -> Evidence:
+        """Return evidence of sums of nodes and readers, with what the looks at event loops and the GIL have seen."""
+        with self.lock:
+            looks = [watch.seen for watch in self._watches.values()]
+        windows = {name: window for seen in looks for name, window in settled(seen.windows.items)}
+        readers = tuple(
+            ReaderSum(name, seconds, waited, windows.get(name), at) for name, (seconds, waited, at) in read.items()
+        )
+        taken = [(used / time, places) for seen in looks for (_, places), (time, used) in settled(seen.admitted.items)]
+        longest = max(looks, key=lambda seen: seen.seconds, default=LoopLooks())
+        gil = self.gil_watch.use()
+        late = max(0.0, longest.late_share - gil.beside_loop)  # a loop that waits for the GIL is late as well
+        return Evidence(
+            sums, elapsed_seconds, loop_cpu_seconds, readers, late, longest.delay_seconds,
+            admitted=max(taken, default=(0.0, 0)), gil=gil,
+        )  # fmt: skip
+
+    def look_anew(self) -> None:
+        """Forget what the looks at event loops and the GIL have seen."""
+        with self.lock:
+            for watch in self._watches.values():
+                watch.look_anew()
+        self.gil_watch.look_anew()
+
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> "LoopWatch":
+        """Return the watch of a loop, and start it."""
+        watch = self._watches.get(loop)
+        if watch is None:
+            watch = self._watches[loop] = LoopWatch(loop, self._least_pause_seconds)
+        _in_thread_of(loop, watch.start)
+        return watch
+
     def end(self) -> None:
         """Measure nothing more."""
         with self.lock:
             self.has_ended = True
+            for watch in self._watches.values():
+                watch.stop()
+            self._watches.clear()
             left, self._since = self._since, {}
             self._vanished.clear()
             self._readers.clear()
@@ -154,7 +235,11 @@ def snapshot_of(scope: ProfiledScope) -> ScopeSnapshot:
     return ScopeSnapshot(id(scope), perf_counter(), steps, None if scope.admitted is None else scope.admitted())
 
 
-def _add_reader(read: dict[str, tuple[float, float, str]], reader: ProfiledStream, since: tuple[float, float]) -> None:
+def _activity_of(scope: ProfiledScope) -> tuple[int | None]:
+    return (scope.activity(),)
+
+
+def _add_reader(read: Read, reader: ProfiledStream, since: tuple[float, float]) -> None:
     [name] = settled(lambda: [reader.name])
     open_seconds, waited_seconds, _ = read.get(name, (0.0, 0.0, ""))
     opened, waited = open_seconds + perf_counter() - since[0], waited_seconds + reader.reader_wait_seconds - since[1]
@@ -210,9 +295,6 @@ def thread_seconds(thread: int) -> float | None:
         return None
 
 
-# At first every millisecond, so that a short profile has enough looks; then fewer and fewer, some 180 each time that
-# the time doubles, however long it takes.
-_LEAST_PAUSE_SECONDS: Final = 0.001
 _PAUSE_SHARE: Final = 1 / 256
 # Multiples of the golden ratio, modulo 1, are spread evenly. Looks at equal distances would fall in step with handlers
 # that run at a regular pace, and would always see them in the same state.
@@ -225,26 +307,17 @@ _LEAST_LATE: Final = 3
 _MOST: Final = 0.5
 
 
-class LoopWatch:
-    """Looks at the streams on one event loop, from the first scope that is opened until `stop`.
+class LoopLooks:
+    """What the looks at one event loop have seen.
 
     Attributes:
-        scopes: the scopes that are open.
-        readers: the streams that are open.
         windows: how full the windows of streams were, by the names of the streams.
         admitted: of each deployment, for how long it was looked at, and its places were taken, over all places.
         seconds: the time that the looks stand for: each stands for the time since the look before.
         late_seconds: the part of `seconds` in which the loop was blocked, so that the timer of the look was late.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._timer: asyncio.TimerHandle | None = None
-        self._began: float | None = None
-        self._looks = 0
-        self._is_on = True
-        self.scopes: WeakSet[ProfiledScope] = WeakSet()
-        self.readers: set[ProfiledStream] = set()
+    def __init__(self) -> None:
         self.windows: dict[str, WindowSum] = {}
         self.admitted: defaultdict[tuple[int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
         self.seconds = 0.0
@@ -252,6 +325,15 @@ class LoopWatch:
         self._delays = 0.0
         self._late = 0
         self._held_seconds = 0.0
+
+    def passed(self, seconds: float, late_seconds: float) -> None:
+        """Add the time since the look before, and by how much the timer of this look was late."""
+        self.seconds += seconds
+        if late_seconds > _LATE_SECONDS:
+            self.late_seconds += seconds
+            self._late += 1
+            self._held_seconds += late_seconds
+            self._delays += late_seconds * seconds
 
     @property
     def late_share(self) -> float:
@@ -266,6 +348,31 @@ class LoopWatch:
     @property
     def _is_habit(self) -> bool:
         return self._late >= _LEAST_LATE or self._held_seconds > _MOST * self.seconds
+
+
+class LoopWatch:
+    """Looks at the streams on one event loop, from the first scope that is opened until `stop`.
+
+    Attributes:
+        scopes: the scopes that are open.
+        readers: the streams that are open.
+        seen: what the looks have seen.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, least_pause_seconds: float = _LEAST_PAUSE_SECONDS) -> None:
+        self._loop = loop
+        self._least_pause_seconds = least_pause_seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._began: float | None = None
+        self._looks = 0
+        self._is_on = True
+        self.scopes: WeakSet[ProfiledScope] = WeakSet()
+        self.readers: set[ProfiledStream] = set()
+        self.seen = LoopLooks()
+
+    def look_anew(self) -> None:
+        """Forget what was seen, and look as often as at first; from any thread."""
+        self._began, self.seen = self._loop.time(), LoopLooks()
 
     def start(self) -> None:
         """Look from now on, as long as something is open; called in the thread of the loop."""
@@ -285,7 +392,7 @@ class LoopWatch:
         assert self._began is not None
         now = self._loop.time()
         self._looks += 1
-        pause = max(_LEAST_PAUSE_SECONDS, (now - self._began) * _PAUSE_SHARE)
+        pause = max(self._least_pause_seconds, (now - self._began) * _PAUSE_SHARE)
         pause *= 0.5 + self._looks * _GOLDEN % 1
         self._timer = self._loop.call_later(pause, self._look, now, now + pause)
 
@@ -293,22 +400,17 @@ class LoopWatch:
         self._timer = None
         if not self._is_on or not (self.scopes or self.readers):
             return
-        now = self._loop.time()
-        self.seconds += now - began
-        if now - due > _LATE_SECONDS:
-            self.late_seconds += now - began
-            self._late += 1
-            self._held_seconds += now - due
-            self._delays += (now - due) * (now - began)
+        now, seen = self._loop.time(), self.seen
+        seen.passed(now - began, now - due)
         for reader in tuple(self.readers):
             look = reader.look()
             if look is not None:
-                found = self.windows.setdefault(reader.name, WindowSum(look.size, look.ordered))
+                found = seen.windows.setdefault(reader.name, WindowSum(look.size, look.ordered))
                 found.add(look, now - began)
         for scope in tuple(self.scopes):
             if scope.admitted is not None:
                 taken, places = scope.admitted()
-                held = self.admitted[id(scope), places]
+                held = seen.admitted[id(scope), places]
                 held[:] = held[0] + now - began, held[1] + taken / places * (now - began)
         self._wait()
 
@@ -340,9 +442,8 @@ class GilWatch:
 
     def __init__(self, loops: Collection[int]) -> None:
         self._loops = loops
-        self._held: dict[Holder, float] = defaultdict(float)
-        self._seconds = self._waited = self._loop_waited = 0.0
         self._over = threading.Event()
+        self.look_anew()
         # A daemon: a profile that is never ended must not keep the interpreter from ending.
         self._thread = threading.Thread(target=self._run, name="penstock-profile", daemon=True)
 
@@ -355,6 +456,12 @@ class GilWatch:
         self._over.set()
         self._thread.join()
 
+    def look_anew(self) -> None:
+        """Forget what was seen, and look as often as at first; from any thread."""
+        self._began = monotonic()
+        self._held: dict[Holder, float] = defaultdict(float)
+        self._seconds = self._waited = self._loop_waited = 0.0
+
     def use(self) -> GilUse:
         """Return how the GIL was shared up to now."""
         seconds = self._seconds
@@ -364,7 +471,7 @@ class GilWatch:
         return GilUse(held, self._waited / seconds, self._loop_waited / seconds)
 
     def _run(self) -> None:
-        began = looked = monotonic()
+        looked = monotonic()
         pause, looks = _LEAST_GIL_PAUSE_SECONDS, 0
         while not self._over.wait(pause * (0.5 + looks * _GOLDEN % 1)):
             waited, held = self._look()
@@ -375,7 +482,7 @@ class GilWatch:
                 self._held[holder] += share * (now - looked)
             self._seconds += now - looked
             looked, looks = now, looks + 1
-            pause = max(_LEAST_GIL_PAUSE_SECONDS, (now - began) * _GIL_PAUSE_SHARE)
+            pause = max(_LEAST_GIL_PAUSE_SECONDS, (now - self._began) * _GIL_PAUSE_SHARE)
 
     def _look(self) -> tuple[float, dict[Holder, float]]:
         """Ask for the GIL once; returns how many seconds that took, and for which share each holder had the GIL."""
