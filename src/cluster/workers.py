@@ -207,6 +207,7 @@ class OnWorkers(extension.Bound):
         super().__init__()
         self._pool = pool
         self._node, self._callee = site.node, site.callee
+        self._is_coroutine = site.node.is_async or site.node.gives_stream or _is_async(site.callee)
         self._scope = site.scope
         self._resources = {name: pool.numbered(opens) for name, opens in site.resources.items()}
         self._keeps_result = site.keeps_result
@@ -229,8 +230,7 @@ class OnWorkers(extension.Bound):
             stand_in: _Instances = self._scope.instance(node)
             instance, fn = stand_in.recipe, stand_in.cls
         request = Request(attempt.info, attempt.trace_context(), args, kwargs, resources, instance)
-        is_coroutine = node.is_async or node.gives_stream or _is_async(fn)
-        return await pool.call(fn, node.name, request, is_coroutine, attempt.begun, self._keeps_result)
+        return await pool.call(fn, node.name, request, self._is_coroutine, attempt.begun, self._keeps_result)
 
     async def run(self, attempt: extension.Attempt) -> Any:
         """Have a worker make the call."""
