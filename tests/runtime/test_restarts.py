@@ -619,6 +619,7 @@ STOPPED_AND_STARTED = {
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
 @pytest.mark.parametrize(("strategy", "crashing"), STOPPED_AND_STARTED)
+@virtual
 async def test_a_strategy_takes_siblings_of_all_graphs_along(strategy: Any, crashing: str, scheduler: Any) -> None:
     journal: list[str] = []
     lives, _, (first, second) = three(journal)
@@ -996,6 +997,7 @@ async def test_a_stream_goes_on_after_a_crash(scheduler: Any) -> None:
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
+@virtual
 async def test_a_stream_whose_nodes_crash_too_often_fails_as_a_whole(scheduler: Any) -> None:
     life = Life("machine")
     call = calling(machine(life))
@@ -1007,6 +1009,7 @@ async def test_a_stream_whose_nodes_crash_too_often_fails_as_a_whole(scheduler: 
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
+@virtual
 async def test_the_last_crash_of_a_run_is_its_error_if_nothing_else_is_left_to_do(scheduler: Any) -> None:
     life = Life("machine")
     node = machine(life, retry=ps.Retry(attempts=4, retry_on=Broken))
@@ -1016,6 +1019,7 @@ async def test_the_last_crash_of_a_run_is_its_error_if_nothing_else_is_left_to_d
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
+@virtual
 async def test_a_run_whose_nodes_crash_too_often_fails(scheduler: Any) -> None:
     life = Life("machine")
     node = machine(life, retry=ps.Retry(attempts=100))
