@@ -111,7 +111,7 @@ def _hierarchies(root: Path) -> Iterator[_Hierarchy]:
 
 def _text(path: Path) -> str:
     try:
-        return path.read_text().strip()
+        return path.read_text(errors="replace").strip()
     except OSError:
         return ""
 
@@ -175,12 +175,9 @@ def read_cpu(proc: Path = Path("/proc")) -> CpuStatus:
         proc: the folder of the kernel's tables.
     """
     fields: dict[str, str] = {}
-    try:
-        for line in (proc / "cpuinfo").read_text(errors="replace").splitlines():
-            key, _, value = line.partition(":")
-            fields.setdefault(key.strip().lower(), value.strip())
-    except OSError:  # no Linux
-        pass
+    for line in _text(proc / "cpuinfo").splitlines():
+        key, _, value = line.partition(":")
+        fields.setdefault(key.strip().lower(), value.strip())
     get_affinity: Callable[[int], set[int]] | None = getattr(os, "sched_getaffinity", None)
     return CpuStatus(
         model=fields.get("model name") or platform.processor(),

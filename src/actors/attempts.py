@@ -10,7 +10,7 @@ from time import perf_counter
 from types import CoroutineType, GeneratorType, coroutine
 from typing import TYPE_CHECKING, Any, Final, NoReturn, cast
 
-from .._errors import Interrupted, NodeCancelledError, NodeTimeoutError, add_note
+from .._errors import Interrupted, NodeTimeoutError, add_note
 from ..telemetry import logs, names, spans
 from .accepted import check
 from .accepted import number as number_of
@@ -32,7 +32,7 @@ from .execution import (
     leave_outside_call,
     outside_call_ended,
 )
-from .frame import Frame
+from .frame import Frame, foreign_cancel
 from .policy import Policy, Retry
 from .tasks import start_task
 
@@ -105,9 +105,7 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
             if attempt._member.cancels or task.cancelling() > attempt._undisturbed:
                 raise
             _note_failure(attempt)
-            raise NodeCancelledError(
-                f"something that node {attempt._actor.name!r} awaited was cancelled, but not the node itself"
-            ) from error
+            raise foreign_cancel(error, attempt._actor.name) from error
         except Interrupted:  # a question is not a failure
             raise
         except Exception:
@@ -742,11 +740,11 @@ class SecondAttempt:
             self.has_result = True
         except asyncio.CancelledError:
             pass  # by the engine, or with the loop: the first attempt decides what becomes of the item
-        except Exception as error:  # noqa: BLE001 - the first attempt decides
-            if self._race is not None:
+        except BaseException as error:  # noqa: BLE001 - the first attempt decides
+            if not isinstance(error, Exception):  # as in a worker: it ends more than the item
+                self._frame.fail(error, self._actor, self._attempt)
+            elif self._race is not None:
                 handled(self._race.first, "hedge", error)
-        except BaseException as error:  # noqa: BLE001 - as in a worker: it ends more than the item
-            self._frame.fail(error, self._actor, self._attempt)
         finally:
             self.position.attempt_deadline = None
             leave_outside_call(member, self._actor, self._frame)

@@ -9,7 +9,7 @@ from dataclasses import KW_ONLY, dataclass
 from types import MappingProxyType
 from typing import Any, Final, Generic, Literal, Protocol, TypeVar, cast
 
-from .._errors import InboxClosed, NodeCancelledError, OptionsError, Overloaded, copy_of, with_cause
+from .._errors import InboxClosed, OptionsError, Overloaded, copy_of
 from .accepted import (
     NOT_NEGATIVE,
     POSITIVE,
@@ -22,6 +22,7 @@ from .accepted import (
     whole,
 )
 from .channel import PriorityFifo
+from .frame import foreign_cancel
 from .loop_host import Actor
 from .own_loops import Inbox, Request, RunningBatch, Work
 from .packing import Rows
@@ -492,7 +493,7 @@ class Batcher(Actor[T, U]):
     def _failures(self, error: BaseException, batch: list[Request[T, U]]) -> list[Any]:
         """Return an exception for each item of a batch whose function has raised, or could not be called."""
         if isinstance(error, asyncio.CancelledError):
-            return [_foreign_cancel(self._name, error) for _ in batch]
+            return [foreign_cancel(error, self._name) for _ in batch]
         return [error, *(copy_of(error) for _ in batch[1:])]
 
     def _settle(self, batch: list[Request[T, U]], results: list[Any], first: int = 0) -> None:
@@ -640,11 +641,6 @@ class ThreadBatcher(Batcher[T, U]):
         self._settle(batch, results)
         if self._queue.room > 0:
             self._room.notify_all()
-
-
-def _foreign_cancel(name: str, cause: BaseException) -> NodeCancelledError:
-    told = f"something that node {name!r} awaited was cancelled, but not the node itself"
-    return with_cause(NodeCancelledError(told), cause)
 
 
 def results_of(results: object, size: int, name: str) -> list[Any]:

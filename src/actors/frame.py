@@ -567,10 +567,18 @@ async def _discarded(discard: Any, value: Any) -> None:
         await done
 
 
-def foreign_cancel(cause: BaseException | None) -> NodeCancelledError:
-    """Return the error of an item whose handler was cancelled, but not by the engine."""
-    told = "something that it awaited was cancelled, or its own task was"
-    return with_cause(NodeCancelledError(f"the handler was cancelled, but not by the engine: {told}"), cause)
+def foreign_cancel(cause: BaseException | None, node: str = "") -> NodeCancelledError:
+    """Return the error of an item whose handler was cancelled, but not by the engine.
+
+    Args:
+        cause: the cancellation.
+        node: the name of the node, if its own task was not cancelled.
+    """
+    told = f"something that node {node!r} awaited was cancelled, but not the node itself"
+    if not node:
+        why = "something that it awaited was cancelled, or its own task was"
+        told = f"the handler was cancelled, but not by the engine: {why}"
+    return with_cause(NodeCancelledError(told), cause)
 
 
 def hand_over(error: BaseException | None) -> None:

@@ -261,16 +261,12 @@ def _leave_to_parent() -> None:
     process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
-def _hold_children() -> None:
-    _children_lock.acquire()
-
-
 def _let_children_go() -> None:
     with suppress(RuntimeError):  # a signal handler has raised while this thread waited for the lock, and fork goes on
         _children_lock.release()
 
 
-os.register_at_fork(before=_hold_children, after_in_parent=_let_children_go, after_in_child=_leave_to_parent)
+os.register_at_fork(before=_children_lock.acquire, after_in_parent=_let_children_go, after_in_child=_leave_to_parent)
 
 
 def where_script_runs() -> str:

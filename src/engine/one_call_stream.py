@@ -284,32 +284,34 @@ class StreamingCall(Listener):
     async def _run(self) -> None:
         """Wait for the admission of the call and for its end, and leave the scope."""
         self._begun = True
-        try:
-            if self._error is None:
-                self._settled = asyncio.Event()
-                if self._kept is not None:
-                    await self._kept.begin()
-                    self._kept.belong(self._frame.context)
-                if self._kept is None or not self._kept.is_finished:
-                    self._launch(*await self._where.admit(self._call, self._options.priority, self._frame.ends_at))
-                    await until(self._settled.is_set, self._settled.wait)
-            else:
-                self._where.withdrawn()
-        except asyncio.CancelledError as error:
-            self._cancelled(error)
-        except BaseException as error:  # noqa: BLE001 - the reader raises it
-            self._error = error
+        await self._noting(self._admitted())
         await self._end()
 
+    async def _admitted(self) -> None:
+        """Begin the call once it is admitted, and wait for its last handler."""
+        if self._error is not None:
+            self._where.withdrawn()
+            return
+        self._settled = asyncio.Event()
+        if self._kept is not None:
+            await self._kept.begin()
+            self._kept.belong(self._frame.context)
+        if self._kept is None or not self._kept.is_finished:
+            self._launch(*await self._where.admit(self._call, self._options.priority, self._frame.ends_at))
+            await until(self._settled.is_set, self._settled.wait)
+
     async def _end(self) -> None:
+        await self._noting(uninterrupted(self._ended()))  # which fails if a stateful node could not be left
+        self._finish()
+
+    async def _noting(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await a part of the life of the call, and keep its error, which the reader raises."""
         try:
-            await uninterrupted(self._ended())
-        except asyncio.CancelledError as error:
-            self._cancelled(error)
-        except BaseException as error:  # noqa: BLE001 - the reader raises it: a stateful node could not be left
+            await work
+        except BaseException as error:  # noqa: BLE001 - the reader raises it
+            if isinstance(error, asyncio.CancelledError):  # by `abort`, or from outside, as when the loop is shut down
+                error = with_cause(NodeCancelledError("the task of this stream was cancelled"), error)
             self._error = self._error or error
-        finally:
-            self._finish()
 
     def _finish(self) -> None:
         self.uptime.stop()
@@ -340,11 +342,6 @@ class StreamingCall(Listener):
         if self._frame.state == "done":
             return None
         return self.interruption or self._error or self._frame.error or asyncio.CancelledError()
-
-    def _cancelled(self, cause: BaseException) -> None:
-        """Note that the task was cancelled: by `abort`, or from outside, such as when the loop is shut down."""
-        if self._error is None:
-            self._error = with_cause(NodeCancelledError("the task of this stream was cancelled"), cause)
 
     def _launch(self, scope: Scope, wired: Wired, item: int) -> None:
         self._scope = scope

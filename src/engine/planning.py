@@ -413,7 +413,7 @@ def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
     kept: list[Step] = []
     changes: list[str] = []
     for original in _all_steps(draft):
-        step = _with_sources(original, merged)
+        step = original.with_reads(lambda read: _renumbered(read, merged)) if merged else original
         if is_node(step.callee) and step.callee.policy.pure:
             twin = _first_of(first, step, step.callee)
             if twin is not step:
@@ -519,10 +519,6 @@ def _all_steps(draft: Draft) -> Iterator[Step]:
 
 def _unfused(draft: Draft, steps: Iterable[Step]) -> Draft:
     return replace(draft, steps=tuple((step,) for step in steps))
-
-
-def _with_sources(step: Step, sources: Mapping[int, int]) -> Step:
-    return step.with_reads(lambda read: _renumbered(read, sources)) if sources else step
 
 
 def _renumbered(read: Read, sources: Mapping[int, int]) -> Read:

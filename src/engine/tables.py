@@ -56,15 +56,11 @@ def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
     figures = figure_columns(actor.figures for actor in ordered)
     columns = (*_COLUMNS, *[column for column, _ in rare], *[Column(name) for name in figures])
     rows = tuple(
-        (*_row(one), *[_if_any(of_actor(one)) for _, of_actor in rare], *figure_cells(one.figures, figures))
+        (*_row(one), *[count(of_actor(one)) for _, of_actor in rare], *figure_cells(one.figures, figures))
         for one in ordered
     )
     outages = tuple(("outage", actor.outage) for actor in actors if actor.outage)
     return Table((*facts, *outages), columns, rows, _rest(actors, shown), headings)
-
-
-def _if_any(number: int | None) -> str:
-    return UNKNOWN if number is None else count(number)
 
 
 def _state(actor: ActorStatistics) -> str:

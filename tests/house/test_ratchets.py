@@ -12,15 +12,15 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=851, largest_file=424, slots=0, branches=9, broad_excepts=2),
+    ".": Figures(lines=848, largest_file=424, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=417, largest_file=150, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7512, largest_file=550, slots=28, branches=38, broad_excepts=42),
+    "actors": Figures(lines=7509, largest_file=548, slots=28, branches=38, broad_excepts=41),
     "advice": Figures(lines=800, largest_file=248, slots=0, branches=12, broad_excepts=0),
     "cluster": Figures(lines=1346, largest_file=316, slots=4, branches=13, broad_excepts=9),
     "consume": Figures(lines=579, largest_file=230, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1219, largest_file=490, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6680, largest_file=600, slots=21, branches=13, broad_excepts=13),
-    "engine": Figures(lines=14679, largest_file=595, slots=21, branches=21, broad_excepts=35),
+    "engine": Figures(lines=14670, largest_file=595, slots=21, branches=21, broad_excepts=34),
     "saving": Figures(lines=1901, largest_file=558, slots=0, branches=20, broad_excepts=3),
     "serving": Figures(lines=1173, largest_file=293, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2014, largest_file=281, slots=0, branches=13, broad_excepts=1),
