@@ -26,7 +26,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo demo-cluster serve train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding bench-cluster docs clean
+.PHONY: help demo demo-cluster serve train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
@@ -46,6 +46,7 @@ help:
 	@echo "make bench-servers  requests a second of web servers, against the same ones written by hand; load by wrk"
 	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
 	@echo "make bench-cluster  nodes on a local Ray beside Ray by hand"
+	@echo "make bench-cluster-peers  such calls on workers of Dask and Monarch, where they install, in environments of their own"
 	@echo "make demo-cluster the same search on three local raylets of Ray, of which one is killed on the way"
 	@echo "make bench-feeds  feeds of files and of records in memory, beside Grain and PyTorch's DataLoader, in .venv-peers"
 	@echo "make bench-embedding  texts a second beside other encoders, in .venv-embedding (6 GB, with PyTorch)"
@@ -192,8 +193,22 @@ bench-peers: .venv-peers/.stamp
 bench-feeds: .venv-peers/.stamp
 	.venv-peers/bin/python -m benchmarks.peers.feeds $(ARGS)
 
+.venv-dask/.stamp:
+	$(PYTHON) -m venv .venv-dask
+	.venv-dask/bin/pip install --quiet distributed==2026.8.0
+	touch $@
+
+.venv-monarch/.stamp:
+	$(PYTHON) -m venv .venv-monarch
+	.venv-monarch/bin/pip install --quiet torchmonarch==0.7.0
+	touch $@
+
 bench-cluster: $(VENV)/.dev
 	$(BIN)/python -m benchmarks.cluster $(ARGS)
+
+bench-cluster-peers:
+	-$(MAKE) .venv-dask/.stamp && .venv-dask/bin/python benchmarks/cluster_peers.py dask
+	-$(MAKE) .venv-monarch/.stamp && .venv-monarch/bin/python benchmarks/cluster_peers.py monarch
 
 bench-embedding: .venv-embedding/.stamp
 	.venv-embedding/bin/python -m benchmarks.encoders $(ARGS)
@@ -211,5 +226,5 @@ release: .venv-release/.stamp
 	.venv-release/bin/python .ci/release.py $(ARGS)
 
 clean:
-	rm -rf $(VENV) .venv-newest .venv-release .venv-peers .venv-server-peers .venv-embedding .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) .venv-newest .venv-release .venv-peers .venv-dask .venv-monarch .venv-server-peers .venv-embedding .backends build dist site *.egg-info .hypothesis .mypy_cache .pytest_cache .ruff_cache
 	find src tests examples benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -10,7 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
-from contextlib import AsyncExitStack, aclosing, suppress
+from contextlib import AsyncExitStack, aclosing, nullcontext, suppress
 from functools import partial
 from importlib import metadata
 from time import perf_counter
@@ -25,6 +25,7 @@ from .messages import Packed, pack, unpack
 _LIST_SECONDS: Final = 0.002
 _LIST_VALUES: Final = 64
 _LIST_BYTES: Final = 1 << 20
+_NO_TRACE: Final = nullcontext()
 
 
 class Request(NamedTuple):
@@ -123,7 +124,8 @@ class Remote:
             request = _request(sent.body, given)
             callees = self._callees
             fn, kwargs = callees.known(sent.key, request) or self._on_loop(callees.prepared(sent.key, request))
-            with telemetry.continue_trace(request.headers), extension.working_on(request.info):
+            trace = telemetry.continue_trace(request.headers) if request.headers else _NO_TRACE
+            with trace, extension.working_on(request.info):
                 result = fn(*request.args, **kwargs)
         except BaseException as error:  # noqa: BLE001 - the caller raises it
             return _failure(error, began, sent.keeps_result)
