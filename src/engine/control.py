@@ -379,7 +379,8 @@ def map_each(
         items: the items; a stream is read as there is room.
         *more: further lists, or further streams. Lists must have one length. Streams end with the shortest, and all
             are closed then.
-        concurrency: the most items in flight at a time; an item of a stream counts until its result is taken.
+        concurrency: the most items in flight at a time; an item of a stream counts until its result is taken. Of a body
+            of one device node without `batch=`, no more begin than its device holds, which are 16.
         name: the name of the body in drawings, statistics, metrics, spans and profiles; by default that of `fn`.
         on_error: "raise" ends this step with the error of an item, in its turn. "skip" leaves the item out, and logs
             its error; "return" makes each result an `engine.Outcome`, which has the error. Both count the item as
