@@ -3,7 +3,6 @@
 import io
 import logging
 import pickle
-import struct
 import sys
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
@@ -18,7 +17,6 @@ from .. import Node, Resource, node, resource
 INLINE_MAX_BYTES: Final = 64 * 1024
 Packed: TypeAlias = "bytes | list[Any]"
 
-_HEAD: Final = struct.Struct("!QQ?I")  # of `Sent`, and how many bytes the function has
 _NO_MODULE: Final = b"__main__"  # workers have another main module
 
 _here = local()
@@ -170,7 +168,7 @@ def pack_function(fn: object, name: str, most_bytes: int = 1 << 20) -> bytes:
 
 
 class Sent(NamedTuple):
-    """A message to a worker.
+    """A message to a worker. It travels as the pickle of its tuple: several arguments take Ray longer than one.
 
     Attributes:
         number: the number of the call.
@@ -185,17 +183,6 @@ class Sent(NamedTuple):
     keeps_result: bool
     function: bytes
     body: bytes
-
-    def joined(self) -> bytes:
-        """Return it as bytes: several arguments take Ray longer than one."""
-        return _HEAD.pack(self.number, self.key, self.keeps_result, len(self.function)) + self.function + self.body
-
-
-def split(message: bytes) -> Sent:
-    """Return what `Sent.joined` has joined."""
-    number, key, keeps_result, length = _HEAD.unpack_from(message)
-    end = _HEAD.size + length
-    return Sent(number, key, keeps_result, message[_HEAD.size : end], message[end:])
 
 
 def dumps_error(error: BaseException) -> bytes:

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import pickle
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Mapping
@@ -163,7 +164,7 @@ class RayTransport(Transport):
         function = b"" if key in known else self._functions[key]
         known.add(key)
         group = "begin" if call.is_coroutine else "call"
-        sent = Sent(call.number, key, keeps_result, function, body).joined()
+        sent = pickle.dumps(tuple(Sent(call.number, key, keeps_result, function, body)), protocol=5)
         self._ask(worker, call, worker.handle[group, keeps_result].remote(sent, *given))
 
     def more(self, worker: Worker, call: Call) -> None:

@@ -112,7 +112,7 @@ class Remote:
 
     def call(self, message: bytes, *given: Packed) -> Any:
         """Run a function, in the thread for functions."""
-        sent = messages.split(message)
+        sent = messages.Sent(*unpack(message))
         began = perf_counter()
         self._callees.learn(sent.key, sent.function)
         with self._lock:
@@ -133,7 +133,7 @@ class Remote:
 
     def begin(self, message: bytes, *given: Packed) -> Any:
         """Begin a coroutine or a stream on the loop; return its result, or its first values."""
-        sent = messages.split(message)
+        sent = messages.Sent(*unpack(message))
         began = perf_counter()
         self._callees.learn(sent.key, sent.function)
         try:

@@ -243,10 +243,18 @@ def tells_whether_traced(number: Any) -> Any:
     return number * 2 if isinstance(number, float) else number * 3  # compiled, it gets a tracer
 
 
+@ps.device_node(runs_on=WORKERS, device="cpu", batch=ps.Batch(4, max_wait_seconds=1))
+def scaled(array: Array) -> Array:
+    return 2 * array
+
+
 @scenario
 async def a_device_node_is_compiled_in_the_worker() -> None:
     async with engine.Engine() as e:
         assert float(await e.run(ps.graph(tells_whether_traced)(2.0))) == 6
+        async with e.deploy(ps.graph(scaled)) as service:
+            found = await asyncio.gather(*(service(np.full(3, number, np.float32)) for number in range(4)))
+        assert [one.tolist() for one in found] == [[2.0 * number] * 3 for number in range(4)]
 
 
 @ps.node(runs_on=WORKERS, effectful="unordered")

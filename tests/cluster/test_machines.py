@@ -14,7 +14,7 @@ from tests.cluster.machines import SCENARIOS
 
 pytest.importorskip("ray", reason='needs Ray: pip install "penstock[ray]"')
 ROOT = Path(__file__).parents[2]
-QUICK = ["a_killed_raylet_fails_what_had_begun_there_and_nothing_else", "no_byte_of_an_array_passes_the_driver"]
+QUICK = ["no_byte_of_an_array_passes_the_driver"]
 CUTS = [name for name in SCENARIOS if name.startswith("a_link_that_is_cut")]
 ENDS = "a_killed_head_ends_the_driver"
 OTHERS = [name for name in SCENARIOS if name not in (*QUICK, *CUTS, ENDS)]
