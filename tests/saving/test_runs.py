@@ -127,6 +127,7 @@ async def test_keys_are_listed_with_their_states_questions_times_and_sizes(job: 
     answer = ps.Answer("word3", runs["asking"].token)
     assert await engine.run(job.graph("q"), durable_key="asking", answer=answer) == WORDS
     running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_a_stream_that_has_failed_is_listed_as_such_and_one_that_was_left_as_stopped(job: Job) -> None:
@@ -146,6 +147,7 @@ async def test_a_stream_that_has_failed_is_listed_as_such_and_one_that_was_left_
                 while 1 not in job.ran:
                     await asyncio.sleep(0)
                 reading.cancel()
+                await asyncio.wait([reading])
             found = {run.key: (run.state, run.error) for run in await job.durable.runs()}
             assert found == {"down": ("failed", "ValueError: the model is down"), "left": ("stopped", "")}
 
@@ -258,6 +260,7 @@ async def test_a_key_that_a_call_has_is_neither_deleted_nor_expired(job: Job) ->
         assert await job.durable.expire(0, state=state) == 0
     assert [run.state for run in await job.durable.runs()] == ["running"]
     running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_only_keys_that_were_long_unchanged_expire(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -342,6 +345,7 @@ async def test_all_keys_that_are_unfinished_and_ask_nothing_go_on(job: Job) -> N
     assert found.pop("running") == "running"
     assert set(found.values()) == {"finished"}
     running.cancel()
+    await asyncio.wait([running])
 
 
 async def test_keys_that_cannot_go_on_come_back_with_the_reason(job: Job, file: Path) -> None:
