@@ -159,7 +159,7 @@ VALUES: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.parametrize("x64", [False, True])
+@pytest.mark.parametrize("x64", [False, pytest.param(True, marks=pytest.mark.long)])
 @pytest.mark.parametrize("make", VALUES.values(), ids=VALUES)
 def test_what_jit_takes_is_taken_with_the_same_result(make: Callable[[], Any], x64: bool) -> None:
     def fn(x: Any) -> Any:

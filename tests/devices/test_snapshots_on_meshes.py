@@ -145,7 +145,7 @@ async def test_batches_of_records_come_back_where_they_were(tmp_path: Path, shuf
     ],
     ids=str,
 )
-@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("shuffle", [True, pytest.param(False, marks=pytest.mark.long)])
 async def test_batches_of_another_mesh_are_placed_as_new_ones(
     tmp_path: Path, before: tuple[Any, ...], after: tuple[Any, ...], shuffle: bool
 ) -> None:

@@ -125,6 +125,7 @@ def test_a_folder_without_python_has_nothing_to_search(tmp_path: Path) -> None:
     assert "There is nothing to search." in done.stdout
 
 
+@pytest.mark.long
 def test_files_without_definitions_give_an_index_that_answers_nothing(tmp_path: Path) -> None:
     (tmp_path / "nothing.py").write_text("x = 1\n")
     done = run(tmp_path, "--query", "anything")

@@ -61,13 +61,6 @@ def spans_of(receiver: Receiver) -> list[tuple[str, str]]:
 ONE_RUN = ["double", "penstock.run graph"]
 
 
-def test_spans_and_metrics_go_to_the_endpoint_by_http_unless_told_otherwise() -> None:
-    with receiving() as receiver:
-        succeed(SET_UP + "run()", receiver.endpoints["http/protobuf"] + "/")
-    assert sorted(spans_of(receiver)) == [("here", name) for name in ONE_RUN]
-    assert sorted(request.target for request in receiver.requests) == ["/v1/metrics", "/v1/traces"]
-
-
 def test_what_the_environment_says_wins_over_arguments() -> None:
     with receiving() as receiver, receiving() as other:
         succeed(
@@ -145,11 +138,12 @@ def test_a_console_is_an_exporter_as_well() -> None:
     assert '"name": "penstock.run graph"' in succeed(SET_UP + "run()", "http://127.0.0.1:9", **variables)
 
 
-def test_a_second_call_changes_nothing_and_says_so() -> None:
+def test_spans_and_metrics_go_to_the_endpoint_by_http_and_a_second_call_changes_nothing_and_says_so() -> None:
     again = "telemetry.setup(service_name='again', endpoint=sys.argv[1])\n"
     with receiving() as receiver:
-        printed = succeed(SET_UP + again + "run()", receiver.endpoints["http/protobuf"])
+        printed = succeed(SET_UP + again + "run()", receiver.endpoints["http/protobuf"] + "/")
     assert sorted(spans_of(receiver)) == [("here", name) for name in ONE_RUN]
+    assert sorted(request.target for request in receiver.requests) == ["/v1/metrics", "/v1/traces"]
     assert printed.count("telemetry.already_set_up") == 2
     assert "signal=traces" in printed
     assert "signal=metrics" in printed
