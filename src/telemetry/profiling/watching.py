@@ -205,7 +205,8 @@ class OpenScopes(collectors.Collector):
         watch = self._watches.get(loop)
         if watch is None:
             watch = self._watches[loop] = LoopWatch(loop, self._least_pause_seconds)
-        _in_thread_of(loop, watch.start)
+        if not watch.is_looking:
+            _in_thread_of(loop, watch.start)
         return watch
 
     def end(self) -> None:
@@ -369,6 +370,11 @@ class LoopWatch:
         self.scopes: WeakSet[ProfiledScope] = WeakSet()
         self.readers: set[ProfiledStream] = set()
         self.seen = LoopLooks()
+
+    @property
+    def is_looking(self) -> bool:
+        """Whether it has a timer for its next look; without open scopes and streams it has none."""
+        return self._timer is not None
 
     def look_anew(self) -> None:
         """Forget what was seen, and look as often as at first; from any thread."""
