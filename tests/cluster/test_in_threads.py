@@ -215,9 +215,11 @@ async def test_figures_and_spans_name_the_machine_of_a_call(monkeypatch: Any) ->
 
 async def test_figures_of_a_batch_and_of_a_stream_are_those_of_its_calls() -> None:
     async with engine.Engine() as e:
-        async with e.deploy(ps.graph(sizes)) as service:
-            await asyncio.gather(*map(service, range(8)))
-            [of_batches] = service.statistics().actors
+        with telemetry.profile() as profile:
+            async with e.deploy(ps.graph(sizes)) as service:
+                await asyncio.gather(*map(service, range(8)))
+                [of_batches] = service.statistics().actors
+        assert [step.runs_on for step in profile.steps] == ["two workers, in threads"]
         async with e.stream(ps.graph(count)(1000)) as values:
             async for _ in values:
                 pass
