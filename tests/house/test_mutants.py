@@ -581,6 +581,8 @@ def test_every_edit_applies_and_compiles() -> None:
         text = (SOURCE / mutant.file).read_text()
         found[mutant.breaks] = text.count(mutant.text)
         compile(text.replace(mutant.text, mutant.instead), mutant.file, "exec")
+        path, _, test = mutant.killed_by.partition("::")
+        assert f"def {test}" in (ROOT / path).read_text(), mutant.killed_by
     assert found == dict.fromkeys(found, 1)
 
 
