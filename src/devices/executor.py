@@ -125,6 +125,7 @@ class DeviceExecutor(Execution):
         self._regions: WeakSet[DeviceExecutor] = WeakSet()
         self._arguments: dict[tuple[frozenset[str], frozenset[str]], Arguments] = {}
         self._jitted: dict[tuple[Placement, tuple[int, ...], tuple[int, ...]], JittedFunction] = {}
+        self._made = self.arguments(frozenset()).masks
         self._specs = Specs(
             name, options.device, self.arguments(frozenset()).names, options.in_specs, options.out_specs
         )

@@ -87,6 +87,7 @@ class Execution:
     _gathers = False  # whether it takes items before it has a place for them
     # Whether a result may take over the memory of arguments, or of the state of a loop; whether these may be unready.
     _donates = _overwrites = _takes_unready = False
+    _made: Sequence[str] = ()  # the parameters whose arguments it makes, so that calls have none
     _batch: Any = None  # for what gathers items of many calls: how
     _fn: Any = None  # and the function that takes them
     _holds: int | None = None  # for what gathers items of many calls: how many it may hold

@@ -50,6 +50,7 @@ async def test_a_mask_has_the_name_of_its_parameter_or_is_the_only_one(
         return node(*arguments)
 
     assert await engine.run(embedded()) == result
+    assert await engine.run(ps.graph(node)(*arguments)) == result
 
 
 async def test_without_padded_parameters_a_mask_is_a_parameter_as_any_other() -> None:
