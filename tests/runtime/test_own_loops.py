@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
+from structlog.testing import capture_logs
 
 import penstock as ps
 from penstock import engine, testing
@@ -763,3 +764,15 @@ async def test_a_subclass_of_an_actor_is_decorated_as_well() -> None:
     assert await engine.run(graph_of(triple)(2)) == 6
     assert await triple(2) == 6
     assert "tripler" in str(graph_of(triple))
+
+
+async def test_a_loop_that_crashes_outside_of_a_graph_fails_the_call_and_is_logged() -> None:
+    @ps.node
+    class Crashing(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            await inbox.get()
+            raise LookupError("broken")
+
+    with capture_logs() as logged, pytest.raises(ps.ActorStopped, match=r"its loop raised LookupError\('broken'\)"):
+        await Crashing()(1)
+    assert [one["event"] for one in logged] == ["actor.stopped"]
