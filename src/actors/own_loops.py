@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError
 from ..telemetry.counters import ChannelStatistics
+from .accepted import POSITIVE, check, optional
 from .channel import Channel
 from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer, plain_error
 
@@ -137,6 +138,9 @@ class StreamWork(_AnyWork[In], ABC, Generic[In, Out]):
         Args:
             timeout_seconds: how long the reader may take nothing, in seconds: then the work fails with `TimeoutError`.
                 None for as long as the reader likes.
+
+        Raises:
+            OptionsError: `timeout_seconds` is no finite number above 0.
         """
 
     @abstractmethod
@@ -495,12 +499,18 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         Args:
             timeout_seconds: how long the reader may take nothing, in seconds: then the work fails with `TimeoutError`.
                 None for as long as the reader likes.
+
+        Raises:
+            OptionsError: `timeout_seconds` is no finite number above 0.
         """
+        check("timeout_seconds", timeout_seconds, optional(POSITIVE), "wait_room(")
         while not self.room:
             buffer = self.buffer
+            taken = buffer.position
             buffer.putter = buffer.putter or asyncio.get_running_loop().create_future()  # of all who wait here
             done, _ = await asyncio.wait([buffer.putter], timeout=timeout_seconds)
-            if not done and not self.room:
+            # Who takes a few parts, while the loop puts as many, does not wake the waiter, and yet takes some.
+            if not done and buffer.position == taken and not self.room:
                 self.fail(TimeoutError(f"the reader has taken nothing for {timeout_seconds} seconds"))
 
     def finish(self) -> None:

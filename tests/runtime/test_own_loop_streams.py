@@ -406,6 +406,41 @@ async def test_a_loop_waits_for_room_as_long_as_it_says(how: str, is_read_by_a_n
             assert str(error) == "the reader has taken nothing for 30 seconds"
 
 
+@ps.node
+class Refilling(ps.StreamActor[int, int]):
+    """Puts a part whenever there is room, and has one task wait for room at the same time."""
+
+    async def loop(self, inbox: PartInbox, /) -> None:
+        work = await inbox.get()
+        waiter: asyncio.Task[None] | None = None
+        while not work.settled:
+            if work.put_nowait(work.value):
+                continue
+            if waiter is None or waiter.done():
+                waiter = asyncio.create_task(work.wait_room(timeout_seconds=3))
+            await asyncio.sleep(0.1)
+
+
+@virtual
+async def test_a_reader_that_takes_a_part_at_times_is_not_too_slow() -> None:
+    inbox, [parts] = testing.stream_inbox([7], capacity=16)
+    running = asyncio.create_task(Refilling().loop(inbox))
+    for _ in range(20):
+        await asyncio.sleep(1)
+        assert await anext(parts) == 7
+    await running  # nothing is taken any more
+    rest, error = await collect_all(parts)
+    assert rest == [7] * 16
+    assert str(error) == "the reader has taken nothing for 3 seconds"
+
+
+@pytest.mark.parametrize("seconds", [0, -1, float("nan"), float("inf"), "3"])
+async def test_a_timeout_of_a_wait_for_room_is_a_positive_number(seconds: Any) -> None:
+    inbox, _ = testing.stream_inbox([7])
+    with pytest.raises(ps.OptionsError, match=r"wait_room\(timeout_seconds=.*a finite number above 0"):
+        await (await inbox.get()).wait_room(timeout_seconds=seconds)
+
+
 async def test_a_fake_is_a_generator() -> None:
     async def fake(n: int) -> AsyncIterator[int]:
         yield -n
