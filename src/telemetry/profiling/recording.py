@@ -81,7 +81,7 @@ class _Recording(OpenScopes):
             with self.lock:
                 if ran is not None:
                     self._threads.setdefault(host.loop_thread, ran)
-                self.look(host)
+            self.look(host)
 
     def end(self) -> None:
         """Take the last numbers."""

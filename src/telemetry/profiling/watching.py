@@ -6,6 +6,7 @@ import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
 from contextlib import suppress
+from copy import copy
 from dataclasses import replace
 from functools import partial
 from math import sqrt
@@ -67,6 +68,7 @@ class OpenScopes(collectors.Collector):
         self.gil_watch = GilWatch(self.loop_threads)
         self._least_pause_seconds = least_pause_seconds
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
+        self._looks_at_closed: list[LoopLooks] = []
         self._sums = Sums()  # of what has closed
         self._since: dict[int, _Since] = {}
         # Not added to the sums yet: they are collected as garbage, anywhere, where nothing may be waited for.
@@ -149,7 +151,8 @@ class OpenScopes(collectors.Collector):
             _in_thread_of(host.loop, partial(scope.measure, on=True))
             snapshot = snapshot_of(scope)
         elif activity is not None and activity == since.activity:
-            snapshot = replace(since.snapshot, seconds=perf_counter())  # nothing has moved
+            admitted = None if scope.admitted is None else scope.admitted()
+            snapshot = replace(since.snapshot, seconds=perf_counter(), admitted=admitted)  # no step has moved
         else:
             snapshot = snapshot_of(scope)
             self._sums.add(since.snapshot, snapshot)
@@ -179,7 +182,7 @@ class OpenScopes(collectors.Collector):
     def evidence_of(self, sums: Sums, read: "Read", elapsed_seconds: float, loop_cpu_seconds: float | None) -> Evidence:
         """Return evidence of sums of nodes and readers, with what the looks at event loops and the GIL have seen."""
         with self.lock:
-            looks = [watch.seen for watch in self._watches.values()]
+            looks = [*self._looks_at_closed, *[watch.so_far() for watch in self._watches.values()]]
         windows = {name: window for seen in looks for name, window in settled(seen.windows.items)}
         readers = tuple(
             ReaderSum(name, seconds, waited, windows.get(name), at) for name, (seconds, waited, at) in read.items()
@@ -196,6 +199,7 @@ class OpenScopes(collectors.Collector):
     def look_anew(self) -> None:
         """Forget what the looks at event loops and the GIL have seen."""
         with self.lock:
+            self._looks_at_closed.clear()
             for watch in self._watches.values():
                 watch.look_anew()
         self.gil_watch.look_anew()
@@ -204,6 +208,8 @@ class OpenScopes(collectors.Collector):
         """Return the watch of a loop, and start it."""
         watch = self._watches.get(loop)
         if watch is None:
+            for closed in [one for one in self._watches if one.is_closed()]:  # a watch keeps its loop
+                self._looks_at_closed.append(self._watches.pop(closed).seen)
             watch = self._watches[loop] = LoopWatch(loop, self._least_pause_seconds)
         if not watch.is_looking:
             _in_thread_of(loop, watch.start)
@@ -365,7 +371,9 @@ class LoopWatch:
         self._least_pause_seconds = least_pause_seconds
         self._timer: asyncio.TimerHandle | None = None
         self._began: float | None = None
+        self._waits = 0.0, 0.0  # since when it waits for its next look, and until when
         self._looks = 0
+        self._has_usual_clock = abs(loop.time() - monotonic()) < 1  # and not that of a test
         self._is_on = True
         self.scopes: WeakSet[ProfiledScope] = WeakSet()
         self.readers: set[ProfiledStream] = set()
@@ -376,9 +384,25 @@ class LoopWatch:
         """Whether it has a timer for its next look; without open scopes and streams it has none."""
         return self._timer is not None
 
+    def so_far(self) -> LoopLooks:
+        """Return what was seen, with a look that is late now, because something holds the loop; from any thread."""
+        seen, (since, due) = self.seen, self._waits
+        now = self._now()
+        if self._timer is None or now - due <= _LATE_SECONDS:
+            return seen
+        seen = copy(seen)
+        seen.passed(now - since, now - due)
+        return seen
+
     def look_anew(self) -> None:
         """Forget what was seen, and look as often as at first; from any thread."""
-        self._began, self.seen = self._loop.time(), LoopLooks()
+        now = self._now()
+        self._began, self.seen = now, LoopLooks()
+        self._waits = now, max(self._waits[1], now)  # what is late already counts from now
+
+    def _now(self) -> float:
+        """Return the time of the loop: while something holds it, the clock of uvloop stands still."""
+        return max(self._loop.time(), monotonic()) if self._has_usual_clock else self._loop.time()
 
     def start(self) -> None:
         """Look from now on, as long as something is open; called in the thread of the loop."""
@@ -400,10 +424,11 @@ class LoopWatch:
         self._looks += 1
         pause = max(self._least_pause_seconds, (now - self._began) * _PAUSE_SHARE)
         pause *= 0.5 + self._looks * _GOLDEN % 1
-        self._timer = self._loop.call_later(pause, self._look, now, now + pause)
+        self._waits = now, now + pause
+        self._timer = self._loop.call_later(pause, self._look)
 
-    def _look(self, began: float, due: float) -> None:
-        self._timer = None
+    def _look(self) -> None:
+        self._timer, (began, due) = None, self._waits
         if not self._is_on or not (self.scopes or self.readers):
             return
         now, seen = self._loop.time(), self.seen
