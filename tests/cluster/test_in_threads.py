@@ -191,6 +191,7 @@ async def lengths(number: int) -> int:
 async def test_figures_and_spans_name_the_machine_of_a_call(monkeypatch: Any) -> None:
     names = iter(("east", "west"))
     monkeypatch.setattr("platform.node", lambda: next(names))
+    monkeypatch.setenv("COLUMNS", "200")  # or the table leaves columns out
     BARRIERS.append(threading.Barrier(2, timeout=30))  # so that both workers have a call
     with Tracing.set_up() as tracing, telemetry.profile() as profile:
         async with engine.Engine() as e, e.deploy(lengths) as service:
