@@ -8,13 +8,13 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import islice
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType
-from typing import Any, NamedTuple, TypeAlias, cast
+from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from .._errors import with_cause
 
@@ -117,6 +117,9 @@ class _Unpickler(pickle.Unpickler):
     def persistent_load(self, place: int) -> Any:
         return self._buffers[place]
 
+
+# Attributes of errors in which an Engine keeps what only its own process understands begin with this.
+_MARKS: Final = "__penstock_"
 
 _NAMES = (type, FunctionType, BuiltinFunctionType)  # what is pickled as a name
 
@@ -383,9 +386,26 @@ class SentError(NamedTuple):
 def encode_error(error: BaseException, text: str, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> SentError:
     """Return any exception in a form that can be sent."""
     try:
-        return SentError(type_name(error), dumps(error), "", text)
+        with _unmarked(error):
+            return SentError(type_name(error), dumps(error), "", text)
     except Exception as reason:  # noqa: BLE001 - reducers are the exception's own code and may raise anything
         return SentError(type_name(error), None, f"{type(reason).__name__}: {reason}", text)
+
+
+@contextmanager
+def _unmarked(error: BaseException) -> Iterator[None]:
+    """Leave out what an Engine of this process keeps on an error and on those of a group: tracebacks do not pickle."""
+    errors = [error]
+    for one in errors:
+        errors += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+    kept = [(vars(one), name, vars(one)[name]) for one in errors for name in vars(one) if name.startswith(_MARKS)]
+    for fields, name, _ in kept:
+        fields.pop(name, None)
+    try:
+        yield
+    finally:
+        for fields, name, value in kept:
+            fields[name] = value
 
 
 def decode_error(sent: SentError, target: str) -> BaseException:

@@ -109,6 +109,19 @@ async def test_an_item_that_does_not_fit_fails_alone() -> None:
     assert good.tolist() == [1.0] * 3
 
 
+@pytest.mark.parametrize("batch", [None, ps.Batch(1)])
+async def test_an_error_of_a_device_node_says_what_the_error_of_the_function_says(batch: Any) -> None:
+    @ps.device_node(runs_on=WORKERS, batch=batch)
+    def product(x: Array) -> Array:
+        return x @ jnp.ones(3)
+
+    async with engine.Engine() as e:
+        with pytest.raises(TypeError, match="dot_general requires contracting dimensions") as found:
+            await e.run(ps.graph(product)(np.ones(4, np.float32)))
+    assert "in node 'product' of graph 'product', item 0, attempt 1" in found.value.__notes__
+    assert "while compiling node 'product'" in "".join(found.value.__notes__)
+
+
 @ps.device_node(runs_on=WORKERS, donate=True, static=("by",))
 def stepped(state: Array, by: float) -> Array:
     return state + by

@@ -1,5 +1,6 @@
 """Process nodes of tests; a module of its own, so that a worker imports little."""
 
+import asyncio
 import os
 import threading
 import time
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import penstock as ps
+from penstock import engine
 
 
 @ps.node(batch=ps.Batch(4), runs_on="process")
@@ -155,3 +157,26 @@ class Model:
             os.kill(os.getpid(), 9)
         self.calls += 1
         return number * self.factor, os.getpid(), self.calls
+
+
+@ps.node
+async def fails(number: int) -> int:
+    """Raises an error that says its argument."""
+    raise ValueError(f"no {number}")
+
+
+@ps.graph
+async def failing(number: int) -> int:
+    """A graph whose runs end with an error."""
+    return await fails(number)
+
+
+@ps.node(runs_on="process")
+def runs_a_graph(number: int, in_group: bool) -> int:
+    """Runs a graph in an Engine of the worker."""
+    try:
+        return asyncio.run(engine.run(failing(number)))
+    except ValueError as error:
+        if in_group:
+            raise ExceptionGroup("all", [error, error]) from None
+        raise

@@ -16,6 +16,7 @@ from tests.runtime.process_nodes import (
     Model,
     Offset,
     failing_once,
+    runs_a_graph,
     sharing,
     slow,
     slow_with_capacity,
@@ -69,6 +70,19 @@ async def test_an_item_that_does_not_pickle_fails_alone_in_its_batch() -> None:
     assert "returned tests.runtime.process_nodes.ApiError, which does not survive pickling" in str(results[7])
     assert "(tests.runtime.process_nodes.Unbuilt) cannot be rebuilt in this process" in str(results[8])
     assert all(isinstance(results[position], TypeError) for position in (1, 4, 5, 7, 8))
+
+
+async def test_an_error_of_a_run_inside_a_worker_process_is_raised_as_the_error_itself() -> None:
+    async with engine.Engine(max_processes=1) as own:
+        with pytest.raises(ValueError, match="no 3") as alone:
+            await own.run(ps.graph(runs_a_graph)(3, in_group=False))
+        with pytest.raises(ExceptionGroup) as group:
+            await own.run(ps.graph(runs_a_graph)(4, in_group=True))
+    assert alone.value.__notes__ == [
+        "in node 'fails' of graph 'failing', item 0, attempt 1",
+        "in node 'runs_a_graph' of graph 'runs_a_graph', item 0, attempt 1",
+    ]
+    assert [*map(str, group.value.exceptions)] == ["no 4"] * 2
 
 
 async def test_what_results_of_a_batch_share_is_sent_once() -> None:
