@@ -125,3 +125,10 @@ async def test_scopes_in_which_nothing_has_moved_are_not_read_again() -> None:
             await used(2)
             second = {scope.admitted: scope.steps for scope in monitor.snapshot().scopes}
     assert [first[admitted] is second[admitted] for admitted in first] == [admitted != (0, 3) for admitted in first]
+
+
+def test_a_second_close_of_a_monitor_does_nothing() -> None:
+    with closing(telemetry.Monitor()) as other, closing(telemetry.Monitor()) as monitor:
+        monitor.snapshot()
+        monitor.close()
+        assert other.snapshot().scopes == ()

@@ -82,7 +82,9 @@ class Monitor:
         return Snapshot(self._process, scopes, Profile(lambda: evidence, TimelineRecorder(now), {}))
 
     def close(self) -> None:
-        """End: handlers are timed no more than before."""
+        """End: handlers are timed no more than before. A second call does nothing."""
+        if self._scopes not in collectors.running:
+            return
         collectors.end(self._scopes)
         if os.getpid() == self._process:  # in a process that was forked, a thread of the parent may hold the lock
             self._scopes.gil_watch.stop()
