@@ -4,12 +4,13 @@ import asyncio
 import hmac
 import inspect
 from collections.abc import Collection, Iterable, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, suppress
 from contextvars import ContextVar
 from functools import cached_property
 from hashlib import sha256
 from typing import Any, Final, Literal, Self, TypedDict, Unpack, cast
 
+from pydantic import TypeAdapter
 from pydantic.json_schema import models_json_schema
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,7 +23,7 @@ from .. import Graph, asgi, engine, graph
 from .._errors import EngineClosedError, GraphTraceError, OptionsError, Overloaded, retry_after_header
 from ..actors.accepted import check, whole
 from .answers import Answer, Completion, Embeddings, as_json
-from .measures import measured
+from .measures import MALFORMED, measured
 from .protocol import NAME, APIError, Base, ChatRequest, CompletionRequest, EmbeddingsRequest, Request, error_of, parsed
 from .responses import Response as ResponsesAnswer
 from .responses import ResponsesRequest
@@ -227,7 +228,8 @@ class Application(Starlette):
 
         def seen(item: Any) -> Any:
             if said is not None:
-                said.gather(item)
+                with suppress(*MALFORMED):  # a span changes no answer
+                    said.gather(item)
             return item
 
         async def whole() -> Response:
@@ -242,7 +244,11 @@ class Application(Starlette):
                 answer.gather(seen(await service.run(call)))
             return Response(answer.json(), media_type="application/json")
 
-        with measured(answer, http.headers, request._messages(), said):
+        def failed(error: Exception) -> str:
+            answer.error = error
+            return as_json(_told_of(error)[1]).decode()
+
+        with measured(answer, http.headers, request._messages(), said) as said:
             if isinstance(request, Request) and request.stream:
                 events = object if self._events == "comments" else _NoEvent
                 is_plain = model.gives_stream and self._events == "drop"
@@ -254,7 +260,7 @@ class Application(Starlette):
                     encode_error=lambda error: answer.failed(error, _told_of(error)[1]),
                 )
             else:
-                response = await asgi.answer(http, whole(), encode_error=_error_text)
+                response = await asgi.answer(http, whole(), encode_error=failed)
             await response(http.scope, http.receive, send)
 
     # --- the rest
@@ -371,13 +377,12 @@ def _told_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             return 500, error_of(500, "The server had an error."), {}
 
 
+_EVENT: Final = TypeAdapter[Any](Any)  # knows dataclasses, models and dates
+
+
 def _comment(event: Any) -> bytes:
     """Return a comment of a stream for what a node has emitted."""
-    return b": %b\n\n" % as_json(event)
-
-
-def _error_text(error: Exception) -> str:
-    return as_json(_told_of(error)[1]).decode()
+    return b": %b\n\n" % as_json(_EVENT.dump_python(event, mode="json"))
 
 
 def _shown(name: str) -> dict[str, Any]:

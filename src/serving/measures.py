@@ -13,6 +13,7 @@ from opentelemetry.trace import SpanKind
 
 from ..telemetry import names
 from .answers import Answer, as_json
+from .protocol import APIError
 
 # As the semantic conventions recommend, in seconds.
 _DURATIONS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -23,6 +24,9 @@ _MEASURED: Final[Mapping[str, tuple[str, tuple[float, ...]]]] = {
     "gen_ai.server.time_to_first_token": ("From the request to the first part of the answer.", _FIRST),
     "gen_ai.server.time_per_output_token": ("Of each part of an answer behind the first.", _EACH),
 }
+
+# What a message or a part raises that is not as the protocol says; an upstream may send such a part.
+MALFORMED: Final = (APIError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
 @cache
@@ -37,7 +41,7 @@ def _histograms() -> dict[str, metrics.Histogram]:
 @contextmanager
 def measured(
     answer: Answer, headers: Mapping[str, str], messages: list[dict[str, Any]], said: Answer | None
-) -> Generator[None, None, None]:
+) -> Generator[Answer | None, None, None]:
     """Have a span around an answer, in the trace of the request, and record how long it takes.
 
     Args:
@@ -45,16 +49,21 @@ def measured(
         headers: those of the request; they are not read inside of a span, such as that of a web framework.
         messages: the messages that are answered.
         said: gathers the parts of the answer, for a span that has its content; None for one without.
+
+    Yields:
+        The same `said`; None if the span is not recorded, so that nothing need be gathered.
     """
     known: dict[str, Any] = {names.OPERATION: answer.OPERATION, names.REQUEST_MODEL: answer.request.model}
     parent = None if trace.get_current_span().get_span_context().is_valid else propagate.extract(headers)
     tracer = trace.get_tracer(names.INSTRUMENTATION, schema_url=names.SCHEMA_URL)
     name = f"{answer.OPERATION} {answer.request.model}"
     with tracer.start_as_current_span(name, parent, SpanKind.SERVER, known) as span:
-        if said is not None and span.is_recording():
-            span.set_attribute("gen_ai.input.messages", _content(messages))
+        said = said if span.is_recording() else None
+        if said is not None:
+            with suppress(*MALFORMED):
+                span.set_attribute("gen_ai.input.messages", _content(messages))
         try:
-            yield
+            yield said
         finally:
             answer.error = answer.error or sys.exception()
             if answer.error is not None:
@@ -65,11 +74,12 @@ def measured(
             for told, counted in ((names.INPUT_TOKENS, "prompt_tokens"), (names.OUTPUT_TOKENS, "completion_tokens")):
                 if counted in usage:
                     span.set_attribute(told, usage[counted])
+            reason = answer.reason if answer.error is None else "error"
             if answer.reason:
-                span.set_attribute("gen_ai.response.finish_reasons", [answer.reason])
-            if said is not None and span.is_recording():
-                reason = answer.reason if answer.error is None else "error"
-                span.set_attribute("gen_ai.output.messages", _content([said.message()], finish_reason=reason))
+                span.set_attribute("gen_ai.response.finish_reasons", [reason])
+            if said is not None:
+                with suppress(*MALFORMED):
+                    span.set_attribute("gen_ai.output.messages", _content([said.message()], finish_reason=reason))
             now, histograms = perf_counter(), _histograms()
             histograms["gen_ai.server.request.duration"].record(now - answer.began_at, known)
             if answer.first_at is not None:
@@ -101,5 +111,7 @@ def _parts(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         function: dict[str, Any] = call.get("function") or {}
         arguments: Any = function.get("arguments")
         with suppress(ValueError, TypeError):
-            arguments = json.loads(arguments)
+            read = json.loads(arguments)
+            json.dumps(read, allow_nan=False)  # raises for NaN, which Python reads although JSON has none
+            arguments = read
         yield {"type": "tool_call", "id": call.get("id"), "name": function.get("name"), "arguments": arguments}

@@ -4,10 +4,11 @@ import json
 from typing import Any
 
 import httpx
-from opentelemetry import metrics
+from opentelemetry import metrics, trace
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 
+import penstock as ps
 from penstock import serving
 from penstock.serving import measures
 from tests.serving.openai_server import Messages, fails, length, served, thinker
@@ -133,6 +134,51 @@ async def test_content_and_reason_of_an_answer_that_goes_on_in_bytes(tracing: Tr
     said = [{"role": "assistant", "parts": [part], "finish_reason": "length"}]
     asked = [{"role": "user", "parts": [{"type": "text", "content": "a secret"}]}]
     assert [content_of(span) for span in spans[2:]] == [(asked, said)] * 2
+
+
+async def test_a_part_that_is_no_json_goes_on_whether_content_is_traced_or_not(tracing: Tracing) -> None:
+    server = Server("no JSON")
+    answers: list[str] = []
+    async with served(server.app) as url:
+        for trace_content in (False, True):
+            app = serving.openai({"up": serving.upstream(f"{url}/v1")}, trace_content=trace_content)
+            async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+                body = {"model": "up", "messages": ASKED, "stream": True}
+                answers.append((await http.post("/v1/chat/completions", json=body)).text)
+    assert answers[0] == answers[1]
+    assert "data: oops\n\n" in answers[0]
+    part = {"type": "text", "content": "one two three"}
+    said = [{"role": "assistant", "parts": [part], "finish_reason": "stop"}]
+    assert content_of(tracing.named("chat up")[1])[1] == said
+
+
+@ps.node
+async def refuses(messages: Messages) -> str:
+    raise TimeoutError if messages[-1]["content"] == "late" else ps.Overloaded("there is no room")
+
+
+async def test_an_answer_that_is_refused_or_late_is_an_error_in_its_span(tracing: Tracing) -> None:
+    app = serving.openai({"refuses": refuses})
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        for content, status in (("late", 504), ("full", 503)):
+            body = {"model": "refuses", "messages": [{"role": "user", "content": content}]}
+            assert (await http.post("/v1/chat/completions", json=body)).status_code == status
+    for span, kind in zip(tracing.named("chat refuses"), ("TimeoutError", "Overloaded"), strict=True):
+        assert span.status.status_code is trace.StatusCode.ERROR
+        assert span.attributes is not None
+        assert span.attributes["error.type"] == kind
+        assert span.attributes["gen_ai.response.finish_reasons"] == ("error",)
+
+
+async def test_arguments_that_are_no_json_stay_text_in_spans(tracing: Tracing) -> None:
+    given = ['{"x": NaN}', "[1e999]", "{half"]
+    calls = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": one}} for one in given]
+    app = serving.openai({"thinker": thinker}, trace_content=True)
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        talk = [{"role": "assistant", "content": None, "tool_calls": calls}, *ASKED]
+        await http.post("/v1/chat/completions", json={"model": "thinker", "messages": talk})
+    [span] = tracing.named("chat thinker")
+    assert [part["arguments"] for part in content_of(span)[0][0]["parts"]] == given
 
 
 def content_of(span: Any) -> tuple[Any, Any]:

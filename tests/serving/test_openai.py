@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import dataclass
 from typing import Any
 
 import httpx
@@ -111,6 +112,23 @@ async def test_a_result_that_is_whole_is_streamed_as_one_part_and_calls_get_an_i
     ]  # fmt: skip
     assert delta["tool_calls"][0]["id"] != delta["tool_calls"][1]["id"]
     assert (delta["content"], last["choices"][0]["finish_reason"]) == ("text", "tool_calls")
+
+
+@dataclass
+class Progress:
+    done: int
+
+
+async def test_an_event_of_a_dataclass_is_a_comment_with_its_fields() -> None:
+    @ps.node(effectful="unordered")
+    async def told(messages: Messages) -> str:
+        await ps.emit(Progress(1))
+        return "text"
+
+    app = serving.openai({"told": told}, events="comments")
+    async with served(app) as url, httpx.AsyncClient(base_url=url) as http:
+        comment, *_, done = await events_of(http, {"model": "told", "messages": ASKED})
+    assert (comment, done) == (': {"done":1}', "data: [DONE]")
 
 
 async def test_completions_and_models() -> None:

@@ -71,6 +71,8 @@ class Server:
                 if (how, number) == ("fails", 1):
                     yield 'data: {"error": {"message": "out of memory"}}\n\n'
                     return
+                if (how, number) == ("no JSON", 1):
+                    yield "data: oops\n\n"
                 await asyncio.sleep(0.001 if how == "endless" else 0)
                 yield self.event(body, [{"index": 0, "delta": {"content": word}, "finish_reason": None}])
             reason = "length" if how == "long" else "stop"
