@@ -8,7 +8,7 @@ import socket
 import struct
 import sys
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from itertools import islice
@@ -393,11 +393,12 @@ def encode_error(error: BaseException, text: str, dumps: Callable[[BaseException
 
 
 @contextmanager
-def _unmarked(error: BaseException) -> Iterator[None]:
+def _unmarked(error: BaseException) -> Generator[None]:
     """Leave out what an Engine of this process keeps on an error and on those of a group: tracebacks do not pickle."""
     errors = [error]
     for one in errors:
-        errors += one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        if isinstance(one, BaseExceptionGroup):
+            errors += cast("BaseExceptionGroup[BaseException]", one).exceptions
     kept = [(vars(one), name, vars(one)[name]) for one in errors for name in vars(one) if name.startswith(_MARKS)]
     for fields, name, _ in kept:
         fields.pop(name, None)
