@@ -167,6 +167,11 @@ def device_node(
         )  # fmt: skip
         find_size: FindSize | None = None
         if options.batch is not None and options.batch.max_size == "auto":
+            if runs_on is not None:
+                raise TypeError(
+                    f'device node {label!r} has runs_on=, and batch with max_size="auto": a size is found on a device '
+                    "of this process; write the size, such as max_size=16"
+                )
             if not options.sample_input:
                 raise TypeError(
                     f'device node {label!r} has batch with max_size="auto", but no sample_input= to find a size with: '

@@ -155,7 +155,8 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"sample_input": (1.0,)}, "sample_input=: a worker compiles when the first call comes"),
     ({"device": MESH}, "which belongs to this process: write the name of a device that each worker has"),
     ({"device": DEVICE}, "which belongs to this process: write the name of a device that each worker has"),
-    ({"batch": ps.Batch("auto"), "sample_input": (1.0,)}, "sample_input=: a worker compiles"),
+    ({"batch": ps.Batch("auto")}, "a size is found on a device of this process; write the size, such as max_size=16"),
+    ({"batch": ps.Batch("auto"), "sample_input": (1.0,)}, "write the size, such as max_size=16"),
 ]
 
 
