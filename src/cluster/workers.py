@@ -3,8 +3,10 @@
 import asyncio
 import inspect
 import itertools
+import math
 from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.util import find_spec
+from numbers import Real
 from time import perf_counter
 from typing import Any, Final, get_origin
 from weakref import WeakKeyDictionary
@@ -105,15 +107,14 @@ class Workers(extension.Execution):
         workers: the most workers.
 
     Raises:
-        OptionsError: there are no workers.
+        OptionsError: `workers` is no whole number of at least 1.
     """
 
     has_one_instance = False
 
     def __init__(self, name: str, workers: int, connect: Callable[[], Transport]) -> None:
         super().__init__(name)
-        if workers < 1:
-            raise OptionsError(f"workers={workers!r}: at least one worker makes the calls; write workers=1 or more")
+        _check("workers", workers, int, 1, "a whole number of at least 1")
         self.workers = workers
         self._connect = connect
 
@@ -331,6 +332,11 @@ def _takes_a_stream(node: str, name: object) -> str:
     )
 
 
+def _check(option: str, value: Any, kind: Any, least: int, accepted: str) -> None:
+    if isinstance(value, bool) or not isinstance(value, kind) or not least <= value < math.inf:
+        raise OptionsError(f"{option}={value!r}: {accepted}")
+
+
 def ray(
     *,
     workers: int,
@@ -364,8 +370,10 @@ def ray(
         name: where steps run, as drawings and statistics say it; by default, what each worker needs.
 
     Raises:
-        OptionsError: another execution has that name, or `workers` is less than one.
+        OptionsError: another execution has that name, or `workers`, `num_cpus` or `num_gpus` is no such number.
     """
+    for option, number in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
+        _check(option, number, Real, 0, "a finite number that is not negative")
     asked: dict[str, Any] = {
         "num_cpus": num_cpus, "num_gpus": num_gpus, "resources": resources, "label_selector": label_selector,
         "runtime_env": runtime_env,

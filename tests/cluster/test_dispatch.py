@@ -1,6 +1,7 @@
 """Dispatch of calls to workers, which are simulated, in virtual time: each call has one outcome, whatever happens."""
 
 import asyncio
+import math
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from random import Random
@@ -193,7 +194,15 @@ def test_a_thousand_workers_cost_the_driver_no_more_for_a_call() -> None:
     assert seconds[1000] < 8 * seconds[10]  # a search through all workers would take 100 times as long
 
 
-@pytest.mark.parametrize("workers", [0, -1])
-def test_no_workers_are_refused(workers: int) -> None:
-    with pytest.raises(ps.OptionsError, match=f"workers={workers}: at least one worker"):
-        cluster.ray(workers=workers)
+@pytest.mark.parametrize(
+    ("option", "value", "accepted"),
+    [("workers", value, "a whole number of at least 1") for value in (0, -1, "2", 2.5, True)]
+    + [("num_cpus", value, "a finite number that is not negative") for value in (-2, math.nan)]
+    + [("num_gpus", "1", "a finite number that is not negative")],
+)
+def test_a_number_of_workers_cores_or_gpus_that_makes_no_sense_is_refused(
+    option: str, value: Any, accepted: str
+) -> None:
+    options: dict[str, Any] = {"workers": 2, option: value}
+    with pytest.raises(ps.OptionsError, match=f"{option}={value!r}: {accepted}"):
+        cluster.ray(**options)
