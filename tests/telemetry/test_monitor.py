@@ -1,7 +1,9 @@
 """Snapshots of all scopes of a process, and what happened from one to the next."""
 
 import asyncio
+import gc
 import time
+import weakref
 from contextlib import closing
 
 import pytest
@@ -132,3 +134,30 @@ def test_a_second_close_of_a_monitor_does_nothing() -> None:
         monitor.snapshot()
         monitor.close()
         assert other.snapshot().scopes == ()
+
+
+def test_a_monitor_keeps_no_loop_that_is_closed() -> None:
+    loops: list[weakref.ref[asyncio.AbstractEventLoop]] = []
+
+    async def main() -> None:
+        loops.append(weakref.ref(asyncio.get_running_loop()))
+        await engine.run(halves(1))
+
+    with closing(telemetry.Monitor()):
+        for _ in range(4):
+            asyncio.run(main())
+        gc.collect()
+        assert sum(loop() is not None for loop in loops) <= 1
+
+
+async def test_a_call_that_is_over_is_not_in_flight_at_the_next_look() -> None:
+    gate = Gate()
+    async with engine.deploy(gate.graph(), max_in_flight=5) as service:
+        with closing(telemetry.Monitor()) as monitor:
+            call = asyncio.ensure_future(service(1))
+            await gate.has()
+            assert [scope.admitted for scope in monitor.snapshot().scopes] == [(1, 5)]
+            gate.open()
+            await call
+            for _ in range(3):
+                assert [scope.admitted for scope in monitor.snapshot().scopes] == [(0, 5)]
