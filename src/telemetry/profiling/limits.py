@@ -354,6 +354,15 @@ def loop(evidence: Evidence) -> Iterator[Limit]:
         )
         remedy = 'have fewer and larger items (batch=), and move what computes to runs_on="thread" or "process"'
         yield Limit(used, 5, Verdict(None, reason, remedy, limit="loop"))
+    elif is_held(evidence) and total < _taken_seconds(evidence) / 2:
+        used = min(_taken_seconds(evidence) / elapsed, 1)
+        reason = f"the event loop limits: something holds it for {used:.0%} of the time"
+        remedy = (
+            "find the call that blocks, in a handler that has not ended or beside the engine: asyncio's debug mode "
+        )
+        yield Limit(
+            used, 5, Verdict(None, reason, remedy + "names it, and so does the log, by node.blocks_loop", limit="loop")
+        )
 
 
 def holding(evidence: Evidence) -> Name | None:

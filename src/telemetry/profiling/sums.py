@@ -1,6 +1,5 @@
 """The sums of a profile, by graph and node, and the evidence that a verdict is based on."""
 
-import math
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
@@ -222,8 +221,9 @@ def _ended(step: StepSnapshot | None) -> int:
 def _held_seconds(done: ActorStatistics, earlier: StepSnapshot | None, seconds: float, sharers: int) -> float:
     """Return for how long items took places of a node between two snapshots, over all items.
 
-    The time of an item is counted when the item leaves. Where items take longer than the time between the snapshots, or
-    all places were taken at both of them, the places that were taken tell more.
+    The time of an item is counted when the item leaves. Where items take longer than the time between the snapshots,
+    the places that were taken at both of them tell more. They do not where short items left beside long ones: finished
+    items that wait for room in the next inbox take places, too.
 
     Args:
         done: what has been counted between the snapshots, and the items in flight at the later one.
@@ -233,11 +233,10 @@ def _held_seconds(done: ActorStatistics, earlier: StepSnapshot | None, seconds: 
     """
     if done.busy_seconds is None:
         return 0.0
-    ended, limit = done.completed + done.failed, math.inf if done.concurrency is None else done.concurrency
-    before = 0 if earlier is None else earlier.counters.in_flight
-    is_full = before >= limit and done.in_flight >= limit
-    if ended and done.busy_seconds <= ended * seconds and not is_full:
+    ended = done.completed + done.failed
+    if ended and done.busy_seconds <= ended * seconds:
         return done.busy_seconds
+    before = 0 if earlier is None else earlier.counters.in_flight
     return (before + done.in_flight) / 2 * seconds / sharers
 
 
