@@ -601,7 +601,12 @@ class Reporter:
 
         Args:
             works: the items that are in the step.
+
+        Raises:
+            TypeError: `works` is one item, and no list of items.
         """
+        if isinstance(works, AnyRequest):
+            raise TypeError(f"step_span takes the items that are in the step, got {works!r}: write step_span([work])")
         items = [*works]
         waits = [wait for work in items if (wait := getattr(work, "wait", None)) is not None]
         return spans.of_step(type(self).__name__, waits, len(items)) if waits else nullcontext()

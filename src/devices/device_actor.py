@@ -148,6 +148,7 @@ class BoundFunction(Generic[*Ts, R]):
 
         Raises:
             DeviceError: there is no such device.
+            TypeError: a sample is no tuple, such as an array: `warmup((x,))` is right.
             Exception: the error that the function raised while it was traced.
         """
         return await self._compile(samples, on_progress)

@@ -182,10 +182,17 @@ class DeviceFunction:
         self, samples: Iterable[tuple[Any, ...]], on_progress: Callable[[int, int], object] | None
     ) -> int:
         """Compile the programs for arguments like these; return how many programs that are."""
+        given: list[Any] = [*samples]
+        if wrong := [sample for sample in given if not isinstance(sample, tuple)]:
+            name = getattr(self._fn, "__name__", self._fn)
+            raise TypeError(
+                f"warmup of {name}: a sample is the tuple of the arguments of a call, got "
+                f"{type(wrong[0]).__name__}; write warmup((x,)) for one argument x"
+            )
         pool = (pools_around() or default._runtime.pools).pool("devices", DevicePool)
         (device,) = pool.opened(self._device) or await pool.open(self._device)
         placement, configuration, wanted = device.placement, current(), dict[Any, tuple[JittedFunction, Any]]()
-        for args in samples:
+        for args in given:
             kept = None if placement.mesh is None else _kept(args, placement.mesh)
             jitted = _jitted(self._fn, placement, self._donate_argnums, kept)
             wanted[jitted.serial, signature_of(args, (), configuration, jitted)] = jitted, args

@@ -238,6 +238,9 @@ async def test_shapes_that_were_announced_are_compiled_before_and_are_no_recompi
     assert [(log["event"], log["cause"]) for log in logs] == [("program.recompiled", "shape")]
     with pytest.raises(TypeError, match="announced_step"):
         await step.warmup(("no array",))
+    sample: Any = np.ones(1, np.float32)
+    with pytest.raises(TypeError, match=r"announced_step.* got ndarray; write warmup\(\(x,\)\)"):
+        await step.warmup((sample,), sample)
 
 
 def _open_pools() -> list[DevicePool]:

@@ -578,6 +578,19 @@ async def test_steps_of_a_loop_are_traces_of_their_own_with_links_to_the_items_i
 
 
 @ps.node
+class Alone(ps.Actor[int, int]):
+    async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
+        one: Any = await inbox.get()
+        with one, self.step_span(one):
+            pass
+
+
+async def test_a_step_span_takes_no_work_alone() -> None:
+    with pytest.raises(TypeError, match=r"got <Work of 7, open>: write step_span\(\[work\]\)"):
+        await engine.run(ps.graph(Alone())(7))
+
+
+@ps.node
 class Totals(ps.Actor[int, int]):
     async def loop(self, inbox: ps.Inbox[ps.Work[int, int]], /) -> None:
         while True:
