@@ -131,14 +131,12 @@ class ResumingFuture(asyncio.Future[T]):
     def set_result(self, result: T, /) -> None:
         """Set the result, and resume the task that waits."""
         super().set_result(result)
-        waiter, self._waiter = self._waiter, None
-        if waiter is None:
-            return
-        loop = self.get_loop()
-        if asyncio.current_task(loop) is None:
+        waiter = self._waiter
+        if waiter is None or asyncio.current_task(self.get_loop()) is not None:
+            self._resume_soon()  # a task cannot run inside of another one
+        else:
+            self._waiter = None
             waiter[1].run(waiter[0], self)
-        else:  # it cannot run inside of another task
-            loop.call_soon(waiter[0], self, context=waiter[1])
 
     def set_exception(self, exception: type | BaseException, /) -> None:
         """Set an error, and have the task that waits resumed."""

@@ -70,11 +70,7 @@ class CompiledThere:
                 given.arguments[name] = value if name in kept else copied(value)
             return node(*given.args, **given.kwargs)
 
-        masks = node._device_executor.arguments(frozenset()).masks  # which the batch makes
-        signature = signature_of(self.function)
-        signature = signature.replace(
-            parameters=[one for name, one in signature.parameters.items() if name not in masks]
-        )
+        signature = signature_of(graph(node).fn)  # without masks, which the batch makes
         made: Any = called
         made.__name__, made.__signature__ = self.name, signature
         return graph(made)

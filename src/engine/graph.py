@@ -511,16 +511,16 @@ def _chained(*parts: Any) -> Graph[..., Any]:
         return value
 
     if isinstance(parts[0], Node):
-        made = parts[0].runs_on._made
-        signature = signature.replace(parameters=[one for one in signature.parameters.values() if one.name not in made])
+        own = parts[0].runs_on._made
+        signature = signature.replace(parameters=[one for one in signature.parameters.values() if one.name not in own])
     run_chain.__name__ = run_chain.__qualname__ = "_to_".join(part_name(part) for part in parts)
     run_chain.__module__ = first.__module__
     _refuse_variadic(first, run_chain.__name__, signature)
     run_chain.__signature__ = signature  # type: ignore[attr-defined]
     run_chain.__annotations__ = _annotations_of(first, last, signature.parameters)
-    whole: Graph[..., Any] = Graph(run_chain)
-    whole._parts = parts
-    return whole
+    made: Graph[..., Any] = Graph(run_chain)
+    made._parts = parts
+    return made
 
 
 def _annotations_of(first: Callable[..., Any], last: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:

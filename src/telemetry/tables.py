@@ -327,15 +327,31 @@ def figure_cells(figures: Sequence[_Figure], columns: Sequence[str]) -> list[str
     return [cells.get(column, "") for column in columns]
 
 
-def rows_with_figures(
-    row: tuple[str, ...], figures: Sequence[_Figure], columns: Sequence[str]
-) -> list[tuple[str, ...]]:
-    """Return the row of a node with its figures, and a row for each place that some of these are of."""
-    found = [(*row, *figure_cells(figures, columns))]
-    for place in dict.fromkeys(one[3] for one in figures if one[3]):
-        there = figure_cells([one for one in figures if one[3] == place], columns)
-        found.append((f"  on {place}", *[""] * (len(row) - 1), *there))
-    return found
+def table_with_figures(
+    facts: tuple[tuple[str, str], ...],
+    columns: Sequence[Column],
+    nodes: Iterable[tuple[str, tuple[str, ...], Sequence[_Figure]]],
+    remark: str = "",
+) -> "Table":
+    """Return a table with a row for each node, and below it a row for each place that some of its figures are of.
+
+    Args:
+        facts: about the whole.
+        columns: those of all nodes; columns for the figures follow.
+        nodes: for each node its graph, its cells, and its figures.
+        remark: below the table.
+    """
+    nodes = list(nodes)
+    headings, rows = list[str](), list[tuple[str, ...]]()
+    names = figure_columns(figures for _, _, figures in nodes)
+    for graph, cells, figures in nodes:
+        found = [(*cells, *figure_cells(figures, names))]
+        for place in dict.fromkeys(one[3] for one in figures if one[3]):
+            there = figure_cells([one for one in figures if one[3] == place], names)
+            found.append((f"  on {place}", *[""] * (len(cells) - 1), *there))
+        headings += [graph] * len(found)
+        rows += found
+    return Table(facts, (*columns, *map(Column, names)), tuple(rows), remark, tuple(headings))
 
 
 def _heading(figure: _Figure) -> str:

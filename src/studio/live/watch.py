@@ -14,10 +14,9 @@ from ...telemetry.tables import (
     by_graph,
     count,
     duration,
-    figure_columns,
     of,
-    rows_with_figures,
     significant,
+    table_with_figures,
 )
 
 
@@ -155,10 +154,9 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
     if len(shown) < len(look.nodes):
         remark = f"and {count(len(look.nodes) - len(shown))} nodes that do less; --json has all of them"
     ordered = [shown[at] for at in by_graph([node.graph for node in shown])]
-    figures = figure_columns(node.figures for node in ordered)
-    rows = [(node.graph, row) for node in ordered for row in rows_with_figures(_row(look, node), node.figures, figures)]
-    headings, cells = tuple([graph for graph, _ in rows]), tuple([row for _, row in rows])
-    return Table(facts, (*_COLUMNS, *map(Column, figures)), cells, remark, headings)
+    return table_with_figures(
+        facts, _COLUMNS, ((node.graph, _row(look, node), node.figures) for node in ordered), remark
+    )
 
 
 def _limits(look: LiveSnapshot) -> str:

@@ -359,10 +359,9 @@ def loop(evidence: Evidence) -> Iterator[Limit]:
         reason = f"the event loop limits: something holds it for {used:.0%} of the time"
         remedy = (
             "find the call that blocks, in a handler that has not ended or beside the engine: asyncio's debug mode "
+            "names it, and so does the log, by node.blocks_loop"
         )
-        yield Limit(
-            used, 5, Verdict(None, reason, remedy + "names it, and so does the log, by node.blocks_loop", limit="loop")
-        )
+        yield Limit(used, 5, Verdict(None, reason, remedy, limit="loop"))
 
 
 def holding(evidence: Evidence) -> Name | None:

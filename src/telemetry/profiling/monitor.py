@@ -75,11 +75,12 @@ class Monitor:
         sums, read = self._scopes.taken()
         loop_seconds = self._loop_seconds(hosts)
         self._looked = now
-        evidence = self._scopes.evidence_of(sums, read, now - (before or now), loop_seconds)
+        lately = None
+        if before is not None:
+            evidence = self._scopes.evidence_of(sums, read, now - before, loop_seconds)
+            lately = Profile(lambda: evidence, TimelineRecorder(now), {})
         self._scopes.look_anew()
-        if before is None:
-            return Snapshot(self._process, scopes)
-        return Snapshot(self._process, scopes, Profile(lambda: evidence, TimelineRecorder(now), {}))
+        return Snapshot(self._process, scopes, lately)
 
     def close(self) -> None:
         """End: handlers are timed no more than before. A second call does nothing."""

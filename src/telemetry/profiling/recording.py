@@ -16,10 +16,9 @@ from ..tables import (
     by_graph,
     count,
     duration,
-    figure_columns,
     milliseconds,
-    rows_with_figures,
     seconds,
+    table_with_figures,
 )  # fmt: skip
 from ..text import printable
 from . import collectors
@@ -239,14 +238,8 @@ class Profile(Rendered):
         facts = [("profile", f"over {duration(self.elapsed_seconds)}"), ("verdict", str(self.verdict))]
         facts += [("snapshots", _cost(graph, snapshots)) for graph, snapshots in self._snapshots.items()]
         of_places = [[one for one in step.counters.figures if one.place] for step in steps]
-        columns = figure_columns(of_places)
-        rows = [
-            (nodes[at].graph, row)
-            for at in by_graph([node.graph for node in nodes])
-            for row in rows_with_figures(_row(nodes[at]), of_places[at], columns)
-        ]
-        headings, cells = tuple([graph for graph, _ in rows]), tuple([row for _, row in rows])
-        return Table(tuple(facts), (*_COLUMNS, *map(Column, columns)), cells, headings=headings)
+        found = ((nodes[at].graph, _row(nodes[at]), of_places[at]) for at in by_graph([node.graph for node in nodes]))
+        return table_with_figures(tuple(facts), _COLUMNS, found)
 
 
 @contextmanager

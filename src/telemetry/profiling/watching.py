@@ -146,7 +146,7 @@ class OpenScopes(collectors.Collector):
         self._add_vanished()
         if host.loop is not None:
             self._watch(host.loop).scopes.add(scope)
-        since, [activity] = self._since.get(id(scope)), settled(partial(_activity_of, scope))
+        since, [activity] = self._since.get(id(scope)), settled(lambda: [scope.activity()])
         if since is None:
             _in_thread_of(host.loop, partial(scope.measure, on=True))
             snapshot = snapshot_of(scope)
@@ -240,10 +240,6 @@ def snapshot_of(scope: ProfiledScope) -> ScopeSnapshot:
     """Return what the nodes of a scope do now; on any thread."""
     steps = tuple(settled(scope.step_snapshots))
     return ScopeSnapshot(id(scope), perf_counter(), steps, None if scope.admitted is None else scope.admitted())
-
-
-def _activity_of(scope: ProfiledScope) -> tuple[int | None]:
-    return (scope.activity(),)
 
 
 def _add_reader(read: Read, reader: ProfiledStream, since: tuple[float, float]) -> None:
