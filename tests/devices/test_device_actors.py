@@ -206,9 +206,11 @@ async def test_an_error_that_is_read_is_that_of_the_step() -> None:
 
         return jax.pure_callback(boom, jax.ShapeDtypeStruct(x.shape, x.dtype), x)
 
-    device = devices.actor("cpu")
-    slow = await device.run(many_products, np.eye(512, dtype=np.float32), ready=False)
-    bad = await device.run(fails, slow, ready=False)
+    device, given = devices.actor("cpu"), np.eye(512, dtype=np.float32)
+    failing = device.bind(fails, ready=False)
+    await failing.warmup((jax.ShapeDtypeStruct(given.shape, given.dtype),))  # or the products end while it is compiled
+    slow = await device.run(many_products, given, ready=False)
+    bad = await failing(slow)
     with pytest.raises(Exception, match="boom"):
         await devices.to_host([bad])
     gone = jnp.ones(2) + 1
