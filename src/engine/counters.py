@@ -137,48 +137,100 @@ class Room(NamedTuple):
     at: str = ""
 
 
-def step_snapshots(
-    wired: Iterable[Wired], room: Room | None, pools: "Pools", threads: "ThreadShare | None"
-) -> "Iterator[StepSnapshot]":
-    """Yield a snapshot of each node, for a profile; a step of control flow is not a node, but its bodies have nodes.
+class StepSite(NamedTuple):
+    """What stays the same of a node in a scope.
 
     Args:
-        wired: all actors of a scope, also those of bodies.
+        actor: its actor.
+        step: its step.
+        room: how many runs of its plan there may be at a time.
+        consumers: the nodes that wait for its value.
+        behind: those of them that only wait behind control flow.
+        around: the place of its graph, if that is a body.
+        at: "file:line" of each function of the chain that it is.
+        drawing: the digest of the drawing of its graph; empty if it is in none.
+        boxes: the place there of each function of the chain.
+    """
+
+    actor: NodeActor
+    step: PlannedStep
+    room: Room | None
+    consumers: tuple[str, ...]
+    behind: tuple[str, ...]
+    around: "BodyPlace | None"
+    at: tuple[str, ...]
+    drawing: str
+    boxes: tuple[str, ...]
+
+
+def step_sites(wired: list[Wired], room: Room | None) -> list[StepSite]:
+    """Return each node of a scope; a step of control flow is not a node, but its bodies have nodes.
+
+    Args:
+        wired: all actors of the scope, also those of bodies.
         room: how many calls there may be in the scope at a time.
+    """
+    around, rooms, drawn = _around(wired), _rooms(wired, room), _drawn(wired)
+    found: list[StepSite] = []
+    for one in wired:
+        plan, steps = one.program.plan, _steps(one)
+        nodes = {actor: step for actor, step in steps.items() if is_node(step.head.callee)}
+        digest, prefix = drawn.get(plan, ("", ""))
+        for actor, step in nodes.items():
+            readers = _readers(actor, nodes)
+            behind = tuple(set(readers) - {consumer.name for consumer in actor.consumers})
+            at = tuple([_at(called.callee, called.location) for called in step.chain if is_node(called.callee)])
+            boxes = tuple([f"{prefix}{called.source}" if digest else "" for called in step.chain])
+            found.append(
+                StepSite(actor, step, rooms.get(plan), readers, behind, around.get(plan), at, digest, boxes)
+            )  # fmt: skip
+    return found
+
+
+def _drawn(wired: list[Wired]) -> dict[Plan, tuple[str, str]]:
+    """Return for each plan the digest of the drawing that it is in, and what stands before the ids of its steps."""
+    by_plan = {one.program.plan: one for one in wired}
+    bodies = {body for plan in by_plan for step in plan.steps for body in step.run_bodies}
+    found = {plan: (plan._drawn[0], "") for plan in by_plan if plan not in bodies}
+    left = list(found)
+    for plan in left:
+        digest, prefix = found[plan]
+        for step in plan.steps:
+            for number, body in enumerate(step.bodies):
+                if body in by_plan:
+                    found[body] = digest, f"{prefix}{step.head.source}.{number}."
+                    left.append(body)
+    return found
+
+
+def step_snapshots(
+    sites: Iterable[StepSite], pools: "Pools", threads: "ThreadShare | None"
+) -> "Iterator[StepSnapshot]":
+    """Yield a snapshot of each node, for a profile.
+
+    Args:
+        sites: the nodes.
         pools: the threads and processes of the Engine.
         threads: the share of threads that the scope may keep busy; None for all of them.
     """
-    wired = list(wired)
-    around = _around(wired)
-    rooms = _rooms(wired, room)
-    for one in wired:
-        room_of_plan = rooms.get(one.program.plan)
-        steps = _steps(one)
-        nodes = {actor: step.head.callee for actor, step in steps.items() if is_node(step.head.callee)}
-        for actor, node in nodes.items():
-            whole = replace(
-                _step_snapshot(actor, node, room_of_plan, pools, threads),
-                consumers=(readers := _readers(actor, nodes)),
-                behind=tuple(set(readers) - {consumer.name for consumer in actor.consumers}),
-                around=around.get(one.program.plan),
-                at=_at(node, steps[actor].head.location),
-            )
-            yield from _of_chain(whole, actor, steps[actor]) if steps[actor].tail_labels else (whole,)
+    for site in sites:
+        whole = _step_snapshot(site, pools, threads)
+        yield from _of_chain(whole, site) if site.step.tail_labels else (whole,)
 
 
-def _of_chain(whole: "StepSnapshot", actor: NodeActor, step: PlannedStep) -> "Iterator[StepSnapshot]":
+def _of_chain(whole: "StepSnapshot", site: StepSite) -> "Iterator[StepSnapshot]":
     """Yield a snapshot of each function of a chain, which share one actor; its inbox is that of the first."""
-    sampler, labels = actor.sampler, (step.label, *step.tail_labels)
+    sampler, labels = site.actor.sampler, (site.step.label, *site.step.tail_labels)
     empty = less(whole.counters.inbox, whole.counters.inbox, *INBOX_COUNTERS)
-    for at, (label, called) in enumerate(zip(labels, step.chain, strict=True)):
-        assert is_node(called.callee)  # only nodes are chained
+    for at, label in enumerate(labels):
         busy_seconds = None if sampler is None else sampler.busy_seconds[at]
         counters = replace(whole.counters, node=label, busy_seconds=busy_seconds)
         timed = None if sampler is None else sampler.reading(at)
-        one = replace(whole, counters=counters, key=(whole.key, at), timed=timed)
         if at:
             counters = replace(counters, failed=0, inbox=empty)
-            one = replace(one, counters=counters, at=_at(called.callee, called.location))
+        one = replace(
+            whole, counters=counters, key=(whole.key, at), timed=timed, at=site.at[at], step=site.boxes[at]
+        )  # fmt: skip
         yield one if label == labels[-1] else replace(one, consumers=labels[at + 1 : at + 2], behind=())
 
 
@@ -238,11 +290,11 @@ def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
     return rooms
 
 
-def _step_snapshot(
-    actor: NodeActor, node: Node[..., object], room: Room | None, pools: "Pools", threads: "ThreadShare | None"
-) -> "StepSnapshot":
+def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None") -> "StepSnapshot":
     from ..telemetry.profiling.records import StepSnapshot
 
+    actor, node = site.actor, site.step.head.callee
+    assert is_node(node)
     execution = node.runs_on
     is_stream, sampler = actor.bound._spans_others, actor.sampler
     timed = None if sampler is None else sampler.reading()  # it also brings `busy_seconds` up to date
@@ -255,7 +307,9 @@ def _step_snapshot(
         holds=execution._holds, is_on_loop=execution._is_inline, owns_loop=execution._runs_loop, pool=execution._pool,
         batch_size=0 if execution._holds is None else execution._batch.max_size,
         batch_wait_seconds=0.0 if execution._holds is None else execution._batch.max_wait_seconds,
-        places=() if is_stream else tuple(_places(actor, node, room, pools, threads)), timed=timed,
+        places=() if is_stream else tuple(_places(actor, node, site.room, pools, threads)), timed=timed,
+        consumers=site.consumers, behind=site.behind, around=site.around, at=site.at[0],
+        drawing=site.drawing, step=site.boxes[0],
     )  # fmt: skip
 
 

@@ -1,11 +1,15 @@
 """Draw a traced graph: its parameters, resources, steps and result, and who reads which value."""
 
 from dataclasses import replace
-from typing import Literal
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Literal
 
 from .drawing import Drawing, DrawnEdge, DrawnNode
 from .tracing.template import Template, reads
 from .tracing.tracer import Step, Trace, order_edges
+
+if TYPE_CHECKING:
+    from .program import Plan
 
 
 def shown(drawing: Drawing, language: Literal["dot", "mermaid", "svg", "text"]) -> str:
@@ -48,6 +52,32 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
         for body in step.bodies
     )
     return Drawing(title or trace.name, (*inputs, *steps, result), bodies)
+
+
+def planned_drawing(plan: "Plan") -> tuple[str, Drawing]:
+    """Return the drawing of what a plan runs, behind its digest; a step of a chain says with which other it runs."""
+    drawing = _with_chains(drawing_of(_kept(plan)), plan)
+    return blake2b(repr(drawing).encode("utf-8", "replace"), digest_size=8).hexdigest(), drawing
+
+
+def _kept(plan: "Plan") -> Trace:
+    """Return the trace of a plan without the steps that its passes have dropped or merged."""
+    steps = tuple(
+        replace(step, bodies=tuple(map(_kept, planned.bodies)) if step is planned.head else step.bodies)
+        for planned in plan.steps
+        for step in planned.chain
+    )
+    return replace(plan.trace, steps=steps, result=plan.result)
+
+
+def _with_chains(drawing: Drawing, plan: "Plan") -> Drawing:
+    together = {str(step.source): f"with {one.label}" for one in plan.steps for step in one.chain[1:]}
+    bodies = [body for planned in plan.steps for body in planned.bodies]
+    nodes = [
+        replace(node, detail=", ".join(filter(None, (node.detail, together.get(node.id))))) for node in drawing.nodes
+    ]
+    drawn = [(owner, _with_chains(one, body)) for (owner, one), body in zip(drawing.bodies, bodies, strict=True)]
+    return Drawing(drawing.title, tuple(nodes), tuple(drawn))
 
 
 def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple[DrawnEdge, ...]:

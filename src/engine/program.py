@@ -23,6 +23,7 @@ from .tracing.tracer import Step, Trace, order_edges
 
 if TYPE_CHECKING:
     from ..saving.durable import Durable
+    from .drawing import Drawing
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,13 @@ class Plan:
     def _kept_by_engines(self) -> WeakKeyDictionary[object, object]:
         """The actors that each Engine keeps for this plan; they go when the plan or the Engine goes."""
         return WeakKeyDictionary()
+
+    @cached_property
+    def _drawn(self) -> "tuple[str, Drawing]":
+        """The drawing of what it runs, behind its digest."""
+        from .picture import planned_drawing
+
+        return planned_drawing(self)
 
     @cached_property
     def _programs_with_resources(self) -> "WeakKeyDictionary[object, dict[ChosenScheduler, Program]]":

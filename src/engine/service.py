@@ -47,7 +47,6 @@ from .scope import Runtime
 from .source import Calls
 from .statistics import Bottleneck, actors_less, find_bottleneck, since
 from .tables import mean_rate, or_unknown, table_of
-from .tracing.tracer import Trace
 from .wiring import Wiring
 
 if TYPE_CHECKING:
@@ -75,38 +74,19 @@ def _drawings(
             yield drawing_of(graph._present_trace())
         else:
             plan, seconds = wired.program.plan, statistics.elapsed_seconds
-            yield _with_loads(drawing_of(_kept(plan)), plan, deployment.scope.wiring, seconds)
-
-
-def _kept(plan: Plan) -> Trace:
-    """Return the trace of a plan without the steps that its passes have dropped or merged."""
-    steps = tuple(
-        replace(step, bodies=tuple(map(_kept, planned.bodies)) if step is planned.head else step.bodies)
-        for planned in plan.steps
-        for step in planned.chain
-    )
-    return replace(plan.trace, steps=steps, result=plan.result)
+            yield _with_loads(plan._drawn[1], plan, deployment.scope.wiring, seconds)
 
 
 def _with_loads(drawing: Drawing, plan: Plan, wiring: Wiring, elapsed_seconds: float | None) -> Drawing:
     wired = wiring.wired(plan)
     actors: dict[str, ActorStatistics] = {}
-    together: dict[str, str] = {}  # for each further step of a chain, which actor runs the chain
     for unit, actor in () if wired is None else zip(wired.program.units, wired.actors, strict=True):
         if unit.step is not None:
             actors[str(unit.step.head.source)] = actor.statistics()
-            together |= {str(step.source): f"with {actor.name}" for step in unit.step.chain[1:]}
     bodies = [body for planned in plan.steps for body in planned.bodies]
     return Drawing(
         drawing.title,
-        tuple(
-            replace(
-                node,
-                actors=(actors[node.id],) if node.id in actors else (),
-                detail=", ".join(filter(None, (node.detail, together.get(node.id)))),
-            )
-            for node in drawing.nodes
-        ),
+        tuple(replace(node, actors=(actors[node.id],) if node.id in actors else ()) for node in drawing.nodes),
         tuple(
             (owner_id, _with_loads(drawn, body, wiring, elapsed_seconds))
             for (owner_id, drawn), body in zip(drawing.bodies, bodies, strict=True)

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from time import time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..actors import attempts
@@ -24,7 +25,7 @@ from ..telemetry.profiling.collectors import Collector
 from .bodies import body_of, branch, computing, hand_over, input_of, splitting
 from .caching import CacheSite, Identity
 from .control import Control
-from .counters import node_counters, node_levels, step_snapshots
+from .counters import StepSite, node_counters, node_levels, step_sites, step_snapshots
 from .executions import count_handlers, wire
 from .instances import Instance, InstanceRegistry, LoopInstance
 from .node import CallSite, Execution, Node, Scope, Site, is_node
@@ -35,7 +36,7 @@ from .stream_map import JoinedMap, Stage, StreamMap, mapping, pass_on
 from .tracing.template import Read, Template, arguments_builder, is_known, reads, value_of
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.records import StepSnapshot
+    from ..telemetry.profiling.records import ScopeKind, StepSnapshot
     from .checkpoint import Checkpointer, StepCheckpoint
     from .counters import Room
 
@@ -69,6 +70,7 @@ class Wiring(Scope):
 
     Attributes:
         opened: the scope, which opens what its handlers call; None if runs share the actors.
+        opened_at: when it was made, in seconds since 1970.
     """
 
     def __init__(
@@ -98,6 +100,8 @@ class Wiring(Scope):
         self._counts_handlers = counts_handlers
         self._saving = saving
         self.opened: Any = None
+        self.opened_at = time()
+        self._sites: tuple[int, list[StepSite]] = (0, [])  # of so many programs
         self._measured = 0  # how many profiles have asked for the timing of handlers
         self._discards = False  # whether a graph is being wired that has nodes with `discard=`
 
@@ -152,7 +156,29 @@ class Wiring(Scope):
 
     def step_snapshots(self) -> "Iterator[StepSnapshot]":
         """Yield the counters of all nodes, also of those in bodies of control flow."""
-        return step_snapshots(self._all_wired(), self._room, self._pools, self._threads)
+        return step_snapshots(self.sites(), self._pools, self._threads)
+
+    def sites(self) -> list[StepSite]:
+        """Return all nodes, also those in bodies of control flow."""
+        wired = self._all_wired()
+        if len(wired) != self._sites[0]:
+            self._sites = len(wired), step_sites(wired, self._room)
+        return self._sites[1]
+
+    @property
+    def kind(self) -> "ScopeKind":
+        """What kind of scope it is, for a look."""
+        if self.admitted is not None:
+            return "deployment"
+        if self.opened is None:
+            return "runs"
+        return "call" if self._room is not None and self._room.bound == "call" else "stream"
+
+    def drawings(self) -> dict[str, tuple[str, object]]:
+        """Return the name and the drawing of each graph, by its digest, for a look."""
+        plans = {plan._drawn[0]: plan for plan in list(self._wired)}
+        used = {site.drawing for site in self.sites()}
+        return {digest: (plan.name, plan._drawn[1]) for digest, plan in plans.items() if digest in used}
 
     def activity(self) -> int | None:
         """Return how many executions have ended in its nodes; None while there are any, or a node has its own loop."""

@@ -7,9 +7,10 @@ from . import names
 from .logs import add_trace_context
 
 __all__ = [
-    "BodyPlace", "Capacity", "CriticalPath", "DepthPoint", "DeviceSlice", "Monitor", "NodeProfile", "Prediction",
-    "Profile", "ScopeSnapshot", "Slice", "Snapshot", "StepSnapshot", "Timeline", "Verdict", "add_trace_context",
-    "continue_trace", "continued", "expose", "names", "profile", "setup", "snapshot",
+    "BodyPlace", "Capacity", "CriticalPath", "DepthPoint", "DeviceSlice", "FailureLook", "ItemLook", "Monitor",
+    "NodeProfile", "Prediction", "Profile", "ScopeSnapshot", "Slice", "Snapshot", "StepSnapshot", "StuckLoop",
+    "Timeline", "Verdict", "add_trace_context", "continue_trace", "continued", "expose", "names", "profile", "setup",
+    "snapshot",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from .profiling.limits import Verdict
     from .profiling.monitor import Monitor, Snapshot, snapshot
     from .profiling.recording import Profile, profile
-    from .profiling.records import BodyPlace, Capacity, ScopeSnapshot, StepSnapshot
+    from .profiling.records import BodyPlace, Capacity, FailureLook, ItemLook, ScopeSnapshot, StepSnapshot, StuckLoop
     from .profiling.sums import CriticalPath, NodeProfile
     from .profiling.timeline import DepthPoint, DeviceSlice, Slice, Timeline
     from .profiling.verdict import Prediction
@@ -32,7 +33,7 @@ else:
             "..studio.live.server": "expose",
             ".profiling.sums": "NodeProfile CriticalPath",
             ".profiling.recording": "Profile profile",
-            ".profiling.records": "BodyPlace Capacity ScopeSnapshot StepSnapshot",
+            ".profiling.records": "BodyPlace Capacity FailureLook ItemLook ScopeSnapshot StepSnapshot StuckLoop",
             ".profiling.monitor": "Monitor Snapshot snapshot",
             ".profiling.timeline": "DepthPoint DeviceSlice Slice Timeline",
             ".profiling.limits": "Verdict",

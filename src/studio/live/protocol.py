@@ -5,15 +5,16 @@ import os
 import select
 import socket
 import stat
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, fields
 from pathlib import Path
 from time import monotonic
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
-from ...telemetry import Verdict
-from .watch import LiveSnapshot, NodeLook
+from ...engine import Drawing, DrawnEdge, DrawnNode
+from ...telemetry import FailureLook, ItemLook, StuckLoop, Verdict
+from .watch import LiveSnapshot, NodeLook, Request, ScopeLook
 
 # The protocol of the socket: lines of JSON, one answer for each request, in order. This is version 1.
 #
@@ -21,9 +22,14 @@ from .watch import LiveSnapshot, NodeLook
 #
 #     {"version": 1, "look": {"process": 4711, "seconds": 1.0, "nodes": [...], "verdict": {...}}}
 #
-# whose fields are those of `LiveSnapshot`, `NodeLook` and `Verdict`. Each connection has its own "look before", so
-# clients do not disturb each other; the first look of a connection has ``"seconds": null``. What the server cannot
-# answer, it answers with an error and goes on, except for a line that does not end, after which it hangs up:
+# whose fields are those of `LiveSnapshot`, `NodeLook`, `Verdict` and so on; a field that is missing has its default. A
+# request may say more: see `Request`. A drawing is sent when a client asks for it, by the digest that looks tell:
+#
+#     {"version": 1, "request": "drawing", "digest": "8e1f"} -> {"version": 1, "drawing": {"title": ..., "nodes": []}}
+#
+# Each connection has its own "look before", so clients do not disturb each other; the first look of a connection has
+# ``"seconds": null``. What the server cannot answer, it answers with an error and goes on, except for a line that does
+# not end, after which it hangs up:
 #
 #     {"version": 1, "error": "a sentence"}
 #
@@ -34,18 +40,18 @@ VERSION: Final = 1
 # A request is a few dozen bytes; a peer that sends more without a newline is not a client.
 MAX_REQUEST_BYTES: Final = 4096
 
-REQUEST: Final = json.dumps({"version": VERSION, "request": "look"}).encode() + b"\n"
+T = TypeVar("T")
 
 
 class ProtocolError(Exception):
     """What the other side sent is not what this version of the protocol says."""
 
 
-def check_request(line: bytes) -> None:
-    """Check that a line asks for a look; there is nothing else to ask for.
+def read_request(line: bytes) -> Request:
+    """Return what a line asks for.
 
     Raises:
-        ProtocolError: it does not; with a sentence for the client.
+        ProtocolError: it asks for nothing that there is; with a sentence for the client.
     """
     request = _object(line)
     if request.get("version") != VERSION:
@@ -53,13 +59,35 @@ def check_request(line: bytes) -> None:
             f"this process speaks version {VERSION} of the protocol, not {request.get('version')!r}: use the same "
             "version of penstock on both sides"
         )
-    if request.get("request") != "look":
-        raise ProtocolError(f'there is no request {request.get("request")!r}; there is "look"')
+    if request.get("request") not in ("look", "drawing"):
+        raise ProtocolError(f'there is no request {request.get("request")!r}; there are "look" and "drawing"')
+    asked: Request = _record(Request, request)
+    return asked
+
+
+_RECORDS: Final[dict[str, type[Any]]] = {
+    "nodes": NodeLook, "scopes": ScopeLook, "items": ItemLook, "failures": FailureLook, "stuck": StuckLoop,
+}  # fmt: skip
 
 
 def answer(look: LiveSnapshot) -> bytes:
-    """Return the line that tells of a look."""
-    return _line({"version": VERSION, "look": asdict(look)})
+    """Return the line that tells of a look, without fields that have their defaults."""
+    told = {field.name: getattr(look, field.name) for field in fields(LiveSnapshot) if field.name not in _RECORDS}
+    told["verdict"] = None if look.verdict is None else asdict(look.verdict)
+    return _line({"version": VERSION, "look": told | {name: _told(getattr(look, name)) for name in _RECORDS}})
+
+
+def _told(records: Sequence[Any]) -> list[dict[str, Any]]:
+    defaults = [(field.name, field.default) for record in records[:1] for field in fields(record)]
+    return [
+        {name: value for name, default in defaults if (value := getattr(record, name)) != default}
+        for record in records
+    ]  # fmt: skip
+
+
+def answer_drawing(drawing: object) -> bytes:
+    """Return the line that tells of a drawing; of None if no open scope has it."""
+    return _line({"version": VERSION, "drawing": asdict(drawing) if isinstance(drawing, Drawing) else None})
 
 
 def refusal(message: str) -> bytes:
@@ -67,7 +95,31 @@ def refusal(message: str) -> bytes:
     return _line({"version": VERSION, "error": message})
 
 
-def read_answer(line: bytes) -> LiveSnapshot:
+def read_look(answered: dict[str, Any]) -> LiveSnapshot:
+    """Return what the answer to a look tells."""
+    look: dict[str, Any] = answered["look"]
+    told = {name: tuple([_record(kind, one) for one in look.get(name, ())]) for name, kind in _RECORDS.items()}
+    verdict = None if look["verdict"] is None else _record(Verdict, look["verdict"])
+    lines = tuple([(str(label), str(text)) for label, text in look.get("lines", ())])
+    found: LiveSnapshot = _record(LiveSnapshot, look | told | {"verdict": verdict, "lines": lines})
+    return found
+
+
+def read_drawing(answered: dict[str, Any]) -> Drawing | None:
+    """Return the drawing that an answer tells; None if the process has none."""
+    told = answered["drawing"]
+    return None if told is None else _drawing(told)
+
+
+def _drawing(told: dict[str, Any]) -> Drawing:
+    nodes: list[DrawnNode] = [
+        _record(DrawnNode, node | {"inputs": [_record(DrawnEdge, edge) for edge in node["inputs"]], "actors": ()})
+        for node in told["nodes"]
+    ]
+    return Drawing(told["title"], tuple(nodes), tuple([(owner, _drawing(body)) for owner, body in told["bodies"]]))
+
+
+def _read(line: bytes, read: Callable[[dict[str, Any]], T]) -> T:
     """Return what an answer tells.
 
     Raises:
@@ -82,12 +134,8 @@ def read_answer(line: bytes) -> LiveSnapshot:
     if "error" in answered:
         raise ProtocolError(str(answered["error"]))
     try:
-        look: dict[str, Any] = answered["look"]
-        nodes = tuple(NodeLook(**_known(NodeLook, node)) for node in look["nodes"])
-        verdict = None if look["verdict"] is None else Verdict(**_known(Verdict, look["verdict"]))
-        lines = tuple((str(label), str(text)) for label, text in look.get("lines", ()))
-        return LiveSnapshot(int(look["process"]), look["seconds"], nodes, verdict, lines)
-    except (KeyError, TypeError, ValueError) as error:
+        return read(answered)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise ProtocolError("its answer is not one of penstock") from error
 
 
@@ -101,8 +149,11 @@ def _object(line: bytes) -> dict[str, Any]:
     return value  # pyright: ignore[reportUnknownVariableType] - of JSON, keys are strings
 
 
-def _known(record: type[Any], found: dict[str, Any]) -> dict[str, Any]:
-    return {field.name: found[field.name] for field in fields(record)}
+def _record(record: type[Any], found: dict[str, Any]) -> Any:
+    """Return a record with the fields that are known and were found; what an older process does not tell is left."""
+    known = {field.name: found[field.name] for field in fields(record) if field.name in found}
+    lists = [name for name, value in known.items() if isinstance(value, list)]
+    return record(**known | {name: tuple(known[name]) for name in lists})
 
 
 def _line(content: dict[str, Any]) -> bytes:
@@ -138,17 +189,37 @@ class Client:
         """Hang up."""
         self._socket.close()
 
-    def look(self) -> LiveSnapshot:
+    def look(self, *, show_messages: bool = False, show_keys: bool = False, scope: str = "") -> LiveSnapshot:
         """Look at the process.
+
+        Args:
+            show_messages: whether the messages of errors are told, which may hold values of items.
+            show_keys: whether the keys of items are told, and not eight digits that stand for each.
+            scope: the id of the scope whose nodes are told of; empty for all.
 
         Raises:
             ConnectionError: the process has closed the connection.
             TimeoutError: the process does not answer.
             OSError: the answer is not in this protocol, or in another version of it.
         """
+        look = self._ask(Request("look", "", show_messages, show_keys, scope), read_look)
+        self._process = look.process
+        return look
+
+    def drawing(self, digest: str) -> Drawing | None:
+        """Return the drawing with a digest, as a look tells it; None if no open scope has it.
+
+        Raises:
+            ConnectionError: the process has closed the connection.
+            TimeoutError: the process does not answer.
+            OSError: the process is older, and knows no drawings.
+        """
+        return self._ask(Request("drawing", digest), read_drawing)
+
+    def _ask(self, asked: Request, read: Callable[[dict[str, Any]], T]) -> T:
         with self._explained():
             with suppress(BrokenPipeError):  # the server has hung up; its last answer, which says why, can be read
-                self._socket.sendall(REQUEST)
+                self._socket.sendall(_line({"version": VERSION} | asdict(asked)))
             give_up = monotonic() + _ANSWER_SECONDS
             while b"\n" not in self._received:
                 self._socket.settimeout(max(give_up - monotonic(), 0.001))
@@ -157,9 +228,7 @@ class Client:
                     raise ConnectionResetError
                 self._received += received
             line, _, self._received = self._received.partition(b"\n")
-            look = read_answer(bytes(line))
-        self._process = look.process
-        return look
+            return _read(bytes(line), read)
 
     def wait(self, seconds: float) -> None:
         """Wait for some seconds, or until the process closes the connection.

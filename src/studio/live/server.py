@@ -17,7 +17,7 @@ from typing import Final
 from weakref import WeakSet
 
 from ...telemetry import Monitor, logs
-from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, check_request, refusal
+from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, answer_drawing, read_request, refusal
 from .watch import look_of
 
 # The size of `sun_path` without its final null byte: unix(7).
@@ -248,8 +248,10 @@ class Server:
 
 def _answered(line: bytes, monitor: Monitor) -> bytes:
     try:
-        check_request(line)
-        return answer(look_of(monitor.snapshot()))
+        asked = read_request(line)
+        if asked.request == "drawing":
+            return answer_drawing(monitor.drawing(asked.digest))
+        return answer(look_of(monitor.snapshot(), asked))
     except ProtocolError as error:
         return refusal(str(error))
     except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients

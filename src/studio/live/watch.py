@@ -1,12 +1,12 @@
 """LiveSampler: what all nodes of this process do between two looks, as records and as a table."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ...engine import ActorStatistics
 from ...extension import Figure
-from ...telemetry import NodeProfile, Snapshot, StepSnapshot, Verdict
+from ...telemetry import FailureLook, ItemLook, NodeProfile, ScopeSnapshot, Snapshot, StepSnapshot, StuckLoop, Verdict
 from ...telemetry.tables import (
     UNKNOWN,
     Column,
@@ -40,6 +40,23 @@ class NodeLook:
         limit: how many may be in it; None if unlimited.
         figures: what its execution tells besides, now.
         outage: for how long its items are retried, and after which error, as a sentence; empty if none is.
+        drawing: the digest of the drawing of its graph; empty if unknown.
+        step: the place of its box there: its id; in a body, "owner.number of the body.id".
+        retried: how many further attempts there were, in the scopes that are open now.
+        hedged: how many items have got a second attempt beside the first, there.
+        failed_over: how many items its failover took over, there.
+        cache_hits: how many calls got a result that was kept, there.
+        cache_misses: how many calls have begun a computation, there.
+        p50: half of its executions of the last minute took at most this long, in seconds; None if none was timed.
+        p99: 99 % of them took at most this long; None if fewer than 20 were timed.
+        timed: how many executions the two stand for.
+        shared: the limit that it shares with other nodes, in words; empty if `limit` is its own.
+        device_share: the share of its time for which a device computed for it; None if unknown.
+        blocked: finished items that wait for room behind it; they are not in `in_flight`.
+        waits: items that wait for room in its full inbox.
+        buffer_depth: of a node that gives a stream: values in the stream that wait for their reader; else None.
+        buffer_capacity: how many may wait there.
+        values: how many values it has given.
     """
 
     graph: str
@@ -56,6 +73,60 @@ class NodeLook:
     limit: int | None
     figures: tuple[Figure, ...] = ()
     outage: str = ""
+    drawing: str = ""
+    step: str = ""
+    retried: int = 0
+    hedged: int = 0
+    failed_over: int = 0
+    cache_hits: int = 0
+    cache_misses: int = 0
+    p50: float | None = None
+    p99: float | None = None
+    timed: int = 0
+    shared: str = ""
+    device_share: float | None = None
+    blocked: int = 0
+    waits: int = 0
+    buffer_depth: int | None = None
+    buffer_capacity: int | None = None
+    values: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeLook:
+    """A run, a stream or a deployment.
+
+    Attributes:
+        id: stands for the scope, also once it has ended.
+        graph: the names of its graphs.
+        kind: "runs" for all calls of `run` of a graph, "run", "stream", "call", "deployment" or "durable loop".
+        opened: when it was opened, in seconds since 1970.
+        drawings: the digests of the drawings of its graphs.
+        admitted: how many calls of a deployment are in flight; None for others.
+        max_admitted: how many may be.
+        cut_age: how old the newest snapshot of a call with `checkpoint=` is, in seconds; None if there is none.
+        cut_bytes: its size.
+        cut_asked: how often snapshots were asked for, in words.
+        cut_reached: the time between the last two, in seconds.
+        cuts: how many were written.
+        done: how many items or values have ended; None if unknown.
+        total: how many there will be; None if unknown.
+    """
+
+    id: str
+    graph: str
+    kind: str = "runs"
+    opened: float = 0.0
+    drawings: tuple[str, ...] = ()
+    admitted: int | None = None
+    max_admitted: int | None = None
+    cut_age: float | None = None
+    cut_bytes: int = 0
+    cut_asked: str = ""
+    cut_reached: float | None = None
+    cuts: int = 0
+    done: int | None = None
+    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +139,13 @@ class LiveSnapshot:
         nodes: the nodes of scopes that are open or have ended since the look before.
         verdict: what limits the throughput; None if no item has left a node since the look before.
         lines: what belongs to no node, each with its label, such as the consumers of the process.
+        when: when it was taken, in seconds since 1970.
+        scopes: the scopes that are open.
+        items: the oldest items in flight, the oldest first.
+        in_flight: how many items there are.
+        failures: the newest failures of the process, by node and class, the newest first.
+        stuck: the event loops that have not answered for a second.
+        evidence: what the verdict stands on, in sentences.
     """
 
     process: int
@@ -75,10 +153,47 @@ class LiveSnapshot:
     nodes: tuple[NodeLook, ...]
     verdict: Verdict | None
     lines: tuple[tuple[str, str], ...] = ()
+    when: float = 0.0
+    scopes: tuple[ScopeLook, ...] = ()
+    items: tuple[ItemLook, ...] = ()
+    in_flight: int = 0
+    failures: tuple[FailureLook, ...] = ()
+    stuck: tuple[StuckLoop, ...] = ()
+    evidence: tuple[str, ...] = ()
 
 
-def look_of(snapshot: Snapshot) -> LiveSnapshot:
-    """Return what a snapshot tells; nodes of one graph stand together."""
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a client asks for.
+
+    Attributes:
+        request: a look, or the drawing of a graph.
+        digest: that of the drawing.
+        show_messages: whether a look tells the messages of errors, which may hold values of items.
+        show_keys: whether it tells the keys of items, and not eight digits that stand for each.
+        scope: the id of the scope whose nodes it tells of; empty for all.
+    """
+
+    request: str = ""
+    digest: str = ""
+    show_messages: bool = False
+    show_keys: bool = False
+    scope: str = ""
+
+
+LOOK: Final = Request("look")
+
+
+def look_of(snapshot: Snapshot, asked: Request = LOOK) -> LiveSnapshot:
+    """Return what a snapshot tells; nodes of one graph stand together.
+
+    Args:
+        snapshot: the snapshot.
+        asked: which scope to tell of, and whether to tell messages and keys.
+    """
+    if asked.scope:
+        scopes = tuple([scope for scope in snapshot.scopes if scope.id == asked.scope])
+        snapshot = replace(snapshot, scopes=scopes)
     lately = snapshot.lately
     now: dict[tuple[str, str], list[StepSnapshot]] = {}
     for step in [step for scope in snapshot.scopes for step in scope.steps]:
@@ -93,8 +208,15 @@ def look_of(snapshot: Snapshot) -> LiveSnapshot:
     ]
     seconds = None if lately is None else lately.elapsed_seconds
     return LiveSnapshot(
-        snapshot.process, seconds, tuple(nodes), lately.verdict if lately is not None and then else None, snapshot.lines
-    )
+        snapshot.process, seconds, tuple(nodes), lately.verdict if lately is not None and then else None,
+        snapshot.lines, snapshot.when, tuple(map(_scope_look, snapshot.scopes)),
+    )  # fmt: skip
+
+
+def _scope_look(scope: ScopeSnapshot) -> ScopeLook:
+    admitted, most = scope.admitted or (None, None)
+    digests, names = zip(*scope.graphs, strict=True) if scope.graphs else ((), ())
+    return ScopeLook(scope.id, ", ".join(names), scope.kind, scope.opened, digests, admitted, most)
 
 
 def _look_of(name: tuple[str, str], steps: Sequence[StepSnapshot], then: tuple[NodeProfile, str] | None) -> NodeLook:
@@ -118,6 +240,7 @@ def _look_of(name: tuple[str, str], steps: Sequence[StepSnapshot], then: tuple[N
         limit,
         getattr(now, "figures", ()),
         getattr(now, "outage", ""),
+        *((steps[-1].drawing, steps[-1].step) if steps else ("", "")),
     )
 
 

@@ -3,13 +3,13 @@
 import os
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from time import perf_counter
+from time import perf_counter, time
 from typing import Final
 
 from ..counters import told
 from . import collectors
 from .recording import Profile
-from .records import Host, ScopeSnapshot
+from .records import FailureLook, Host, ItemLook, ScopeSnapshot, StuckLoop
 from .timeline import TimelineRecorder
 from .watching import OpenScopes, settled, snapshot_of, thread_seconds
 
@@ -24,12 +24,22 @@ class Snapshot:
         lately: what all nodes did since the snapshot before, also in scopes that have ended meanwhile, without a
             timeline; None if there is none before.
         lines: what belongs to no node, each with its label, such as the consumers of the process.
+        when: when it was taken, in seconds since 1970.
+        items: the oldest 50 items in flight, the oldest first.
+        in_flight: how many items there are.
+        failures: the newest failures of the process, by node and class, the newest first.
+        stuck: the event loops that have not answered for a second.
     """
 
     process: int
     scopes: tuple[ScopeSnapshot, ...]
     lately: Profile | None = None
     lines: tuple[tuple[str, str], ...] = field(default_factory=told)
+    when: float = field(default_factory=time)
+    items: tuple[ItemLook, ...] = ()
+    in_flight: int = 0
+    failures: tuple[FailureLook, ...] = ()
+    stuck: tuple[StuckLoop, ...] = ()
 
 
 def snapshot() -> Snapshot:
@@ -81,6 +91,21 @@ class Monitor:
             lately = Profile(lambda: evidence, TimelineRecorder(now), {})
         self._scopes.look_anew()
         return Snapshot(self._process, scopes, lately)
+
+    def drawing(self, digest: str) -> object:
+        """Return the drawing of a graph of an open scope, an `engine.Drawing`.
+
+        Args:
+            digest: the one that snapshots of steps and scopes have.
+
+        Returns:
+            The drawing; None if no scope that is open has it.
+        """
+        for host in settled(lambda: collectors.hosts):
+            for scope in settled(host.open_scopes):
+                if (found := scope.drawings().get(digest)) is not None:
+                    return found[1]
+        return None
 
     def close(self) -> None:
         """End: handlers are timed no more than before. A second call does nothing."""

@@ -125,6 +125,8 @@ class StepSnapshot:
         at: "file:line" of its function or class, where its options are; or else of its call in the graph.
         batch_size: of a function that takes batches: how many items one holds at most; else 0.
         batch_wait_seconds: how long the first item of a batch waits for others.
+        drawing: the digest of the drawing of its graph.
+        step: the place of its box there: its id; in a body, "owner.number of the body.id".
     """
 
     counters: ActorStatistics
@@ -144,6 +146,8 @@ class StepSnapshot:
     at: str = ""
     batch_size: int = 0
     batch_wait_seconds: float = 0.0
+    drawing: str = ""
+    step: str = ""
 
     @property
     def name(self) -> tuple[str, str]:
@@ -176,6 +180,10 @@ class WindowLook:
     key: str = ""
 
 
+# All calls of `run` of a graph; one call, run or read as a stream; a stream of calls; a deployment.
+ScopeKind: TypeAlias = Literal["runs", "call", "stream", "deployment"]
+
+
 @dataclass(frozen=True, slots=True)
 class ScopeSnapshot:
     """The nodes of a run, a stream, a deployment, or of all calls of `run` of a graph, at one moment.
@@ -185,12 +193,92 @@ class ScopeSnapshot:
         seconds: when it was read, in seconds of `time.perf_counter`.
         steps: its nodes, also those in bodies of control flow; nodes of one graph in topological order.
         admitted: how many calls of a deployment are in flight, and how many may be; None for other scopes.
+        kind: what kind of scope it is.
+        opened: when it was opened, in seconds since 1970.
+        graphs: the digest of the drawing of each graph, and the name of the graph.
     """
 
     key: int
     seconds: float
     steps: tuple[StepSnapshot, ...] = ()
     admitted: tuple[int, int] | None = None
+    kind: ScopeKind = "runs"
+    opened: float = 0.0
+    graphs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def id(self) -> str:
+        """A text that stands for the scope, also once it has ended."""
+        return f"{self.key:x}-{self.opened:.3f}"
+
+
+@dataclass(frozen=True, slots=True)
+class ItemLook:
+    """An item in flight, at one look.
+
+    Attributes:
+        graph: the name of its graph.
+        node: the name of the node that it is in or waits for, as drawn; empty between two nodes.
+        item: its index in its stream, deployment or `map_each`.
+        state: whether a node works on it, or it waits: for a place, for room or for its turn.
+        age: for how long looks have seen it, in seconds; it is at least as old.
+        attempt: the number of the attempt, from 1.
+        deadline: the time that it has left, in seconds; None without a deadline.
+        key: its key, or eight hexadecimal digits that stand for the key; empty without one.
+        trace: the id of its trace, 32 hexadecimal digits; empty if it is not sampled.
+        scope: the id of its scope; empty if that is not known.
+        drawing: the digest of the drawing of its graph.
+        step: the place of the box of the node there, as in `StepSnapshot`.
+    """
+
+    graph: str
+    node: str
+    item: int
+    state: Literal["working", "waiting"]
+    age: float = 0.0
+    attempt: int = 1
+    deadline: float | None = None
+    key: str = ""
+    trace: str = ""
+    scope: str = ""
+    drawing: str = ""
+    step: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureLook:
+    """Items that have failed in one node with one class of errors, among the newest failures of the process.
+
+    Attributes:
+        graph: the name of the graph.
+        node: the name of the node, as drawn; empty if no node has raised the error.
+        type: the class of the error.
+        count: how many items there are.
+        last: when the last of them failed, in seconds since 1970.
+        message: the text of the last error, which may hold values of the item; empty unless asked for.
+    """
+
+    graph: str
+    node: str
+    type: str
+    count: int
+    last: float
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class StuckLoop:
+    """An event loop that has not answered for a second.
+
+    Attributes:
+        thread: the name of its thread.
+        seconds: for how long it has not answered.
+        stack: what its thread does, "file:line function", the outermost function first.
+    """
+
+    thread: str
+    seconds: float
+    stack: tuple[str, ...] = ()
 
 
 class ProfiledScope(Protocol):
@@ -198,9 +286,20 @@ class ProfiledScope(Protocol):
 
     Attributes:
         admitted: returns how many calls of a deployment are in flight, and how many may be; None for other scopes.
+        opened_at: when it was opened, in seconds since 1970.
     """
 
     admitted: Callable[[], tuple[int, int]] | None
+    opened_at: float
+
+    @property
+    def kind(self) -> ScopeKind:
+        """What kind of scope it is."""
+        ...
+
+    def drawings(self) -> dict[str, tuple[str, object]]:
+        """Return the name and the drawing of each graph, by the digest of the drawing."""
+        ...
 
     def step_snapshots(self) -> Iterable[StepSnapshot]:
         """Return what its nodes do now."""

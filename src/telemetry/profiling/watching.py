@@ -239,7 +239,11 @@ class OpenScopes(collectors.Collector):
 def snapshot_of(scope: ProfiledScope) -> ScopeSnapshot:
     """Return what the nodes of a scope do now; on any thread."""
     steps = tuple(settled(scope.step_snapshots))
-    return ScopeSnapshot(id(scope), perf_counter(), steps, None if scope.admitted is None else scope.admitted())
+    admitted = None if scope.admitted is None else scope.admitted()
+    return ScopeSnapshot(
+        id(scope), perf_counter(), steps, admitted, scope.kind, scope.opened_at,
+        tuple([(digest, name) for digest, (name, _) in scope.drawings().items()]),
+    )  # fmt: skip
 
 
 def _add_reader(read: Read, reader: ProfiledStream, since: tuple[float, float]) -> None:
