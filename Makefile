@@ -26,12 +26,13 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo demo-cluster serve train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
+.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
 	@echo "make serve        the standard library as a model behind OpenAI's protocol, and how to ask it (ARGS=\"--port …\")"
 	@echo "make train-lm     train a language model on the standard library for four minutes (ARGS=\"--seconds … --save …\")"
+	@echo "make complete     write a line of Python on, with a model that was trained so (PROMPT=\"def read(\")"
 	@echo "make train-kills  kill a training of that model 20 times, and compare it with one that was left alone"
 	@echo "make test         all tests, on every core"
 	@echo "make test-newest  tests of devices, streams and the runtime on the newest Python and the newest JAX, in .venv-newest"
@@ -111,6 +112,9 @@ serve: $(VENV)/.demo
 # Four minutes; a mesh (--devices 4), a longer run, --save and --complete with ARGS="...".
 train-lm: $(VENV)/.demo
 	$(BIN)/python examples/language_model.py --profile $(ARGS)
+
+complete: $(VENV)/.demo
+	$(BIN)/python examples/language_model.py --load examples/models/stdlib-llama --complete '$(or $(PROMPT),def main()'
 
 train-kills: $(VENV)/.dev
 	$(BIN)/python -m tests.saving.killed $(ARGS)

@@ -5,21 +5,22 @@
     python examples/language_model.py --seconds 3600 --save model     writes what Hugging Face's transformers read
     python examples/language_model.py --load model --complete "def main("
 
-The feed is shuffled over all files, packed into rows, batched, and on the mesh before it is needed. The model is a
-Llama as in transformers: its parameters have the names and shapes that they have in the file. A token stands for one
+The feed is shuffled over all files, packed into rows, batched, and on the mesh before it is needed. The model is the
+Llama of `chat/model.py`: its parameters have the names and shapes that they have in the file. A token stands for one
 byte or several; losses are those of a byte, so that they can be compared with those of a model of bytes.
 
 - Sennrich et al., 2016, byte pair encoding: https://arxiv.org/abs/1508.07909
-- Touvron et al., 2023, LLaMA: https://arxiv.org/abs/2302.13971
-- Zhang and Sennrich, 2019, RMSNorm: https://arxiv.org/abs/1910.07467
-- Su et al., 2021, RoPE: https://arxiv.org/abs/2104.09864
-- Ainslie et al., 2023, grouped attention: https://arxiv.org/abs/2305.13245
-- Shazeer, 2020, SwiGLU: https://arxiv.org/abs/2002.05202
 """
 
 # The types of JAX, optax, safetensors and tokenizers leave parameters of some functions open, or are missing.
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # there is this file's folder, and not the one of `examples`
 
 import argparse
 import asyncio
@@ -27,13 +28,12 @@ import json
 import math
 import re
 import signal
-import sys
 import sysconfig
 import zlib
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path
+from functools import partial
 from time import perf_counter
 from typing import Any, NamedTuple, Self
 
@@ -42,23 +42,21 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 import optax
-from jax.tree_util import register_static
 from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import penstock as ps
+from examples.chat.model import Config, Llama, Parameters, Sampling, State, predict, sample, transposed
 from penstock import data, devices, engine, telemetry
 from penstock.devices import Array
 
 START = 0  # the token that comes before every piece of text, and stands for no byte
 BYTES = 256
 ROWS = 8  # of a batch; in a few minutes, many small steps learn more than few large ones
-QUERIES = 64  # that attend at a time
 SEED = 0
 
 Tokens = npt.NDArray[np.uint16]
 Numbers = npt.NDArray[Any]
-Parameters = dict[str, Array]
 
 
 # --- What it learns from ---
@@ -162,45 +160,6 @@ def feed(
 # --- The model ---
 
 
-@register_static  # it may be an argument of what is compiled, and is no array
-@dataclass(frozen=True)
-class Config:
-    """The shapes of a model, under the names that transformers give them; by default, 2.4 million parameters."""
-
-    vocab_size: int = 2048
-    hidden_size: int = 192
-    intermediate_size: int = 416
-    num_hidden_layers: int = 6
-    num_attention_heads: int = 6
-    num_key_value_heads: int = 2
-    max_position_embeddings: int = 256
-    rms_norm_eps: float = 1e-5
-    rope_theta: float = 10000.0
-
-    @property
-    def head_size(self) -> int:
-        """How many numbers a query, a key or a value of one head has."""
-        return self.hidden_size // self.num_attention_heads
-
-    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Give the name and the shape of each parameter; those of matrices are [outputs, inputs]."""
-        width, hidden = self.hidden_size, self.intermediate_size
-        narrow = self.num_key_value_heads * self.head_size
-        yield "model.embed_tokens.weight", (self.vocab_size, width)
-        for number in range(self.num_hidden_layers):
-            layer = f"model.layers.{number}"
-            yield f"{layer}.input_layernorm.weight", (width,)
-            yield f"{layer}.self_attn.q_proj.weight", (width, width)
-            yield f"{layer}.self_attn.k_proj.weight", (narrow, width)
-            yield f"{layer}.self_attn.v_proj.weight", (narrow, width)
-            yield f"{layer}.self_attn.o_proj.weight", (width, width)
-            yield f"{layer}.post_attention_layernorm.weight", (width,)
-            yield f"{layer}.mlp.gate_proj.weight", (hidden, width)
-            yield f"{layer}.mlp.up_proj.weight", (hidden, width)
-            yield f"{layer}.mlp.down_proj.weight", (width, hidden)
-        yield "model.norm.weight", (width,)
-
-
 @dataclass
 class Model:
     """Its shapes, its tokens, and parameters of float32, which each step of training replaces."""
@@ -223,58 +182,6 @@ def create_model(config: Config, vocabulary: Vocabulary) -> Model:
             scale /= (2 * config.num_hidden_layers) ** 0.5
         parameters[name] = random.normal(0, scale, shape).astype(np.float32)
     return Model(config, vocabulary, parameters)
-
-
-def predict(config: Config, parameters: Parameters, batch: data.Packed) -> jax.Array:
-    """Return a score for each token to come next: float32 [rows, length, tokens]. Sequences do not see each other."""
-    tokens, segment_ids, positions = (jnp.asarray(each) for each in batch)
-    rows, length = tokens.shape
-    rates = config.rope_theta ** (-jnp.arange(0, config.head_size, 2) / config.head_size)
-    angles = positions[:, None, :, None] * rates  # [rows, 1, length, head / 2]
-    cosines, sines = jnp.cos(angles), jnp.sin(angles)
-    sees = (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]) & jnp.tri(length, dtype=bool)
-
-    def normalised(values: jax.Array, name: str) -> jax.Array:
-        mean_square = jnp.square(values).mean(axis=-1, keepdims=True)
-        return values * jax.lax.rsqrt(mean_square + config.rms_norm_eps) * parameters[f"{name}.weight"]
-
-    def mapped(values: jax.Array, name: str) -> jax.Array:
-        return values @ parameters[f"{name}.weight"].T
-
-    def heads(values: jax.Array, name: str) -> jax.Array:
-        """Return [rows, heads, length, head]."""
-        return mapped(values, name).reshape(rows, length, -1, config.head_size).swapaxes(1, 2)
-
-    def rotated(values: jax.Array) -> jax.Array:
-        """Turn pairs of numbers by their place in the sequence; a pair is i and i + head / 2, as in transformers."""
-        first, second = jnp.split(values, 2, axis=-1)
-        return jnp.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
-
-    def attended(values: jax.Array, name: str) -> jax.Array:
-        queries, keys = rotated(heads(values, f"{name}.q_proj")), rotated(heads(values, f"{name}.k_proj"))
-        contents = heads(values, f"{name}.v_proj")
-        mixed: list[jax.Array] = []
-        # Some queries at a time, and only what is before their end: on a CPU three times as fast as all at once.
-        for begin in range(0, length, QUERIES):
-            end = min(begin + QUERIES, length)
-            # Neighbouring heads share keys and contents, so their queries are rows of one product.
-            some = queries[:, :, begin:end].reshape(rows, config.num_key_value_heads, -1, config.head_size)
-            scores = (some @ keys[:, :, :end].swapaxes(2, 3)).reshape(rows, -1, end - begin, end)
-            masked = jnp.where(sees[:, :, begin:end, :end], scores * config.head_size**-0.5, np.finfo(np.float32).min)
-            shares: jax.Array = jax.nn.softmax(masked, axis=-1)
-            taken = shares.reshape(*some.shape[:3], end) @ contents[:, :, :end]
-            mixed.append(taken.reshape(rows, -1, end - begin, config.head_size))
-        return mapped(jnp.concatenate(mixed, axis=2).swapaxes(1, 2).reshape(values.shape), f"{name}.o_proj")
-
-    embedding = jnp.asarray(parameters["model.embed_tokens.weight"])
-    hidden = embedding[tokens.reshape(-1)]  # [rows * length, width]
-    for number in range(config.num_hidden_layers):
-        layer = f"model.layers.{number}"
-        hidden += attended(normalised(hidden, f"{layer}.input_layernorm"), f"{layer}.self_attn")
-        inputs = normalised(hidden, f"{layer}.post_attention_layernorm")
-        gate = jax.nn.silu(mapped(inputs, f"{layer}.mlp.gate_proj"))
-        hidden += mapped(gate * mapped(inputs, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj")
-    return (normalised(hidden, "model.norm") @ embedding.T).reshape(rows, length, -1)
 
 
 def measure(config: Config, parameters: Parameters, sizes: Array, batch: data.Packed) -> tuple[jax.Array, jax.Array]:
@@ -434,22 +341,40 @@ async def judge(model: Model, texts: Sequence[bytes], mesh: devices.DeviceMesh) 
 
 def complete(model: Model, prompt: bytes, count: int, temperature: float = 0.5) -> bytes:
     """Return a prompt with so many tokens after it, as the model would write on."""
-    length = model.config.max_position_embeddings
-    scores: Callable[..., jax.Array] = jax.jit(predict)
-    random = np.random.default_rng(SEED)
+    config, length = model.config, model.config.max_position_embeddings
+    llama, allowed = Llama(config, length), np.zeros(config.vocab_size, bool)
+    allowed[START + 1 : len(model.vocabulary.sizes)] = True
+    sampling = Sampling(
+        np.array([SEED], np.uint32), np.array([temperature], np.float32), np.zeros(1, np.int32), np.ones(1, np.float32)
+    )
+
+    def chosen(logits: jax.Array, place: Array) -> jax.Array:
+        return sample(jnp.where(allowed, logits, -jnp.inf), place, sampling).tokens
+
+    @partial(jax.jit, donate_argnums=1)
+    def read(parameters: Parameters, state: State, row: Array, size: Array, place: Array) -> tuple[State, jax.Array]:
+        first = np.zeros(1, np.int32)
+        state, logits = llama.prefill(parameters, state, row, first, first, size)
+        return state, chosen(logits, place)
+
+    @partial(jax.jit, donate_argnums=1)
+    def go_on(parameters: Parameters, state: State, last: Array, at: Array, place: Array) -> tuple[State, jax.Array]:
+        state, logits = llama.step(parameters, state, last, at)
+        return state, chosen(logits, place)
+
+    parameters, state, last, at = transposed(model.parameters), llama.state(1), np.zeros(1, np.int32), length
     tokens = [START, *model.vocabulary.encode(prompt).tolist()]
     for _ in range(count):
-        # Rows of one length, so that one program is enough: what comes after the last token changes nothing before it.
-        seen = tokens[-length:]
-        row = np.zeros((1, length), np.int32)
-        row[0, : len(seen)] = seen
-        places = np.arange(length, dtype=np.int32)[None]
-        batch = data.Packed(row, np.ones_like(row), places)
-        found: Numbers = np.asarray(scores(model.config, model.parameters, batch)[0, len(seen) - 1])
-        found = found[: len(model.vocabulary.sizes)]
-        likely = np.exp((found - found.max()).astype(np.float64) / temperature)
-        likely[START] = 0
-        tokens.append(int(random.choice(len(likely), p=likely / likely.sum())))
+        place = np.array([len(tokens)], np.int32)
+        if at == length:  # the first time, and when the context is full: it goes on with the newer half
+            seen = tokens[-(length // 2) :]
+            row = np.array([seen + [START] * (length - len(seen))], np.int32)
+            state, last = read(parameters, state, row, np.array([len(seen)], np.int32), place)
+            at = len(seen)
+        else:
+            state, last = go_on(parameters, state, last, np.array([at], np.int32), place)
+            at += 1
+        tokens.append(int(last[0]))
     return model.vocabulary.decode(tokens)
 
 

@@ -21,9 +21,9 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from examples import language_model
+from examples.chat.model import QUERIES, Config, predict
 from examples.language_model import (
     START,
-    Config,
     Pieces,
     Step,
     Tokens,
@@ -32,7 +32,6 @@ from examples.language_model import (
     judge,
     load,
     measure,
-    predict,
     read_sources,
     save,
     train,
@@ -216,7 +215,7 @@ def test_it_computes_what_a_llama_computes() -> None:
         name: random.normal(0, 0.4, shape).astype(np.float32) for name, shape in TINY.shapes()
     }
     tokens = after_start("for x in range(10): print(x)\n" * 3)
-    assert len(tokens) > language_model.QUERIES
+    assert len(tokens) > QUERIES
     scores = np.asarray(predict(TINY, parameters, row_of(tokens)))[0, : len(tokens)]
     np.testing.assert_allclose(scores, by_hand(TINY, parameters, tokens), rtol=1e-3, atol=1e-3)
 

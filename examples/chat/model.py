@@ -1,0 +1,458 @@
+"""A language model of the Llama kind: its forward pass for a training, and decoding with a cache for many requests.
+
+All functions are plain JAX, and take the parameters as an argument: the names and shapes are those of the files of
+Hugging Face's transformers. `begin` and `go_on` are the two programs of a decoder; they take any `Model`.
+
+- Touvron et al., 2023, LLaMA: https://arxiv.org/abs/2302.13971
+- Zhang and Sennrich, 2019, RMSNorm: https://arxiv.org/abs/1910.07467
+- Su et al., 2021, RoPE: https://arxiv.org/abs/2104.09864
+- Ainslie et al., 2023, grouped attention: https://arxiv.org/abs/2305.13245
+- Shazeer, 2020, SwiGLU: https://arxiv.org/abs/2002.05202
+- Milakov and Gimelshein, 2018, softmax in one pass: https://arxiv.org/abs/1805.02867
+- Holtzman et al., 2019, nucleus sampling (top_p): https://arxiv.org/abs/1904.09751
+"""
+
+# The types of JAX leave parameters of some functions open.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+from jax.tree_util import register_static
+
+from penstock import data
+from penstock.devices import Array
+
+QUERIES = 64  # that attend at a time in a training
+BLOCK = 128  # positions of the cache that are read at a time
+CANDIDATES = 256  # tokens that top_k and top_p choose from; to find them costs a twentieth of a sort
+LIKELIEST = 20  # tokens that are told with their log probabilities; OpenAI's protocol asks for 20 at most
+
+Floats: TypeAlias = npt.NDArray[np.float32]
+Parameters: TypeAlias = dict[str, Array]
+State: TypeAlias = Any  # a pytree of arrays with a row for each slot
+
+
+# --- The model ---
+
+
+@register_static  # it may be an argument of what is compiled, and is no array
+@dataclass(frozen=True)
+class Config:
+    """The shapes of a model, under the names that transformers give them; by default, 2.4 million parameters."""
+
+    vocab_size: int = 2048
+    hidden_size: int = 192
+    intermediate_size: int = 416
+    num_hidden_layers: int = 6
+    num_attention_heads: int = 6
+    num_key_value_heads: int = 2
+    max_position_embeddings: int = 256
+    rms_norm_eps: float = 1e-5
+    rope_theta: float = 10000.0
+
+    @property
+    def head_size(self) -> int:
+        """How many numbers a query, a key or a value of one head has."""
+        return self.hidden_size // self.num_attention_heads
+
+    def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """Give the name and the shape of each parameter; those of matrices are [outputs, inputs]."""
+        width, hidden = self.hidden_size, self.intermediate_size
+        narrow = self.num_key_value_heads * self.head_size
+        yield "model.embed_tokens.weight", (self.vocab_size, width)
+        for number in range(self.num_hidden_layers):
+            layer = f"model.layers.{number}"
+            yield f"{layer}.input_layernorm.weight", (width,)
+            yield f"{layer}.self_attn.q_proj.weight", (width, width)
+            yield f"{layer}.self_attn.k_proj.weight", (narrow, width)
+            yield f"{layer}.self_attn.v_proj.weight", (narrow, width)
+            yield f"{layer}.self_attn.o_proj.weight", (width, width)
+            yield f"{layer}.post_attention_layernorm.weight", (width,)
+            yield f"{layer}.mlp.gate_proj.weight", (hidden, width)
+            yield f"{layer}.mlp.up_proj.weight", (hidden, width)
+            yield f"{layer}.mlp.down_proj.weight", (width, hidden)
+        yield "model.norm.weight", (width,)
+
+
+# The names of a GGUF file that stand for those above.
+NAMES = {
+    "token_embd": "model.embed_tokens",
+    "output_norm": "model.norm",
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Floats]) -> tuple[Config, Parameters]:
+    """Return the configuration and the parameters of a GGUF file.
+
+    Raises:
+        ValueError: The file is no Llama, has RoPE scaling, or has other tensors than its metadata say.
+    """
+    if (architecture := metadata.get("general.architecture")) != "llama":
+        raise ValueError(f"the architecture is {architecture!r}; only 'llama' can be run")
+    about = {name.removeprefix("llama."): value for name, value in metadata.items() if name.startswith("llama.")}
+    config = Config(
+        vocab_size=len(metadata["tokenizer.ggml.tokens"]),
+        hidden_size=about["embedding_length"],
+        intermediate_size=about["feed_forward_length"],
+        num_hidden_layers=about["block_count"],
+        num_attention_heads=about["attention.head_count"],
+        num_key_value_heads=about["attention.head_count_kv"],
+        max_position_embeddings=about["context_length"],
+        rms_norm_eps=about["attention.layer_norm_rms_epsilon"],
+        rope_theta=about.get("rope.freq_base", 10000.0),
+    )
+    scaled = sorted(name for name in about if "rope.scal" in name and about[name] != "none")
+    if scaled or about.get("rope.dimension_count", config.head_size) != config.head_size:
+        raise ValueError(
+            f"RoPE of another kind, {', '.join(scaled) or 'of a part of each head'}: no model here has that"
+        )
+    parameters: Parameters = {}
+    for name, value in tensors.items():
+        short = name.removesuffix(".weight").split(".")  # blk, the layer, and the name
+        layer = f"model.layers.{short[1]}." if len(short) == 3 else ""
+        if short[-1] in ("attn_q", "attn_k"):  # pairs lie side by side in the file, and half a head apart here
+            pairs = value.reshape(-1, config.head_size // 2, 2, config.hidden_size)
+            value = pairs.swapaxes(1, 2).reshape(value.shape)
+        parameters[f"{layer}{NAMES.get(short[-1], name)}.weight"] = value
+    found, expected = {name: value.shape for name, value in parameters.items()}, dict(config.shapes())
+    if others := sorted(name for name in found | expected if found.get(name) != expected.get(name)):
+        raise ValueError(f"other tensors than the metadata say, such as {', '.join(others[:3])}")
+    return config, parameters
+
+
+def transposed(parameters: Parameters) -> Parameters:
+    """Return the parameters with matrices [inputs, outputs], as a CPU decodes up to twice as fast with them.
+
+    All functions here take either. The embedding stays, since its rows are read, and its transposed copy is added.
+    """
+    changed: Parameters = {}
+    for name, value in parameters.items():
+        if value.ndim == 2:
+            changed[f"{name}.T"] = np.ascontiguousarray(np.asarray(value).T)
+        if value.ndim == 1 or "embed" in name:
+            changed[name] = value
+    return changed
+
+
+def _mapped(parameters: Parameters, values: jax.Array, name: str) -> jax.Array:
+    """Return the product of values with a matrix."""
+    weight = parameters.get(f"{name}.weight.T")
+    return values @ (jnp.asarray(parameters[f"{name}.weight"]).T if weight is None else jnp.asarray(weight))
+
+
+def _hidden(
+    config: Config,
+    parameters: Parameters,
+    tokens: jax.Array,
+    positions: jax.Array,
+    attend: Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array],
+) -> jax.Array:
+    """Return what the last layer gives for tokens [rows, length]: float32 [rows, length, width].
+
+    `attend` takes the number of a layer, its queries, keys and contents, [rows, heads, length, head], and returns the
+    mixed contents for each query.
+    """
+    rates = config.rope_theta ** (-jnp.arange(0, config.head_size, 2) / config.head_size)
+    angles = positions[:, None, :, None] * rates  # [rows, 1, length, head / 2]
+    cosines, sines = jnp.cos(angles), jnp.sin(angles)
+
+    def normalised(values: jax.Array, name: str) -> jax.Array:
+        mean_square = jnp.square(values).mean(axis=-1, keepdims=True)
+        return values * jax.lax.rsqrt(mean_square + config.rms_norm_eps) * parameters[f"{name}.weight"]
+
+    def heads(values: jax.Array, name: str) -> jax.Array:
+        return _mapped(parameters, values, name).reshape(*tokens.shape, -1, config.head_size).swapaxes(1, 2)
+
+    def rotated(values: jax.Array) -> jax.Array:
+        """Turn pairs of numbers by their place in the sequence; a pair is i and i + head / 2, as in transformers."""
+        first, second = jnp.split(values, 2, axis=-1)
+        return jnp.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
+
+    hidden = jnp.asarray(parameters["model.embed_tokens.weight"])[tokens.reshape(-1)]  # [rows * length, width]
+    for number in range(config.num_hidden_layers):
+        layer = f"model.layers.{number}"
+        inputs = normalised(hidden, f"{layer}.input_layernorm")
+        queries, keys, contents = (heads(inputs, f"{layer}.self_attn.{letter}_proj") for letter in "qkv")
+        mixed = attend(number, rotated(queries), rotated(keys), contents)
+        hidden += _mapped(parameters, mixed.swapaxes(1, 2).reshape(hidden.shape), f"{layer}.self_attn.o_proj")
+        inputs = normalised(hidden, f"{layer}.post_attention_layernorm")
+        gate = jax.nn.silu(_mapped(parameters, inputs, f"{layer}.mlp.gate_proj"))
+        hidden += _mapped(
+            parameters, gate * _mapped(parameters, inputs, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj"
+        )
+    return normalised(hidden, "model.norm").reshape(*tokens.shape, -1)
+
+
+def predict(config: Config, parameters: Parameters, batch: data.Packed) -> jax.Array:
+    """Return a score for each token to come next: float32 [rows, length, tokens]. Sequences do not see each other."""
+    tokens, segment_ids, positions = (jnp.asarray(each) for each in batch)
+    rows, length = tokens.shape
+    sees = (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]) & jnp.tri(length, dtype=bool)
+
+    def attend(_layer: int, queries: jax.Array, keys: jax.Array, contents: jax.Array) -> jax.Array:
+        mixed: list[jax.Array] = []
+        # Some queries at a time, and only what is before their end: on a CPU three times as fast as all at once.
+        for begin in range(0, length, QUERIES):
+            end = min(begin + QUERIES, length)
+            # Neighbouring heads share keys and contents, so their queries are rows of one product.
+            some = queries[:, :, begin:end].reshape(rows, config.num_key_value_heads, -1, config.head_size)
+            scores = (some @ keys[:, :, :end].swapaxes(2, 3)).reshape(rows, -1, end - begin, end)
+            masked = jnp.where(sees[:, :, begin:end, :end], scores * config.head_size**-0.5, np.finfo(np.float32).min)
+            shares: jax.Array = jax.nn.softmax(masked, axis=-1)
+            taken = shares.reshape(*some.shape[:3], end) @ contents[:, :, :end]
+            mixed.append(taken.reshape(rows, -1, end - begin, config.head_size))
+        return jnp.concatenate(mixed, axis=2)
+
+    hidden = _hidden(config, parameters, tokens, positions, attend)
+    return _mapped(parameters, hidden.reshape(rows * length, -1), "model.embed_tokens").reshape(rows, length, -1)
+
+
+# --- Decoding ---
+
+
+class Model(Protocol):
+    """What a decoder needs of a language model: a static argument of compiled functions, with these pure functions."""
+
+    @property
+    def context(self) -> int:
+        """How many tokens a slot has room for, prompt and answer together."""
+        ...
+
+    def state(self, slots: int) -> State:
+        """Return the state of so many slots before any token."""
+        ...
+
+    def prefill(
+        self, parameters: Parameters, state: State, tokens: Array, slots: Array, positions: Array, lengths: Array
+    ) -> tuple[State, jax.Array]:
+        """Take in a chunk of a prompt for some slots.
+
+        Args:
+            parameters: of the model.
+            state: of all slots.
+            tokens: int32 [rows, chunk], with padding behind the length of each row.
+            slots: int32 [rows]; a row that is only padding has the number of all slots, and changes nothing.
+            positions: int32 [rows], that of the first token of each chunk. A row at 0 begins anew in its slot.
+            lengths: int32 [rows], how many tokens each row has; 0 in a row that is only padding.
+
+        Returns:
+            The new state, and a score for each token to come after the chunk: float32 [rows, tokens].
+        """
+        ...
+
+    def step(self, parameters: Parameters, state: State, tokens: Array, positions: Array) -> tuple[State, jax.Array]:
+        """Take in one token for each of the first slots; tokens and positions are int32 [rows].
+
+        A row at position -1 is idle, or still in its prefill: its state stays, and its scores mean nothing.
+
+        Returns:
+            The new state, and a score for each token to come next: float32 [rows, tokens].
+        """
+        ...
+
+
+@register_static
+@dataclass(frozen=True)
+class Llama:
+    """A model of this configuration, with room for `context` tokens in a slot."""
+
+    config: Config
+    context: int
+
+    def state(self, slots: int) -> State:
+        """Return caches of keys and contents for each layer: float32 [slots, heads, positions, head]."""
+        config, positions = self.config, -(-self.context // BLOCK) * BLOCK
+        shape = (slots, config.num_key_value_heads, positions, config.head_size)
+        return [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.num_hidden_layers)]
+
+    def prefill(
+        self, parameters: Parameters, state: State, tokens: Array, slots: Array, positions: Array, lengths: Array
+    ) -> tuple[State, jax.Array]:
+        """Take in a chunk of a prompt for some slots, as `Model` says."""
+        lengths, places = jnp.asarray(lengths), jnp.arange(tokens.shape[1])
+        at = jnp.where(places < lengths[:, None], jnp.asarray(positions)[:, None] + places, -1)
+        state, hidden = self._cached(parameters, state, jnp.asarray(tokens), at, jnp.asarray(slots))
+        last = jnp.take_along_axis(hidden, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
+        return state, _mapped(parameters, last, "model.embed_tokens")
+
+    def step(self, parameters: Parameters, state: State, tokens: Array, positions: Array) -> tuple[State, jax.Array]:
+        """Take in one token for each of the first slots, as `Model` says."""
+        at = jnp.asarray(positions)[:, None]
+        state, hidden = self._cached(parameters, state, jnp.asarray(tokens)[:, None], at, None)
+        return state, _mapped(parameters, hidden[:, 0], "model.embed_tokens")
+
+    def _cached(
+        self, parameters: Parameters, state: State, tokens: jax.Array, at: jax.Array, slots: jax.Array | None
+    ) -> tuple[State, jax.Array]:
+        """Write keys and contents of tokens into the cache, at these positions of these slots; attend to all before.
+
+        Without slots, they are the first. A token at position -1 is written nowhere.
+        """
+        rows, length = tokens.shape
+        size, kinds = self.config.head_size, self.config.num_key_value_heads
+        written = jnp.where(at < 0, state[0][0].shape[2], at)  # what is written behind the end is dropped
+        which = jnp.arange(rows) if slots is None else slots
+        blocks = at.max() // BLOCK + 1
+        changed: list[tuple[jax.Array, jax.Array]] = []
+
+        def block_of(cache: jax.Array, block: jax.Array) -> jax.Array:
+            begin = (0, block * BLOCK, 0)
+            if slots is None:
+                return jax.lax.dynamic_slice(cache, (0, *begin), (rows, kinds, BLOCK, size))
+            parts = [jax.lax.dynamic_slice(cache, (slot, *begin), (1, kinds, BLOCK, size)) for slot in slots]
+            return jnp.concatenate(parts)
+
+        def attend(layer: int, queries: jax.Array, keys: jax.Array, contents: jax.Array) -> jax.Array:
+            # A content that is no number would reach later requests of the slot, even with a share of 0.
+            fresh = (keys, jnp.where(jnp.isfinite(contents), contents, 0))
+            cache = tuple(
+                old.at[which[:, None], :, written].set(new.swapaxes(1, 2), mode="drop")
+                for old, new in zip(state[layer], fresh, strict=True)
+            )
+            changed.append((cache[0], cache[1]))
+            grouped = queries.reshape(rows, kinds, -1, size) * size**-0.5  # heads that share keys are rows of a product
+
+            # Block by block, as far as the longest sequence needs; a block that a row does not see changes no bit.
+            def add(block: jax.Array, sums: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
+                most, total, mixed = sums
+                scores = grouped @ block_of(cache[0], block).swapaxes(2, 3)
+                sees = (block * BLOCK + jnp.arange(BLOCK)) <= jnp.maximum(at, 0)[:, None, :, None]
+                sees = jnp.broadcast_to(sees, (rows, grouped.shape[2] // length, length, BLOCK))
+                scores = jnp.where(sees.reshape(rows, 1, -1, BLOCK), scores, -jnp.inf)
+                higher = jnp.maximum(most, scores.max(-1, keepdims=True))
+                shares, kept = jnp.exp(scores - higher), jnp.exp(most - higher)
+                return (
+                    higher,
+                    total * kept + shares.sum(-1, keepdims=True),
+                    mixed * kept + shares @ block_of(cache[1], block),
+                )
+
+            first = (*grouped.shape[:3], 1)
+            sums = (jnp.full(first, -jnp.inf), jnp.zeros(first), jnp.zeros(grouped.shape))
+            _, total, mixed = jax.lax.fori_loop(0, blocks, add, sums)
+            return jnp.reshape(mixed / total, queries.shape)
+
+        hidden = _hidden(self.config, parameters, tokens, jnp.maximum(at, 0), attend)
+        return changed, hidden
+
+
+# --- Sampling ---
+
+
+class Sampling(NamedTuple):
+    """How the next tokens are chosen, an entry for each row."""
+
+    seeds: Array  # uint32
+    temperatures: Array  # float32; at 0 the likeliest token is taken
+    top_ks: Array  # int32, up to 256: among so many of the likeliest; 0 is all
+    top_ps: Array  # float32: among the likeliest that have this probability together, 256 at most; 1 is all
+
+
+class Sampled(NamedTuple):
+    """Tokens that were chosen. Log probabilities are those of the model, without temperature and limits."""
+
+    tokens: jax.Array  # int32 [rows]
+    log_probabilities: jax.Array  # float32 [rows]; NaN where the scores of a row are no numbers
+    likeliest: jax.Array  # int32 [rows, 20], best first
+    likeliest_log_probabilities: jax.Array  # float32 [rows, 20]
+
+
+def sample(logits: jax.Array, positions: Array, sampling: Sampling) -> Sampled:
+    """Choose a token for each row of scores [rows, tokens].
+
+    The random number of a row depends on its seed and on the position of the token, int32 [rows], alone: a request gets
+    the same tokens in any slot, beside any others.
+    """
+    seeds, temperatures, top_ks, top_ps = (jnp.asarray(each) for each in sampling)
+    log_probabilities = jax.nn.log_softmax(logits)
+    found = jax.lax.top_k(log_probabilities, min(CANDIDATES, logits.shape[1]))
+    # Without the barrier, XLA on CPU makes a sort of it as soon as a part is read: 30 times slower.
+    best, candidates = jax.lax.optimization_barrier(found)  # type: ignore[no-untyped-call]
+    heat = jnp.where(temperatures > 0, temperatures, 1)[:, None]
+    weights = jnp.exp((log_probabilities - best[:, :1]) / heat)
+    some = jnp.exp((best - best[:, :1]) / heat)
+    before = jnp.cumsum(some, axis=-1) - some
+    allowed = before < top_ps[:, None] * weights.sum(-1, keepdims=True)
+    allowed &= (top_ks[:, None] == 0) | (jnp.arange(some.shape[1]) < top_ks[:, None])
+    allowed = allowed.at[:, 0].set(True)
+    border = jnp.take_along_axis(best, allowed.sum(-1, keepdims=True) - 1, axis=-1)
+    limited = ((top_ks > 0) | (top_ps < 1))[:, None]
+    weights = jnp.where(limited & (log_probabilities < border), 0, weights)
+
+    keys = jax.vmap(jax.random.fold_in)(jax.vmap(jax.random.key)(seeds), jnp.asarray(positions))
+    drawn = jax.vmap(jax.random.uniform)(keys)
+    # In two steps, since a running sum over all tokens is slow: which block, and which token of the block.
+    padded = jnp.pad(weights, ((0, 0), (0, -weights.shape[1] % BLOCK))).reshape(len(weights), -1, BLOCK)
+    sums = padded.sum(-1)
+    block, rest = _reached(sums, drawn * sums.sum(-1))
+    inside, _ = _reached(jnp.take_along_axis(padded, block[:, None, None], axis=1)[:, 0], rest)
+    tokens = jnp.where(temperatures > 0, block * BLOCK + inside, candidates[:, 0]).astype(jnp.int32)
+    own = jnp.take_along_axis(log_probabilities, tokens[:, None], axis=-1)[:, 0]
+    return Sampled(tokens, own, candidates[:, :LIKELIEST], best[:, :LIKELIEST])
+
+
+def _reached(weights: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Return for each row where the running sum of weights exceeds a number, and what of the number is left there."""
+    running = jnp.cumsum(weights, axis=-1)
+    exceeds = (running > wanted[:, None]) & (weights > 0)
+    # Sums in another order differ in their last bits, and then none may exceed the number.
+    index = jnp.where(exceeds.any(-1), exceeds.argmax(-1), weights.argmax(-1))
+    before = jnp.take_along_axis(running - weights, index[:, None], axis=-1)[:, 0]
+    return index, wanted - before
+
+
+# --- The programs of a decoder ---
+
+
+class Slots(NamedTuple):
+    """What a decoder keeps on the device between two steps, and each step donates to the next."""
+
+    state: State
+    tokens: jax.Array  # int32 [slots], the last of each
+
+
+def open_slots(model: Model, slots: int) -> Slots:
+    """Return empty slots."""
+    return Slots(model.state(slots), jnp.zeros(slots, jnp.int32))
+
+
+def begin(
+    model: Model,
+    parameters: Parameters,
+    slots: Slots,
+    tokens: Array,
+    which: Array,
+    positions: Array,
+    lengths: Array,
+    sampling: Sampling,
+) -> tuple[Slots, Sampled]:
+    """Take in a chunk of a prompt for the slots `which`, as `Model.prefill` says, and choose the token after each."""
+    state, logits = model.prefill(parameters, slots.state, tokens, which, positions, lengths)
+    sampled = sample(logits, jnp.asarray(positions) + lengths, sampling)
+    return Slots(state, slots.tokens.at[jnp.asarray(which)].set(sampled.tokens, mode="drop")), sampled
+
+
+def go_on(
+    model: Model, parameters: Parameters, slots: Slots, positions: Array, sampling: Sampling
+) -> tuple[Slots, Sampled]:
+    """Take in the last token of each of the first slots, at these positions, and choose the token after it."""
+    rows = positions.shape[0]
+    state, logits = model.step(parameters, slots.state, slots.tokens[:rows], positions)
+    sampled = sample(logits, jnp.asarray(positions) + 1, sampling)
+    following = jnp.where(jnp.asarray(positions) < 0, slots.tokens[:rows], sampled.tokens)
+    return Slots(state, slots.tokens.at[:rows].set(following)), sampled
