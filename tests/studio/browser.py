@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
+from time import monotonic
 from types import TracebackType
 from typing import Any
 
@@ -77,13 +78,13 @@ class Browser:
         result: dict[str, Any] = answer["result"]
         return result
 
-    def open(self, page: Path, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """Open a page and wait until it has loaded and was painted."""
+    def open(self, page: Path | str, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
+        """Open a page, a file or an address, and wait until it has loaded and was painted."""
         self.send("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.send("Emulation.setEmulatedMedia", features=[scheme])
         self.messages.clear()
-        self.send("Page.navigate", url=page.as_uri())
+        self.send("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
         while not any(message.get("method") == "Page.loadEventFired" for message in self.messages):
             self.messages.append(self._receive())
         self.painted()
@@ -93,6 +94,14 @@ class Browser:
         answer = self.send("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
+
+    def until(self, expression: str, seconds: float = 30.0) -> Any:
+        """Wait until an expression of JavaScript is true, and return its value."""
+        give_up = monotonic() + seconds
+        while not (found := self.run(expression)):
+            assert monotonic() < give_up, f"never true: {expression}"
+            self.painted()
+        return found
 
     def painted(self) -> None:
         """Wait until what was asked for is painted."""

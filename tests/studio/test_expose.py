@@ -363,7 +363,7 @@ ASK = b'{"version": 1, "request": "look"}\n'
         (b"[]\n", "this is no JSON object"),
         (b"{}\n", "this process speaks version 1 of the protocol, not None: use the same version of penstock"),
         (b'{"version": 2, "request": "look"}\n', "this process speaks version 1 of the protocol, not 2"),
-        (b'{"version": 1, "request": "stop"}\n', "there is no request 'stop'; there are \"look\" and"),
+        (b'{"version": 1, "request": "stop"}\n', 'there is no request \'stop\'; there are "look", "drawing" and'),
     ],
 )
 def test_a_malformed_request_is_answered_and_the_next_one_too(path: Path, request_line: bytes, message: str) -> None:

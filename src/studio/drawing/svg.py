@@ -12,6 +12,7 @@ from .layout import Row, innermost_first, rows
 from .text import summary
 
 MAX_ROWS = 150  # larger drawings are summarised: their edges cannot be followed by eye
+_MAX_LIVE_ROWS = 400  # a page can be searched
 _MAX_SEGMENTS = 3_000
 _MAX_ELEMENTS = 5_000
 _LABEL_WIDTH, _DETAIL_WIDTH = 7.9, 6.3  # the width of the widest character in the fonts below, in pixels
@@ -57,10 +58,12 @@ class BoxMark:
     Attributes:
         badge: the text of a badge on it, which is a class of the box as well; empty for none.
         about: a sentence that is shown while the mouse is over it.
+        has_room: whether the room of the marks is left free in it.
     """
 
     badge: str
     about: str
+    has_room: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +83,14 @@ class EdgeMark:
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """The marks of a picture: of boxes, by the id of the node, and of edges, by the ids of the nodes at its ends."""
+    """The marks of a picture: of boxes, by the id of the node, and of edges, by the ids of the nodes at its ends.
+
+    `room` is the least width of a box that has room, and the height under its label that is left free, in pixels.
+    """
 
     boxes: dict[str, BoxMark]
     edges: dict[tuple[str, str], EdgeMark]
+    room: tuple[float, float] = (0.0, 0.0)
 
 
 class _Part:
@@ -126,7 +133,8 @@ def _whole(drawing: Drawing, marks: Marks | None = None) -> _Part:
     parts: dict[int, _Part] = {}
     for each in innermost_first(drawing):
         found = rows(each, is_folded=marks is None)
-        if len(found) > MAX_ROWS or _layers(found).segments > _MAX_SEGMENTS:
+        most = _MAX_LIVE_ROWS if marks and marks.room[1] else MAX_ROWS
+        if len(found) > most or _layers(found).segments > _MAX_SEGMENTS:
             parts[id(each)] = _words(summary(each, found))
             continue
         bodies = {
@@ -190,14 +198,16 @@ def _framed(title: str, inside: _Part, style: Literal["page", "body"]) -> _Part:
 
 
 def _graph(found: Sequence[Row], bodies: dict[str, list[_Part]], marks: Marks) -> _Part:
-    sizes = [_size(row, bodies.get(row.node.id, [])) for row in found]
+    with_room = {node for node, mark in marks.boxes.items() if mark.has_room}
+    rooms = [marks.room if row.node.id in with_room else (0.0, 0.0) for row in found]
+    sizes = [_size(row, bodies.get(row.node.id, []), room) for row, room in zip(found, rooms, strict=True)]
     placement = place(_layers(found), sizes)
     elements: list[str] = []
     for route in placement.routes:
         elements += _edge(found, route, marks)
-    for row, box in zip(found, placement.boxes, strict=True):
+    for row, box, room in zip(found, placement.boxes, rooms, strict=True):
         mark, place_ = marks.boxes.get(row.node.id), f'transform="translate({box.left:.1f} {box.top:.1f})"'
-        drawn = _box(row, box.width, box.height, bodies.get(row.node.id, []))
+        drawn = _box(row, box.width, box.height, bodies.get(row.node.id, []), room[1])
         if mark is None:
             elements += [f"<g {place_}>", *drawn, "</g>"]
             continue
@@ -225,11 +235,11 @@ def _texts(row: Row) -> tuple[str, list[str]]:
     return clip(printable(row.node.label), _MAX_LABEL_COLUMNS) + times, [line for line in (detail, load) if line]
 
 
-def _size(row: Row, bodies: Sequence[_Part]) -> tuple[float, float]:
+def _size(row: Row, bodies: Sequence[_Part], room: tuple[float, float]) -> tuple[float, float]:
     label, details = _texts(row)
     below = max(map(width, details), default=0) * _DETAIL_WIDTH
-    wide = max(width(label) * _LABEL_WIDTH, below, 28.0) + 2 * _PADDING
-    high = 34.0 + _LINE_HEIGHT * len(details)
+    wide = max(max(width(label) * _LABEL_WIDTH, below, 28.0) + 2 * _PADDING, room[0])
+    high = 34.0 + _LINE_HEIGHT * len(details) + room[1]
     if bodies:
         inside = sum(body.width for body in bodies) + _PADDING * (len(bodies) - 1)
         wide = max(wide, inside + 2 * _PADDING)
@@ -237,7 +247,7 @@ def _size(row: Row, bodies: Sequence[_Part]) -> tuple[float, float]:
     return wide, high
 
 
-def _box(row: Row, wide: float, high: float, bodies: Sequence[_Part]) -> list[str]:
+def _box(row: Row, wide: float, high: float, bodies: Sequence[_Part], room: float) -> list[str]:
     label, details = _texts(row)
     kind = row.node.kind
     round_ = high / 2 if kind in ("input", "output") else 8
@@ -252,7 +262,7 @@ def _box(row: Row, wide: float, high: float, bodies: Sequence[_Part]) -> list[st
         )
     if bodies:
         left = (wide - sum(body.width for body in bodies) - _PADDING * (len(bodies) - 1)) / 2
-        top = 34.0 + _LINE_HEIGHT * len(details)
+        top = 34.0 + _LINE_HEIGHT * len(details) + room
         for body in bodies:
             elements += [f'<g transform="translate({left:.1f} {top:.1f})">', *body.elements, "</g>"]
             left += body.width + _PADDING

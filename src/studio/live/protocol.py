@@ -27,6 +27,10 @@ from .watch import LiveSnapshot, NodeLook, Request, ScopeLook
 #
 #     {"version": 1, "request": "drawing", "digest": "8e1f"} -> {"version": 1, "drawing": {"title": ..., "nodes": []}}
 #
+# A profile takes some seconds, at most 60; the answer is the page that `Profile.to_html` writes:
+#
+#     {"version": 1, "request": "profile", "seconds": 10} -> {"version": 1, "profile": "<!doctype html>..."}
+#
 # Each connection has its own "look before", so clients do not disturb each other; the first look of a connection has
 # ``"seconds": null``. What the server cannot answer, it answers with an error and goes on, except for a line that does
 # not end, after which it hangs up:
@@ -39,6 +43,8 @@ from .watch import LiveSnapshot, NodeLook, Request, ScopeLook
 VERSION: Final = 1
 # A request is a few dozen bytes; a peer that sends more without a newline is not a client.
 MAX_REQUEST_BYTES: Final = 4096
+# A profile is recorded for as long as its client waits, and costs more than looks do.
+MAX_SECONDS: Final = 60
 
 T = TypeVar("T")
 
@@ -59,9 +65,13 @@ def read_request(line: bytes) -> Request:
             f"this process speaks version {VERSION} of the protocol, not {request.get('version')!r}: use the same "
             "version of penstock on both sides"
         )
-    if request.get("request") not in ("look", "drawing"):
-        raise ProtocolError(f'there is no request {request.get("request")!r}; there are "look" and "drawing"')
+    if request.get("request") not in ("look", "drawing", "profile"):
+        raise ProtocolError(
+            f'there is no request {request.get("request")!r}; there are "look", "drawing" and "profile"'
+        )
     asked: Request = _record(Request, request)
+    if asked.request == "profile" and not (type(asked.seconds) in (int, float) and 0 < asked.seconds <= MAX_SECONDS):
+        raise ProtocolError(f"a profile takes more than 0 and at most {MAX_SECONDS} seconds, not {asked.seconds!r}")
     return asked
 
 
@@ -88,6 +98,11 @@ def _told(records: Sequence[Any]) -> list[dict[str, Any]]:
 def answer_drawing(drawing: object) -> bytes:
     """Return the line that tells of a drawing; of None if no open scope has it."""
     return _line({"version": VERSION, "drawing": asdict(drawing) if isinstance(drawing, Drawing) else None})
+
+
+def answer_profile(page: str) -> bytes:
+    """Return the line that tells of a profile."""
+    return _line({"version": VERSION, "profile": page})
 
 
 def refusal(message: str) -> bytes:
@@ -216,11 +231,21 @@ class Client:
         """
         return self._ask(Request("drawing", digest), read_drawing)
 
+    def profile(self, seconds: float) -> str:
+        """Have a profile recorded for some seconds, at most 60, and return its page.
+
+        Raises:
+            ConnectionError: the process has closed the connection.
+            TimeoutError: the process does not answer.
+            OSError: the process is older, and records none.
+        """
+        return self._ask(Request("profile", seconds=seconds), lambda answered: str(answered["profile"]))
+
     def _ask(self, asked: Request, read: Callable[[dict[str, Any]], T]) -> T:
         with self._explained():
             with suppress(BrokenPipeError):  # the server has hung up; its last answer, which says why, can be read
                 self._socket.sendall(_line({"version": VERSION} | asdict(asked)))
-            give_up = monotonic() + _ANSWER_SECONDS
+            give_up = monotonic() + _ANSWER_SECONDS + asked.seconds
             while b"\n" not in self._received:
                 self._socket.settimeout(max(give_up - monotonic(), 0.001))
                 received = self._socket.recv(65536)

@@ -16,8 +16,8 @@ from select import select
 from typing import Final
 from weakref import WeakSet
 
-from ...telemetry import Monitor, logs
-from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, answer_drawing, read_request, refusal
+from ...telemetry import Monitor, logs, profile
+from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, answer_drawing, answer_profile, read_request, refusal
 from .watch import look_of
 
 # The size of `sun_path` without its final null byte: unix(7).
@@ -235,7 +235,7 @@ class Server:
         try:
             with client.makefile("rb") as lines:
                 while (line := lines.readline(MAX_REQUEST_BYTES + 1)).endswith(b"\n"):
-                    client.sendall(_answered(line, monitor))
+                    client.sendall(_answered(line, monitor, client))
                 if len(line) > MAX_REQUEST_BYTES:
                     client.sendall(refusal(f"a request is a line of at most {MAX_REQUEST_BYTES} bytes"))
         except OSError:
@@ -246,17 +246,28 @@ class Server:
             client.close()
 
 
-def _answered(line: bytes, monitor: Monitor) -> bytes:
+def _answered(line: bytes, monitor: Monitor, client: socket.socket) -> bytes:
     try:
         asked = read_request(line)
         if asked.request == "drawing":
             return answer_drawing(monitor.drawing(asked.digest))
+        if asked.request == "profile":
+            return answer_profile(_profile(asked.seconds, client))
         return answer(look_of(monitor.snapshot(), asked))
     except ProtocolError as error:
         return refusal(str(error))
     except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients
         logs.warning("expose.look_failed", error=repr(error))
         return refusal(f"it could not be looked at: {error!r}")
+
+
+def _profile(for_seconds: float, client: socket.socket) -> str:
+    """Record a profile, and return its page; a client that leaves, and the end of the block, end it at once."""
+    from ..page.page import page_of
+
+    with profile() as recorded:
+        select([client], [], [], for_seconds)
+    return "".join(page_of(recorded))
 
 
 def _leave_to_parent() -> None:

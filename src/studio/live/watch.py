@@ -167,11 +167,12 @@ class Request:
     """What a client asks for.
 
     Attributes:
-        request: a look, or the drawing of a graph.
+        request: a look, the drawing of a graph, or a profile.
         digest: that of the drawing.
         show_messages: whether a look tells the messages of errors, which may hold values of items.
         show_keys: whether it tells the keys of items, and not eight digits that stand for each.
         scope: the id of the scope whose nodes it tells of; empty for all.
+        seconds: how long the profile is recorded.
     """
 
     request: str = ""
@@ -179,6 +180,7 @@ class Request:
     show_messages: bool = False
     show_keys: bool = False
     scope: str = ""
+    seconds: float = 0.0
 
 
 LOOK: Final = Request("look")

@@ -283,7 +283,9 @@ def page(shown: Shown) -> Iterator[str]:
     yield from node_table(shown.nodes)
     yield "</div></section>\n"
     yield from _timeline(shown)
-    yield "</main>\n<script>\n" + _asset("page.js") + "</script>\n<script>\n" + _asset("timeline.js") + "</script>\n"
+    yield "</main>\n"
+    for script in (_asset("theme.js") + _asset("page.js"), _asset("timeline.js")):
+        yield f"<script>\n{script}</script>\n"
     yield "</body>\n</html>\n"
 
 

@@ -1,0 +1,87 @@
+"""The drawing of a running graph for the live page: boxes with room for figures, bodies that open and close."""
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any, Final
+
+from ...engine import Drawing, DrawnNode
+from ..drawing import BoxMark, EdgeMark, Marks, to_figure
+
+# Graphs with more steps begin with all bodies closed.
+_MOST_OPEN: Final = 150
+_NO_WORD: Final = re.compile("[^0-9A-Za-z]")
+
+
+def live_picture(graph: str, drawing: Drawing, known: Collection[str], closed: str | None) -> dict[str, Any]:
+    """Return the picture of a graph, and where the page finds its steps.
+
+    Args:
+        graph: what stands for the graph on the page.
+        drawing: the drawing of the graph.
+        known: the keys of the steps that have figures; boxes of others have no room for them.
+        closed: the boxes whose bodies are not shown, with commas between them; None to choose by the size.
+
+    Returns:
+        `svg`; `boxes`, the key of a step by the anchor of its box; `edges`, pairs of keys, of which the n-th has the
+        class "edge-n"; `owners`, the anchors of boxes with bodies; and those of them that are `closed`.
+    """
+    picture = _Picture(graph, known, set() if closed is None else set(closed.split(",")))
+    if closed is None and _size(drawing) > _MOST_OPEN:
+        picture.closed = None
+    shown = picture.drawn(drawing, "")
+    return {
+        "svg": to_figure(shown, picture.marks), "boxes": picture.boxes, "edges": picture.edges,
+        "owners": picture.owners, "closed": [one for one in picture.owners if picture.is_closed(one)],
+    }  # fmt: skip
+
+
+def _size(drawing: Drawing) -> int:
+    return len(drawing.nodes) + sum([_size(body) for _, body in drawing.bodies])
+
+
+class _Picture:
+    """Gives each box an anchor, which is the place of its step, without characters that mean something in a page."""
+
+    def __init__(self, graph: str, known: Collection[str], closed: set[str] | None) -> None:
+        self.graph = graph
+        self.known = known
+        self.closed = closed  # None for all
+        self.marks = Marks({}, {}, room=(196.0, 84.0))
+        self.boxes: dict[str, str] = {}
+        self.edges: list[tuple[str, str]] = []
+        self.owners: list[str] = []
+
+    def is_closed(self, anchor: str) -> bool:
+        return self.closed is None or anchor in self.closed
+
+    def drawn(self, drawing: Drawing, path: str) -> Drawing:
+        """Return the drawing with ids that are unique among all bodies."""
+        anchors = {node.id: "b" + _NO_WORD.sub("-", f"{path}{node.id}") for node in drawing.nodes}
+        places = {node.id: f"{self.graph} {path}{node.id}" for node in drawing.nodes}
+        owners = drawing.bodies_of()
+        self.owners += [anchors[owner] for owner in owners]
+        nodes = [self._node(node, anchors, places) for node in drawing.nodes]
+        bodies = [
+            (anchors[owner], self.drawn(body, f"{path}{owner}.{number}."))
+            for owner, found in owners.items()
+            if not self.is_closed(anchors[owner])
+            for number, body in enumerate(found)
+        ]
+        return replace(drawing, nodes=tuple(nodes), bodies=tuple(bodies))
+
+    def _node(self, node: DrawnNode, anchors: dict[str, str], places: dict[str, str]) -> DrawnNode:
+        own = anchors[node.id]
+        is_step = node.kind in ("node", "control")
+        if is_step:
+            self.marks.boxes[own] = BoxMark(
+                "", ", ".join(filter(None, (node.label, node.detail))), places[node.id] in self.known
+            )
+            self.boxes[own] = places[node.id]
+        for source in dict.fromkeys(edge.source_id for edge in node.inputs):
+            order = all(edge.is_order for edge in node.inputs if edge.source_id == source)
+            style = f"edge-{len(self.edges)}{' order' if order else ''}"
+            self.marks.edges[anchors[source], own] = EdgeMark(style, 0.0 if order else 1.4, "")
+            self.edges.append((places[source], places[node.id]))
+        inputs = tuple([replace(edge, source_id=anchors[edge.source_id]) for edge in node.inputs])
+        return replace(node, id=own, detail="" if is_step else node.detail, inputs=inputs)

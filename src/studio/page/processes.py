@@ -1,0 +1,505 @@
+"""The processes that the live page shows: each is looked at once a second, and five minutes of figures are kept."""
+
+import secrets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from math import inf
+from pathlib import Path
+from typing import Any, Final
+
+from ...engine import Drawing
+from ...telemetry import FailureLook, ItemLook
+from ...telemetry.tables import (
+    UNKNOWN,
+    count,
+    duration,
+    figure_cells,
+    figure_columns,
+    milliseconds,
+    of,
+    rate,
+    scaled,
+    significant,
+)
+from ...telemetry.text import clip, printable
+from ..live.protocol import Client
+from ..live.watch import LiveSnapshot, NodeLook, ScopeLook
+
+# Five minutes.
+LOOKS: Final = 300
+PAUSE_SECONDS: Final = 1.0
+# For how long a scope that a page has chosen is looked at beside the whole, after the page has asked for it last.
+_CHOSEN_SECONDS: Final = 5.0
+_RECORD_SECONDS: Final = 10
+# Profiles that were recorded and can still be opened: a page of 2 MB each.
+_PROFILES: Final = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What the page shows.
+
+    Attributes:
+        trace_url: the address of a trace, with {trace_id} in it; empty for no links.
+        show_messages: whether failures show the texts of errors, which may hold values.
+        show_keys: whether items show their keys, and not only eight digits that stand for them.
+    """
+
+    trace_url: str = ""
+    show_messages: bool = False
+    show_keys: bool = False
+
+
+class Watched:
+    """One process, at one socket. A thread looks at it once a second; a process that is gone is looked for again.
+
+    Args:
+        number: stands for the process on the page.
+        path: the path of its socket.
+        settings: what the page shows.
+        next_number: returns the number of the next look, higher than all before.
+    """
+
+    def __init__(self, number: int, path: str, settings: Settings, next_number: Callable[[], int]) -> None:
+        self.number = number
+        self.path = path
+        self.name = printable(Path(path).name)
+        self._settings = settings
+        self._next_number = next_number
+        self._lock = threading.Lock()
+        self._rates: deque[tuple[int, float, dict[str, float]]] = deque(maxlen=LOOKS)
+        self._newest: tuple[int, dict[str, Any]] = 0, {}
+        self._says = "it has not been looked at yet"
+        self._chosen: dict[str, float] = {}
+        self._of_scopes: dict[str, tuple[Client, list[dict[str, Any]]]] = {}
+        self._drawings: dict[str, Drawing | None] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._look_on, name=f"penstock-studio-{number}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End; a look that has begun ends first."""
+        self._ended.set()
+        self._thread.join()
+
+    def since(self, newer: int, scope: str) -> dict[str, Any]:
+        """Return what the page does not know yet.
+
+        Args:
+            newer: the number of the newest look that the page has.
+            scope: the id of the scope that the page has chosen; empty for all.
+        """
+        with self._lock:
+            if scope:
+                self._chosen[scope] = time.monotonic() + _CHOSEN_SECONDS
+            later = [(at, rates) for looked, at, rates in self._rates if looked > newer]
+            keys = dict.fromkeys(key for _, rates in later for key in rates)
+            newest, look = self._newest
+            if scope in self._of_scopes and look:
+                steps = self._of_scopes[scope][1]
+                look = {**look, "steps": {**look["steps"], **_by_graph(steps)}}
+            return {
+                "id": self.number, "name": self.name, "alive": not self._says, "says": self._says,
+                "look": look if newest > newer or scope else None,
+                "series": {
+                    "times": [round(at, 1) for at, _ in later],
+                    "rates": {key: [rates.get(key) for _, rates in later] for key in keys},
+                },
+            }  # fmt: skip
+
+    def drawing(self, digest: str) -> Drawing:
+        """Return the drawing of a graph.
+
+        Raises:
+            LookupError: there is none.
+        """
+        found = self._drawings.get(digest)
+        if found is None:
+            raise LookupError("this graph is not drawn: its process has ended, or has an older version of penstock")
+        return found
+
+    def steps(self, graph: str) -> set[str]:
+        """Return the keys of the steps of a graph."""
+        _, look = self._newest
+        return {step["key"] for step in look.get("steps", {}).get(graph, ())}
+
+    def profile(self, for_seconds: float) -> str:
+        """Record a profile, which takes so many seconds, and return its page.
+
+        Raises:
+            OSError: the process has gone, or does not answer.
+        """
+        with closing(Client(self.path)) as client:
+            return client.profile(for_seconds)
+
+    def _look_on(self) -> None:
+        while not self._ended.is_set():
+            try:
+                with closing(Client(self.path)) as client:
+                    while not self._ended.wait(self._looked(client)):
+                        pass
+            except OSError as error:
+                with self._lock:
+                    self._says = printable(str(error))
+                    self._of_scopes.clear()
+                self._ended.wait(PAUSE_SECONDS)
+        for client, _ in self._of_scopes.values():
+            client.close()
+
+    def _looked(self, client: Client) -> float:
+        """Look once; return the seconds until the next look is due."""
+        began = time.monotonic()
+        settings = self._settings
+        look = client.look(show_messages=settings.show_messages, show_keys=settings.show_keys)
+        for digest in {node.drawing for node in look.nodes} - self._drawings.keys() - {""}:
+            self._drawings[digest] = client.drawing(digest)
+        view = view_of(look, settings.trace_url, self._drawings)
+        rates = {step["key"]: step["rate"] for steps in view["steps"].values() for step in steps}
+        scopes = {scope.id for scope in look.scopes}
+        chosen = [scope for scope, until in self._chosen.items() if scope in scopes and until > began]
+        of_scopes: dict[str, tuple[Client, list[dict[str, Any]]]] = {}
+        for scope in chosen:
+            own, _ = self._of_scopes.get(scope) or (Client(self.path), [])
+            nodes = own.look(scope=scope)
+            of_scopes[scope] = own, steps_of(nodes, Names(nodes), _columns(look)[1])
+        with self._lock:
+            for scope, (own, _) in self._of_scopes.items():
+                if scope not in of_scopes:
+                    own.close()
+            self._of_scopes = of_scopes
+            self._chosen = {scope: until for scope, until in self._chosen.items() if scope in chosen}
+            number = self._next_number()
+            self._newest = number, view
+            self._says = ""
+            if look.seconds is not None:
+                self._rates.append((number, look.when or time.time(), rates))
+        return max(PAUSE_SECONDS - (time.monotonic() - began), 0.05)
+
+
+class Processes:
+    """All processes of a page, and the profiles that were recorded of them.
+
+    Args:
+        paths: the paths of their sockets.
+        settings: what the page shows.
+    """
+
+    def __init__(self, paths: Sequence[str], settings: Settings) -> None:
+        self._number = 0
+        self._lock = threading.Lock()
+        self.watched = [Watched(number, path, settings, self._next_number) for number, path in enumerate(paths)]
+        self._profiles: dict[str, _Recorded] = {}
+
+    def start(self) -> None:
+        """Begin to look at all of them."""
+        for one in self.watched:
+            one.start()
+
+    def stop(self) -> None:
+        """End."""
+        for one in self.watched:
+            one.stop()
+
+    def looks(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Return what is newer than the look of the number `newer`, of each process."""
+        newer, scope = _whole(query, "newer"), query.get("scope", "")
+        number = self._number  # before the looks: what comes meanwhile is told twice rather than never
+        return {"number": number, "processes": [one.since(newer, scope) for one in self.watched]}
+
+    def process(self, query: Mapping[str, str]) -> Watched:
+        """Return the process that a request names.
+
+        Raises:
+            LookupError: there is none.
+        """
+        number = _whole(query, "process")
+        if not 0 <= number < len(self.watched):
+            raise LookupError("there is no such process")
+        return self.watched[number]
+
+    def record(self, query: Mapping[str, str]) -> dict[str, Any]:
+        """Begin to record a profile; returns the secret path of its page."""
+        recorded = _Recorded(self.process(query))
+        name = secrets.token_urlsafe(24)
+        with self._lock:
+            self._profiles[name] = recorded
+            while len(self._profiles) > _PROFILES:
+                del self._profiles[next(iter(self._profiles))]
+        return {"path": f"/profiles/{name}", "seconds": _RECORD_SECONDS}
+
+    def recorded(self, query: Mapping[str, str]) -> str:
+        """Return the page of a profile, or, while it is recorded, a page that asks again by itself.
+
+        Raises:
+            LookupError: there is no such profile.
+        """
+        with self._lock:
+            found = self._profiles.get(query["rest"])
+        if found is None:
+            raise LookupError("there is no such profile: record another")
+        return found.page()
+
+    def _next_number(self) -> int:
+        with self._lock:
+            self._number += 1
+            return self._number
+
+
+def _whole(query: Mapping[str, str], name: str) -> int:
+    text = query.get(name, "0")
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        raise LookupError(f"{name}= is a whole number, not {text!r}")
+    return int(text)
+
+
+_RECORDING: Final = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>Penstock: recording</title>
+<meta name="color-scheme" content="light dark">{refresh}</head><body><h1>{heading}</h1><p>{text}</p></body></html>
+"""
+
+
+class _Recorded:
+    """A profile that is recorded, by a thread of its own."""
+
+    def __init__(self, process: Watched) -> None:
+        self._process = process
+        self._ends = time.monotonic() + _RECORD_SECONDS
+        self._page = ""
+        threading.Thread(target=self._record, name="penstock-studio-profile", daemon=True).start()
+
+    def _record(self) -> None:
+        try:
+            self._page = self._process.profile(_RECORD_SECONDS)
+        except OSError as error:
+            text = printable(str(error)).replace("&", "&amp;").replace("<", "&lt;")
+            self._page = _RECORDING.format(refresh="", heading="No profile was recorded", text=text)
+
+    def page(self) -> str:
+        left = max(self._ends - time.monotonic(), 0)
+        refresh = '<meta http-equiv="refresh" content="1">'
+        text = f"{left:.0f} seconds are left. The profile then appears here."
+        return self._page or _RECORDING.format(refresh=refresh, heading="Recording", text=text)
+
+
+# --- What a look says, as the page shows it ---
+
+_Column = tuple[str, bool]
+_COLUMNS: Final[tuple[_Column, ...]] = (
+    ("step", False), ("runs on", False), ("in flight", True), ("waiting", True), ("items/s", True), ("busy", True),
+    ("p50", True), ("p99", True), ("timed", True), ("done", True), ("failed", True), ("retried", True),
+)  # fmt: skip
+# Columns that are there if a step has something to say in them.
+_MAYBE: Final[dict[str, Callable[[NodeLook], int]]] = {
+    "hedged": lambda node: node.hedged, "failed over": lambda node: node.failed_over,
+    "cache hits": lambda node: node.cache_hits, "cache misses": lambda node: node.cache_misses,
+    "held by a full buffer": lambda node: node.blocked, "wait for the inbox": lambda node: node.waits,
+}  # fmt: skip
+_LINE_COLUMNS: Final = 30
+
+
+def view_of(look: LiveSnapshot, trace_url: str, drawings: Mapping[str, Drawing | None]) -> dict[str, Any]:
+    """Return a look as the page shows it: texts, and the numbers that are drawn."""
+    names = Names(look)
+    columns, figures = _columns(look)
+    steps = _by_graph(steps_of(look, names, figures))
+    return {
+        "process": look.process, "columns": columns, "steps": steps, "verdict": _verdict(look, names),
+        "graphs": [_graph(look, graph, names, drawings, steps[graph]) for graph in steps],
+        "facts": [("in flight", count(look.in_flight)), *[(printable(a), printable(b)) for a, b in look.lines]],
+        "stalls": [
+            {
+                "thread": stuck.thread,
+                "sentence": f"The event loop of {printable(stuck.thread)} has not answered "
+                f"for {duration(stuck.seconds)}",
+                "stack": "\n".join(map(printable, stuck.stack)),
+            }
+            for stuck in look.stuck
+        ],
+        "item_columns": _ITEM_COLUMNS, "items": [_item(item, names, trace_url) for item in look.items],
+        "failure_columns": _FAILURE_COLUMNS, "failures": [_failure(one, look, names) for one in look.failures],
+    }  # fmt: skip
+
+
+class Names:
+    """Which graph of the page, and which step of it, the records of a look mean."""
+
+    def __init__(self, look: LiveSnapshot) -> None:
+        self.steps = {(node.graph, node.node): (graph_of(node), key_of(node)) for node in look.nodes}
+        self.titles: dict[str, str] = {}
+        for node in look.nodes:
+            self.titles.setdefault(graph_of(node), node.graph.partition("/")[0])
+
+
+def graph_of(node: NodeLook | ItemLook) -> str:
+    """Return what stands for the graph of a record: the digest of its drawing, or the name of the graph."""
+    return node.drawing or node.graph.partition("/")[0]
+
+
+def key_of(node: NodeLook | ItemLook) -> str:
+    """Return what stands for a step, among all of its process: its place in the drawing, or its name."""
+    return f"{graph_of(node)} {node.step or f'{node.graph}/{node.node}'}"
+
+
+def _columns(look: LiveSnapshot) -> tuple[list[_Column], list[str]]:
+    figures = figure_columns([node.figures for node in look.nodes])
+    maybe: list[_Column] = [(title, True) for title, told in _MAYBE.items() if any(map(told, look.nodes))]
+    return [*_COLUMNS, *maybe, *[(printable(figure), True) for figure in figures]], figures
+
+
+def _by_graph(steps: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+    found: dict[str, list[dict[str, Any]]] = {}
+    for step in steps:
+        found.setdefault(step["graph"], []).append(step)
+    return found
+
+
+def steps_of(look: LiveSnapshot, names: Names, figures: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the steps of a look: a row of the table and the lines of a box each."""
+    titles = {title for title, _ in _columns(look)[0]}
+    maybe = [told for title, told in _MAYBE.items() if title in titles]
+    limits = None if look.verdict is None else (look.verdict.graph, look.verdict.node)
+    return [_step(node, look.seconds, maybe, figures, (node.graph, node.node) == limits) for node in look.nodes]
+
+
+def _step(
+    node: NodeLook,
+    over_seconds: float | None,
+    maybe: Sequence[Callable[[NodeLook], int]],
+    figures: Sequence[str],
+    limits: bool,
+) -> dict[str, Any]:
+    per_second = (node.completed + node.failed) / over_seconds if over_seconds else 0.0
+    depth, capacity = _buffer(node)
+    of_graph, _, body = node.graph.partition("/")
+    shared = f" ({printable(node.shared)})" if node.shared else ""
+    texts = [
+        count(node.in_flight) if node.limit is None else of(node.in_flight, node.limit),
+        count(depth) if capacity is None else of(depth, capacity), rate(per_second), _busy(node),
+        milliseconds(node.p50), milliseconds(node.p99), count(node.timed), count(node.total_completed),
+        count(node.total_failed), count(node.retried),
+    ]  # fmt: skip
+    name = printable(f"{body}/{node.node}" if body else node.node)
+    return {
+        "key": key_of(node), "graph": graph_of(node), "name": name, "limits": limits,
+        "rate": float(f"{per_second:.3g}"), "is_of_graph": of_graph == node.graph,
+        "full": node.waits > 0 or (capacity or inf) <= depth, "lines": _lines(node, texts),
+        "about": ". ".join(filter(None, (f"{name}, {node.runs_on}{shared}", printable(node.outage)))),
+        "cells": [
+            printable(node.runs_on), texts[0] + shared, *texts[1:], *[count(told(node)) for told in maybe],
+            *map(printable, figure_cells(node.figures, figures)),
+        ],
+    }  # fmt: skip
+
+
+def _buffer(node: NodeLook) -> tuple[int, int | None]:
+    """Return how many items wait before a step, or, of a step that gives a stream, how many values behind it."""
+    if node.buffer_depth is not None and node.inbox_capacity is None:
+        return node.buffer_depth, node.buffer_capacity
+    return node.inbox_depth, node.inbox_capacity
+
+
+def _busy(node: NodeLook) -> str:
+    if node.busy_share is None:
+        return UNKNOWN
+    return f"{significant(node.busy_share)} at once" if node.limit is None else f"{node.busy_share:.0%}"
+
+
+def _lines(node: NodeLook, texts: Sequence[str]) -> list[str]:
+    """Return what stands in the box of a step: four lines, of which some may be empty."""
+    flight, waiting, per_second, busy, p50, p99, _, _, failed, retried = texts
+    times = [f"p50 {p50}" if node.p50 is not None else "", f"p99 {p99}" if node.p99 is not None else ""]
+    wrong = [f"{failed} failed" if node.total_failed else "", f"{retried} retried" if node.retried else ""]
+    share = busy if busy.endswith("once") else f"{busy} busy"
+    lines = [f"{flight} in flight", f"{waiting} waiting"], [per_second, share], times, wrong
+    return [clip(", ".join(filter(None, words)), _LINE_COLUMNS) for words in lines]
+
+
+def _verdict(look: LiveSnapshot, names: Names) -> dict[str, Any] | None:
+    verdict = look.verdict
+    if verdict is None:
+        return None
+    graph, key = names.steps.get((verdict.graph or "", verdict.node or ""), (None, None))
+    reason = ". ".join(map(_sentence, filter(None, (verdict.reason, verdict.spent, *look.evidence))))
+    return {
+        "graph": graph, "key": key, "title": printable(verdict.name) or _sentence(verdict.reason),
+        "reason": f"{reason}." if verdict.node else "", "remedy": f"{printable(verdict.remedy)}.",
+        "gain": f"{_sentence(verdict.gain)}." if verdict.gain else "",
+    }  # fmt: skip
+
+
+def _sentence(text: str) -> str:
+    text = printable(text)
+    return f"{text[:1].upper()}{text[1:]}"
+
+
+def _graph(
+    look: LiveSnapshot,
+    graph: str,
+    names: Names,
+    drawings: Mapping[str, Drawing | None],
+    steps: Sequence[dict[str, Any]],
+) -> dict[str, Any]:
+    scopes = [scope for scope in look.scopes if graph in scope.drawings]
+    fastest = max([step["rate"] for step in steps if step["is_of_graph"]], default=0.0)
+    return {
+        "id": graph, "name": printable(names.titles[graph]), "drawing": drawings.get(graph) is not None,
+        "rate": rate(fastest) if fastest else "",
+        "scopes": [(scope.id, _scope(scope, look.when)) for scope in scopes],
+    }  # fmt: skip
+
+
+def _scope(scope: ScopeLook, now: float) -> str:
+    words = [f"{scope.kind} {scope.id}", f"open for {duration(max(now - scope.opened, 0))}"]
+    if scope.admitted is not None:
+        words.append(f"{of(scope.admitted, scope.max_admitted)} admitted")
+    if scope.done is not None:
+        words.append(f"{of(scope.done, scope.total) if scope.total is not None else count(scope.done)} done")
+    if scope.cut_age is not None:
+        words.append(f"newest cut {duration(scope.cut_age)} ago, {scaled(scope.cut_bytes, 'B')}")
+    return printable(", ".join(words))
+
+
+_ITEM_COLUMNS: Final[tuple[_Column, ...]] = (
+    ("step", False), ("item", True), ("age", True), ("is", False), ("attempt", True), ("time left", True),
+    ("key", False), ("trace", False),
+)  # fmt: skip
+
+
+def _item(item: ItemLook, names: Names, trace_url: str) -> dict[str, Any]:
+    is_trace = len(item.trace) == 32 and all(c in "0123456789abcdef" for c in item.trace)
+    cells = (
+        item.node or item.graph, count(item.item), duration(item.age), item.state, count(item.attempt),
+        "" if item.deadline is None else duration(max(item.deadline, 0)), item.key, item.trace[:8] if is_trace else "",
+    )  # fmt: skip
+    link = {"link": trace_url.replace("{trace_id}", item.trace)} if trace_url and is_trace else {}
+    key = key_of(item)
+    return {
+        "id": f"{item.scope} {item.graph} {item.item} {item.node}", "graph": graph_of(item), "key": key,
+        "cells": list(map(printable, cells)), **link,
+    }  # fmt: skip
+
+
+_FAILURE_COLUMNS: Final[tuple[_Column, ...]] = (
+    ("step", False),
+    ("error", False),
+    ("times", True),
+    ("last", True),
+    ("message", False),
+)
+
+
+def _failure(failure: FailureLook, look: LiveSnapshot, names: Names) -> dict[str, Any]:
+    graph, key = names.steps.get((failure.graph, failure.node), (failure.graph.partition("/")[0], ""))
+    ago = f"{duration(max(look.when - failure.last, 0))} ago"
+    cells = failure.node or failure.graph, failure.type, count(failure.count), ago, failure.message
+    return {
+        "id": f"{failure.graph} {failure.node} {failure.type}", "graph": graph, "key": key,
+        "cells": list(map(printable, cells)),
+    }  # fmt: skip

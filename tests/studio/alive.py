@@ -1,0 +1,228 @@
+"""A program that exposes itself and runs what a page has to show: all kinds of steps, and names that are no text.
+
+    python -m tests.studio.alive SOCKET [kinds | moves | holds | gil | long | reader | many | hostile]
+
+It reads lines: of "moves", each line is the name of the node that is slow from then on.
+"""
+
+import asyncio
+import itertools
+import sys
+import threading
+from collections.abc import AsyncIterator
+from time import perf_counter
+
+import penstock as ps
+from penstock import data, engine, telemetry
+
+# --- kinds: every box that a drawing can have ---
+
+
+@ps.node
+async def is_odd(number: int) -> bool:
+    return number % 2 == 1
+
+
+@ps.node
+async def halve(number: int) -> int:
+    await asyncio.sleep(0.001)
+    return number // 2
+
+
+@ps.node
+async def less(number: int) -> int:
+    return number - 1
+
+
+@ps.node
+async def spare(number: int) -> int:
+    return number
+
+
+@ps.node(failover=spare)
+async def risky(number: int) -> int:
+    if number % 3 == 0:
+        raise ConnectionError(f"<b>secret {number}</b>")
+    return number
+
+
+@ps.node
+def left(number: int) -> int:
+    return number + 1
+
+
+@ps.node
+def right(number: int) -> int:
+    return number + 2
+
+
+@ps.node
+async def count_up(number: int) -> AsyncIterator[int]:
+    for one in range(number % 4 + 1):
+        yield one
+        await asyncio.sleep(0.001)
+
+
+@ps.node
+async def total(numbers: AsyncIterator[int]) -> int:
+    return sum([number async for number in numbers])
+
+
+@ps.node
+async def most(numbers: AsyncIterator[int]) -> int:
+    return max([number async for number in numbers])
+
+
+@ps.node
+async def parts(number: int) -> list[int]:
+    return [number, number + 1, number + 2]
+
+
+@ps.node
+async def merge(numbers: list[int], sum_of: int, most_of: int, chained: int, safe: int) -> int:
+    return sum(numbers) + sum_of + most_of + chained + safe
+
+
+@ps.node
+async def least(numbers: list[int]) -> int:
+    return min(numbers)
+
+
+@ps.node
+async def is_large(number: int) -> bool:
+    return number > 30
+
+
+async def one_part(number: int) -> int:
+    return await ps.cond(await is_odd(number), less, halve, number)
+
+
+async def shrink(number: int) -> int:
+    return await least(await ps.map_each(one_part, await parts(number), concurrency=2))
+
+
+@ps.graph
+async def kinds(number: int) -> int:
+    smaller = await ps.while_loop(is_large, shrink, number, max_iterations=9)
+    first, second = count_up(smaller) >> data.split(2)
+    chained = right(left(left(smaller)))
+    return await merge([smaller], await total(first), await most(second), chained, await risky(smaller))
+
+
+# --- moves: what limits changes ---
+
+slow = {"decode"}
+
+
+@ps.node(concurrency=2)
+async def decode(number: int) -> int:
+    await asyncio.sleep(0.02 if "decode" in slow else 0.001)
+    return number
+
+
+@ps.node(concurrency=2)
+async def embed(number: int) -> int:
+    await asyncio.sleep(0.02 if "embed" in slow else 0.001)
+    return number
+
+
+@ps.graph
+async def moves(number: int) -> int:
+    return await embed(await decode(number))
+
+
+def listen() -> None:
+    for line in sys.stdin:
+        slow.clear()
+        slow.add(line.strip())
+
+
+# --- what a process can do badly ---
+
+
+@ps.node
+async def hold(number: int) -> int:
+    ended = perf_counter() + 0.03
+    while perf_counter() < ended:
+        pass
+    return number
+
+
+@ps.graph
+async def holds(number: int) -> int:
+    return await hold(await less(number))
+
+
+@ps.node(runs_on="thread", concurrency=4)
+def compute(number: int) -> int:
+    return sum(range(400_000)) + number
+
+
+@ps.graph
+async def gil(number: int) -> int:
+    return compute(number)
+
+
+@ps.node(concurrency=2)
+async def half_a_minute(number: int) -> int:
+    await asyncio.sleep(30)
+    return number
+
+
+@ps.graph
+async def long(number: int) -> int:
+    return await half_a_minute(number)
+
+
+@ps.graph
+async def reader(number: int) -> int:
+    return await less(number)
+
+
+# --- many: 300 steps in a graph ---
+
+
+@ps.graph
+async def many(number: int) -> int:
+    for _ in range(30):
+        rows = [await less(number) for _ in range(8)]
+        number = await merge(rows, 0, 0, 0, 0)
+        number = await halve(number)
+    return number
+
+
+# --- hostile: names, messages and keys that would like to be code ---
+
+EVIL = "<img src=x onerror=alert(1)>"
+
+
+@ps.node(name=f"{EVIL}\"'&</script><script>alert(2)</script>")
+async def evil(number: int) -> int:
+    await asyncio.sleep(0.01)
+    raise ValueError(f"{EVIL} {number}")
+
+
+async def _hostile(number: int) -> int:
+    return await evil(number)
+
+
+_hostile.__name__ = f"graph {EVIL}"
+hostile = ps.graph(_hostile)
+
+
+async def run(kind: str) -> None:
+    graph = {
+        "kinds": kinds, "moves": moves, "holds": holds, "gil": gil, "long": long, "reader": reader, "many": many,
+        "hostile": hostile,
+    }[kind]  # fmt: skip
+    async with engine.stream(graph(number) for number in itertools.count(20)) as results:
+        async for _ in results.outcomes():
+            if kind == "reader":
+                await asyncio.sleep(0.02)
+
+
+if __name__ == "__main__":
+    threading.Thread(target=listen, daemon=True).start()
+    with telemetry.expose(sys.argv[1]):
+        print("exposed", flush=True)
+        asyncio.run(run((*sys.argv, "kinds")[2]))
