@@ -1,0 +1,87 @@
+"""A language model as a graph behind OpenAI's protocol: chats become tokens, and tokens become text."""
+
+import secrets
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from typing import Any, Protocol
+
+import penstock as ps
+from penstock import serving
+
+from .actor import Asked, Decoder, Part, Writer
+from .model import Parameters
+
+Messages = list[dict[str, Any]]
+# What the authors of SmolLM2 recommend, for clients that do not say.
+TEMPERATURE, TOP_P = 0.2, 0.9
+
+
+class Tokens(Protocol):
+    """The tokenizer of a model that chats."""
+
+    @property
+    def ends(self) -> Collection[int]:
+        """The tokens that end an answer."""
+        ...
+
+    def prompt(self, messages: Sequence[Mapping[str, Any]], /) -> list[int]:
+        """Return the tokens of a chat, up to where the answer begins."""
+        ...
+
+    def decoder(self) -> Decoder:
+        """Return what makes the text of an answer."""
+        ...
+
+
+def asked_of(request: serving.Request, prompt: Sequence[int]) -> Asked:
+    """Return what a request asks for.
+
+    Raises:
+        APIError: it asks for something that this model cannot honour.
+    """
+    body = request.body
+    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "tools", "functions"):
+        if body.get(name):
+            raise serving.APIError(400, f"{name}: this model cannot honour this", name, "unsupported_value")
+    if (body.get("response_format") or {"type": "text"})["type"] != "text":
+        raise serving.APIError(400, "response_format: this model gives text", "response_format", "unsupported_value")
+    top_k = body.get("top_k") or 0  # not in the protocol, and yet sent by many
+    if not isinstance(top_k, int) or not 0 <= top_k <= 256:
+        raise serving.APIError(400, f"top_k: it is 0 to 256, and not {top_k!r}", "top_k")
+    stop = request.stop or []
+    return Asked(
+        prompt,
+        max_tokens=body.get("max_completion_tokens") or request.max_tokens,
+        temperature=TEMPERATURE if request.temperature is None else request.temperature,
+        top_k=top_k,
+        top_p=TOP_P if request.top_p is None else request.top_p,
+        seed=secrets.randbits(32) if request.seed is None else request.seed % 2**32,
+        stop=[stop] if isinstance(stop, str) else [each for each in stop if each],
+    )
+
+
+def chat(
+    writer: Writer, weights: ps.Resource[[], Parameters], tokens: Tokens
+) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
+    """Return a graph that answers chats with a model."""
+
+    @ps.node(runs_on="thread")
+    def read(messages: Messages, request: serving.Request) -> Asked:
+        return asked_of(request, tokens.prompt(messages))
+
+    @ps.node
+    async def told(asked: Asked, parts: AsyncIterator[Part]) -> AsyncIterator[str | serving.Delta]:
+        count = 0
+        async for part in parts:
+            count += 1
+            if part.finish_reason:
+                usage = {"prompt_tokens": len(asked.prompt), "completion_tokens": count}
+                yield serving.Delta(part.text, finish_reason=part.finish_reason, usage=usage)
+            elif part.text:
+                yield part.text
+
+    @ps.graph
+    async def answer(messages: Messages, request: serving.Request) -> AsyncIterator[str | serving.Delta]:
+        asked = read(messages, request)
+        return told(asked, writer(await weights(), asked))
+
+    return answer

@@ -1,0 +1,108 @@
+"""The chat example behind OpenAI's protocol, with a tiny model: over HTTP, with tools, in a durable loop."""
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncIterator
+from typing import Any
+
+import httpx
+import pytest
+
+import penstock as ps
+from examples.chat.actor import Asked, Writer
+from examples.chat.graph import Messages, chat
+from examples.chat.model import Parameters
+from penstock import engine, serving
+from tests.chat.recurrent import END, Letters, Recurrent, weights
+from tests.chat.test_actor import alone
+from tests.serving.openai_server import served
+
+CLIENTS = 200
+
+
+@ps.resource
+async def loaded() -> AsyncIterator[Parameters]:
+    yield weights()
+
+
+def tiny(**more: Any) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
+    options: dict[str, Any] = {"rows": (1, 8), "sizes": (4, 16), "budget": 40, "device": "cpu", **more}
+    return chat(Writer(Recurrent(), Letters, [END], weights(), **options), loaded, Letters())
+
+
+def body(text: str, **more: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": text}]
+    return {"model": "tiny", "messages": messages, "temperature": 1, "top_p": 1, "seed": 3, "max_tokens": 20, **more}
+
+
+def expected(text: str, **more: Any) -> str:
+    prompt = Letters().prompt([{"content": text}])
+    tokens = alone(weights(), Asked(prompt, temperature=1, seed=3, max_tokens=20, **more))
+    return "".join(chr(97 + token) for token in tokens if token != END)
+
+
+def said(answer: str) -> str:
+    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line[6:7] == "{"]
+    return "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
+
+
+async def test_200_clients_of_whom_a_third_leave_have_one_outcome_each_and_leave_no_slot() -> None:
+    chance = random.Random(1)
+    texts = ["".join(chance.choices("abcdefgh", k=chance.randint(1, 40))) for _ in range(CLIENTS)]
+    service = engine.deploy(tiny(), max_in_flight=CLIENTS)
+    # A client asks anew where its connection is closed while the server is busy; none here may have to.
+    limits = httpx.Limits(max_connections=CLIENTS)
+    async with service, served(serving.openai({"tiny": service})) as url:
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=limits) as http:
+
+            async def client(number: int) -> str | None:
+                asked = body(texts[number], stream=True)
+                async with http.stream("POST", "/v1/chat/completions", json=asked) as answer:
+                    assert answer.status_code == 200
+                    if number % 3:
+                        return said((await answer.aread()).decode())
+                    async for _ in answer.aiter_raw(1):  # the first byte, and then the client leaves
+                        return None
+                return None
+
+            answers = await asyncio.gather(*(client(number) for number in range(CLIENTS)))
+            async with asyncio.timeout(30):
+                while (now := service.statistics()).completed + now.cancelled < CLIENTS:
+                    await asyncio.sleep(0)
+        figures = {figure.name: figure.value for actor in service.statistics().actors for figure in actor.figures}
+    assert (now.failed, now.expired) == (0, 0)
+    assert answers == [expected(text) if number % 3 else None for number, text in enumerate(texts)]
+    assert (figures["slots"], figures["queue"]) == (0, 0)
+
+
+async def test_an_answer_whole_says_why_it_ends_and_how_many_tokens_there_were() -> None:
+    async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        answer = (await http.post("/v1/chat/completions", json=body("abc"))).json()
+        legacy = (await http.post("/v1/completions", json={**body("abc"), "prompt": "abc"})).json()
+        response = (
+            await http.post(
+                "/v1/responses", json={"model": "tiny", "input": "abc", "temperature": 0, "max_output_tokens": 5}
+            )
+        ).json()
+    assert answer["choices"][0]["message"]["content"] == legacy["choices"][0]["text"] == expected("abc")
+    assert answer["usage"]["prompt_tokens"] == 3
+    assert answer["choices"][0]["finish_reason"] in ("stop", "length")
+    assert response["usage"]["output_tokens"] <= 5
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
+        ({"presence_penalty": 1}, "presence_penalty"),
+        ({"logit_bias": {"1": 1}}, "logit_bias"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"top_k": 1000}, "top_k"),
+        ({"messages": [{"role": "user", "content": "a" * 200}]}, "messages"),
+    ],
+)
+async def test_what_the_model_cannot_honour_is_refused_by_name(more: dict[str, Any], param: str) -> None:
+    async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        answer = await http.post("/v1/chat/completions", json=body("abc", **more))
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)

@@ -1,0 +1,108 @@
+"""The scheduler of the chat example, in random runs beside a plain account of what each request has had."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from examples.chat.scheduler import Scheduler
+
+
+@dataclass
+class Account:
+    """What one request has had: positions of its prompt, and tokens."""
+
+    length: int
+    read: int = 0
+    written: int = 0
+
+
+@st.composite
+def settings(draw: st.DrawFn) -> tuple[int, int, list[int]]:
+    slots = draw(st.integers(1, 6))
+    sizes = sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=4)))
+    return slots, slots + sizes[0] + draw(st.integers(0, 60)), sizes
+
+
+def free_slots(slots: int, accounts: dict[int, Account]) -> list[int]:
+    return [slot for slot in range(slots) if slot not in accounts]
+
+
+@given(settings(), st.data())
+def test_a_random_run_keeps_all_rules(setting: tuple[int, int, list[int]], data: Any) -> None:
+    slots, budget, sizes = setting
+    scheduler, accounts = Scheduler(slots, budget, sizes), dict[int, Account]()
+    for _ in range(data.draw(st.integers(1, 30))):
+        for slot in data.draw(st.sets(st.sampled_from(sorted(accounts)))) if accounts else set[int]():
+            scheduler.release(slot)
+            del accounts[slot]
+        assert scheduler.free == slots - len(accounts)
+        for length in data.draw(st.lists(st.integers(1, 100), max_size=scheduler.free)):
+            lowest = free_slots(slots, accounts)[0]
+            assert scheduler.admit(length) == lowest
+            accounts[lowest] = Account(length)
+        able = data.draw(st.sets(st.sampled_from(sorted(accounts)))) if accounts else set[int]()
+        before = {slot: (one.read, one.length) for slot, one in accounts.items()}
+
+        chunks, writing = scheduler.step(able)
+
+        # Who has read the whole prompt writes one token in each step, and nobody else does.
+        assert writing == sorted(slot for slot in able if before[slot][0] == before[slot][1])
+        for slot in writing:
+            accounts[slot].written += 1
+        # Prompts are read from front to end, in sizes that there are, within the budget.
+        for chunk in chunks:
+            assert chunk.slot in able
+            assert chunk.begin == accounts[chunk.slot].read
+            assert 0 < chunk.length <= chunk.size
+            assert chunk.size in sizes
+            accounts[chunk.slot].read += chunk.length
+            assert accounts[chunk.slot].read <= accounts[chunk.slot].length
+            # Only the end of a prompt is padded, by a quarter at most where there is a smaller size.
+            if chunk.length < chunk.size:
+                assert accounts[chunk.slot].read == accounts[chunk.slot].length
+                assert chunk.size == sizes[0] or chunk.size - chunk.length <= chunk.size / 4
+        computed = len(writing) + sum(chunk.size for chunk in chunks)
+        assert computed <= budget
+        # First come, first read: `accounts` is in the order of arrival. Who is not at the end holds up all behind.
+        order = [slot for slot in accounts if slot in able and before[slot][0] < before[slot][1]]
+        assert list(dict.fromkeys(chunk.slot for chunk in chunks)) == order[: len({chunk.slot for chunk in chunks})]
+        unread = [slot for slot in order if accounts[slot].read < accounts[slot].length]
+        assert unread == order[len(order) - len(unread) :]
+        # No room is left while somebody could read.
+        assert not unread or budget - computed < sizes[0]
+
+
+@given(settings(), st.lists(st.tuples(st.integers(1, 100), st.integers(1, 20)), max_size=20))
+def test_every_request_ends_and_has_its_tokens_and_no_slot_is_free_while_somebody_waits(
+    setting: tuple[int, int, list[int]], requests: list[tuple[int, int]]
+) -> None:
+    slots, budget, sizes = setting
+    scheduler, accounts, waiting, ended = Scheduler(slots, budget, sizes), dict[int, Account](), [*requests], 0
+    wanted = dict[int, int]()
+    # Each step reads a part or writes a token, so the number of both bounds the number of steps.
+    for _ in range(sum(length + tokens for length, tokens in requests)):
+        while waiting and scheduler.free:
+            length, tokens = waiting.pop(0)
+            slot = scheduler.admit(length)
+            accounts[slot], wanted[slot] = Account(length), tokens
+        assert not waiting or len(accounts) == slots
+        chunks, writing = scheduler.step(accounts)
+        assert chunks or writing or not accounts
+        for chunk in chunks:
+            accounts[chunk.slot].read += chunk.length
+        ends = {chunk.slot for chunk in chunks if accounts[chunk.slot].read == accounts[chunk.slot].length}
+        for slot in [*writing, *ends]:
+            accounts[slot].written += 1
+            if accounts[slot].written == wanted[slot]:
+                scheduler.release(slot)
+                del accounts[slot]
+                ended += 1
+    assert ended == len(requests)
+
+
+def test_a_budget_without_room_for_a_part_of_a_prompt_is_refused() -> None:
+    with pytest.raises(ValueError, match="at least 24"):
+        Scheduler(slots=8, budget=23, sizes=[16, 64])
