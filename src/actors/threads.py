@@ -139,8 +139,9 @@ os.register_at_fork(after_in_child=_forget_threads_of_parent)
 # 0.1 ms and more. Here jobs queue ahead of the threads, those of a node with few places in slots, and results come
 # back through a mailbox that wakes the loop once per burst.
 
-# A node whose jobs take longer than this on average has none ahead: they would save 2 % at most, and would begin before
-# items of a higher priority that come later.
+# Jobs ahead of the threads give a node with jobs of 1 ms and one or two places 12 % more items a second. A node whose
+# jobs take longer than this on average has none ahead: they would save 2 % at most, and would begin before items of a
+# higher priority that come later.
 _SHORT_SECONDS = 0.005
 
 P = ParamSpec("P")
