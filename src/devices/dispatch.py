@@ -156,7 +156,8 @@ class DispatchThread(ThreadOwner):
         while True:
             depth, is_idle = self._depth, jobs.empty()
             # Where computations are short, as a rule, a job that comes late may as well wait for one of several; and
-            # for the only one, if none has come late for some time.
+            # for the only one, if none has come late for some time. A call that comes alone takes 0.1 ms less so than
+            # by the second thread.
             waits_itself = is_idle and depth > MIN_DEPTH and len(in_flight) > (self._came_alone < _RECENT)
             if waits_itself and in_flight[0][0].is_awaited:
                 self._wait_for_oldest()
