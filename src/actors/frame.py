@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Iterator
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from types import CodeType, TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Protocol, cast
 from weakref import WeakSet
 
 from .._errors import DeadlineExceeded, NodeCancelledError, add_note, copy_of, with_cause
@@ -26,12 +26,36 @@ if TYPE_CHECKING:
 
 State = Literal["running", "done", "failed", "cancelled"]
 
-_MARK = "__penstock_item__"
-_BLAMED = "__penstock_node__"
-_WHOLE = "__penstock_traceback__"
+_MARKS = "__penstock__"  # the attribute of an error that holds its `Marks`
 _OURS = str(Path(__file__).parents[1]) + os.sep  # the files of the library
 _identities = itertools.count(1)
 _NO_ITEM: Final = 0
+
+
+class Marks(NamedTuple):
+    """The marks on an error that a node has raised. A pickle of the error has none of them.
+
+    Attributes:
+        item: the identity of the first frame that raised the error; None before.
+        first_traceback: the traceback of the error when that frame raised it.
+        notes: the notes that the frame has added.
+        node: the label of the node that caused the error, where another node raises it.
+        traceback: the whole traceback, if entries of the library were cut.
+    """
+
+    item: int | None = None
+    first_traceback: TracebackType | None = None
+    notes: tuple[str, ...] = ()
+    node: str = ""
+    traceback: TracebackType | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Marks, ()  # a traceback cannot be pickled
+
+
+def _marks_of(error: BaseException) -> Marks:
+    return getattr(error, _MARKS, None) or Marks()
+
 
 # The file of compiled lines of nodes, and further functions of the engine that are left out of tracebacks of handlers.
 LINE_FILE: Final = "<penstock line>"
@@ -455,27 +479,28 @@ class Frame:
         """
         if isinstance(error, StopIteration | StopAsyncIteration):
             error = plain_error(error, f"node {actor.label(error)!r}")
-        label = getattr(error, _BLAMED, None) or actor.label(error)
+        marks = _marks_of(error)
+        label = marks.node or actor.label(error)
         where = f"in node {label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
-        owner, first_traceback, added = getattr(error, _MARK, (None, None, ()))
-        is_of_other = owner is not None and owner != root.identity and isinstance(error, Exception)
+        is_of_other = marks.item is not None and marks.item != root.identity and isinstance(error, Exception)
         if is_of_other:
             # Each raise has added its stack frames, which hold values of its item, to the traceback of the object.
-            error.__traceback__ = first_traceback
-            if owner != _NO_ITEM:
+            error.__traceback__ = marks.first_traceback
+            if marks.item != _NO_ITEM:
                 error = copy_of(error)
         try:
             if is_of_other:
-                error.__notes__ = [note for note in getattr(error, "__notes__", ()) if note not in added]
-                added = ()
+                error.__notes__ = [note for note in getattr(error, "__notes__", ()) if note not in marks.notes]
+                marks = marks._replace(notes=())
             elif error.__traceback__ is not None:
                 # The first entry is the engine's own: it is of no use to the user, and would keep a worker alive.
                 error.__traceback__ = error.__traceback__.tb_next
                 if os.environ.get("PENSTOCK_TRACEBACKS") != "full":
-                    _cut_library(error, first_traceback)
+                    marks = _cut_library(error, marks)
             error.add_note(where)
-            setattr(error, _MARK, (root.identity, error.__traceback__, (*added, where)))
+            marks = marks._replace(item=root.identity, first_traceback=error.__traceback__, notes=(*marks.notes, where))
+            setattr(error, _MARKS, marks)
         except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
             pass
         return error
@@ -583,37 +608,37 @@ def foreign_cancel(cause: BaseException | None, node: str = "") -> NodeCancelled
 
 def hand_over(error: BaseException | None) -> None:
     """Let the first item that raises the error of a computation, which is no item's own, have the object itself."""
-    if hasattr(error, _MARK):
-        _, first_traceback, added = getattr(error, _MARK)
-        setattr(error, _MARK, (_NO_ITEM, first_traceback, added))
+    if error is not None and hasattr(error, _MARKS):
+        setattr(error, _MARKS, _marks_of(error)._replace(item=_NO_ITEM))
 
 
 def blame(error: BaseException, label: str) -> None:
     """Mark an error with the node that caused it, because another node will raise it; the first mark counts."""
-    if not hasattr(error, _BLAMED):
-        setattr(error, _BLAMED, label)
+    marks = _marks_of(error)
+    if not marks.node:
+        setattr(error, _MARKS, marks._replace(node=label))
 
 
-def _cut_library(error: BaseException, before: TracebackType | None) -> None:
-    """Cut entries of the library that have one of a user behind them; the whole is `__penstock_traceback__` then.
+def _cut_library(error: BaseException, marks: Marks) -> Marks:
+    """Cut entries of the library that have one of a user behind them; return marks with the whole traceback.
 
     Args:
         error: the error.
-        before: its traceback after an earlier cut, which is the end of the present one; None if there was none.
+        marks: the marks of the error; the traceback after an earlier cut is the end of the present one.
     """
     entries, traceback = list[TracebackType](), error.__traceback__
-    while traceback is not None and traceback is not before:
+    while traceback is not None and traceback is not marks.first_traceback:
         entries.append(traceback)
         traceback = traceback.tb_next
-    cut, whole, has_user = traceback, getattr(error, _WHOLE, traceback) if traceback else None, traceback is not None
+    cut, whole, has_user = traceback, (marks.traceback or traceback) if traceback else None, traceback is not None
     for entry in reversed(entries):
         whole = TracebackType(whole, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
         is_ours = entry.tb_frame.f_code.co_filename.startswith((_OURS, LINE_FILE))
         if not (is_ours and has_user):
             cut = TracebackType(cut, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
         has_user = has_user or not is_ours
-    setattr(error, _WHOLE, whole)
     BaseException.with_traceback(error, cut)
+    return marks._replace(traceback=whole)
 
 
 def cut_line(error: BaseException) -> None:

@@ -1,8 +1,10 @@
 """Pauses between attempts that an error asks for, and attempts that begin before their timer is set."""
 
 import asyncio
+import copy
 import email.utils
 import inspect
+import pickle
 import time
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -371,13 +373,27 @@ async def test_the_traceback_goes_from_a_line_of_the_user_to_the_next(
     inside = seen[seen.index("calls") :]
     if full:
         assert "(library)" in inside
-        assert not hasattr(error, "__penstock_traceback__")
+        assert error.__penstock__.traceback is None  # type: ignore[attr-defined]
     else:
         assert inside == ["calls", "broken"]
-        whole: Any = error.__penstock_traceback__  # type: ignore[attr-defined]
+        whole: Any = error.__penstock__.traceback  # type: ignore[attr-defined]
         names = lines_of(error, whole)
         assert [name for name in names if name != "(library)"] == ["calls", "broken"]
         assert names[names.index("calls") + 1] == "(library)"
+
+
+async def test_an_error_can_be_pickled_with_its_notes_and_raised_again_by_a_node() -> None:
+    @ps.node
+    async def broken(error: Exception) -> None:
+        raise error
+
+    graph = ps.graph(broken)
+    with pytest.raises(ValueError, match="bad") as first:
+        await engine.run(graph(ValueError("bad")))
+    for error in (pickle.loads(pickle.dumps(first.value)), copy.deepcopy(first.value)):
+        with pytest.raises(ValueError, match="bad") as again:
+            await engine.run(graph(error))
+        assert again.value.__notes__ == 2 * ["in node 'broken' of graph 'broken', item 0, attempt 1"]
 
 
 async def test_where_the_library_has_raised_stays_in_the_traceback() -> None:
