@@ -32,8 +32,8 @@ class Command(Protocol):
         ...
 
 
-MODULES: Final = ("_cli.profile", "studio.top", "studio.studio", "_cli.devices", "_cli.checkpoints", "_cli.runs",
-                 "_cli.serve")  # fmt: skip
+MODULES: Final = ("_cli.profile", "studio.top", "studio.items", "studio.studio", "_cli.devices", "_cli.checkpoints",
+                 "_cli.runs", "_cli.serve")  # fmt: skip
 COMMANDS: Final = {name.rpartition(".")[2]: cast("Command", import_module(f"penstock.{name}")) for name in MODULES}
 
 

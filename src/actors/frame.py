@@ -384,6 +384,8 @@ class Frame:
                 )  # fmt: skip
             return
         self.expired = actor is None and isinstance(error, DeadlineExceeded)
+        if actor is None and self.parent is None:
+            logs.item_failed(self.layout.name, "", error)
         self.error = error if actor is None else self.annotated(error, actor, attempt)
         self._end("failed")
 
@@ -483,6 +485,8 @@ class Frame:
         label = marks.node or actor.label(error)
         where = f"in node {label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
+        if marks.item != root.identity:  # otherwise the body that it comes from has told of it
+            logs.item_failed(self.layout.name, label, error)
         is_of_other = marks.item is not None and marks.item != root.identity and isinstance(error, Exception)
         if is_of_other:
             # Each raise has added its stack frames, which hold values of its item, to the traceback of the object.

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable
 from contextvars import Context
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from weakref import WeakKeyDictionary, WeakSet
@@ -31,7 +31,7 @@ from .tracing.tracer import Callee
 from .wiring import SharedWirings, Wiring
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.records import ProfiledStream
+    from ..telemetry.profiling.records import ItemLook, ProfiledStream, StepContents
     from .checkpoint import Checkpointer
 
 T = TypeVar("T")
@@ -198,6 +198,18 @@ class Runtime:
         """Return the calls and items of all scopes for which handlers may still run."""
         found = {*self.frames, *(frame for one in self._ongoing() for frame in one.frames())}
         return {frame for frame in found if not frame.settled}
+
+    def looked_at(self, items: "Collection[Any]") -> "list[ItemLook]":
+        """Return where items in flight are, for a look; their ages are not known here."""
+        from .in_flight import described
+
+        return list(described(items, self.open_scopes()))
+
+    def contents(self) -> "Iterable[tuple[int, StepContents]]":
+        """Return what the steps hold that items are in, each behind the id of its actor, for a look."""
+        from .in_flight import contents_of
+
+        return contents_of(self.frames_in_flight()).items()
 
     async def threads_returned(self) -> None:
         """Wait until all threads have returned that still run for an item that has ended, in the scopes open now."""

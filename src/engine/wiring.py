@@ -174,6 +174,11 @@ class Wiring(Scope):
             return "runs"
         return "call" if self._room is not None and self._room.bound == "call" else "stream"
 
+    @property
+    def id(self) -> str:
+        """A text that stands for the scope, also once it has ended, for a look."""
+        return f"{id(self):x}-{self.opened_at:.3f}"
+
     def drawings(self) -> dict[str, tuple[str, object]]:
         """Return the name and the drawing of each graph, by its digest, for a look."""
         plans = {plan._drawn[0]: plan for plan in list(self._wired)}

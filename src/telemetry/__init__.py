@@ -8,9 +8,9 @@ from .logs import add_trace_context
 
 __all__ = [
     "BodyPlace", "Capacity", "CriticalPath", "DepthPoint", "DeviceSlice", "FailureLook", "ItemLook", "Monitor",
-    "NodeProfile", "Prediction", "Profile", "ScopeSnapshot", "Slice", "Snapshot", "StepSnapshot", "StuckLoop",
-    "Timeline", "Verdict", "add_trace_context", "continue_trace", "continued", "expose", "names", "profile", "setup",
-    "snapshot",
+    "NodeProfile", "Prediction", "Profile", "ScopeSnapshot", "Slice", "Snapshot", "StepContents", "StepSnapshot",
+    "StuckLoop", "Timeline", "Verdict", "add_trace_context", "continue_trace", "continued", "expose", "names",
+    "profile", "setup", "snapshot",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -19,7 +19,16 @@ if TYPE_CHECKING:
     from .profiling.limits import Verdict
     from .profiling.monitor import Monitor, Snapshot, snapshot
     from .profiling.recording import Profile, profile
-    from .profiling.records import BodyPlace, Capacity, FailureLook, ItemLook, ScopeSnapshot, StepSnapshot, StuckLoop
+    from .profiling.records import (
+        BodyPlace,
+        Capacity,
+        FailureLook,
+        ItemLook,
+        ScopeSnapshot,
+        StepContents,
+        StepSnapshot,
+        StuckLoop,
+    )
     from .profiling.sums import CriticalPath, NodeProfile
     from .profiling.timeline import DepthPoint, DeviceSlice, Slice, Timeline
     from .profiling.verdict import Prediction
@@ -33,7 +42,8 @@ else:
             "..studio.live.server": "expose",
             ".profiling.sums": "NodeProfile CriticalPath",
             ".profiling.recording": "Profile profile",
-            ".profiling.records": "BodyPlace Capacity FailureLook ItemLook ScopeSnapshot StepSnapshot StuckLoop",
+            ".profiling.records": "BodyPlace Capacity FailureLook ItemLook ScopeSnapshot StepContents StepSnapshot "
+            "StuckLoop",
             ".profiling.monitor": "Monitor Snapshot snapshot",
             ".profiling.timeline": "DepthPoint DeviceSlice Slice Timeline",
             ".profiling.limits": "Verdict",

@@ -1,8 +1,10 @@
 """Logs: structlog events with the ids of their trace, and the graph, node, item and attempt that they are about."""
 
+from collections import deque
 from collections.abc import Callable, Generator, Mapping, MutableMapping
 from contextlib import contextmanager
-from typing import Any
+from time import time
+from typing import Any, Final
 
 from opentelemetry import trace
 
@@ -63,3 +65,21 @@ def _ids() -> dict[str, str]:
     if not context.is_valid:  # not `is_recording`: logs of unsampled requests are found by their trace id, too
         return {}
     return {"trace_id": trace.format_trace_id(context.trace_id), "span_id": trace.format_span_id(context.span_id)}
+
+
+# The newest failures of the process: graph, node (empty if no node has raised the error), class, text or number, and
+# time. They are kept always, also while nobody looks.
+failures: deque[tuple[str, str, str, str | float, float]] = deque(maxlen=200)
+_TEXT: Final = 200  # characters of the text of an error that are kept
+
+
+def item_failed(graph: str, node: str, error: BaseException) -> None:
+    """Keep a failure of an item, with the first argument of the error: `str(error)` may run code of the user."""
+    args = error.args
+    text = args[0] if args else ""
+    kind = text.__class__
+    if kind is str:
+        text = text[:_TEXT]
+    elif kind is not int and kind is not float:
+        text = ""
+    failures.append((graph, node, error.__class__.__name__, text, time()))

@@ -418,7 +418,7 @@ def test_without_a_descriptor_for_one_more_client_it_tries_again(path: Path, mon
 
 
 def test_a_look_that_fails_is_answered(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_monitor: telemetry.Monitor) -> telemetry.Snapshot:
+    def fail(_monitor: telemetry.Monitor, _matching: str) -> telemetry.Snapshot:
         raise ZeroDivisionError
 
     with telemetry.expose(path), Raw(path) as client:

@@ -4,6 +4,8 @@ import asyncio
 import contextlib
 import json
 import socket
+import threading
+import time
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any
@@ -12,6 +14,8 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
+from penstock.testing import wait_quiescent
+from tests.kit import Gate
 
 
 @pytest.fixture
@@ -134,3 +138,166 @@ async def test_a_look_of_an_older_process_can_be_read(path: Path) -> None:
             with contextlib.closing(Asking(path)) as asking:
                 look = asking.look()
     assert look["nodes"][0].keys() >= {"graph", "node", "completed", "in_flight", "limit", "busy_share"}
+
+
+# --- Items in flight ---
+
+
+def of_graph(call: object) -> str:
+    return "tenant 7"
+
+
+async def test_items_tell_where_they_are_and_since_when(path: Path) -> None:
+    gate = Gate()
+    graph = gate.graph(concurrency=2, name="slow")
+    with exposed(path) as asking:
+        async with engine.deploy(graph, key=of_graph, timeout_seconds=600) as service:
+            calls = [asyncio.ensure_future(service(number)) for number in range(3)]
+            await gate.has(2)
+            first = asking.look()
+            calls.append(asyncio.ensure_future(service(3)))
+            await wait_quiescent()
+            second = asking.look(show_keys=True)
+            found = asking.look(matching="nothing like it")
+            gate.open()
+            await asyncio.gather(*calls)
+            assert asking.look()["items"] == []
+    items = {item["item"]: item for item in second["items"]}
+    assert (second["in_flight"], found["in_flight"], found["items"]) == (4, 0, [])
+    assert [item["item"] for item in second["items"]] == [0, 1, 2, 3]
+    states = {number: (item["node"], item["state"]) for number, item in items.items()}
+    assert states == {0: ("slow", "working"), 1: ("slow", "working"), 2: ("slow", "waiting"), 3: ("slow", "waiting")}
+    assert items[0]["age"] == items[2]["age"] > items[3].get("age", 0) == 0
+    assert all(0 < item["deadline"] <= 600 for item in items.values())
+    [node] = second["nodes"]
+    assert {(item["scope"], item["drawing"], item["step"]) for item in items.values()} == {
+        (second["scopes"][0]["id"], node["drawing"], node["step"])
+    }
+    assert {item["key"] for item in items.values()} == {"tenant 7"}
+    [hidden] = {item["key"] for item in first["items"]}
+    assert len(hidden) == 8
+    assert "tenant" not in hidden
+    assert int(hidden, 16) >= 0
+
+
+async def test_an_item_is_in_the_step_of_a_body_and_in_its_attempt(path: Path) -> None:
+    gate = Gate()
+
+    @ps.node(retry=ps.Retry(3, backoff_seconds=0))
+    async def often(number: int) -> int:
+        if ps.current().attempt < 3:
+            raise ConnectionError
+        return await gate.wait(number)
+
+    @ps.graph
+    async def many(numbers: list[int]) -> list[int]:
+        async def body(number: int) -> int:
+            return await often(number)
+
+        return await ps.map_each(body, numbers, concurrency=2)
+
+    with exposed(path) as asking:
+        async with engine.deploy(many) as service:
+            call = asyncio.ensure_future(service([1, 2, 3]))
+            await gate.has(2)
+            look = asking.look()
+            gate.open()
+            assert await call == [1, 2, 3]
+    [item], [node] = look["items"], look["nodes"]
+    assert (item["graph"], item["node"], item["state"], item["attempt"]) == ("many", "often", "working", 3)
+    assert (item["drawing"], item["step"]) == (node["drawing"], node["step"])
+    assert node["limit"] == 2
+    assert node["retried"] == 4
+
+
+async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thread(path: Path) -> None:
+    let_go = threading.Event()
+
+    @ps.node
+    async def hold(number: int) -> int:
+        let_go.wait(60)
+        return number
+
+    looks: list[Any] = []
+
+    def look_until_told() -> None:
+        while not looks or not looks[-1]["stuck"]:
+            looks[:] = [asking.look()]
+        let_go.set()
+
+    with exposed(path) as asking:
+        async with engine.deploy(ps.graph(hold)) as service:
+            asking.look()
+            looking = threading.Thread(target=look_until_told)
+            looking.start()
+            assert await service(1) == 1
+            await asyncio.to_thread(looking.join)
+            assert asking.look()["stuck"] == []
+    [stuck] = looks[-1]["stuck"]
+    assert stuck["thread"] == threading.current_thread().name
+    assert stuck["seconds"] >= 1
+    assert any(__file__ in line and "hold" in line for line in stuck["stack"])
+
+
+# --- Failures ---
+
+
+@ps.graph
+@ps.node
+async def refuse(number: int) -> int:
+    raise RuntimeError(number)
+
+
+@pytest.fixture
+async def old_failures_are_gone() -> None:
+    async with engine.deploy(refuse) as service:
+        await asyncio.gather(*[service(number) for number in range(200)], return_exceptions=True)
+
+
+@pytest.mark.usefixtures("old_failures_are_gone")
+async def test_failures_are_kept_also_while_nobody_looks(path: Path) -> None:
+    @ps.node
+    async def strict(number: int) -> int:
+        raise (ValueError if number else KeyError)(f"secret {number}")
+
+    graph = ps.graph(strict)
+    began = time.time()
+    async with engine.deploy(graph) as service:
+        for number in (0, 1, 2):
+            with contextlib.suppress(ValueError, KeyError):
+                await service(number)
+    with exposed(path) as asking:
+        hidden, told = asking.look()["failures"], asking.look(show_messages=True)["failures"]
+    of_graph = [one for one in told if one["graph"] == "strict"]
+    assert [(one["node"], one["type"], one["count"], one["message"]) for one in of_graph] == [
+        ("strict", "ValueError", 2, "secret 2"),
+        ("strict", "KeyError", 1, "secret 0"),
+    ]
+    assert all(began <= one["last"] <= time.time() for one in of_graph)
+    assert "secret" not in str(hidden)
+
+
+@pytest.mark.usefixtures("old_failures_are_gone")
+async def test_a_failure_in_a_body_counts_once_and_200_are_kept(path: Path) -> None:
+    @ps.node
+    async def inner(number: int) -> int:
+        raise LookupError(number)
+
+    @ps.graph
+    async def around(numbers: list[int]) -> list[int]:
+        async def body(number: int) -> int:
+            return await inner(number)
+
+        return await ps.map_each(body, numbers)
+
+    async with engine.deploy(around) as service:
+        with pytest.raises(LookupError):
+            await service([1])
+        with exposed(path) as asking:
+            [once] = [one for one in asking.look()["failures"] if one["node"] == "inner"]
+            for _ in range(250):
+                with contextlib.suppress(LookupError):
+                    await service([1])
+            failures = asking.look()["failures"]
+    assert once["count"] == 1
+    assert [(one["node"], one["count"]) for one in failures] == [("inner", 200)]

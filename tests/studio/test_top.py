@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -207,3 +208,21 @@ def test_a_socket_of_another_user_is_refused(path: Path) -> None:
             done = run("-c", program, "top", f"{folder}/socket", "--once")
     assert done.returncode == 1
     assert "belongs to another user (root): look as that user" in done.stderr
+
+
+def test_items_prints_what_is_in_flight_and_what_has_failed(path: Path) -> None:
+    done = run("-m", "penstock", "items", str(path), "slow", "--interval-seconds", "0.05")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert re.search(r"^in flight +\d+$", done.stdout, re.MULTILINE)
+    assert re.search(r"^ *slow +[\d,]+ +(working|waiting) +\S+ s", done.stdout, re.MULTILINE)
+    done = run("-m", "penstock", "items", str(path), "--failures", "--json")
+    [failure] = [json.loads(line) for line in done.stdout.splitlines()]
+    assert (failure["node"], failure["type"], failure["message"]) == ("slow", "ValueError", "")
+    done = run("-m", "penstock", "items", str(path), "no such node", "--interval-seconds", "0")
+    assert "in flight  0" in done.stdout
+
+
+def test_items_of_no_process(tmp_path: Path) -> None:
+    done = run("-m", "penstock", "items", str(tmp_path / "socket"))
+    assert done.returncode == 1
+    assert "there is no socket" in done.stderr

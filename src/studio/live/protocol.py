@@ -204,20 +204,23 @@ class Client:
         """Hang up."""
         self._socket.close()
 
-    def look(self, *, show_messages: bool = False, show_keys: bool = False, scope: str = "") -> LiveSnapshot:
+    def look(
+        self, *, show_messages: bool = False, show_keys: bool = False, scope: str = "", matching: str = ""
+    ) -> LiveSnapshot:
         """Look at the process.
 
         Args:
             show_messages: whether the messages of errors are told, which may hold values of items.
             show_keys: whether the keys of items are told, and not eight digits that stand for each.
             scope: the id of the scope whose nodes are told of; empty for all.
+            matching: a text that the graph, the node, the state or the key of items contains, to tell of these alone.
 
         Raises:
             ConnectionError: the process has closed the connection.
             TimeoutError: the process does not answer.
             OSError: the answer is not in this protocol, or in another version of it.
         """
-        look = self._ask(Request("look", "", show_messages, show_keys, scope), read_look)
+        look = self._ask(Request("look", "", show_messages, show_keys, scope, matching=matching), read_look)
         self._process = look.process
         return look
 

@@ -253,7 +253,7 @@ def _answered(line: bytes, monitor: Monitor, client: socket.socket) -> bytes:
             return answer_drawing(monitor.drawing(asked.digest))
         if asked.request == "profile":
             return answer_profile(_profile(asked.seconds, client))
-        return answer(look_of(monitor.snapshot(), asked))
+        return answer(look_of(monitor.snapshot(asked.matching), asked))
     except ProtocolError as error:
         return refusal(str(error))
     except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients

@@ -1,12 +1,24 @@
 """LiveSampler: what all nodes of this process do between two looks, as records and as a table."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from hashlib import blake2b
+from typing import Final, TypeAlias
 
 from ...engine import ActorStatistics
 from ...extension import Figure
-from ...telemetry import FailureLook, ItemLook, NodeProfile, ScopeSnapshot, Snapshot, StepSnapshot, StuckLoop, Verdict
+from ...telemetry import (
+    Capacity,
+    FailureLook,
+    ItemLook,
+    NodeProfile,
+    ScopeSnapshot,
+    Snapshot,
+    StepContents,
+    StepSnapshot,
+    StuckLoop,
+    Verdict,
+)
 from ...telemetry.tables import (
     UNKNOWN,
     Column,
@@ -15,6 +27,7 @@ from ...telemetry.tables import (
     count,
     duration,
     of,
+    seconds,
     significant,
     table_with_figures,
 )
@@ -173,6 +186,7 @@ class Request:
         show_keys: whether it tells the keys of items, and not eight digits that stand for each.
         scope: the id of the scope whose nodes it tells of; empty for all.
         seconds: how long the profile is recorded.
+        matching: a text that the graph, the node, the state or the key of items contains, to tell of these alone.
     """
 
     request: str = ""
@@ -181,8 +195,10 @@ class Request:
     show_keys: bool = False
     scope: str = ""
     seconds: float = 0.0
+    matching: str = ""
 
 
+Name: TypeAlias = tuple[str, str]  # graph and node
 LOOK: Final = Request("look")
 
 
@@ -197,22 +213,32 @@ def look_of(snapshot: Snapshot, asked: Request = LOOK) -> LiveSnapshot:
         scopes = tuple([scope for scope in snapshot.scopes if scope.id == asked.scope])
         snapshot = replace(snapshot, scopes=scopes)
     lately = snapshot.lately
-    now: dict[tuple[str, str], list[StepSnapshot]] = {}
+    now: dict[Name, list[StepSnapshot]] = {}
     for step in [step for scope in snapshot.scopes for step in scope.steps]:
         now.setdefault(step.name, []).append(step)
-    then: dict[tuple[str, str], tuple[NodeProfile, str]] = {}
+    then: dict[Name, tuple[NodeProfile, str]] = {}
     if lately is not None:
         then = {step.name: (node, step.runs_on) for node, step in zip(lately.nodes, lately.steps, strict=True)}
     names = dict.fromkeys((*now, *then))  # also nodes whose scopes have ended meanwhile
     graphs = {graph: place for place, graph in enumerate(dict.fromkeys(graph for graph, _ in names))}
+    shared = _shared_limits(snapshot)
     nodes = [
-        _look_of(name, now.get(name, []), then.get(name)) for name in sorted(names, key=lambda name: graphs[name[0]])
+        _look_of(name, now.get(name, []), then.get(name), snapshot, shared.get(name, ""))
+        for name in sorted(names, key=lambda name: graphs[name[0]])
     ]
     seconds = None if lately is None else lately.elapsed_seconds
     return LiveSnapshot(
         snapshot.process, seconds, tuple(nodes), lately.verdict if lately is not None and then else None,
         snapshot.lines, snapshot.when, tuple(map(_scope_look, snapshot.scopes)),
+        snapshot.items if asked.show_keys else tuple(map(_without_key, snapshot.items)), snapshot.in_flight,
+        snapshot.failures if asked.show_messages else tuple([replace(one, message="") for one in snapshot.failures]),
+        snapshot.stuck,
     )  # fmt: skip
+
+
+def _without_key(item: ItemLook) -> ItemLook:
+    digits = blake2b(item.key.encode("utf-8", "replace"), digest_size=4).hexdigest()
+    return replace(item, key=digits) if item.key else item
 
 
 def _scope_look(scope: ScopeSnapshot) -> ScopeLook:
@@ -221,29 +247,55 @@ def _scope_look(scope: ScopeSnapshot) -> ScopeLook:
     return ScopeLook(scope.id, ", ".join(names), scope.kind, scope.opened, digests, admitted, most)
 
 
-def _look_of(name: tuple[str, str], steps: Sequence[StepSnapshot], then: tuple[NodeProfile, str] | None) -> NodeLook:
-    now = ActorStatistics.total([step.counters for step in steps]) if steps else None
+def _look_of(
+    name: Name, steps: Sequence[StepSnapshot], then: tuple[NodeProfile, str] | None, snapshot: Snapshot, shared: str
+) -> NodeLook:
     node, runs_on = then or (None, steps[0].runs_on)
     limit = _limit_of(steps)
-    share = 0.0 if node is None else node.busy_share
-    if share is not None and limit is not None:
-        share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
-    return NodeLook(
-        *name,
-        runs_on,
-        0 if node is None else node.count,
-        0 if node is None else node.errors,
-        0 if now is None else now.completed,
-        0 if now is None else now.failed,
-        share,
-        0 if now is None else now.inbox.depth,
-        0 if now is None else now.inbox.capacity,
-        0 if now is None else now.in_flight,
-        limit,
-        getattr(now, "figures", ()),
-        getattr(now, "outage", ""),
-        *((steps[-1].drawing, steps[-1].step) if steps else ("", "")),
-    )
+    p50, p99, timed = snapshot.latencies.get(name, (None, None, 0))
+    look = NodeLook(*name, runs_on, 0, 0, 0, 0, 0.0, 0, 0, 0, limit, p50=p50, p99=p99, timed=timed, shared=shared)
+    if node is not None:
+        share = node.busy_share
+        if share is not None and limit is not None:
+            share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
+        look = replace(
+            look, completed=node.count, failed=node.errors, busy_share=share, device_share=node.device_share
+        )  # fmt: skip
+    return _with_present(look, steps, snapshot) if steps else look
+
+
+def _with_present(look: NodeLook, steps: Sequence[StepSnapshot], snapshot: Snapshot) -> NodeLook:
+    """Return a look with what a node holds now, and has done, in the scopes that are open."""
+    now = ActorStatistics.total([step.counters for step in steps])
+    holds = StepContents()
+    for one in [snapshot.contents[step.key] for step in steps if step.key in snapshot.contents]:
+        holds = holds.plus(*one)
+    streams, kept = bool(holds.capacity), now.cache
+    return replace(
+        look, total_completed=now.completed, total_failed=now.failed, inbox_depth=now.inbox.depth,
+        inbox_capacity=now.inbox.capacity, figures=now.figures, outage=now.outage, drawing=steps[-1].drawing,
+        step=steps[-1].step, retried=now.retried, hedged=now.hedged, failed_over=now.failed_over,
+        cache_hits=0 if kept is None else kept.hits, cache_misses=0 if kept is None else kept.misses,
+        in_flight=holds.working if look.shared else max(0, now.in_flight - holds.blocked), blocked=holds.blocked,
+        waits=now.inbox.waiting_putters, buffer_depth=holds.buffered if streams else None,
+        buffer_capacity=holds.capacity if streams else None, values=holds.values if streams else None,
+    )  # fmt: skip
+
+
+def _shared_limits(snapshot: Snapshot) -> dict[Name, str]:
+    """Return for each node whose limit is not its own whose it is, in words."""
+    sharing: dict[Hashable, tuple[Capacity, dict[Name, None]]] = {}
+    for step in [step for scope in snapshot.scopes for step in scope.steps if step.places]:
+        place = step.places[0]
+        sharing.setdefault(place.key, (place, {}))[1][step.name] = None
+    found: dict[Name, str] = {}
+    for place, names in sharing.values():
+        if place.bound in ("threads", "processes"):
+            found |= dict.fromkeys(names, f"{place.limit:,} {place.bound} of the Engine")
+        elif len(names) > 1 and place.bound not in ("max_in_flight", "map_each", "call", "max_workers"):
+            of = ", ".join(f"{node} of {graph}" for graph, node in names)
+            found |= dict.fromkeys(names, f"{place.bound}={place.limit:,}, shared by {of}")
+    return found
 
 
 def _limit_of(steps: Sequence[StepSnapshot]) -> int | None:
@@ -273,7 +325,10 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
     """
     over = "" if look.seconds is None else f", over {duration(look.seconds)}"
     outages = tuple(("outage", node.outage) for node in look.nodes if node.outage)
-    facts = (("process", f"{look.process}{over}"), ("limits", _limits(look)), *outages, *look.lines)
+    facts = (
+        ("process", f"{look.process}{over}"), ("limits", _limits(look)), *map(stuck_line, look.stuck), *outages,
+        *look.lines,
+    )  # fmt: skip
     shown = _most_telling(look, max_rows)
     remark = "" if look.nodes else "no nodes yet"
     if len(shown) < len(look.nodes):
@@ -282,6 +337,49 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
     return table_with_figures(
         facts, _COLUMNS, ((node.graph, _row(look, node), node.figures) for node in ordered), remark
     )
+
+
+def stuck_line(loop: StuckLoop) -> tuple[str, str]:
+    """Return what a table says of an event loop that does not answer."""
+    at = f", at {loop.stack[-1]}" if loop.stack else ""
+    return "stuck", f"the event loop of {loop.thread} has not answered for {duration(loop.seconds)}{at}"
+
+
+def items_table(look: LiveSnapshot) -> Table:
+    """Return the table of the oldest items in flight."""
+    hidden = look.in_flight - len(look.items)
+    facts = ("process", str(look.process)), ("in flight", count(look.in_flight)), *map(stuck_line, look.stuck)
+    rows = [
+        (
+            one.node or UNKNOWN, count(one.item), one.state, duration(one.age), count(one.attempt),
+            seconds(one.deadline), one.key,
+        )
+        for one in look.items
+    ]  # fmt: skip
+    titles = "node", "item", "state", "age", "attempt", "deadline", "key"
+    columns = tuple([Column(title, is_number=title in ("item", "age", "attempt", "deadline")) for title in titles])
+    order = by_graph([one.graph for one in look.items])
+    return Table(
+        facts, columns, tuple([rows[at] for at in order]), f"and {count(hidden)} younger ones" if hidden else "",
+        tuple([look.items[at].graph for at in order]),
+    )  # fmt: skip
+
+
+def failures_table(look: LiveSnapshot) -> Table:
+    """Return the table of the newest failures of the process."""
+    rows = [
+        (one.node or UNKNOWN, one.type, count(one.count), f"{duration(look.when - one.last)} ago", one.message)
+        for one in look.failures
+    ]
+    columns = (
+        Column("node", is_number=False), Column("error", is_number=False), Column("items"), Column("last"),
+        Column("message", is_number=False),
+    )  # fmt: skip
+    order = by_graph([one.graph for one in look.failures])
+    return Table(
+        (("process", str(look.process)),), columns, tuple([rows[at] for at in order]),
+        "" if rows else "nothing has failed", tuple([look.failures[at].graph for at in order]),
+    )  # fmt: skip
 
 
 def _limits(look: LiveSnapshot) -> str:

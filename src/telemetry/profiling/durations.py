@@ -6,7 +6,9 @@ from collections.abc import Iterable
 from math import log2
 from operator import add
 from time import perf_counter
-from typing import Final, NamedTuple
+from typing import Final, Generic, NamedTuple, TypeVar
+
+K = TypeVar("K")
 
 # Points of the curve that are kept until a profile collects them, and the least time between two: a curve of a second
 # then has 1,000 points, which is more than a screen.
@@ -179,3 +181,48 @@ class Durations:
             if rank <= 0:
                 break
         return found
+
+
+_MINUTE: Final = 60.0
+_PARTS: Final = 6
+# With fewer, the slowest of a hundred is not known.
+_LEAST_FOR_P99: Final = 20
+
+
+class LastMinute(Generic[K]):
+    """How long executions took in the last minute, of many nodes; in parts of ten seconds."""
+
+    def __init__(self) -> None:
+        self._parts: deque[tuple[float, dict[K, Durations]]] = deque()
+        self._all: dict[K, Durations] = {}
+        self._latencies: dict[K, tuple[float | None, float | None, int]] = {}
+
+    def add(self, now: float, durations: Iterable[tuple[K, Durations]]) -> None:
+        """Add what was timed since the last time, and forget what is older than a minute.
+
+        Args:
+            now: the time, in seconds.
+            durations: by the keys of nodes.
+        """
+        if not self._parts or now - self._parts[-1][0] >= _MINUTE / _PARTS:
+            self._parts.append((now, {}))
+        newest = self._parts[-1][1]
+        for key, added in durations:
+            if added.count:
+                newest.setdefault(key, Durations()).merge(added)
+                self._all.setdefault(key, Durations()).merge(added)
+                self._latencies.pop(key, None)
+        while now - self._parts[0][0] >= _MINUTE:
+            for key, gone in self._parts.popleft()[1].items():
+                self._all[key] = self._all[key].since(gone)
+                self._latencies.pop(key, None)
+
+    def latencies(self) -> dict[K, tuple[float | None, float | None, int]]:
+        """Return for each node the median and the 99th percentile in seconds, and of how many executions."""
+        for key in [key for key in self._all if key not in self._latencies]:
+            every = self._all[key]
+            p99 = every.quantile(0.99) if every.count >= _LEAST_FOR_P99 else None
+            self._latencies[key] = every.quantile(0.5), p99, round(every.count)
+            if not every.count:
+                del self._all[key], self._latencies[key]
+        return dict(self._latencies)

@@ -1,15 +1,19 @@
 """Monitor: snapshots of all scopes of the process, and what their nodes did from one snapshot to the next."""
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from heapq import nsmallest
 from time import perf_counter, time
 from typing import Final
 
+from .. import logs
 from ..counters import told
 from . import collectors
+from .durations import LastMinute
 from .recording import Profile
-from .records import FailureLook, Host, ItemLook, ScopeSnapshot, StuckLoop
+from .records import FailureLook, Host, ItemLook, ScopeSnapshot, StepContents, StuckLoop
 from .timeline import TimelineRecorder
 from .watching import OpenScopes, settled, snapshot_of, thread_seconds
 
@@ -29,6 +33,9 @@ class Snapshot:
         in_flight: how many items there are.
         failures: the newest failures of the process, by node and class, the newest first.
         stuck: the event loops that have not answered for a second.
+        contents: what the steps hold that items are in, by the keys of their snapshots.
+        latencies: of the nodes that have ended items in the last minute, by graph and name: the median and the 99th
+            percentile of how long these took, in seconds, and how many there were; no percentile of fewer than 20.
     """
 
     process: int
@@ -40,6 +47,10 @@ class Snapshot:
     in_flight: int = 0
     failures: tuple[FailureLook, ...] = ()
     stuck: tuple[StuckLoop, ...] = ()
+    contents: Mapping[Hashable, StepContents] = field(default_factory=dict[Hashable, StepContents])
+    latencies: Mapping[tuple[str, str], tuple[float | None, float | None, int]] = field(
+        default_factory=dict[tuple[str, str], tuple[float | None, float | None, int]]
+    )
 
 
 def snapshot() -> Snapshot:
@@ -53,8 +64,53 @@ def snapshot() -> Snapshot:
     return Snapshot(os.getpid(), tuple(scopes))
 
 
+def failures() -> tuple[FailureLook, ...]:
+    """Return the newest failures of the process, by node and class, the newest first."""
+    found: dict[tuple[str, str, str], FailureLook] = {}
+    for graph, node, kind, text, when in settled(lambda: logs.failures):
+        before = found.pop((graph, node, kind), None)  # so that it is the last one
+        count = 1 if before is None else before.count + 1
+        found[graph, node, kind] = FailureLook(graph, node, kind, count, when, str(text))
+    return tuple(reversed(found.values()))
+
+
+_MOST_ITEMS: Final = 50
+_seen: dict[int, float] = {}  # when each item in flight was first seen, by any monitor
+
+
+def _items(hosts: Iterable[Host], now: float, matching: str) -> tuple[tuple[ItemLook, ...], int]:
+    """Return the oldest items in flight, and how many there are.
+
+    Args:
+        hosts: the Engines.
+        now: the time of `perf_counter`.
+        matching: as of `Monitor.snapshot`.
+    """
+    found = [(host, settled(host.frames_in_flight)) for host in hosts]
+    ages = {item.identity: _seen.get(item.identity, now) for _, items in found for item in items}
+    _seen.update(ages)
+    for gone in settled(lambda: [one for one in _seen if one not in ages]):
+        _seen.pop(gone, None)
+    looks: list[ItemLook] = []
+    for host, items in found:
+        first = items if matching else nsmallest(_MOST_ITEMS, items, key=lambda one: (ages[one.identity], one.item))
+        told = settled(partial(host.looked_at, first))
+        looks += [replace(look, age=now - ages[one.identity]) for one, look in zip(first, told, strict=True)]
+    if matching:
+        looks = [one for one in looks if any(matching in text for text in (one.graph, one.node, one.state, one.key))]
+    oldest = nsmallest(_MOST_ITEMS, looks, key=lambda one: (-one.age, one.item))
+    return tuple(oldest), len(looks) if matching else len(ages)
+
+
 # The pause between two looks at an event loop, at first: while someone looks, all the time.
 _LOOK_SECONDS: Final = 0.01
+
+
+def _contents(hosts: Iterable[Host]) -> dict[Hashable, StepContents]:
+    found: dict[Hashable, StepContents] = {}
+    for key, held in [one for host in hosts for one in settled(host.contents)]:
+        found[key] = found[key, 0] = held  # the first function of a chain has the key of the actor, and 0
+    return found
 
 
 class Monitor:
@@ -71,10 +127,14 @@ class Monitor:
         self._scopes.gil_watch.start()
         self._threads: dict[int, float] = {}
         self._looked: float | None = None
+        self._minute: LastMinute[tuple[str, str]] = LastMinute()
         collectors.begin(self._scopes)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self, matching: str = "") -> Snapshot:
         """Take a snapshot.
+
+        Args:
+            matching: a text that the graph, the node, the state or the key of items contains, to tell of these alone.
 
         Returns:
             The snapshot; the first one has no `lately`.
@@ -83,14 +143,20 @@ class Monitor:
         hosts = settled(lambda: collectors.hosts)
         scopes = tuple([one for host in hosts for _, one in self._scopes.look(host)])
         sums, read = self._scopes.taken()
+        self._minute.add(now, [(name, node.timed.durations) for name, node in sums.nodes.items()])
         loop_seconds = self._loop_seconds(hosts)
         self._looked = now
+        items, in_flight = _items(hosts, now, matching)
         lately = None
         if before is not None:
             evidence = self._scopes.evidence_of(sums, read, now - before, loop_seconds)
             lately = Profile(lambda: evidence, TimelineRecorder(now), {})
         self._scopes.look_anew()
-        return Snapshot(self._process, scopes, lately)
+        return Snapshot(
+            self._process, scopes, lately, items=items, in_flight=in_flight, failures=failures(),
+            stuck=self._scopes.stuck(), latencies=self._minute.latencies(),
+            contents=_contents(hosts),
+        )  # fmt: skip
 
     def drawing(self, digest: str) -> object:
         """Return the drawing of a graph of an open scope, an `engine.Drawing`.

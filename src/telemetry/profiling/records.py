@@ -1,8 +1,9 @@
 """The records that a profile reads: counters of nodes, executions, and work of devices."""
 
 import asyncio
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Collection, Hashable, Iterable
 from dataclasses import dataclass, field
+from operator import add
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..counters import ActorStatistics
@@ -193,6 +194,7 @@ class ScopeSnapshot:
         seconds: when it was read, in seconds of `time.perf_counter`.
         steps: its nodes, also those in bodies of control flow; nodes of one graph in topological order.
         admitted: how many calls of a deployment are in flight, and how many may be; None for other scopes.
+        id: a text that stands for the scope, also once it has ended.
         kind: what kind of scope it is.
         opened: when it was opened, in seconds since 1970.
         graphs: the digest of the drawing of each graph, and the name of the graph.
@@ -202,14 +204,10 @@ class ScopeSnapshot:
     seconds: float
     steps: tuple[StepSnapshot, ...] = ()
     admitted: tuple[int, int] | None = None
+    id: str = ""
     kind: ScopeKind = "runs"
     opened: float = 0.0
     graphs: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def id(self) -> str:
-        """A text that stands for the scope, also once it has ended."""
-        return f"{self.key:x}-{self.opened:.3f}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,6 +241,30 @@ class ItemLook:
     scope: str = ""
     drawing: str = ""
     step: str = ""
+
+
+class StepContents(NamedTuple):
+    """What one step holds now.
+
+    Args:
+        working: items that it works on.
+        blocked: finished items that wait for room in the inbox after it.
+        buffered: values that wait in the streams that it gives.
+        capacity: how many may wait there; 0 if it gives none.
+        values: how many values it has given to the streams that are open.
+    """
+
+    working: int = 0
+    blocked: int = 0
+    buffered: int = 0
+    capacity: int = 0
+    values: int = 0
+
+    def plus(
+        self, working: int = 0, blocked: int = 0, buffered: int = 0, capacity: int = 0, values: int = 0
+    ) -> "StepContents":
+        """Return the sum."""
+        return StepContents(*map(add, self, (working, blocked, buffered, capacity, values)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,6 +313,11 @@ class ProfiledScope(Protocol):
 
     admitted: Callable[[], tuple[int, int]] | None
     opened_at: float
+
+    @property
+    def id(self) -> str:
+        """A text that stands for the scope, also once it has ended."""
+        ...
 
     @property
     def kind(self) -> ScopeKind:
@@ -342,8 +369,34 @@ class ProfiledStream(Protocol):
         ...
 
 
+class ItemInFlight(Protocol):
+    """An item on its way through a graph, as a look sees it."""
+
+    @property
+    def identity(self) -> int:
+        """A number that no other item has."""
+        ...
+
+    @property
+    def item(self) -> int:
+        """Its index in its stream or deployment."""
+        ...
+
+
 class Host(Protocol):
     """An Engine, as a profile sees it: it opens scopes and streams."""
+
+    def frames_in_flight(self) -> "Iterable[ItemInFlight]":
+        """Return the items in flight."""
+        ...
+
+    def looked_at(self, items: "Collection[ItemInFlight]") -> list[ItemLook]:
+        """Return where items in flight are; their ages are not known here."""
+        ...
+
+    def contents(self) -> Iterable[tuple[int, StepContents]]:
+        """Return what the steps hold that items are in, each behind the key of its snapshot."""
+        ...
 
     def open_scopes(self) -> Iterable[ProfiledScope]:
         """Return the scopes that are open now."""

@@ -11,11 +11,12 @@ from dataclasses import replace
 from functools import partial
 from math import sqrt
 from time import clock_gettime, monotonic, perf_counter, sleep
+from types import FrameType
 from typing import Final, NamedTuple, TypeAlias, TypeVar
 from weakref import ReferenceType, WeakSet, ref
 
 from . import collectors
-from .records import Host, ProfiledScope, ProfiledStream, ScopeSnapshot
+from .records import Host, ProfiledScope, ProfiledStream, ScopeSnapshot, StuckLoop
 from .sums import EVENT_LOOP, Evidence, GilUse, Holder, ReaderSum, Sums, WindowSum
 
 T = TypeVar("T")
@@ -145,7 +146,9 @@ class OpenScopes(collectors.Collector):
     def _look_at(self, scope: ProfiledScope, host: Host) -> ScopeSnapshot:
         self._add_vanished()
         if host.loop is not None:
-            self._watch(host.loop).scopes.add(scope)
+            watch = self._watch(host.loop)
+            watch.thread = watch.thread or host.loop_thread
+            watch.scopes.add(scope)
         since, [activity] = self._since.get(id(scope)), settled(lambda: [scope.activity()])
         if since is None:
             _in_thread_of(host.loop, partial(scope.measure, on=True))
@@ -196,6 +199,20 @@ class OpenScopes(collectors.Collector):
             admitted=max(taken, default=(0.0, 0)), gil=gil,
         )  # fmt: skip
 
+    def stuck(self) -> tuple[StuckLoop, ...]:
+        """Return the event loops that have not answered for a second, with the stacks of their threads."""
+        with self.lock:
+            silent = {watch.thread: watch.silent_seconds for watch in self._watches.values()}
+        found = {thread: seconds for thread, seconds in silent.items() if seconds >= _STUCK_SECONDS}
+        if not found:
+            return ()
+        stacks = sys._current_frames()
+        threads = {one.native_id: one for one in threading.enumerate()}
+        return tuple([
+            StuckLoop(one.name, found[native], _stack_of(stacks.get(one.ident or 0)))
+            for native, one in threads.items() if native in found
+        ])  # fmt: skip
+
     def look_anew(self) -> None:
         """Forget what the looks at event loops and the GIL have seen."""
         with self.lock:
@@ -212,6 +229,7 @@ class OpenScopes(collectors.Collector):
                 self._looks_at_closed.append(self._watches.pop(closed).seen)
             watch = self._watches[loop] = LoopWatch(loop, self._least_pause_seconds)
         if not watch.is_looking:
+            watch.asked = watch.asked or monotonic()
             _in_thread_of(loop, watch.start)
         return watch
 
@@ -241,7 +259,7 @@ def snapshot_of(scope: ProfiledScope) -> ScopeSnapshot:
     steps = tuple(settled(scope.step_snapshots))
     admitted = None if scope.admitted is None else scope.admitted()
     return ScopeSnapshot(
-        id(scope), perf_counter(), steps, admitted, scope.kind, scope.opened_at,
+        id(scope), perf_counter(), steps, admitted, scope.id, scope.kind, scope.opened_at,
         tuple([(digest, name) for digest, (name, _) in scope.drawings().items()]),
     )  # fmt: skip
 
@@ -284,6 +302,18 @@ def _in_thread_of(loop: asyncio.AbstractEventLoop | None, call: Callable[[], Non
 # Loop watch: looks now and then at the streams of an event loop, and at whether a handler blocks the loop.
 #
 # It looks now and then instead of counting, so that an item does not pay for it.
+
+
+_STUCK_SECONDS: Final = 1.0
+
+
+def _stack_of(frame: FrameType | None) -> tuple[str, ...]:
+    """Return what a thread does, "file:line function", the outermost function first."""
+    found: list[str] = []
+    while frame is not None:
+        found.append(f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_qualname}")
+        frame = frame.f_back
+    return tuple(reversed(found))
 
 
 def thread_seconds(thread: int) -> float | None:
@@ -364,6 +394,8 @@ class LoopWatch:
         scopes: the scopes that are open.
         readers: the streams that are open.
         seen: what the looks have seen.
+        thread: the native id of the thread that runs the loop; None if unknown.
+        asked: since when the loop was asked to begin with looks, and has not, by `monotonic`; 0 if it has.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, least_pause_seconds: float = _LEAST_PAUSE_SECONDS) -> None:
@@ -372,7 +404,10 @@ class LoopWatch:
         self._timer: asyncio.TimerHandle | None = None
         self._began: float | None = None
         self._waits = 0.0, 0.0  # since when it waits for its next look, and until when
+        self._due = 0.0  # the latter, also where looks have begun anew
         self._looks = 0
+        self.thread: int | None = None
+        self.asked = 0.0
         self._has_usual_clock = abs(loop.time() - monotonic()) < 1  # and not that of a test
         self._is_on = True
         self.scopes: WeakSet[ProfiledScope] = WeakSet()
@@ -383,6 +418,13 @@ class LoopWatch:
     def is_looking(self) -> bool:
         """Whether it has a timer for its next look; without open scopes and streams it has none."""
         return self._timer is not None
+
+    @property
+    def silent_seconds(self) -> float:
+        """For how long the loop has not answered; from any thread."""
+        if self.asked:
+            return monotonic() - self.asked
+        return 0.0 if self._timer is None else max(0.0, self._now() - self._due)
 
     def so_far(self) -> LoopLooks:
         """Return what was seen, with a look that is late now, because something holds the loop; from any thread."""
@@ -406,6 +448,7 @@ class LoopWatch:
 
     def start(self) -> None:
         """Look from now on, as long as something is open; called in the thread of the loop."""
+        self.thread, self.asked = threading.get_native_id(), 0.0
         if self._is_on and self._timer is None:
             if self._began is None:
                 self._began = self._loop.time()
@@ -424,7 +467,7 @@ class LoopWatch:
         self._looks += 1
         pause = max(self._least_pause_seconds, (now - self._began) * _PAUSE_SHARE)
         pause *= 0.5 + self._looks * _GOLDEN % 1
-        self._waits = now, now + pause
+        self._waits, self._due = (now, now + pause), now + pause
         self._timer = self._loop.call_later(pause, self._look)
 
     def _look(self) -> None:

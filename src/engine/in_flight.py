@@ -1,0 +1,109 @@
+"""What is in flight now, for a look from another thread: where each item is, and what each step holds.
+
+Nothing is counted for this while items run. Workers know the frame and the actor that they are at.
+"""
+
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+from ..actors.execution import ThreadCall
+from ..actors.frame import Frame
+from ..actors.generators import GeneratorTask
+from ..actors.node_actor import NodeActor
+from ..actors.worker import Member
+from ..telemetry.profiling.records import ItemLook, StepContents
+
+if TYPE_CHECKING:
+    from .wiring import Wiring
+
+
+def contents_of(frames: Iterable[Frame]) -> dict[int, StepContents]:
+    """Return what the steps hold that items are in, by the ids of their actors.
+
+    Args:
+        frames: all items in flight.
+    """
+    inside = [inner for frame in frames for inner in _inside(frame)]
+    found: dict[int, StepContents] = {}
+    for frame in inside:
+        if frame.detached is not None:
+            actor: NodeActor = frame.detached._actor
+            found[id(actor)] = found.get(id(actor), StepContents()).plus(working=1)
+    for member in _members(inside):
+        at = member.position
+        if at.frame is None or at.actor is None:
+            continue
+        held = found.get(id(at.actor), StepContents())
+        if isinstance(member, GeneratorTask):
+            waiting = [len(buffer.held) for buffer in member.buffers]
+            capacity = sum(buffer.capacity for buffer in member.buffers)
+            given = max((buffer.position + len(buffer.held) for buffer in member.buffers), default=0)
+            held = held.plus(working=1, buffered=sum(waiting), capacity=capacity, values=given)
+        elif _has_no_room(at.frame, at.actor):
+            held = held.plus(blocked=1)
+        else:
+            held = held.plus(working=1)
+        found[id(at.actor)] = held
+    return found
+
+
+def described(frames: Collection[Frame], wirings: "Iterable[Wiring]") -> Iterator[ItemLook]:
+    """Yield where items are; their ages are not known here.
+
+    Args:
+        frames: the items.
+        wirings: the actors of all open scopes.
+    """
+    boxes: dict[NodeActor, tuple[str, str, str]] = {}
+    for wiring in wirings:
+        boxes |= {site.actor: (wiring.id, site.drawing, site.boxes[0]) for site in wiring.sites()}
+    inner = {frame: list(_inside(frame))[-1] for frame in frames}
+    places = {member.position.frame: member for member in _members(inner.values())}
+    for frame in frames:
+        last = inner[frame]
+        queues, member = last.queues(), places.get(last)
+        at = None if member is None else member.position.actor
+        waits = at is None or member is None or _has_no_room(last, at) or _is_ahead(member)
+        if last.detached is not None:
+            at, waits = last.detached._actor, False
+        actor = queues[0] if waits and queues else at
+        scope, drawing, step = ("", "", "") if actor is None else boxes.get(actor, ("", "", ""))
+        deadline = None if frame.deadline is None else max(0.0, frame.deadline - frame.group.loop.time())
+        traced = None if frame.span is None else frame.span.parent.get_span_context()
+        yield ItemLook(
+            frame.layout.name, "" if actor is None else actor.name, frame.item, "waiting" if waits else "working",
+            attempt=1 if member is None else member.position.attempt, deadline=deadline,
+            key="" if frame.key is None else _text_of(frame.key),
+            trace="" if traced is None else f"{traced.trace_id:032x}", scope=scope, drawing=drawing, step=step,
+        )  # fmt: skip
+
+
+def _inside(frame: Frame) -> Iterator[Frame]:
+    """Yield a frame, and those of the bodies that its steps run now; the last one is where the work is."""
+    left = [frame]
+    for one in left:
+        yield one
+        bodies: Iterable[Any] = [getattr(stop, "__self__", None) for stop in one.bodies]
+        found = [inner for body in bodies if body is not None for inner in list(body.frames.values())]
+        left += [inner for inner in reversed(found) if inner.state == "running"]
+
+
+def _members(frames: Iterable[Frame]) -> Iterator[Member]:
+    """Yield the members of the groups of frames, each once."""
+    groups = dict.fromkeys(frame.group for frame in frames)
+    return chain.from_iterable(list(group.workers) for group in groups)
+
+
+def _has_no_room(frame: Frame, actor: NodeActor) -> bool:
+    """Whether a finished item is still in an actor, because the inbox after it has no room."""
+    return any(queue in actor.consumers for queue in frame.queues())
+
+
+def _is_ahead(member: Member) -> bool:
+    return isinstance(member.outside_call, ThreadCall) and member.outside_call.is_ahead
+
+
+def _text_of(key: object) -> str:
+    """Return a key as text. Only that of simple values: others would run code of the user in this thread."""
+    return str(key) if type(key) in (str, int, bytes) else f"{hash(key):x}"
