@@ -14,6 +14,8 @@ from .store import TABLES, Connection, SQLStore, make_tables
 _LOST_AFTER_SECONDS: Final = 10
 # How far a clock may leap before leases are told by the new time.
 _CLOCK_SECONDS: Final = 1.0
+# Words of a server that will refuse the next connection as well: psycopg gives no code for them.
+_REFUSALS: Final = "authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist"
 
 
 class PostgresStore(SQLStore):
@@ -59,7 +61,8 @@ class PostgresStore(SQLStore):
         return time.monotonic() + self._ahead_seconds
 
     def _is_passing(self, error: Exception) -> bool:
-        return isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError)
+        is_refused = any(words in str(error) for words in _REFUSALS)
+        return isinstance(error, self._psycopg.OperationalError | self._psycopg.InterfaceError) and not is_refused
 
     def _refused(self, key: str, error: Exception) -> CheckpointError:
         named = f"the loop of key {key!r}" if key else "the loops"

@@ -106,6 +106,13 @@ async def test_a_store_expects_versions_and_takes_the_same_write_twice(dsn: str)
     assert await store.delete({"k": 2}) == 1
 
 
+async def test_a_server_that_refuses_to_connect_is_not_asked_again(dsn: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ps.PostgresStore, "_pause_seconds", 3600.0)
+    for wrong, reason in (("dbname", "database"), ("user", "role")):
+        with pytest.raises(ps.CheckpointError, match=f'{reason} "nobody" does not exist'):
+            await ps.PostgresStore(f"{dsn}&{wrong}=nobody").load("k")
+
+
 async def test_a_key_is_given_to_one_of_many_that_ask_at_once(dsn: str) -> None:
     stores = [ps.PostgresStore(dsn) for _ in range(4)]
     for version in range(5):
