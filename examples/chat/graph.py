@@ -32,6 +32,19 @@ class Tokens(Protocol):
         ...
 
 
+def text_of(content: str | list[dict[str, Any]] | None) -> str:
+    """Return the text of a message.
+
+    Raises:
+        APIError: there is more in it than text.
+    """
+    if isinstance(content, list):
+        if any(part["type"] != "text" for part in content):
+            raise serving.APIError(400, "messages: this model reads text alone", "messages", "unsupported_value")
+        return "".join(part["text"] for part in content)
+    return content or ""
+
+
 def asked_of(request: serving.Request, prompt: Sequence[int]) -> Asked:
     """Return what a request asks for.
 
@@ -66,7 +79,12 @@ def chat(
 
     @ps.node(runs_on="thread")
     def read(messages: Messages, request: serving.Request) -> Asked:
-        return asked_of(request, tokens.prompt(messages))
+        texts = [{**message, "content": text_of(message.get("content"))} for message in messages]
+        try:
+            prompt = tokens.prompt(texts)
+        except ValueError as error:  # such as a role that the template does not know
+            raise serving.APIError(400, f"messages: {error}", "messages") from error
+        return asked_of(request, prompt)
 
     @ps.node
     async def told(asked: Asked, parts: AsyncIterator[Part]) -> AsyncIterator[str | serving.Delta]:

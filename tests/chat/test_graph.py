@@ -31,7 +31,7 @@ def tiny(**more: Any) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str
     return chat(Writer(Recurrent(), Letters, [END], weights(), **options), loaded, Letters())
 
 
-def body(text: str, **more: Any) -> dict[str, Any]:
+def body(text: str | list[dict[str, str]], **more: Any) -> dict[str, Any]:
     messages = [{"role": "user", "content": text}]
     return {"model": "tiny", "messages": messages, "temperature": 1, "top_p": 1, "seed": 3, "max_tokens": 20, **more}
 
@@ -79,6 +79,8 @@ async def test_200_clients_of_whom_a_third_leave_have_one_outcome_each_and_leave
 async def test_an_answer_whole_says_why_it_ends_and_how_many_tokens_there_were() -> None:
     async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
         answer = (await http.post("/v1/chat/completions", json=body("abc"))).json()
+        parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "bc"}]
+        in_parts = (await http.post("/v1/chat/completions", json=body(parts))).json()
         legacy = (await http.post("/v1/completions", json={**body("abc"), "prompt": "abc"})).json()
         response = (
             await http.post(
@@ -86,6 +88,7 @@ async def test_an_answer_whole_says_why_it_ends_and_how_many_tokens_there_were()
             )
         ).json()
     assert answer["choices"][0]["message"]["content"] == legacy["choices"][0]["text"] == expected("abc")
+    assert in_parts["choices"] == answer["choices"]
     assert answer["usage"]["prompt_tokens"] == 3
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
     assert response["usage"]["output_tokens"] <= 5
@@ -100,6 +103,7 @@ async def test_an_answer_whole_says_why_it_ends_and_how_many_tokens_there_were()
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"top_k": 1000}, "top_k"),
         ({"messages": [{"role": "user", "content": "a" * 200}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}, "messages"),
     ],
 )
 async def test_what_the_model_cannot_honour_is_refused_by_name(more: dict[str, Any], param: str) -> None:
