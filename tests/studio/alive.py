@@ -215,7 +215,14 @@ async def run(kind: str) -> None:
         "kinds": kinds, "moves": moves, "holds": holds, "gil": gil, "long": long, "reader": reader, "many": many,
         "hostile": hostile,
     }[kind]  # fmt: skip
-    async with engine.stream(graph(number) for number in itertools.count(20)) as results:
+
+    async def calls() -> AsyncIterator[ps.Call[int]]:
+        for number in itertools.count(20):
+            if kind not in ("moves", "holds", "gil", "reader"):
+                await asyncio.sleep(0.05)
+            yield graph(number)
+
+    async with engine.stream(calls()) as results:
         async for _ in results.outcomes():
             if kind == "reader":
                 await asyncio.sleep(0.02)

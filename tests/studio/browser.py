@@ -95,13 +95,12 @@ class Browser:
         assert "exceptionDetails" not in answer, answer
         return answer["result"].get("value")
 
-    def until(self, expression: str, seconds: float = 30.0) -> Any:
-        """Wait until an expression of JavaScript is true, and return its value."""
+    def until(self, expression: str, seconds: float = 15.0) -> None:
+        """Wait until an expression of JavaScript is true."""
         give_up = monotonic() + seconds
-        while not (found := self.run(expression)):
+        while not self.run(f"Boolean({expression})"):
             assert monotonic() < give_up, f"never true: {expression}"
             self.painted()
-        return found
 
     def painted(self) -> None:
         """Wait until what was asked for is painted."""

@@ -2,7 +2,7 @@
 
 // The live page. It asks once a second for what is newer than it has; whatever comes is shown as text, never as HTML.
 (() => {
-  const LOOKS = 300, ANNOUNCE_MS = 10_000, LINE = 15, SPARK = 16;
+  const LOOKS = 300, ANNOUNCE_MS = 10_000, LINE = 15, SPARK = 16, EACH = 5;
   const at = (id) => document.getElementById(id);
   const state = {
     newest: 0, processes: new Map(), process: null, graph: null, scope: "", step: null, found: "",
@@ -178,7 +178,8 @@
   };
 
   const choose = (process, graph) => {
-    Object.assign(state, { process, graph, scope: "", step: null });
+    Object.assign(state, { process, graph, scope: "", step: null, wanted: "", picture: null });
+    at("picture").replaceChildren();
     show();
     tick();
   };
@@ -295,9 +296,12 @@
       const box = svg.querySelector(`a[href="#${anchor}"]`);
       const card = box.querySelector("rect");
       const width = Number(card.getAttribute("width"));
-      const lines = [0, 1, 2, 3].map((nth) =>
-        draw("text", { class: nth === 3 ? "detail bad" : "detail", x: width / 2, y: 40 + LINE * nth, "text-anchor": "middle" }));
+      const top = 40 + LINE * (box.querySelector(":scope > text.detail") ? 1 : 0), floor = top + LINE * 3 + 8 + SPARK;
+      const isRoomy = found.roomy.includes(anchor);
+      const lines = (isRoomy ? [0, 1, 2, 3] : []).map((nth) =>
+        draw("text", { class: nth === 3 ? "detail bad" : "detail", x: width / 2, y: top + LINE * nth, "text-anchor": "middle" }));
       const spark = draw("polyline", { class: "spark" });
+      if (isRoomy) card.after(draw("path", { class: "axis", d: `M12 ${floor}H${width - 12}` }));
       const badge = draw("g", { class: "badge" });
       badge.append(draw("rect", { class: "badge", x: width - 58, y: -9, width: 50, height: 18, rx: 9 }),
         draw("text", { class: "badge", x: width - 33, y: 4 }, "limits"));
@@ -307,7 +311,7 @@
         event.preventDefault();
         filter(key);
       });
-      boxes.set(key, { box, lines, spark, width, title: box.querySelector("title") });
+      boxes.set(key, { box, lines, spark, width, floor, title: box.querySelector("title") });
     }
     for (const owner of found.owners) {
       const box = svg.querySelector(`a[href="#${owner}"]`);
@@ -334,14 +338,17 @@
   const paint = (process, steps) => {
     const { boxes, edges } = state.picture;
     const known = new Map(steps.map((step) => [step.key, step]));
-    for (const [key, { box, lines, spark, width, title }] of boxes) {
+    let number = 0;
+    for (const [key, { box, lines, spark, width, floor, title }] of boxes) {
       const step = known.get(key);
       const dim = state.found && !(step && step.name.toLowerCase().includes(state.found));
       const marks = [step && step.limits && "limits", key === state.step && "chosen", dim && "dim"];
       set(box, "class", ["box", ...marks].filter(Boolean).join(" "));
       lines.forEach((line, number) => write(line, (step && step.lines[number]) || ""));
       if (step) write(title, step.about);
-      set(spark, "points", line(process.rates.get(key) || [], width));
+      const isDue = boxes.size < 60 || !spark.hasAttribute("points") || (number + state.newest) % EACH === 0;
+      number += 1;
+      if (lines.length && isDue) set(spark, "points", line(process.rates.get(key) || [], width, floor));
     }
     const flow = ({ from, to }) => {
       const step = known.get(to) || known.get(from);
@@ -358,13 +365,16 @@
     }
   };
 
-  // Five minutes end at the right side; the highest value is at the top.
-  const line = (rates, width) => {
-    const most = Math.max(...rates.map((rate) => rate || 0), 1e-9);
-    const top = 40 + LINE * 3 + 8, left = 12, step = (width - 24) / (LOOKS - 1);
-    return rates
-      .map((rate, nth) => `${(left + (LOOKS - rates.length + nth) * step).toFixed(1)},${(top + SPARK * (1 - (rate || 0) / most)).toFixed(1)}`)
-      .join(" ");
+  // Five minutes end at the right side; the highest value is at the top. A point stands for five looks, and of many
+  // boxes only a fifth gets a new line at each look.
+  const line = (rates, width, floor) => {
+    const most = Math.max(...rates.map((rate) => rate || 0), 1e-9), step = (width - 24) / (LOOKS - 1);
+    const points = [];
+    for (let nth = rates.length - 1; nth >= 0; nth -= EACH) {
+      const x = 12 + (LOOKS - rates.length + nth) * step, y = floor - (SPARK * (rates[nth] || 0)) / most;
+      points.push(`${Math.round(x)},${Math.round(y * 10) / 10}`);
+    }
+    return points.join(" ");
   };
 
   // --- What a person does ---

@@ -23,8 +23,9 @@ def live_picture(graph: str, drawing: Drawing, known: Collection[str], closed: s
         closed: the boxes whose bodies are not shown, with commas between them; None to choose by the size.
 
     Returns:
-        `svg`; `boxes`, the key of a step by the anchor of its box; `edges`, pairs of keys, of which the n-th has the
-        class "edge-n"; `owners`, the anchors of boxes with bodies; and those of them that are `closed`.
+        `svg`; `boxes`, the key of a step by the anchor of its box; `roomy`, the anchors of those with room for figures;
+        `edges`, pairs of keys, of which the n-th has the class "edge-n"; `owners`, the anchors of boxes with bodies;
+        and those of them that are `closed`.
     """
     picture = _Picture(graph, known, set() if closed is None else set(closed.split(",")))
     if closed is None and _size(drawing) > _MOST_OPEN:
@@ -32,6 +33,7 @@ def live_picture(graph: str, drawing: Drawing, known: Collection[str], closed: s
     shown = picture.drawn(drawing, "")
     return {
         "svg": to_figure(shown, picture.marks), "boxes": picture.boxes, "edges": picture.edges,
+        "roomy": [anchor for anchor, mark in picture.marks.boxes.items() if mark.has_room],
         "owners": picture.owners, "closed": [one for one in picture.owners if picture.is_closed(one)],
     }  # fmt: skip
 
@@ -84,4 +86,5 @@ class _Picture:
             self.marks.edges[anchors[source], own] = EdgeMark(style, 0.0 if order else 1.4, "")
             self.edges.append((places[source], places[node.id]))
         inputs = tuple([replace(edge, source_id=anchors[edge.source_id]) for edge in node.inputs])
-        return replace(node, id=own, detail="" if is_step else node.detail, inputs=inputs)
+        chain = [words for words in node.detail.split(", ") if words.startswith("with ")]  # that it runs as one with
+        return replace(node, id=own, detail=", ".join(chain) if is_step else node.detail, inputs=inputs)

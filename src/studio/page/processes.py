@@ -296,10 +296,11 @@ _COLUMNS: Final[tuple[_Column, ...]] = (
     ("p50", True), ("p99", True), ("timed", True), ("done", True), ("failed", True), ("retried", True),
 )  # fmt: skip
 # Columns that are there if a step has something to say in them.
-_MAYBE: Final[dict[str, Callable[[NodeLook], int]]] = {
+_MAYBE: Final[dict[str, Callable[[NodeLook], int | str]]] = {
     "hedged": lambda node: node.hedged, "failed over": lambda node: node.failed_over,
     "cache hits": lambda node: node.cache_hits, "cache misses": lambda node: node.cache_misses,
     "held by a full buffer": lambda node: node.blocked, "wait for the inbox": lambda node: node.waits,
+    "limit is shared": lambda node: printable(node.shared),
 }  # fmt: skip
 _LINE_COLUMNS: Final = 30
 
@@ -371,14 +372,13 @@ def steps_of(look: LiveSnapshot, names: Names, figures: Sequence[str]) -> list[d
 def _step(
     node: NodeLook,
     over_seconds: float | None,
-    maybe: Sequence[Callable[[NodeLook], int]],
+    maybe: Sequence[Callable[[NodeLook], int | str]],
     figures: Sequence[str],
     limits: bool,
 ) -> dict[str, Any]:
     per_second = (node.completed + node.failed) / over_seconds if over_seconds else 0.0
     depth, capacity = _buffer(node)
     of_graph, _, body = node.graph.partition("/")
-    shared = f" ({printable(node.shared)})" if node.shared else ""
     texts = [
         count(node.in_flight) if node.limit is None else of(node.in_flight, node.limit),
         count(depth) if capacity is None else of(depth, capacity), rate(per_second), _busy(node),
@@ -390,9 +390,10 @@ def _step(
         "key": key_of(node), "graph": graph_of(node), "name": name, "limits": limits,
         "rate": float(f"{per_second:.3g}"), "is_of_graph": of_graph == node.graph,
         "full": node.waits > 0 or (capacity or inf) <= depth, "lines": _lines(node, texts),
-        "about": ". ".join(filter(None, (f"{name}, {node.runs_on}{shared}", printable(node.outage)))),
+        "about": ". ".join(filter(None, (f"{name}, {node.runs_on}", printable(node.shared), printable(node.outage)))),
         "cells": [
-            printable(node.runs_on), texts[0] + shared, *texts[1:], *[count(told(node)) for told in maybe],
+            printable(node.runs_on), *texts,
+            *[count(one) if isinstance(one := told(node), int) else one for told in maybe],
             *map(printable, figure_cells(node.figures, figures)),
         ],
     }  # fmt: skip
@@ -416,7 +417,7 @@ def _lines(node: NodeLook, texts: Sequence[str]) -> list[str]:
     flight, waiting, per_second, busy, p50, p99, _, _, failed, retried = texts
     times = [f"p50 {p50}" if node.p50 is not None else "", f"p99 {p99}" if node.p99 is not None else ""]
     wrong = [f"{failed} failed" if node.total_failed else "", f"{retried} retried" if node.retried else ""]
-    share = busy if busy.endswith("once") else f"{busy} busy"
+    share = "" if node.busy_share is None else busy if node.limit is None else f"{busy} busy"
     lines = [f"{flight} in flight", f"{waiting} waiting"], [per_second, share], times, wrong
     return [clip(", ".join(filter(None, words)), _LINE_COLUMNS) for words in lines]
 

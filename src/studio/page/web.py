@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, method: str) -> None:
         asked = urlsplit(self.path)
-        query = dict(parse_qsl(asked.query))
+        query = dict(parse_qsl(asked.query, keep_blank_values=True))
         if _PORT.sub("", self.headers.get("Host", "").lower()) not in self.server.hosts:
             self._refuse(421, "this is not the name of the machine: start penstock studio with --host-name NAME")
             return

@@ -1,0 +1,335 @@
+"""The live page in a browser: it shows each box of a drawing with its figures, follows what changes, and obeys."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from time import monotonic
+from typing import Any
+
+import pytest
+
+from penstock import engine
+from tests.devices.processes import ROOT
+from tests.packages import needs_package
+
+from . import alive
+from .browser import Browser, installed
+from .studio import Studio
+
+_PROGRAM = installed()
+pytestmark = [needs_package("chromium", _PROGRAM), pytest.mark.timeout(180)]
+
+KINDS = ("kinds", "moves", "hostile", "many")
+
+
+class App:
+    """A program of `alive` that runs until the end of the `with`."""
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self.path = path
+        command = [sys.executable, "-m", "tests.studio.alive", str(path), kind]
+        self.process = subprocess.Popen(
+            command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        )
+        assert self.process.stdout is not None
+        self._out = self.process.stdout
+
+    def begun(self) -> None:
+        while self._out.readline() not in ("exposed\n", ""):
+            pass
+
+    def say(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(f"{line}\n")
+        self.process.stdin.flush()
+
+    def __enter__(self) -> "App":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+class Shown:
+    """The page of several programs in a browser."""
+
+    def __init__(self, browser: Browser, studio: Studio, apps: dict[str, App]) -> None:
+        self.browser, self.studio, self.apps = browser, studio, apps
+
+    def open(self, kind: str, **options: Any) -> Browser:
+        """Open the page anew, and choose a graph."""
+        self.browser.open("about:blank")
+        self.browser.open(self.studio.address, **options)
+        chooser = f"document.querySelector('[data-key=\"{KINDS.index(kind)}\"].process button')"
+        self.browser.until(chooser)
+        self.browser.run(f"{chooser}.click()")
+        self.browser.until(f"document.querySelectorAll('#picture .box').length && {chooser}.ariaPressed == 'true'")
+        return self.browser
+
+
+@pytest.fixture(scope="module")
+def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
+    assert _PROGRAM is not None
+    folder = tmp_path_factory.mktemp("studio")
+    with ExitStack() as stack:
+        apps = {kind: stack.enter_context(App(folder / f"{kind}.sock", kind)) for kind in KINDS}
+        trace_url = "http://jaeger.example/trace/{trace_id}"
+        paths = [app.path for app in apps.values()]
+        studio = stack.enter_context(Studio(*paths, "--trace-url", trace_url, "--show-messages", "--show-keys"))
+        browser = stack.enter_context(Browser(_PROGRAM, folder))
+        for app in apps.values():
+            app.begun()
+        yield Shown(browser, studio, apps)
+
+
+def texts(browser: Browser, selector: str) -> list[str]:
+    found: list[str] = browser.run(f"[...document.querySelectorAll({json.dumps(selector)})].map(e => e.textContent)")
+    return found
+
+
+# --- The drawing ---
+
+
+def labels(drawing: engine.Drawing) -> list[str]:
+    """Return the labels of all boxes of a drawing, those of bodies included."""
+    inside = [label for _, body in drawing.bodies for label in labels(body)]
+    return [node.label for node in drawing.nodes if node.kind in ("node", "control")] + inside
+
+
+def test_each_box_of_the_drawing_has_its_figures(shown: Shown) -> None:
+    browser = shown.open("kinds")
+    drawn = texts(browser, "#picture .box > text:first-of-type")
+    assert sorted(drawn) == sorted(labels(alive.kinds.drawing()))
+    # Each step of the table has a box, whose first line says the same as the table.
+    rows = browser.run(
+        "[...document.querySelectorAll('#steps tbody tr')].map(r => [...r.cells].map(c => c.textContent))"
+    )
+    names = {name.rpartition("/")[2].partition("#")[0] for name, *_ in rows}
+    assert names == {*drawn} - {"while_loop", "map_each", "cond", "split", "branch"}
+    lines = [line for line in texts(browser, "#picture .box > text.detail") if "in flight" in line]
+    assert len(lines) == len(rows)
+    assert {f"{row[2]} in flight, {row[3]} waiting" for row in rows} <= {*lines}
+    # All texts of a box are inside of it.
+    assert browser.run(
+        "[...document.querySelectorAll('#picture .box')].every(box => {"
+        "const card = box.querySelector('rect').getBoundingClientRect();"
+        "return [...box.querySelectorAll(':scope > text')].every(text => { const r = text.getBoundingClientRect();"
+        "return !r.width || r.left >= card.left && r.right <= card.right && r.bottom <= card.bottom; }); })"
+    )
+    assert browser.complaints() == []
+    assert all(url.startswith(f"http://127.0.0.1:{shown.studio.port}/") for url in browser.requests())
+    assert not any(shown.studio.token in url for url in browser.requests())
+    assert browser.run("location.href") == f"http://127.0.0.1:{shown.studio.port}/"
+    assert browser.run("sessionStorage.getItem('penstock-token')") == shown.studio.token
+
+
+def test_bodies_open_and_close(shown: Shown) -> None:
+    browser = shown.open("kinds")
+    count = "document.querySelectorAll('#picture .box').length"
+    whole = browser.run(count)
+    toggle = "document.querySelectorAll('#picture .fold')[0]"
+    browser.run(f"{toggle}.dispatchEvent(new MouseEvent('click', {{bubbles: true, cancelable: true}}))")
+    browser.until(f"{count} < {whole}")
+    assert browser.run(f"{toggle}.getAttribute('aria-expanded')") == "false"
+    browser.run(f"{toggle}.dispatchEvent(new MouseEvent('click', {{bubbles: true, cancelable: true}}))")
+    browser.until(f"{count} == {whole}")
+
+
+def test_a_step_is_found_and_chosen_with_the_keyboard(shown: Shown) -> None:
+    browser = shown.open("kinds")
+    browser.run("document.getElementById('search').focus()")
+    browser.send("Input.insertText", text="halv")
+    browser.painted()
+    assert texts(browser, "#picture .box:not(.dim) > text:first-of-type") == ["halve"]
+    assert [name.rpartition("/")[2] for name in texts(browser, "#steps tbody tr:not([hidden]) th")] == ["halve"]
+    browser.run("document.querySelector('#steps tbody tr:not([hidden]) button').focus()")
+    browser.run("document.activeElement.click()")
+    assert texts(browser, "#picture .box.chosen > text:first-of-type") == ["halve"]
+    assert all("halve" in text for text in texts(browser, ".filter"))
+    browser.run("document.querySelector('.filter').click()")
+    assert texts(browser, "#picture .box.chosen") == []
+
+
+# --- What changes ---
+
+
+def test_another_limit_is_told_within_three_seconds(shown: Shown) -> None:
+    browser = shown.open("moves")
+    title = "document.getElementById('verdict-title').textContent"
+    announced = "document.getElementById('announcer').textContent"
+    browser.until(f"{title} == 'decode'")
+    before = browser.run(announced)
+    for slow in ("embed", "decode"):
+        shown.apps["moves"].say(slow)
+        began = monotonic()
+        browser.until(f"{title} == '{slow}'")
+        assert monotonic() - began < 3.0
+        assert texts(browser, "#picture .box.limits > text:first-of-type") == [slow]
+        assert texts(browser, "#steps tr.limits th") == [slow]
+        assert "concurrency=" in browser.run("document.getElementById('remedy').textContent")
+    # A verdict was announced when the page was opened; these came less than ten seconds after that.
+    assert browser.run(announced) == before
+
+
+def test_a_process_that_dies_is_shown_as_dead_and_found_again(shown: Shown, tmp_path: Path) -> None:
+    browser = shown.open("moves")
+    app = shown.apps["moves"]
+    app.process.send_signal(signal.SIGKILL)
+    browser.until("document.body.classList.contains('gone')")
+    assert texts(browser, ".process.dead .who") == ["moves.sock: no process"]
+    assert browser.run("document.getElementById('verdict-title').textContent") == "No process answers"
+    assert browser.run("document.getElementById('record').disabled")
+    app.__exit__()
+    again = shown.apps["moves"] = App(app.path, "moves")
+    try:
+        again.begun()
+        browser.until("!document.body.classList.contains('gone')")
+        assert texts(browser, ".process.dead .who") == []
+        assert f"process {again.process.pid}" in texts(browser, ".process .who")[1]
+    finally:
+        again.__exit__()
+        shown.apps.pop("moves")
+
+
+def test_a_hidden_page_asks_for_nothing_and_gets_what_it_has_missed(shown: Shown) -> None:
+    browser = shown.open("kinds")
+    hide = "Object.defineProperty(document, 'hidden', {configurable: true, value: %s})"
+    points = "document.querySelector('#picture .spark[points]').getAttribute('points').split(' ').length"
+    browser.until("document.querySelector('#picture .spark[points]')")
+    before = browser.run(points)
+    browser.run(hide % "true")
+    browser.until("performance.now() > 0", 1)
+    asked = len(browser.requests())
+    number = shown.studio.looks()["number"]
+    give_up = monotonic() + 30
+    while shown.studio.looks()["number"] < number + 3 * len(KINDS) and monotonic() < give_up:
+        browser.painted()
+    assert len(browser.requests()) <= asked + 1  # one may have been under way
+    browser.run(hide % "false")
+    browser.run("document.dispatchEvent(new Event('visibilitychange'))")
+    browser.until(f"{points} >= {before} + 2")
+
+
+# --- Who would like to do more ---
+
+
+def test_names_messages_and_keys_are_only_text(shown: Shown) -> None:
+    browser = shown.open("hostile")
+    browser.until("document.querySelector('#steps tbody th button')")
+    assert browser.run("document.querySelectorAll('img, main script, iframe').length") == 0
+    assert alive.EVIL in browser.run("document.getElementById('graph-title').textContent")
+    assert alive.EVIL in browser.run("document.querySelector('#steps tbody th').textContent")
+    assert browser.run("document.querySelector('#picture .box > text').textContent").startswith(alive.EVIL)
+    assert browser.run(
+        "[...document.querySelectorAll('*')].every(e => !e.getAttributeNames().some(n => /^on/.test(n)))"
+    )
+    assert browser.complaints() == []
+
+
+# --- Who looks ---
+
+
+CONTRAST = """
+(() => {
+  const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+  const behind = (element) => {
+    for (let at = element; at; at = at.parentElement) {
+      const card = at.matches('a.box, a.fold, svg g') && [...at.children].find((one) => one.tagName == 'rect');
+      const fill = card && getComputedStyle(card).fill;
+      if (fill && fill !== 'none') return channels(fill);
+      const ground = channels(getComputedStyle(at).backgroundColor);
+      if (ground.length < 4 || ground[3] > 0) return ground;
+    }
+    return [255, 255, 255];
+  };
+  const worst = {};
+  for (const element of document.querySelectorAll('body *')) {
+    const own = [...element.childNodes].some((node) => node.nodeType === 3 && node.textContent.trim());
+    const box = element.getBoundingClientRect();
+    if (!own || box.width < 2 || element.closest('.unseen, .skip, script, style, title')) continue;
+    const style = getComputedStyle(element);
+    const inSvg = element.namespaceURI.endsWith('svg');
+    const [front, back] = [light(channels(inSvg ? style.fill : style.color)), light(behind(element))];
+    const ratio = (Math.max(front, back) + 0.05) / (Math.min(front, back) + 0.05);
+    const name = `${element.tagName}.${element.getAttribute('class') || ''} ${element.textContent.trim().slice(0, 30)}`;
+    if (ratio < 4.5) worst[name] = ratio;
+  }
+  return worst;
+})()
+"""
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("kind", ["kinds", "hostile"])
+def test_texts_can_be_read_in_both_themes(shown: Shown, kind: str, dark: bool) -> None:
+    browser = shown.open(kind, dark=dark)
+    browser.until("document.querySelector('.verdict h2').textContent.length")
+    assert browser.run(CONTRAST) == {}
+
+
+AXE = "axe-core@4.10.3"
+
+
+@pytest.fixture(scope="module")
+def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The script of axe-core, from npm."""
+    npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")
+    if npm is None:
+        pytest.skip(f"needs npm, for {AXE}")
+    packed = subprocess.run(
+        [npm, "pack", "--silent", AXE], cwd=folder, capture_output=True, text=True, timeout=120, check=False
+    )
+    if packed.returncode:
+        pytest.skip(f"npm has no {AXE}: {packed.stderr.strip()[-200:]}")
+    subprocess.run(["tar", "xzf", packed.stdout.split()[-1]], cwd=folder, check=True)
+    return (folder / "package" / "axe.min.js").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_axe_finds_nothing(shown: Shown, axe: str, width: int) -> None:
+    browser = shown.open("kinds", width=width)
+    browser.run(axe + "; 0")
+    found = browser.run(
+        "axe.run().then(found => found.violations.map(one => [one.help, ...one.nodes.map(node => node.html)]))"
+    )
+    assert found == []
+    assert browser.run("document.documentElement.scrollWidth") <= width
+
+
+# --- What it costs ---
+
+
+def spent(browser: Browser) -> float:
+    """Return the seconds of script, layout and style so far."""
+    told = {one["name"]: one["value"] for one in browser.send("Performance.getMetrics")["metrics"]}
+    return float(told["ScriptDuration"] + told["LayoutDuration"] + told["RecalcStyleDuration"])
+
+
+def looked(browser: Browser) -> int:
+    """Return how often the page has asked for figures."""
+    return sum("/looks?" in url for url in browser.requests())
+
+
+@pytest.mark.long
+def test_an_update_of_300_steps_takes_at_most_50_ms(shown: Shown) -> None:
+    shown.browser.send("Performance.enable")
+    browser = shown.open("many")
+    assert len(texts(browser, "#steps tbody tr")) == 300
+    assert len(texts(browser, "#picture .box")) == 300
+    began = looked(browser) + 1  # after one whole update
+    while looked(browser) < began:
+        browser.painted()
+    before, after = spent(browser), began + 3
+    while looked(browser) < after:
+        browser.run("new Promise(done => setTimeout(done, 50))")
+    # The browser does not count the script that runs once an answer is there; the page does.
+    assert (spent(browser) - before) / 3 + float(browser.run("document.body.dataset.updateMs")) / 1000 < 0.05
