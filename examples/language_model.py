@@ -46,7 +46,7 @@ from safetensors.numpy import load_file, save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 import penstock as ps
-from examples.chat.model import Config, Llama, Parameters, Sampling, State, predict, sample, transposed
+from examples.chat.model import Config, Llama, Parameters, Sampling, State, predict, sample, transposed, write
 from penstock import data, devices, engine, telemetry
 from penstock.devices import Array
 
@@ -54,6 +54,8 @@ START = 0  # the token that comes before every piece of text, and stands for no 
 BYTES = 256
 ROWS = 8  # of a batch; in a few minutes, many small steps learn more than few large ones
 SEED = 0
+SAMPLES = 64  # texts that it writes as it learns
+SAMPLE_TOKENS = 32
 
 Tokens = npt.NDArray[np.uint16]
 Numbers = npt.NDArray[Any]
@@ -228,28 +230,57 @@ def train_step(
     return updated, optimizer_state, loss
 
 
+class Samples(NamedTuple):
+    """What the model writes by itself, and how likely it found each token."""
+
+    tokens: Array  # int32 [SAMPLES, SAMPLE_TOKENS]
+    log_probabilities: Array  # float32, the same
+
+
+def write_samples(config: Config, parameters: Parameters, number: int | Array) -> Samples:
+    """Write texts from START on, others for each number."""
+    rows = jnp.arange(SAMPLES, dtype=jnp.uint32)
+    sampling = Sampling(
+        rows + jnp.uint32(number) * SAMPLES, jnp.ones(SAMPLES), jnp.zeros(SAMPLES, jnp.int32), jnp.ones(SAMPLES)
+    )
+    starts = jnp.full((SAMPLES, 1), START, jnp.int32)
+    llama, lengths = Llama(config, 1 + SAMPLE_TOKENS), jnp.ones(SAMPLES, jnp.int32)
+    return Samples(*write(llama, parameters, starts, lengths, sampling, SAMPLE_TOKENS))
+
+
 class Step(NamedTuple):
     """One step: how many came before it, its loss in nats a byte, and how much of the whole is done, up to 1."""
 
     number: int
     loss: float
     done: float
+    samples: Samples | None = None  # after the step, in some of them
 
 
 @ps.node
 class Trainer:
     """Learns from batches, one at a time, until time or steps are used up; the rate follows a cosine from 1 to 0."""
 
-    def __init__(self, model: Model, mesh: devices.DeviceMesh, seconds: float, steps: int | None) -> None:
+    def __init__(
+        self,
+        model: Model,
+        mesh: devices.DeviceMesh,
+        seconds: float,
+        steps: int | None,
+        samples_every: int | None = None,
+    ) -> None:
         self._model = model
         self._mesh = mesh
         self._seconds = seconds
         self._steps = steps
+        self._samples_every = samples_every
 
     async def __aenter__(self) -> Self:
         device = devices.actor(self._mesh)
-        # Nothing is donated: parameters are those of the last whole step, also when the next one is cancelled.
-        self._step = device.bind(train_step)
+        # What donates is not interrupted: parameters are those of the last whole step, also when it is cancelled.
+        self._step = device.bind(train_step, donate_argnums=(1, 2))
+        # They are on their way when the next step takes the parameters' memory: a device keeps the order.
+        self._write = device.bind(write_samples, ready=False)
         self._model.parameters, self._state = await device.run(with_state, self._model.parameters)
         self._number, self._began, self._before = 0, math.inf, 0.0
         return self
@@ -279,7 +310,9 @@ class Trainer:
             model.config, model.parameters, self._state, model.vocabulary.sizes, batch, rate
         )
         self._number += 1
-        return Step(number, float(loss), done)
+        wanted = self._samples_every is not None and self._number % self._samples_every == 0
+        samples = await self._write(model.config, model.parameters, number) if wanted else None
+        return Step(number, float(loss), done, samples)
 
 
 def with_state(parameters: Parameters) -> tuple[Parameters, Any]:
@@ -296,9 +329,10 @@ async def train(
     seconds: float = math.inf,
     steps: int | None = None,
     checkpoint: ps.Checkpoint | None = None,
+    samples_every: int | None = None,
 ) -> None:
     """Let a model learn from texts for so many seconds, or so many steps; `report` hears of each step."""
-    trainer, length = Trainer(model, mesh, seconds, steps), model.config.max_position_embeddings
+    trainer, length = Trainer(model, mesh, seconds, steps, samples_every), model.config.max_position_embeddings
 
     @ps.graph
     async def learn() -> AsyncIterator[Step]:
@@ -310,7 +344,7 @@ async def train(
         async for step in done:
             if step.done == 1:
                 return
-            report(step)
+            report(step._replace(samples=await devices.to_host(step.samples)))
 
 
 @ps.node(runs_on="thread")
@@ -466,10 +500,11 @@ def load(folder: Path) -> Model:
 
 
 class Report:
-    """Prints the mean loss of the last steps, now and then."""
+    """Prints the mean loss of the last steps, now and then, and the first of the samples."""
 
-    def __init__(self, every_seconds: float) -> None:
+    def __init__(self, every_seconds: float, vocabulary: Vocabulary) -> None:
         self._every_seconds = every_seconds
+        self._vocabulary = vocabulary
         self._began = self._told = perf_counter()
         self._losses: list[float] = []
 
@@ -480,6 +515,11 @@ class Report:
             mean = sum(self._losses) / len(self._losses)
             print(f"{now - self._began:5.0f} s  step {step.number:5}  {mean:.3f} nats a byte", flush=True)
             self._told, self._losses = now, []
+        if step.samples is not None:
+            known = [token for token in step.samples.tokens[0].tolist() if token < len(self._vocabulary.sizes)]
+            surprise = -float(step.samples.log_probabilities.mean())
+            text = self._vocabulary.decode(known).decode(errors="replace")
+            print(f"{now - self._began:5.0f} s  it writes, at {surprise:.2f} nats a token: {text!r}", flush=True)
 
 
 def main() -> int:
@@ -491,6 +531,9 @@ def main() -> int:
     parser.add_argument("--layers", type=int, default=Config().num_hidden_layers, metavar="N", help="of a new model")
     parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many devices the CPU simulates")
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save it as it trains, and go on from there")
+    parser.add_argument(
+        "--samples", action="store_true", help="every 50 steps, let it write 64 texts, and show the first"
+    )
     parser.add_argument("--profile", action="store_true", help="say what limits the training")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the model")
     parser.add_argument("--load", type=Path, metavar="FOLDER", help="begin with this model")
@@ -523,8 +566,16 @@ def main() -> int:
         with telemetry.profile() if options.profile else nullcontext() as profile:
             # About 200 records, which are pieces of files, are in 60 steps, or half a minute.
             checkpoint = None if options.checkpoint is None else ps.Checkpoint(options.checkpoint, every_values=50)
+            report, samples = Report(10, model.vocabulary), 50 if options.samples else None
             work = train(
-                model, corpus.learned, mesh, Report(10), seconds=seconds, steps=options.steps, checkpoint=checkpoint
+                model,
+                corpus.learned,
+                mesh,
+                report,
+                seconds=seconds,
+                steps=options.steps,
+                checkpoint=checkpoint,
+                samples_every=samples,
             )
             try:
                 asyncio.run(work)

@@ -29,7 +29,7 @@ from penstock import data
 from penstock.devices import Array
 
 QUERIES = 64  # that attend at a time in a training
-BLOCK = 128  # positions of the cache that are read at a time
+BLOCK = 128  # positions of the cache that are read at a time, or all if they are fewer
 CANDIDATES = 256  # tokens that top_k and top_p choose from; to find them costs a twentieth of a sort
 LIKELIEST = 20  # tokens that are told with their log probabilities; OpenAI's protocol asks for 20 at most
 
@@ -274,9 +274,13 @@ class Llama:
     config: Config
     context: int
 
+    @property
+    def _block(self) -> int:
+        return min(BLOCK, self.context)
+
     def state(self, slots: int) -> State:
         """Return caches of keys and contents for each layer: float32 [slots, heads, positions, head]."""
-        config, positions = self.config, -(-self.context // BLOCK) * BLOCK
+        config, positions = self.config, -(-self.context // self._block) * self._block
         shape = (slots, config.num_key_value_heads, positions, config.head_size)
         return [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.num_hidden_layers)]
 
@@ -303,18 +307,18 @@ class Llama:
 
         Without slots, they are the first. A token at position -1 is written nowhere.
         """
-        rows, length = tokens.shape
+        (rows, length), width = tokens.shape, self._block
         size, kinds = self.config.head_size, self.config.num_key_value_heads
         written = jnp.where(at < 0, state[0][0].shape[2], at)  # what is written behind the end is dropped
         which = jnp.arange(rows) if slots is None else slots
-        blocks = at.max() // BLOCK + 1
+        blocks = at.max() // width + 1
         changed: list[tuple[jax.Array, jax.Array]] = []
 
         def block_of(cache: jax.Array, block: jax.Array) -> jax.Array:
-            begin = (0, block * BLOCK, 0)
+            begin = (0, block * width, 0)
             if slots is None:
-                return jax.lax.dynamic_slice(cache, (0, *begin), (rows, kinds, BLOCK, size))
-            parts = [jax.lax.dynamic_slice(cache, (slot, *begin), (1, kinds, BLOCK, size)) for slot in slots]
+                return jax.lax.dynamic_slice(cache, (0, *begin), (rows, kinds, width, size))
+            parts = [jax.lax.dynamic_slice(cache, (slot, *begin), (1, kinds, width, size)) for slot in slots]
             return jnp.concatenate(parts)
 
         def attend(layer: int, queries: jax.Array, keys: jax.Array, contents: jax.Array) -> jax.Array:
@@ -331,9 +335,9 @@ class Llama:
             def add(block: jax.Array, sums: tuple[jax.Array, jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
                 most, total, mixed = sums
                 scores = grouped @ block_of(cache[0], block).swapaxes(2, 3)
-                sees = (block * BLOCK + jnp.arange(BLOCK)) <= jnp.maximum(at, 0)[:, None, :, None]
-                sees = jnp.broadcast_to(sees, (rows, grouped.shape[2] // length, length, BLOCK))
-                scores = jnp.where(sees.reshape(rows, 1, -1, BLOCK), scores, -jnp.inf)
+                sees = (block * width + jnp.arange(width)) <= jnp.maximum(at, 0)[:, None, :, None]
+                sees = jnp.broadcast_to(sees, (rows, grouped.shape[2] // length, length, width))
+                scores = jnp.where(sees.reshape(rows, 1, -1, width), scores, -jnp.inf)
                 higher = jnp.maximum(most, scores.max(-1, keepdims=True))
                 shares, kept = jnp.exp(scores - higher), jnp.exp(most - higher)
                 return (
@@ -456,3 +460,27 @@ def go_on(
     sampled = sample(logits, jnp.asarray(positions) + 1, sampling)
     following = jnp.where(jnp.asarray(positions) < 0, slots.tokens[:rows], sampled.tokens)
     return Slots(state, slots.tokens.at[:rows].set(following)), sampled
+
+
+def write(
+    model: Model, parameters: Parameters, tokens: Array, lengths: Array, sampling: Sampling, count: int
+) -> tuple[jax.Array, jax.Array]:
+    """Write answers of `count` tokens to prompts [rows, length], all of them at once and in one program.
+
+    For a training that wants samples of what it has learned so far: nothing is kept but what it returns.
+
+    Returns:
+        The tokens, int32 [rows, count], and their log probabilities, float32 [rows, count].
+    """
+    rows = jnp.arange(tokens.shape[0])
+    slots, chosen = begin(model, parameters, open_slots(model, len(rows)), tokens, rows, 0 * rows, lengths, sampling)
+
+    def following(slots: Slots, place: jax.Array) -> tuple[Slots, tuple[jax.Array, jax.Array]]:
+        slots, chosen = go_on(model, parameters, slots, jnp.asarray(lengths) + place, sampling)
+        return slots, (chosen.tokens, chosen.log_probabilities)
+
+    _, (others, log_probabilities) = jax.lax.scan(following, slots, jnp.arange(count - 1))
+    return (
+        jnp.vstack([chosen.tokens, others]).T,
+        jnp.vstack([chosen.log_probabilities, log_probabilities]).T,
+    )

@@ -21,8 +21,10 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from examples import language_model
-from examples.chat.model import QUERIES, Config, predict
+from examples.chat.model import QUERIES, Config, Llama, predict
 from examples.language_model import (
+    SAMPLE_TOKENS,
+    SAMPLES,
     START,
     Pieces,
     Step,
@@ -36,6 +38,7 @@ from examples.language_model import (
     save,
     train,
     trigram_loss,
+    write_samples,
 )
 from penstock import data, devices
 from tests.examples import programs
@@ -106,6 +109,35 @@ def test_pieces_are_the_text_and_each_has_a_beginning() -> None:
 
 
 # --- Training ---
+
+
+async def test_samples_are_of_the_parameters_of_their_step_and_change_nothing_in_the_training() -> None:
+    runs: list[tuple[language_model.Model, list[Step]]] = []
+    for samples_every in (None, 3):
+        model, steps = create_model(TINY, VOCABULARY), list[Step]()
+        await train(model, SOURCES, MESH, steps.append, steps=6, samples_every=samples_every)  # the last learns nothing
+        runs.append((model, steps))
+    (alone, without), (model, steps) = runs
+    assert [step.loss for step in steps] == [step.loss for step in without]
+    for name, value in alone.parameters.items():
+        np.testing.assert_array_equal(model.parameters[name], value, err_msg=name)
+    found = [step.samples for step in steps if step.samples is not None]
+    assert [step.number for step in steps if step.samples is not None] == [2, 5]
+    assert not np.array_equal(found[0].tokens, found[1].tokens)
+    tokens = np.insert(np.asarray(found[1].tokens), 0, START, axis=1)
+    places = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
+    scores = predict(TINY, model.parameters, data.Packed(tokens, np.ones_like(tokens), places))[:, :-1]
+    expected = np.take_along_axis(np.asarray(jax.nn.log_softmax(scores)), tokens[:, 1:, None], axis=2)[..., 0]
+    np.testing.assert_allclose(found[1].log_probabilities, expected, atol=1e-5)
+
+
+def test_samples_take_the_memory_of_one_cache_and_no_copy_of_the_weights() -> None:
+    config = Config()
+    parameters = {name: np.zeros(shape, np.float32) for name, shape in config.shapes()}
+    weights = sum(math.prod(shape) for _, shape in config.shapes()) * 4
+    cache = jax.eval_shape(lambda: Llama(config, 1 + SAMPLE_TOKENS).state(SAMPLES))
+    memory: Any = jax.jit(write_samples).lower(config, parameters, 0).compile().memory_analysis()
+    assert memory.temp_size_in_bytes < sum(each.size * 4 for each in jax.tree.leaves(cache)) + weights / 4
 
 
 @pytest.mark.long  # the weights that are kept were learned, too
@@ -319,7 +351,7 @@ def test_the_program_trains_on_four_devices_saves_and_writes_on(tmp_path: Path) 
         (sources / f"m{number}.py").write_text(f"x = {number}\n" * 200)
     program = Path(language_model.__file__)
     short = ("--steps", "2", "--layers", "1")
-    done = programs.run(program, sources, *short, "--devices", "4", "--profile", "--save", model)
+    done = programs.run(program, sources, *short, "--devices", "4", "--profile", "--samples", "--save", model)
     assert (done.returncode, done.stderr) == (0, "")
     assert f"{sum(math.prod(shape) for _, shape in Config(num_hidden_layers=1).shapes()):,} parameters" in done.stdout
     assert "Trainer" in done.stdout
