@@ -1,180 +1,152 @@
-"""Answer questions from several sources over HTTP: fetch them together, rank what they found, stream the answer.
+"""Answer questions from the pages of this project: search by meaning, prompt, generate, check. One graph, one trace.
 
-    python examples/rag_server.py                       ask one question of a server made for it, and end
-    python examples/rag_server.py --question "valves"
-    python examples/rag_server.py --serve 8000          and then: curl 'http://127.0.0.1:8000/rag?q=valves'
+    python examples/rag_server.py                                    ask one question, and end
+    python examples/rag_server.py --question "What is a resource?"
+    python examples/rag_server.py --serve 8000                       as the model "pages", in OpenAI's protocol
 
-Five sources are asked at the same time. Four are needed and are asked again if they fail once; the fifth, the web, is
-optional: here it always fails, and the answer says so. A client that leaves in the middle frees everything.
+The question is embedded on a device, in one batch with those of other clients, and the closest passages are put before
+it. A language model answers, on the same device, with all other answers in one step. What it says is passed on as it
+comes, and its end says whether the passages have the words of the answer.
 """
+
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # there is this file's folder, and not the one of `examples`
 
 import argparse
 import asyncio
-import contextlib
-import itertools
-import socket
-from collections.abc import AsyncGenerator, AsyncIterator, Generator
-from typing import TypedDict
+import re
+from collections.abc import AsyncIterator, Iterable
+from typing import NamedTuple, TypeAlias
 
-import httpx
+import jax
+import numpy as np
 import uvicorn
-from fastapi import FastAPI, HTTPException
-from fastapi.responses import StreamingResponse
-from starlette.applications import Starlette
 
 import penstock as ps
-from penstock import asgi, engine
+from examples.chat.graph import Messages, text_of
+from examples.embedding import Vector, embed, embed_all
+from penstock import engine, serving
 
-SOURCES = ("wiki", "docs", "mail", "code")
-OPTIONAL = "web"
-SECONDS = 10  # for a whole answer, streaming included
+PAGES = Path(__file__).parents[1] / "docs" / "how-to"
+SHOWN = 3  # passages in a prompt
+MAX_CHARACTERS = 900  # of a passage
+ENOUGH = 0.6  # of the longer words of an answer that are in the passages; below that, a client is warned
+
+Answer: TypeAlias = AsyncIterator[str | serving.Delta]
+Model: TypeAlias = ps.Graph[[Messages, serving.Request], Answer]
 
 
-class Document(TypedDict):
-    """What a source finds."""
+class Passage(NamedTuple):
+    """A part of a page, below one heading."""
 
-    title: str
+    source: str
     text: str
 
 
-# --- the graph
+class Passages(NamedTuple):
+    """All passages, and what they mean: float32 [passages, 384]."""
+
+    each: list[Passage]
+    vectors: Vector
+
+
+def read(folder: Path) -> list[Passage]:
+    """Return the passages of the pages in a folder."""
+    found: list[Passage] = []
+    for page in sorted(folder.glob("*.md")):
+        for part in re.split(r"^#+ ", page.read_text(encoding="utf-8"), flags=re.MULTILINE):
+            text = re.sub(r"```.*?```", "", part, flags=re.DOTALL).strip()
+            if len(text) > 80:
+                found.append(Passage(page.name, text[:MAX_CHARACTERS]))
+    return found
+
+
+def words_of(texts: Iterable[str]) -> set[str]:
+    """Return the longer words of texts, by which it is seen whether they are about the same."""
+    return {word for text in texts for word in re.findall(r"[a-z]{5,}", text.lower())}
 
 
 @ps.resource
-async def http(base_url: str) -> AsyncIterator[httpx.AsyncClient]:
-    """The client that all calls share."""
-    async with httpx.AsyncClient(base_url=base_url) as client:
-        yield client
-
-
-@ps.node(timeout_seconds=2, retry=ps.Retry(attempts=2, backoff_seconds=0.05), concurrency=32)
-async def fetch(client: httpx.AsyncClient, source: str, query: str) -> list[Document]:
-    """Ask one source."""
-    response = await client.get(f"/{source}", params={"q": query}, timeout=ps.current().remaining_seconds())
-    response.raise_for_status()
-    documents: list[Document] = response.json()
-    return documents
-
-
-def say_missing(error: Exception) -> list[Document]:
-    """Stand in for a source that failed."""
-    return [{"title": f"({OPTIONAL} is not available: {type(error).__name__})", "text": ""}]
-
-
-fetch_optional = fetch.with_policy(name="fetch_optional", fallback=say_missing)
+async def passages() -> AsyncIterator[Passages]:
+    """The passages, which are read and embedded once."""
+    each = await asyncio.to_thread(read, PAGES)
+    yield Passages(each, await embed_all([passage.text for passage in each]))
 
 
 @ps.node
-def rank(query: str, found: list[list[Document]]) -> list[Document]:
-    """Order what was found by how often it names the query."""
-    return sorted(itertools.chain.from_iterable(found), key=lambda document: -document["text"].count(query))
+def question(messages: Messages) -> str:
+    """Return what was asked last."""
+    return text_of(messages[-1]["content"])
 
 
 @ps.node
-async def answer(documents: list[Document]) -> AsyncIterator[str]:
-    """Give the answer piece by piece, as a language model would."""
-    for document in documents:
-        yield f"{document['title']}\n"
-        await asyncio.sleep(0)
+def closest(known: Passages, vector: jax.Array) -> list[Passage]:
+    """Return the passages that are closest in meaning."""
+    order = (-(known.vectors @ np.asarray(vector))).argsort()
+    return [known.each[number] for number in order[:SHOWN]]
 
 
-def build(base_url: str) -> ps.Graph[[str], AsyncIterator[str]]:
-    """Make the graph for the sources at `base_url`."""
+@ps.node
+def prompt(messages: Messages, found: list[Passage]) -> Messages:
+    """Put the passages before what was asked."""
+    texts = "\n\n".join(passage.text for passage in found)
+    return [{"role": "system", "content": f"Answer in two sentences, from these notes alone.\n\n{texts}"}, *messages]
+
+
+@ps.node
+async def checked(parts: Answer, found: list[Passage]) -> Answer:
+    """Pass an answer on, and say at its end where it comes from, or that it is not from the passages."""
+    said = ""
+    async for part in parts:
+        said += part if isinstance(part, str) else part.text
+        if isinstance(part, str) or not part.finish_reason:
+            yield part
+            continue
+        words, known = words_of([said]), words_of(passage.text for passage in found)
+        is_founded = len(words & known) >= ENOUGH * len(words)
+        sources = ", ".join(dict.fromkeys(passage.source for passage in found))
+        note = f"(from {sources})" if is_founded else f"(careful: much of this is not in {sources})"
+        yield serving.Delta(f"{part.text}\n\n{note}", finish_reason=part.finish_reason, usage=part.usage)
+
+
+def build(model: Model) -> Model:
+    """Return the graph that answers from the passages with a model."""
 
     @ps.graph
-    async def rag(query: str) -> AsyncIterator[str]:
-        client = await http(base_url)
-        found = [await fetch(client, source, query) for source in SOURCES]
-        return answer(rank(query, [*found, await fetch_optional(client, OPTIONAL, query)]))
+    async def answer(messages: Messages, request: serving.Request) -> Answer:
+        found = closest(await passages(), await embed(question(messages)))
+        return checked(await model(prompt(messages, found), request), found)
 
-    return rag
-
-
-# --- the server
+    return answer
 
 
-def create_app(base_url: str) -> FastAPI:
-    """Make the application, which answers from the sources at `base_url`."""
-    rag = build(base_url)
-    owner = engine.Engine()
-    service = owner.deploy(rag, max_in_flight=64, max_queue=64)
-
-    app = FastAPI(lifespan=asgi.lifespan(owner, service, tuned=True))
-    app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))
-
-    @app.get("/rag")
-    async def endpoint(q: str) -> StreamingResponse:
-        pieces = service.stream(rag(q), timeout_seconds=SECONDS)
-        try:
-            await pieces.wait_started()  # an error or a refusal comes before the headers are sent
-        except TimeoutError as error:
-            raise HTTPException(504, f"a source is too slow: {error}") from error
-        except httpx.HTTPError as error:
-            raise HTTPException(502, f"a source failed: {error}") from error
-        return StreamingResponse(pieces, media_type="text/plain")
-
-    return app
+async def ask(rag: Model, text: str) -> None:
+    """Ask one question, and print the answer as it comes."""
+    request = serving.Request.model_validate({"model": "pages", "seed": 0, "max_tokens": 100})
+    async with engine.stream(rag([{"role": "user", "content": text}], request)) as parts:
+        async for part in parts:
+            print(part if isinstance(part, str) else part.text, end="", flush=True)
+    print()
 
 
-# --- sources to try it with
-
-
-def create_sources(broken: frozenset[str] = frozenset({OPTIONAL})) -> FastAPI:
-    """Make an application with all sources, some of them broken. The wiki fails when it is first asked a question."""
-    app = FastAPI(docs_url=None)  # "docs" is a source
-    asked: set[str] = set()
-
-    @app.get("/{source}", response_model=None)
-    async def ask(source: str, q: str) -> list[Document]:
-        if source in broken or (source == "wiki" and q not in asked):
-            asked.add(q)
-            raise HTTPException(500, f"{source} is out of order")
-        weight = len(source)
-        return [{"title": f"{source}: about {q}", "text": f"{q} " * weight}]
-
-    return app
-
-
-class _Server(uvicorn.Server):
-    """A server beside other code: Ctrl-C belongs to the program."""
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Generator[None, None, None]:
-        yield
-
-
-@contextlib.asynccontextmanager
-async def serving(app: Starlette, port: int = 0) -> AsyncGenerator[str, None]:
-    """Serve an application on this event loop, and give its address."""
-    with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
-        server = _Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5))
-        task = asyncio.create_task(server.serve(sockets=[listener]))
-        try:
-            yield f"http://127.0.0.1:{listener.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            await task
-
-
-async def main() -> None:
-    """Serve the sources and the application, and ask the question, or wait for questions."""
+def main() -> None:
+    """Ask the question, or serve."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--question", default="turbines")
+    parser.add_argument("--question", default="What happens to a reader that is slow?")
     parser.add_argument("--serve", type=int, metavar="PORT", help="serve until Ctrl-C")
-    arguments = parser.parse_args()
-    async with serving(create_sources()) as sources, serving(create_app(sources), arguments.serve or 0) as address:
-        if arguments.serve:
-            print(f"try: curl '{address}/rag?q={arguments.question}'")
-            await asyncio.Event().wait()
-        print(build(sources))
-        async with (
-            httpx.AsyncClient(base_url=address) as client,
-            client.stream("GET", "/rag", params={"q": arguments.question}) as response,
-        ):
-            async for piece in response.aiter_text():
-                print(piece, end="")
+    options = parser.parse_args()
+    from examples.chat.smollm2 import smollm2  # which loads the model
+
+    rag = build(smollm2)
+    if options.serve is None:
+        asyncio.run(ask(rag, options.question))
+    else:
+        print(f"the model 'pages' at http://127.0.0.1:{options.serve}/v1, once its programs are ready")
+        uvicorn.run(serving.openai({"pages": rag}), port=options.serve, log_level="warning")
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        asyncio.run(main())
+    main()

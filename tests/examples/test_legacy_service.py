@@ -16,8 +16,8 @@ from starlette.routing import Route
 
 from examples import legacy_service
 from examples.legacy_service import create_app, find_price, find_stock, offered, price_of, stock_of
-from examples.rag_server import serving
 from penstock import engine, testing
+from tests.serving.openai_server import served
 
 PATIENCE_SECONDS = 30
 STOCK = {"gate": 3, "valve": 0, "lost": 7, "slow": 1}
@@ -55,10 +55,10 @@ class Backend:
 @asynccontextmanager
 async def service(monkeypatch: pytest.MonkeyPatch) -> AsyncGenerator[tuple[Backend, httpx.AsyncClient, Starlette]]:
     backend = Backend()
-    async with serving(backend.app) as behind:
+    async with served(backend.app) as behind:
         monkeypatch.setenv("BACKEND", behind)
         app = create_app()
-        async with serving(app) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
+        async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=30) as client:
             yield backend, client, app
 
 

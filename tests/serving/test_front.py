@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from examples import front as example
 from examples.front import create_front, worker_process
-from examples.rag_server import serving
 from penstock import engine
+from tests.serving.openai_server import served
 
 WORKERS, CALLERS = 3, 30
 
@@ -68,7 +68,7 @@ async def fronted(urls: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> Asy
     monkeypatch.setattr(example, "LOOK_TIMEOUT_SECONDS", 30)
     app = create_front()
     async with (
-        serving(app) as address,
+        served(app) as address,
         httpx.AsyncClient(base_url=address, timeout=40) as client,
     ):
         yield Fronted(client, app.state.service)
@@ -139,7 +139,7 @@ async def behind(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[list[Be
     monkeypatch.setattr(example.Worker, "watch", lambda worker: asyncio.Event().wait())
     workers = [Behind() for _ in range(WORKERS)]
     async with AsyncExitStack() as stack:
-        urls = [await stack.enter_async_context(serving(worker.app)) for worker in workers]
+        urls = [await stack.enter_async_context(served(worker.app)) for worker in workers]
         front = await stack.enter_async_context(fronted(tuple(urls), monkeypatch))
         yield workers, front.client
 
