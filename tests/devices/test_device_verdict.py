@@ -4,7 +4,7 @@ import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterable
 from time import thread_time
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,31 @@ async def test_a_node_whose_first_compilation_is_in_the_profile_is_not_compiled_
     other = await profile_of(ps.graph(embed)(np.ones(3, np.int32)) for _ in range(20))
     assert other.verdict.reason.startswith("it is compiled again, because of the dtype of x: ")
     assert other.verdict.remedy == "convert the argument to one dtype before the node"
+
+
+async def test_an_actor_whose_function_is_compiled_in_the_profile() -> None:
+    def spread(x: jax.Array) -> jax.Array:
+        for _ in range(100):  # takes a while to compile
+            x = jnp.sin(x) * 2
+        return x
+
+    @ps.node
+    class Trainer:
+        async def __aenter__(self) -> Self:
+            self._spread = devices.actor("cpu").bind(spread)
+            return self
+
+        async def __aexit__(self, *exc_info: object) -> None:
+            pass
+
+        async def __call__(self, x: Any) -> Any:
+            return await self._spread(x)
+
+    trainer = ps.graph(Trainer())
+    await engine.run(ps.graph(ps.device_node(device="cpu")(jnp.tanh))(np.ones(3, np.float32)))  # opens the device
+    verdict = (await profile_of(trainer(np.ones(3, np.float32)) for _ in range(20))).verdict
+    assert (verdict.node, verdict.limit) == ("Trainer", "compilation"), str(verdict)
+    assert "the warmup(...) of a bound function" in verdict.remedy
 
 
 async def test_a_node_whose_programs_are_evicted() -> None:

@@ -141,8 +141,8 @@ _REASONS: Final[dict[Kind, str]] = {
     "device": "its device has an item for {used:.0%} of the time",
 }
 _REMEDIES: Final[dict[Kind, str]] = {
-    "compilation": "have it compiled before the first call, with deploy(warmup=True) or node.warmup(...), and begin "
-    "the profile after that",
+    "compilation": "have it compiled before the first call, with deploy(warmup=True), node.warmup(...) or the "
+    "warmup(...) of a bound function, and begin the profile after that",
     "transfer": "have the nodes before and after it run on its device as well, send less (smaller dtypes), or keep "
     "there what does not change (a resource)",
     "device": "or have it take more items at once (batch=), if these do not fill its device",
@@ -155,6 +155,8 @@ def devices(evidence: Evidence) -> Iterator[Limit]:
         node = evidence.sums.nodes[name]
         kind, share = _most(node)
         used = min(seconds / evidence.elapsed_seconds, 1.0)
+        if kind == "compilation":  # rather than its places, which are taken meanwhile
+            used = max(used, _shares(evidence.sums, name)[0])
         reason, remedy = _REASONS[kind].format(share=share, used=used), _REMEDIES[kind]
         again = [causes for program, causes in evidence.compiled_again if program == name[1]]
         if kind == "compilation" and again:

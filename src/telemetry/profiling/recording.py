@@ -104,7 +104,11 @@ class _Recording(OpenScopes):
             sums, read = self.sums()
             cpu_seconds = self._loop_seconds()
         on_devices = {
-            name for name, node in sums.nodes.items() if node.timed.outside.device_seconds and node.step.gathers
+            name
+            for name, node in sums.nodes.items()
+            # An actor that calls functions on a device does other work as well, but not while one is compiled.
+            if node.timed.outside.device_seconds
+            and (node.step.gathers or node.timed.outside.compile_seconds > (node.busy_seconds or 0.0) / 2)
         }
         evidence = replace(
             self.evidence_of(sums, read, now - self._began, cpu_seconds),
