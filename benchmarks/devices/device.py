@@ -1,7 +1,32 @@
 """The device that is measured: what `select("auto")` gives, or what PENSTOCK_BENCH_DEVICE names."""
 
 import os
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from penstock.devices import select
 
 DEVICE = os.environ.get("PENSTOCK_BENCH_DEVICE", "auto")
-# How often arithmetic is repeated that takes milliseconds on two cores: a GPU does it in a fortieth of that time.
-REPEATS = 40 if DEVICE.startswith("gpu") else 1
+
+
+def repeats(make: Callable[[int], Callable[[Any], Any]], x: Any, at_least_seconds: float) -> int:
+    """Return how often to repeat arithmetic so that a program takes so long on this device.
+
+    Args:
+        make: returns the function with so many repeats.
+        x: its argument.
+        at_least_seconds: how long one call takes at least, in seconds.
+    """
+    count, x = 1, jax.device_put(x, select(DEVICE))
+    while True:
+        compiled = jax.jit(make(count))
+        compiled(x).block_until_ready()
+        began = time.perf_counter()
+        for _ in range(3):
+            compiled(x).block_until_ready()
+        if time.perf_counter() - began >= 3 * at_least_seconds:
+            return count
+        count *= 2

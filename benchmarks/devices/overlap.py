@@ -18,16 +18,13 @@ from penstock.devices import select
 
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
-from .device import DEVICE, REPEATS
+from .device import DEVICE, repeats
 
 SIZE = 256
 
 
-def compute(x: jax.Array) -> jax.Array:
-    return jax.lax.fori_loop(0, 12 * REPEATS, lambda _, y: jnp.tanh(y @ x), x)
-
-
-step = ps.device_node(device=DEVICE, pure=False)(compute)
+def computation(count: int) -> Callable[[jax.Array], jax.Array]:
+    return lambda x: jax.lax.fori_loop(0, count, lambda _, y: jnp.tanh(y @ x), x)
 
 
 def loading_seconds(items: int, pause: float) -> float:
@@ -75,7 +72,8 @@ def seconds_by_hand(source: Slow, compiled: Callable[[jax.Array], jax.Array]) ->
 async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     items = 30 if quick else 100
     x = np.ones((SIZE, SIZE), np.float32) / SIZE
-    compiled = jax.jit(compute)
+    compute = computation(repeats(computation, x, 0.003))
+    compiled, step = jax.jit(compute), ps.device_node(device=DEVICE, pure=False, name="compute")(compute)
     placed = jax.device_put(x, select(DEVICE))
     compiled(placed).block_until_ready()
     seconds: list[float] = []

@@ -15,7 +15,7 @@ from penstock import data, engine
 
 from ..harness import Contenders, Row, Workload
 from ..summary import Limits
-from .device import REPEATS
+from .device import repeats
 
 # Opening a stream takes 2 ms, whatever it carries: as many batches of 1 ms as make this 1 % of a sample.
 BATCH, BATCHES, LONG_BATCHES, WIDTH = 64, 312, 200, 512
@@ -30,13 +30,17 @@ def small_step(number: int) -> Callable[[Any], Any]:
     return lambda row: jnp.tanh(row) + number
 
 
-def large_step(number: int) -> Callable[[Any], Any]:
+def large_step(number: int, count: int) -> Callable[[Any], Any]:
     def step(rows: Any) -> Any:
-        for _ in range(REPEATS):
+        for _ in range(count):
             rows = jnp.tanh(rows @ WEIGHTS)
         return rows + number
 
     return step
+
+
+def large_steps(count: int) -> list[Callable[[Any], Any]]:
+    return [large_step(number, count) for number in range(4)]
 
 
 def together(steps: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
@@ -49,9 +53,8 @@ def together(steps: list[Callable[[Any], Any]]) -> Callable[[Any], Any]:
 
 
 value_of = ps.node(name="value")(lambda records: records.value)
-SMALL_STEPS, LARGE_STEPS = ([make(number) for number in range(4)] for make in (small_step, large_step))
+SMALL_STEPS = [small_step(number) for number in range(4)]
 small_nodes = [ps.device_node(name=f"small_{number}")(one).vmap() for number, one in enumerate(SMALL_STEPS)]
-large_nodes = [ps.device_node(name=f"large_{number}")(one) for number, one in enumerate(LARGE_STEPS)]
 
 
 def feed(rows: np.ndarray, *stages: Any) -> Any:
@@ -92,6 +95,9 @@ async def seconds_by_hand(function: Callable[[Any], Any], rows: np.ndarray) -> f
 @asynccontextmanager
 async def stage_contenders(quick: bool) -> AsyncIterator[Contenders]:
     del quick  # a sample takes 50 ms
+    count = repeats(lambda count: together(large_steps(count)), LARGE[:BATCH], 0.0005)
+    large = large_steps(count)
+    large_nodes = [ps.device_node(name=f"large_{number}")(one) for number, one in enumerate(large)]
     small_by_hand = partial(seconds_by_hand, jax.jit(together(SMALL_STEPS)), SMALL)
     small_composed = partial(seconds_of_feed, feed(SMALL, composed(small_nodes)), BATCHES)
 
@@ -103,7 +109,7 @@ async def stage_contenders(quick: bool) -> AsyncIterator[Contenders]:
         "composed": small_composed,
         "above": above_by_hand,
         "long stages": partial(seconds_of_feed, feed(LARGE, *large_nodes), LONG_BATCHES),
-        "long by hand": partial(seconds_by_hand, jax.jit(together(LARGE_STEPS)), LARGE),
+        "long by hand": partial(seconds_by_hand, jax.jit(together(large)), LARGE),
     }
 
 
