@@ -32,9 +32,9 @@ from .untyped_jax import jax
 
 # Stacking: arrays of several items become one array each, with a row per item; results become rows again.
 #
-# All of it happens on the host, in NumPy: 27 rows of 256 float32 take 13 us to stack there, and 228 us with jax.numpy.
-# Only `on_host` and `split` may wait for a device, because they read arrays that may not be computed yet: the thread of
-# the device calls them.
+# Arrays are stacked on the host, in NumPy: 27 rows of 256 float32 take 13 us to stack there, and 228 us with jax.numpy.
+# Only `on_host` and `split` may wait for a device, because they read arrays that may not be computed yet. The thread of
+# the device calls both.
 
 
 # A warning names an array whose copies take more than this in one batch: copying so much takes 20 ms, and as much
@@ -46,20 +46,20 @@ _MOST_REPEATED_BYTES: Final = 64 << 20
 class Stacked:
     """The arguments of a batch.
 
-    Its buffers are new. Once they have been passed to JAX, which on a CPU may use them in place, no code may write to
-    them again, or use them for another batch.
+    The buffers are new. On a CPU, JAX may use a buffer in place, so once the buffers were passed to JAX, no code may
+    write to them or use them for another batch.
 
     Attributes:
         arguments: one pytree for each parameter; its arrays have one row per item, and rows of padding.
-        masks: for each padded parameter an array of bool, with the padded lengths as the shape of a row; of packed rows
-            their segments and positions.
+        masks: for each padded parameter an array of bool, with the padded lengths as the shape of a row. With packed
+            rows: the segments and the positions.
         count: number of items.
-        size: number of rows, with those of padding.
-        real_elements: elements of the items' arrays.
-        elements: elements of the arguments' arrays.
+        size: number of rows, padding included.
+        real_elements: number of elements of the items' arrays.
+        elements: number of elements of the arguments' arrays, padding included.
         parts: for each item of packed rows, the index of its part of a result; None if each item has a row of its own.
-        tokens: elements along the packed axis, of all rows; 0 without packed rows.
-        item_tokens: those of the items.
+        tokens: number of elements along the packed axis, in all rows; 0 without packed rows.
+        item_tokens: number of elements along the packed axis that belong to items.
     """
 
     arguments: tuple[Any, ...]
@@ -74,7 +74,7 @@ class Stacked:
 
     @property
     def padding_share(self) -> float:
-        """Share of the elements that are padding, of rows or of lengths: 0 to 1."""
+        """Share of the elements that are padding, whether rows or lengths are padded: 0 to 1."""
         return 1 - self.real_elements / self.elements if self.elements else 0.0
 
 
@@ -89,8 +89,8 @@ class Stacker:
         packed: how items share rows; None if each has a row of its own.
     """
 
-    # Ownership: threads of devices stack, several at once where a node has replicas. Nothing here changes but
-    # `_told_of`, which only grows; at worst, two of them warn of one parameter.
+    # Ownership: threads of devices stack, several at once where a node has replicas. Only `_told_of` changes, and it
+    # only grows; at worst, two threads warn of one parameter.
 
     def __init__(self, items: BatchItems) -> None:
         self.items = items
@@ -100,13 +100,13 @@ class Stacker:
         self._told_of: set[str] = set()
 
     def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
-        """Stack items with equal signatures; copies of the last row pad the batch, zeros pad arrays to their lengths.
+        """Stack items with equal signatures. Copies of the last row pad the batch, and zeros pad arrays to a length.
 
         A copy of a row gives no NaN that the row itself does not give.
 
         Args:
-            items: at least one, with their arrays `on_host`.
-            size: rows to make, at least as many as items; of packed ones as many as hold them.
+            items: at least one item, with arrays that are `on_host`.
+            size: number of rows to make: at least one for each item, or as many packed rows as hold the items.
         """
         if self.packed is not None:
             return self._stack_packed(items, size, self.packed)
@@ -120,13 +120,13 @@ class Stacker:
         all_lengths: Sequence[tuple[tuple[int, ...], ...]],
         size: int,
     ) -> Stacked:
-        """Stack items with this signature, given array by array, as `stack` does.
+        """Stack items as `stack` does, given column by column.
 
         Args:
-            signature: theirs.
-            columns: for each array of an item, that of all items.
+            signature: the signature of the items.
+            columns: for each array of an item, that array of every item.
             all_lengths: for each item, the lengths of its padded arguments.
-            size: rows to make.
+            size: number of rows to make.
         """
         count = len(all_lengths)
         assert count <= size
@@ -171,7 +171,7 @@ class Stacker:
                 segments[place] = number + 1
                 positions[place] = counted[:count]
                 places.append(place)
-                # With the ellipsis, a number is an array, as in `_rows`.
+                # Indexing with an ellipsis gives an array even for a number, as in `_rows`.
                 parts.append((row, number, ...) if packed.results == "items" else place)
                 start += int(item.cost)
         columns = zip(*[item.arrays for item in items], strict=True)
@@ -201,8 +201,8 @@ class Stacker:
         """Check the arrays of a result for packed rows.
 
         Args:
-            result: the arrays.
-            shape: of the segments.
+            result: the arrays of the result.
+            shape: the shape of the segments, [rows, length].
 
         Raises:
             ValueError: an array does not have an entry for each item, or each token, of each row.
@@ -210,7 +210,7 @@ class Stacker:
         assert self.packed is not None
         wanted = (shape[0], self.packed.items_per_row) if self.packed.results == "items" else shape
         for array in result:
-            found: tuple[int, ...] = getattr(array, "shape", ())  # a number of Python has none
+            found: tuple[int, ...] = getattr(array, "shape", ())  # a Python number has no shape
             if found[:2] != wanted:
                 raise ValueError(
                     f"node {self._node!r} has PackedBatch(results={self.packed.results!r}), so each array of its "
@@ -238,7 +238,7 @@ class BatchLog:
     """Counts the batches of a node on all of its devices, as `BatchStatistics` describes.
 
     Args:
-        name: of the node.
+        name: name of the node.
     """
 
     def __init__(self, name: str) -> None:
@@ -269,19 +269,19 @@ class BatchLog:
         ]
 
     def levels(self) -> Iterable[Reading]:
-        """Return nothing: a batch is counted when it has run."""
+        """Return nothing: batches are counted when they have run."""
         return ()
 
     def __del__(self) -> None:
-        if self._counts[0]:  # the node is gone, and what it has done still counts
+        if self._counts[0]:  # the node is gone, and its batches still count
             metrics.vanished(self)
 
 
 def on_host(item: BatchItem) -> BatchItem:
-    """Return an item whose arrays are all NumPy arrays; this blocks until a device has computed them.
+    """Return an item whose arrays are all NumPy arrays. This blocks until a device has computed them.
 
     Raises:
-        Exception: the computation of an array has failed with it.
+        Exception: the error with which the computation of an array has failed.
     """
     if item.is_on_host:
         return item
@@ -289,15 +289,15 @@ def on_host(item: BatchItem) -> BatchItem:
 
 
 def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
-    """Split the result of a batch into the results of its items; this blocks until it is computed.
+    """Split the result of a batch into the results of its items. This blocks until the result is computed.
 
     Args:
         result: a pytree of arrays with one row per row of the arguments.
-        stacked: the arguments.
+        stacked: the arguments of the batch.
         node: name of the node, for errors.
 
     Returns:
-        One pytree for each item. Its arrays are read-only views of the batch's, which they keep alive.
+        One pytree for each item. Its arrays are read-only views of the arrays of the batch, and keep these alive.
 
     Raises:
         ValueError: an array of the result does not have one row for each row of the arguments.
@@ -308,8 +308,8 @@ def split(result: Any, stacked: Stacked, node: str) -> list[Any]:
         array = _fetched(leaf)
         if array.shape[:1] != (stacked.size,):
             raise ValueError(
-                f"node {node!r} has batch=, and an array of its result has the shape {array.shape}; the first axis is "
-                f"that of the batch, of {stacked.size} items"
+                f"node {node!r} has batch=, and an array of its result has the shape {array.shape}: the first axis "
+                f"must be that of the batch, which has {stacked.size} rows"
             )
         if array.flags.writeable:
             array = array.view()
@@ -332,25 +332,25 @@ def _cost(item: BatchItem) -> float:
 
 
 def _row_length(item: BatchItem) -> int:
-    """Return the length of the rows that an item goes into: that of its arrays, as its signature has them."""
+    """Return the length of the rows that an item goes into, which is the length of the arrays in its signature."""
     (_, ((_, shape, _), *_)), *_ = item.signature
     return shape[0]
 
 
 def _rows(array: Array, count: int) -> list[Array]:
-    # Without the ellipsis, the rows of a vector would be scalars of NumPy, and not arrays as without a batch.
+    # Without the ellipsis, the rows of a vector would be scalars of NumPy, instead of arrays as without a batch.
     return list(array[:count]) if array.ndim > 1 else [array[row, ...] for row in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
 class KeyRows:
-    """Typed random keys of several items: NumPy stacks the numbers that they are made of.
+    """Typed random keys of several items. NumPy stacks the numbers that the keys are made of.
 
-    It is a pytree of one array. `of` is a part of its structure, so a program is compiled for one implementation of
-    keys.
+    This class is a pytree of one array. `of` is a part of its structure, so a program is compiled for one
+    implementation of keys.
 
     Attributes:
-        words: the numbers, with one axis more than the keys.
+        words: the numbers of the keys, with one axis more than the keys.
         of: the implementation of the keys.
     """
 
@@ -358,7 +358,7 @@ class KeyRows:
     of: Any
 
     def keys(self) -> Array:
-        """Return the keys; called while a program is traced."""
+        """Return the keys. Called while a program is traced."""
         return jax.random.wrap_key_data(self.words, impl=self.of)
 
 
@@ -366,7 +366,7 @@ jax.tree_util.register_dataclass(KeyRows, data_fields=["words"], meta_fields=["o
 
 
 def unwrapped(argument: Any) -> Any:
-    """Return an argument of a batch as its function takes it: with keys in the place of `KeyRows`."""
+    """Return an argument of a batch as the node's function takes it: with keys in the place of `KeyRows`."""
 
     def is_keys(node: object) -> bool:
         return isinstance(node, KeyRows)
@@ -384,7 +384,7 @@ def _fetched(array: Array) -> Array:
 
 def _column(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ...], size: int) -> Array:
     column = (np.empty if size * rows[0].nbytes < LARGE_BYTES else aligned)((size, *shape), dtype)
-    # By an array of their own dtype, as NumPy refuses a scalar that is too large for a column of 32 bits, for all rows.
+    # The rows are stacked in their own dtype first: NumPy would refuse all rows if one scalar is too large for 32 bits.
     column[: len(rows)] = rows if shape else np.array(rows)
     column[len(rows) :] = column[len(rows) - 1]
     return column
@@ -401,7 +401,7 @@ def _column_of_lengths(rows: tuple[Array, ...], dtype: Any, shape: tuple[int, ..
 
 
 def _mask(lengths: list[tuple[int, ...]], padded: list[int], size: int) -> Array:
-    """Return the mask of the real elements: a row for each row of the batch, with the padded lengths."""
+    """Return the mask of the real elements: a row of the padded lengths for each row of the batch."""
     by_axis = np.array(lengths + [lengths[-1]] * (size - len(lengths))).T
     masks: list[Array] = []
     for axis, (real, length) in enumerate(zip(by_axis, padded, strict=True)):
@@ -417,31 +417,31 @@ class Arguments:
 
     Args:
         name: name of the node, for errors.
-        fn: its function.
+        fn: the function of the node.
         static: parameters whose values the program is compiled for.
         resources: parameters whose arguments come from resources.
         shared: other parameters whose arguments are the same for all calls of a batch.
-        batch: how calls run together; None for one by one.
+        batch: how calls run together; None if they run one by one.
 
     Attributes:
         name: name of the node.
         names: the parameters that callers pass.
-        masks: the parameters that take the masks of padded ones, or the segments and positions of packed rows.
-        masked: for each of `masks` a parameter whose argument has the same rows.
-        shared: positions of the arguments that are the same for all calls of a batch, those of resources and static
-            ones included.
-        stacked: positions of the others.
-        items: describes what is stacked; None without a batch.
-        stacker: stacks it; None without a batch.
-        parameters: positions of those that come from resources, and are arrays.
-        static: positions of those that are static.
+        masks: the parameters that take the masks of padded parameters, or the segments and positions of packed rows.
+        masked: for each parameter in `masks`, a parameter whose argument has the same rows.
+        shared: positions of the arguments that are the same for all calls of a batch, including the arguments of
+            resources and the static ones.
+        stacked: positions of the other arguments.
+        items: describes the stacked arguments; None without a batch.
+        stacker: stacks these arguments; None without a batch.
+        parameters: positions of the arguments that come from resources and are not static.
+        static: positions of the static arguments.
 
     Raises:
         TypeError: the function has `*args` or `**kwargs`, or an option names a parameter that it does not have.
     """
 
-    # Ownership: event loops bind and describe, and threads of devices stack. Nothing here changes but `_last`: a loop
-    # replaces it as a whole, and reads it once for each item, so loops of several threads may share a node.
+    # Ownership: event loops bind and describe, and threads of devices stack. Only `_last` changes: a loop replaces it
+    # as a whole, and reads it once for each item. So loops of several threads may share a node.
 
     def __init__(
         self,
@@ -467,7 +467,7 @@ class Arguments:
         self.parameters = tuple(i for i, one in enumerate(self.names) if one in resources and one not in static)
         self.shared = tuple(i for i, one in enumerate(self.names) if one in shared or one in resources or one in static)
         self.stacked = tuple(i for i in range(len(self.names)) if i not in self.shared)
-        self._looks_at_all = self.shared == self.parameters  # those are on the device when the program begins
+        self._looks_at_all = self.shared == self.parameters  # parameters are on the device when the program begins
         self._shared_of, self._stacked_of = _picker(self.shared), _picker(self.stacked)
         self._by_keyword = tuple(
             i for i, one in enumerate(self.names) if found[one].kind is inspect.Parameter.KEYWORD_ONLY
@@ -501,7 +501,7 @@ class Arguments:
         return tuple([bound.arguments[name] for name in self.names])
 
     def merge(self, sample: tuple[Any, ...], resources: Mapping[str, Any]) -> tuple[Any, ...]:
-        """Return one argument for each parameter: those of a sample, and those that come from resources.
+        """Return one argument for each parameter, taken from a sample and from resources.
 
         Raises:
             TypeError: the sample has too many arguments, or too few.
@@ -513,16 +513,16 @@ class Arguments:
         missing = [name for name in self.names if name not in bound.arguments]
         if missing or len(sample) > len(rest):
             raise TypeError(
-                f"a sample of device node {self.name!r} has {len(sample)} arguments, and the parameters that do not "
-                f"come from resources are {', '.join(rest)}"
+                f"a sample of device node {self.name!r} has {len(sample)} arguments: give one for each of the "
+                f"parameters that do not come from resources, {', '.join(rest)}"
             )
         return tuple([bound.arguments[name] for name in self.names])
 
     def alike(self, items: Sequence[tuple[Any, ...]]) -> tuple[Hashable, int] | None:
-        """Return the group of the arguments of some calls, and the size of each, if all are like the last item.
+        """Return the group of the arguments of some calls, and the bytes of each call, if all are like the last item.
 
-        Nearly always they are. To see that takes less than to look at each closely. The arguments stay as they are, and
-        their group has their signature.
+        Nearly always they are, and to see that takes less time than to describe each item. The arguments stay as they
+        are; their signature is part of the group.
         """
         if (last := self._last) is None:
             return None
@@ -539,7 +539,7 @@ class Arguments:
         return alike
 
     def describe_item(self, values: tuple[Any, ...]) -> tuple[BatchItem, tuple[Any, ...]]:
-        """Return the arguments of one call of a batched node with all that is known of them, and their group.
+        """Return the arguments of one call of a batched node as a `BatchItem`, and their group.
 
         Raises:
             TypeError: an argument cannot be stacked.
@@ -566,18 +566,18 @@ class Arguments:
         return item, (item.signature, *versions)
 
     def as_item(self, args: tuple[Any, ...], group: Hashable) -> BatchItem:
-        """Return arguments, which may be a `BatchItem` already, with their group as a `BatchItem`."""
+        """Return arguments of a group as a `BatchItem`, which they may be already."""
         if isinstance(args, BatchItem):
             return args
         signature, *_ = cast("tuple[Any, ...]", group)
         return BatchItem(signature, self._stacked_of(args), (), True, 0, self._shared_of(args))
 
     def stack(self, given: Sequence[tuple[Any, ...]], group: Hashable, size: int) -> tuple[tuple[Any, ...], Stacked]:
-        """Stack arguments of one group, or `BatchItem`s, whose arrays are on the host, to so many rows.
+        """Stack arguments of one group, or `BatchItem`s, into `size` rows. Their arrays are on the host.
 
         Returns:
-            The arguments of the vectorised program, which are stacked ones, shared ones, and masks; and the stacked
-            ones with their sizes.
+            The arguments of the vectorised program (stacked arguments, shared arguments, and masks), and the stacked
+            arguments with their sizes.
         """
         assert self.stacker is not None
         if {*map(type, given)} == {tuple}:  # nearly always
@@ -593,15 +593,15 @@ class Arguments:
             args[position] = argument
         for position, argument in zip(self.shared, shared, strict=True):
             args[position] = argument
-        return (*args, *stacked.masks[: len(self.masks)]), stacked  # not each function has positions
+        return (*args, *stacked.masks[: len(self.masks)]), stacked  # a function need not take positions
 
     def _version(self, position: int, value: Any, kept: list[Any]) -> Any:
-        """Return the part of a group that stands for a shared argument, and add to `kept` what must not be freed."""
+        """Return the part of a group that stands for a shared argument, and add the leaves to keep alive to `kept`."""
         if position in self.static:
             return static_part(value, self, position)
         if position in self.parameters:
             return id(value)
-        # A list or dictionary may be a new one for each call, of the same arrays.
+        # Each call may make a new list or dictionary of the same arrays.
         leaves, structure = jax.tree.flatten(value)
         if len(leaves) != 1 or leaves[0] is not value:
             kept += leaves
@@ -630,22 +630,22 @@ class Arguments:
         return fn(*[value for i, value in enumerate(values) if i not in self._by_keyword], **by_name)
 
 
-# What the last item was like, and so the next one as well, as a rule. It holds no array: position, type, dtype and
-# shape of each that is stacked; position and identity of each of the others; and the group and the size of the item.
+# A description of the last item, which as a rule fits the next item as well. It holds no array, but position, type,
+# dtype and shape of each stacked argument, position and identity of each other argument, and the item's group and size.
 _LastItem: TypeAlias = tuple[
     list[tuple[int, Any, Any, tuple[int, ...]]], list[tuple[int, int]], tuple[tuple[Any, ...], int]
 ]
 
 
 def _is_of_any_configuration(array: Any) -> bool:
-    """Return whether it is NumPy's, of a dtype that JAX takes as it is; one of 64 bits may become one of 32."""
+    """Return whether an array is NumPy's, with a dtype that JAX keeps under any configuration: not one of 64 bits."""
     kind: type[Any] = array.__class__
     return (kind is np.ndarray or issubclass(kind, np.generic)) and array.dtype.itemsize <= 4
 
 
 def _picker(positions: tuple[int, ...]) -> Callable[[tuple[Any, ...]], tuple[Any, ...]]:
-    """Return a function that picks the values at these positions; it is called for each item of a batch."""
-    # `itemgetter` of one position gives no tuple; of a slice it does, in half the time of a function of Python.
+    """Return a function that picks the values at these positions as a tuple. It is called for each item of a batch."""
+    # `itemgetter` of one position returns no tuple. That of a slice does, in half the time of a Python function.
     first = positions[0] if positions else 0
     picker = itemgetter(*positions) if len(positions) > 1 else itemgetter(slice(first, first + len(positions)))
     return cast("Callable[[tuple[Any, ...]], tuple[Any, ...]]", picker)

@@ -1,4 +1,4 @@
-"""Items of batched device nodes: their arguments, and what those alike have in common, so that they can be stacked."""
+"""Items of batched device nodes: their arguments, and the signatures that say which items can be stacked."""
 
 import math
 from collections.abc import Sequence
@@ -11,18 +11,18 @@ from .device_batch import Buckets, DeviceBatch, PackedBatch, padded_length
 from .programs import Configuration, is_device_array, is_random_key
 from .untyped_jax import jax
 
-# An array: its dtype, its shape, and its kind: None, WEAK, or the implementation of a typed random key.
+# The kind of an array: its dtype, its shape, and None, WEAK, or the implementation of a typed random key.
 Kind: TypeAlias = tuple[Any, tuple[int, ...], Any]
-# The form of an item's arguments after padding: for each of them the structure of its pytree, and the kind of each
-# array. It is hashable, and items with equal forms can be stacked.
+# The form of an item's arguments after padding: for each argument the structure of its pytree, and the kind of each
+# array. Signatures are hashable, and items with equal signatures can be stacked.
 ItemSignature: TypeAlias = tuple[tuple[Any, tuple[Kind, ...]], ...]
 # An array of NumPy or JAX, or one of NumPy's scalars.
 Array: TypeAlias = Any
 
-# The most signatures to remember: where shapes change with every item, remembering them saves nothing.
+# The most signatures to remember. Where shapes change with every item, remembering signatures saves nothing.
 _MOST_KNOWN: Final = 256
 _NUMPY: Final[tuple[type[Any], ...]] = (np.ndarray, np.generic)
-# The dtype of a number of Python gives way to that of an array: `x * 2` has the dtype of x. JAX calls that weak.
+# A Python number is weakly typed, as JAX says: `x * 2` has the dtype of the array x.
 WEAK: Final = "weak"
 _OF_PYTHON: Final = {bool: np.bool_, int: np.int64, float: np.float64, complex: np.complex128}
 
@@ -34,12 +34,13 @@ class BatchItem(NamedTuple):
         signature: items with equal signatures can be stacked.
         arrays: the arrays of all arguments, not copied.
         lengths: for each padded argument, its lengths along the padded axes.
-        is_on_host: whether all of them are NumPy's; an array of JAX may not be computed yet.
-        size_bytes: the size of the arrays.
-        shared: the arguments that are not stacked, but are the same for all items of a batch.
-        cost: its part of the `max_cost` of a batch, or of a row; 0 without such a limit.
-        kept: the leaves of shared pytrees. Their identities are in the group of the item, and a pytree may make them
-            anew each time that it is flattened, so they are kept while the item waits: no other leaf gets an identity.
+        is_on_host: whether all arrays are NumPy's; an array of JAX may not be computed yet.
+        size_bytes: the size of the arrays, in bytes.
+        shared: the arguments that are not stacked, because they are the same for all items of a batch.
+        cost: the item's part of `max_cost` of a batch, or of a row; 0 without such a limit.
+        kept: the leaves of shared pytrees. The group of the item has their identities (`id`). A pytree may make its
+            leaves anew each time that it is flattened, so the leaves are kept alive while the item waits: otherwise
+            another leaf could get the same identity.
     """
 
     signature: ItemSignature
@@ -53,22 +54,22 @@ class BatchItem(NamedTuple):
 
 
 class BatchItems:
-    """Describes the arguments of one node's items, so that those that are alike can be stacked; on the event loop.
+    """Describes the arguments of one node's items, so that like items can be stacked. Runs on the event loop.
 
     Args:
-        node: its name, for errors.
+        node: name of the node, for errors.
         parameters: names of the parameters whose arguments are stacked.
-        batch: which axes are padded, and to which lengths; or into which rows the first axes are packed.
+        batch: the axes that are padded, and their lengths; or the rows into which the first axes are packed.
 
     Attributes:
-        node: its name.
-        parameters: the names of the parameters, with the axes of their arrays that are padded, or packed.
-        axes: these axes alone.
-        padded: the parameters that have such axes, in their order; masks have it too.
-        packed: how items share rows; None if each has a row of its own.
+        node: name of the node.
+        parameters: names of the parameters, each with the axes of its arrays that are padded or packed.
+        axes: these axes alone, in the same order.
+        padded: the parameters that have such axes, in the order in which their masks are passed.
+        packed: how items share rows; None if each item has a row of its own.
     """
 
-    # Ownership: event loops describe items. Nothing here changes but `_known`, whose entries never change.
+    # Ownership: event loops describe items. Only `_known` changes, and its entries never change.
 
     def __init__(self, node: str, parameters: Sequence[str], batch: DeviceBatch | PackedBatch) -> None:
         self.node = node
@@ -81,21 +82,21 @@ class BatchItems:
         ]
         self.axes = tuple(each for _, each in self.parameters)
         self.padded = tuple(name for name, each in self.parameters if each)
-        # Signatures and sizes of arguments that are NumPy's, by configuration, dtypes and shapes.
+        # Signatures and sizes of arguments that are all NumPy's, by configuration, dtypes and shapes.
         self._known: dict[tuple[Any, ...], tuple[ItemSignature, int]] = {}
 
     def item(self, arguments: Sequence[Any], configuration: Configuration, shared: tuple[Any, ...] = ()) -> BatchItem:
         """Return the arguments of an item with their signature, without copying or waiting for arrays.
 
         Args:
-            arguments: one pytree of arrays for each parameter. A Python number in it counts as an array of JAX's dtype
-                for it.
-            configuration: the one that the program is compiled under: 64-bit dtypes become 32-bit ones unless x64 is
-                on.
+            arguments: one pytree of arrays for each parameter. A Python number counts as an array with the dtype that
+                JAX gives to the number.
+            configuration: the configuration that the program is compiled under: 64-bit dtypes become 32-bit ones unless
+                x64 is on.
             shared: the arguments that are not stacked.
 
         Raises:
-            TypeError: an argument holds something that is not an array.
+            TypeError: an argument holds a leaf that is neither an array nor a number.
             ValueError: an array is too long or has too few axes, or a number is too large.
         """
         # The common case first: arrays and scalars of NumPy without padding. Every item pays for it.
@@ -136,24 +137,27 @@ class BatchItems:
             signature.append((structure, tuple(kinds)))
             arrays += found
         if not arrays:
-            raise TypeError(f"node {self.node!r} has batch=, and its arguments hold no array that could be stacked")
+            raise TypeError(
+                f"node {self.node!r} has batch=, and the arguments of a call hold no array that could be stacked: pass "
+                "an array, or leave out batch="
+            )
         is_on_host = {*map(type, arrays)} == {np.ndarray}
         size_bytes = sum([array.nbytes for array in arrays])
         cost = 0 if self.packed is None else self._size_in_row(lengths, signature)
         return BatchItem(tuple(signature), tuple(arrays), tuple(lengths), is_on_host, size_bytes, shared, cost)
 
     def _size_in_row(self, lengths: list[tuple[int, ...]], signature: list[Any]) -> int:
-        """Return the room that an item takes in a row: its length, and at least 1, so that an empty one has a place.
+        """Return the room that an item takes in a row: its length, or 1 for an empty item, so that it has a place.
 
         Raises:
             ValueError: its arrays have different lengths.
-            TypeError: it has random keys.
+            TypeError: the item has random keys.
         """
         if len({*lengths}) > 1:
             found = ", ".join(f"{name} {length}" for name, (length,) in zip(self.padded, lengths, strict=True))
             raise ValueError(
                 f"node {self.node!r}: the arrays of an item share the places of a row, and have different lengths "
-                f"({found}): name those that are no sequences in shared="
+                f"({found}): name the arrays that are no sequences in shared="
             )
         if any(besides not in (None, WEAK) for _, kinds in signature for *_, besides in kinds):
             raise TypeError(f"node {self.node!r}: random keys cannot be packed into rows: name them in shared=")
@@ -208,9 +212,9 @@ class BatchItems:
         return tuple(padded)
 
     def _refusal(self, parameter: str, argument: Any, configuration: Configuration, error: Exception) -> Exception:
-        """Return an error that names the place in an argument that cannot be stacked."""
+        """Return an error that names the leaf of an argument that cannot be stacked."""
         place = parameter
-        with suppress(TypeError, ValueError):  # it ends at the leaf that is refused, whose place this is
+        with suppress(TypeError, ValueError):  # the loop ends at the leaf that is refused
             for path, leaf in jax.tree_util.tree_flatten_with_path(argument)[0]:
                 place = parameter + jax.tree_util.keystr(path)
                 _dtype(_as_array(leaf, configuration).dtype, configuration)
@@ -221,7 +225,7 @@ class BatchItems:
 def _besides(leaf: Any) -> Any:
     """Return the third part of the `Kind` of a leaf."""
     if not is_device_array(leaf):
-        # JAX gives True and False no weak dtype.
+        # In JAX, True and False are not weakly typed.
         return WEAK if leaf.__class__ in _OF_PYTHON and leaf.__class__ is not bool else None
     if is_random_key(leaf):
         return jax.random.key_impl(leaf)
@@ -237,7 +241,7 @@ def _as_array(leaf: Any, configuration: Configuration) -> Array:
     """
     kind: type[Any] = leaf.__class__
     if issubclass(kind, np.ma.MaskedArray):
-        raise TypeError("a masked array has no place on a device: pass its data and its mask as two arrays")
+        raise TypeError("a masked array cannot go to a device: pass its data and its mask as two arrays")
     if issubclass(kind, _NUMPY):
         return np.asarray(leaf)
     if is_device_array(leaf):
@@ -246,7 +250,7 @@ def _as_array(leaf: Any, configuration: Configuration) -> Array:
         try:
             return np.asarray(leaf, _dtype(np.dtype(_OF_PYTHON[kind]), configuration))
         except OverflowError as error:
-            raise ValueError(f"{error}; it would need 64 bits, which jax_enable_x64 gives") from error
+            raise ValueError(f"{error}; the number needs 64 bits: set jax_enable_x64, or pass a smaller one") from error
     raise TypeError(f"{kind.__name__} is not an array or a number: convert it to an array first, or name it in static=")
 
 

@@ -79,54 +79,56 @@ def device_node(
     runs_on: Execution | None = None,
     **unknown: Any,
 ) -> Any:
-    """Make a node of a JAX function: it is compiled off the event loop, and runs on a device.
+    """Make a node of a JAX function: the function is compiled off the event loop, and runs on a device.
 
-    The function is written for one item and can be called as that. It takes arrays of JAX or NumPy, scalars, and
-    pytrees of them. An argument that comes from a `@resource` is a parameter: it is placed on the device once.
+    The function is written for one item, and can be called directly with one item. It takes arrays of JAX or NumPy,
+    scalars, and pytrees of them. An argument that comes from a `@resource` is a parameter, which is placed on the
+    device once.
 
     Args:
         fn: the function, when used without parentheses.
         name: the name of the node in drawings, traces and errors; default: the name of the function.
         device: the device, as `penstock.devices.select` takes it; "auto" leaves the choice to the execution option
             `device_strategy`.
-        batch: stacks calls of any number of requests, and runs them as one vectorised program. With
-            `devices.PackedBatch`, several calls share a row, and the function is written for rows.
-        static: names of the parameters whose values are compiled into the program; they must be hashable, and no
-            arrays.
+        batch: stacks the calls of any requests, and runs them as one vectorised program. With `devices.PackedBatch`,
+            several calls share a row, and the function is written for rows.
+        static: names of the parameters whose values are compiled into the program. These values must be hashable, and
+            cannot be arrays.
         shared: names of the parameters for which all calls of a batch pass the same arrays, such as a table that the
-            body of `map_each` captures. These arrays are passed once, and not stacked; calls with other arrays (other
+            body of `map_each` captures. These arrays are passed once instead of stacked. Calls with other arrays (other
             objects) run in other batches. Arrays that are written in the graph itself need not be named. Only with
             `batch=`.
-        donate: whether the result may take over the memory of arguments. Only arguments that are results of device
-            nodes, and that nothing else reads, not even another attempt, are donated; and the state of a `fold` or a
-            `while_loop` that device nodes make, once all other steps have read it. No effect with `batch=`, because
-            stacked arrays are new.
-        pure: states that the function has no effects. Then equal calls are merged, a batch that failed is tried again
-            in parts, and adjacent nodes become one program.
-        fuse: whether the node may become one program with adjacent ones. False keeps its results those of a program
-            of its own, bit by bit; the execution option of the same name does that for a whole call.
-        stateless: states that results up to rounding will do, where a call with `checkpoint=` has state behind this
-            node, and `batch=` makes batches of what is there.
-        in_specs: for a mesh: how each argument is split over it. A tuple with a `PartitionSpec` for each parameter, a
-            dictionary by parameter, or one spec for all; None is a copy on every device. A spec may be a prefix of the
-            argument's pytree, or a `NamedSharding` over the same mesh. With `batch=`, the first axis is that of the
-            batch, except for `shared` parameters.
-        out_specs: for a mesh: how the result is split over it; by default the compiler decides.
-        replicas: how many devices run the node: `device`, and the next ones of its platform. Each call goes to the
-            next free one.
-        prefetch: how many jobs a device holds: one runs while the next is transferred. So do not write into a host
-            array that was passed before its result is there.
-        sample_input: the arguments of one item, or a list of several such tuples, without arguments that come from
-            resources: `deploy(..., warmup=True)` compiles the programs for these before the first call.
-        concurrency: how many items the node handles at a time, per Engine; default: as many as come.
+        donate: whether the result may take over the memory of arguments. An argument is donated only if it is the
+            result of a device node and no other reader needs it, not even another attempt. The state of a `fold` or a
+            `while_loop` that device nodes make is donated once all other steps have read it. No effect with `batch=`,
+            because stacked arrays are new.
+        pure: states that the function has no effects. Then equal calls are merged, a failed batch is tried again in
+            parts, and adjacent nodes become one program.
+        fuse: whether the node may become one program with adjacent nodes. With False, the node has a program of its
+            own, and its results equal that program's bit by bit. The execution option of the same name does that for
+            all nodes of a call.
+        stateless: states that results that differ by rounding are acceptable. It matters where a call with
+            `checkpoint=` has state behind this node, and `batch=` makes batches of the calls that happen to be there.
+        in_specs: how each argument is split over a mesh: a tuple with a `PartitionSpec` for each parameter, a
+            dictionary by parameter, or one spec for all parameters. None is a copy on every device. A spec may be a
+            prefix of the argument's pytree, or a `NamedSharding` over the same mesh. With `batch=`, the first axis is
+            that of the batch, except for `shared` parameters.
+        out_specs: how the result is split over a mesh; by default the compiler decides.
+        replicas: how many devices run the node: `device`, and the next devices of its platform. Each call goes to the
+            next free device.
+        prefetch: how many jobs a device holds: one runs while the next is transferred. Do not write into a host array
+            that was passed to the node until the result is there.
+        sample_input: the arguments of one item as a tuple, or a list of such tuples, without the arguments that come
+            from resources. `deploy(..., warmup=True)` compiles the programs for these samples before the first call.
+        concurrency: how many items the node handles at a time, per Engine; default: without a limit.
         timeout_seconds: how long one attempt may take, in seconds.
-        retry: which failures are worth another attempt.
+        retry: after which failures another attempt is made, and when.
         fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
             result of the node.
-        failover: another node, with the same parameters and result, which takes over after the last attempt has
+        failover: another node with the same parameters and result, which takes over after the last attempt has
             failed; see `penstock.node`. Not with `donate=True`.
-        runs_on: runs the function somewhere else, such as on workers that have devices of their own; a
-            `penstock.extension.Execution`. Each worker compiles it, for the device that `device=` names there; items of
+        runs_on: a `penstock.extension.Execution` that runs the function in another place, such as on workers that have
+            their own devices. Each worker compiles the function for the device that `device=` names there. The items of
             a batch are gathered in this process. Not with `replicas=`, `in_specs=`, `out_specs=` and `sample_input=`.
         **unknown: any other option is refused.
 
@@ -195,44 +197,43 @@ class DeviceNode(Node[P, R]):
         """Call the function; while a graph is traced, record the call instead.
 
         Raises:
-            DeviceError: the function is one of packed rows, and is called with an item, outside of an Engine.
+            DeviceError: the function takes packed rows, and is called with an item, outside of an Engine.
         """
         if isinstance(self._runs_on._batch, PackedBatch) and active() is None:
             bound = signature_of(self.fn).bind_partial(*args, **kwargs)
             if bound.arguments.get("segments") is None:
                 raise DeviceError(
                     f"device node {self.name!r} has batch=PackedBatch(...): its function takes rows, which an Engine "
-                    "makes of items. Have engine.run or a deployment run a graph with it; or call it with rows of "
-                    "your own, and segments="
+                    "makes of items. Call the node in a graph that engine.run or a deployment runs; or call it with "
+                    "rows of your own, and segments="
                 )
         return super().__call__(*args, **kwargs)
 
     def compile_statistics(self) -> CompileStatistics:
-        """Return how many programs were compiled for this node, how long that took, and why each was needed."""
+        """Return how many programs were compiled for this node, how long compiling took, and why each was needed."""
         return self._device_executor.statistics()
 
     def batch_statistics(self) -> BatchStatistics:
-        """Return how many calls the batches held, and how much was padding; all 0 without `batch=`."""
+        """Return how many calls the batches held, and how much of the batches was padding; all 0 without `batch=`."""
         return self._device_executor.batch_log.statistics()
 
     def vmap(self, in_axes: Any = 0, out_axes: Any = 0, batch_size: int | None = None) -> "DeviceNode[..., Any]":
         """Return a node that takes whole arrays, and maps the function of this node over their rows, as `jax.vmap`.
 
-        Without `batch_size`, all rows run at once, in a program for that many. With it, they run in chunks of so many
-        rows, all with one program, however many rows there are: the last chunk is padded, and the results of its
-        padding are left out. On a mesh, the rows of each chunk are split over all of its devices; the others arguments
-        are, if at all, as `in_specs=` says. With `batch_size`, and on a mesh, the result is on the host, as NumPy
-        arrays.
+        Without `batch_size`, all rows run at once, in a program for that number of rows. With `batch_size`, the rows
+        run in chunks, all with one program for any number of rows: the last chunk is padded, and the results of the
+        padding are left out. On a mesh, the rows of each chunk are split over all devices, and other arguments are
+        split as `in_specs=` says. With `batch_size`, and on a mesh, the result is on the host, as NumPy arrays.
 
         Args:
-            in_axes: the axis of the rows in each argument: one number for all, or a tuple with a number, None or a
-                pytree of them for each. An argument with None is passed once, for all rows.
-            out_axes: the axis of the rows in the result: a number, or a pytree of them. None for a result that is the
-                same for all rows.
-            batch_size: how many rows run at a time; None for all.
+            in_axes: the axis of the rows in each argument: one number for all arguments, or a tuple with a number, None
+                or a pytree of these for each argument. An argument with None is passed once, for all rows.
+            out_axes: the axis of the rows in the result: a number, or a pytree of numbers. None for a result that is
+                the same for all rows.
+            batch_size: how many rows run at a time; None for all rows.
 
         Returns:
-            The node. It has the policy of this one, and calls of it are not stacked: `batch=` does not apply.
+            The new node. It has the policy of this node. Its calls are not stacked: `batch=` does not apply.
 
         Raises:
             OptionsError: `batch_size` is not a whole number.
@@ -249,11 +250,11 @@ class DeviceNode(Node[P, R]):
         """Compile the programs for calls like a sample, before the first call; for a batched node, for all batch sizes.
 
         Args:
-            *sample: the arguments of one item, in order, without those in `resources` and `constants`.
-            resources: for arguments that will come from resources: similar values, by parameter.
-            constants: for arrays that are written in the graph or are defaults: similar arrays, by parameter. A batched
-                node takes these once for a whole batch, in another program than arrays that callers pass. Arguments
-                named in `shared=` belong to the sample. `deploy(..., warmup=True)` finds all of this out by itself.
+            *sample: the arguments of one item, in order, without the arguments in `resources` and `constants`.
+            resources: by parameter, values like those that will come from resources.
+            constants: by parameter, arrays like those that are written in the graph or are defaults. A batched node
+                takes these arrays once for a whole batch, in another program than arrays that callers pass. Arguments
+                named in `shared=` belong to the sample. `deploy(..., warmup=True)` finds all of this by itself.
 
         Raises:
             TypeError: the sample has too many arguments, or too few.
@@ -275,7 +276,7 @@ class DeviceNode(Node[P, R]):
         return self._runs_on
 
 
-# Options of a node that runs on workers, which it cannot have there, and why.
+# Options that a node on workers cannot have, and the reason.
 _NOT_ELSEWHERE: Final = {
     "replicas": "each worker is a replica, so say how many workers there are",
     "in_specs": "a mesh does not reach over workers: their devices belong to different processes",
@@ -287,7 +288,7 @@ _NOT_ELSEWHERE: Final = {
 def _elsewhere(
     label: str, target: Callable[..., Any], policy: Policy, runs_on: Execution, options: "DeviceOptions"
 ) -> "DeviceNode[..., Any]":
-    """Make a node that another process compiles, for a device that it has; batches are gathered in this one."""
+    """Make a node that other processes compile for their own devices; batches are gathered in this process."""
     from .elsewhere import GatheredHere, compiled_there
 
     check("runs_on", runs_on, instance(Execution, "an Execution of penstock.extension"), f"device node {label!r} has ")
@@ -297,8 +298,8 @@ def _elsewhere(
             raise TypeError(f"device node {label!r} has runs_on=, and {option}=: {reason}; leave out {option}=")
     if options.batch is not None and not runs_on._takes_batches:
         raise TypeError(
-            f"device node {label!r} has runs_on=, to which batch= does not apply: {type(runs_on).__name__} has no "
-            "bind_batch; leave out one of both"
+            f"device node {label!r} has runs_on= and batch=, which do not go together: {type(runs_on).__name__} has no "
+            "bind_batch; leave out runs_on= or batch="
         )
     if not isinstance(options.device, str):
         raise TypeError(
@@ -331,11 +332,14 @@ def _check_place(label: str, device: object, batch: object) -> None:
 def _check_batched(target: Callable[..., Any], label: str, batch: object, shared: tuple[str, ...]) -> None:
     if batch is None and shared:
         raise TypeError(
-            f"device node {label!r} has shared={shared!r}, and no batch=: calls that run one by one share nothing"
+            f"device node {label!r} has shared={shared!r}, and no batch=: calls that run one by one share nothing; "
+            "leave out shared="
         )
     with suppress(ValueError):  # some builtins have no signature
         if batch is not None and not signature_of(target).parameters:
-            raise TypeError(f"device node {label!r} has batch=, and no parameter whose arguments could be stacked")
+            raise TypeError(
+                f"device node {label!r} has batch=, and no parameter whose arguments could be stacked: leave out batch="
+            )
 
 
 def _check_switches(label: str, donate: object, pure: object, fuse: object) -> None:
@@ -363,8 +367,8 @@ def _samples(label: str, given: tuple[Any, ...] | list[tuple[Any, ...]]) -> tupl
     for sample in samples:
         if not isinstance(sample, tuple):
             raise TypeError(
-                f"device node {label!r}: sample_input= is a tuple, of the arguments of one item, or a list of such "
-                f"tuples, and has a {type(sample).__name__}: if that is an argument, write sample_input=(argument,)"
+                f"device node {label!r}: sample_input= is a tuple of the arguments of one item, or a list of such "
+                f"tuples, and has a {type(sample).__name__}: for a single argument, write sample_input=(argument,)"
             )
     return tuple(samples)
 
@@ -374,8 +378,8 @@ def _check_numbers(label: str, device: Any, replicas: int, prefetch: int) -> Non
         check(option, value, whole(1), f"device node {label!r} has ")
     if replicas > 1 and not (isinstance(device, str) or is_device(device)):
         raise TypeError(
-            f"device node {label!r} has replicas={replicas}, and runs on a mesh, whose devices compute together: name "
-            "one device for copies that compute apart; or split the rows of batches over the mesh with in_specs="
+            f"device node {label!r} has replicas={replicas}, and runs on a mesh, whose devices compute together: for "
+            "replicas, name one device; or split the rows of batches over the mesh with in_specs="
         )
 
 

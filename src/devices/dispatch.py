@@ -33,67 +33,69 @@ if TYPE_CHECKING:
 
 # Dispatch: the one thread that enqueues every computation of a device or mesh.
 #
-# One thread keeps the order of what is enqueued; what meshes that overlap have to keep besides is in `EnqueueOrder`.
-# Nothing of this happens on an event loop: a tiny kernel runs inline in the dispatch, and the 33rd computation in
-# flight on a CPU blocks it.
+# One thread keeps the computations in order; `EnqueueOrder` keeps the order between meshes that share devices. No event
+# loop dispatches, because dispatching may block: a tiny kernel runs inline in the dispatch, and on a CPU the 33rd
+# computation in flight blocks.
 #
-# A second thread waits for the oldest computation, so that the transfers of the next one begin while the present one
-# runs, also when the next one comes late. Where computations are short, the thread waits itself as soon as enough is in
-# flight: to hand one over costs a fifth of a kernel of 0.2 ms, on two cores.
+# A second thread waits for the oldest computation. So the transfers of the next computation begin while the present one
+# runs, even when the next one comes late. Where computations are short, the first thread waits itself as soon as enough
+# computations are in flight: to hand one over costs a fifth of a kernel of 0.2 ms, on two cores.
 
-# Computations in flight. Two overlap the transfer of one with the computation of the other; four leave room for items
-# that come in bursts. More keep the device busy while this thread is kept from enqueueing, because an event loop has
-# the interpreter: for 5 ms, Python's default switch interval. What is set in this process is not asked: the depth would
-# depend on whether a device is opened before or inside of `engine.tuned_for_serving`. Not more than that takes: what is
-# in flight cannot be cancelled, and holds results that no caller has seen.
+# How many computations may be in flight. With two, the transfer of one overlaps the computation of the other. Four
+# leave room for bursts of items. More computations keep the device busy while an event loop holds the interpreter and
+# so keeps this thread from enqueueing. That lasts 5 ms, Python's default switch interval. The interval that is set in
+# this process is not read: the depth would depend on whether a device is opened before or inside of
+# `engine.tuned_for_serving`. There are no more computations in flight than last for that time, because such a
+# computation cannot be cancelled, and holds results that no caller has seen.
 LEAD_SECONDS = 0.005
 MIN_DEPTH = 4
 MAX_DEPTH = 16  # on a CPU, enqueueing the 33rd blocks
-_RECENT = 8  # computations that say how long one takes
+_RECENT = 8  # the usual time of a computation is an average of about this many
 
-# Results that were handed on are not waited for. Still, one of so many such computations is waited for, so that it is
-# known how long they take. Not each, because to hand one to the second thread costs as much as a small computation.
+# No thread waits for results that were handed on. Still, the second thread waits for one of so many such computations,
+# to measure how long they take. To hand each one over would cost as much as a small computation.
 _TIMED_EVERY = 16
 
 
-_InFlight: TypeAlias = "tuple[Job, list[Any], int, float]"  # the number of restarts before it, and when it began
+# A computation in flight: its job, the arrays of its result, `restarts` when the job was enqueued, and when it began.
+_InFlight: TypeAlias = "tuple[Job, list[Any], int, float]"
 
 
 class DispatchThread(ThreadOwner):
-    """Enqueues jobs in the order in which they come, and says when each is ready.
+    """Enqueues jobs in the order in which they come, and tells each job when its result is ready.
 
     Args:
         name: name of the device or mesh.
-        check: called first, on the thread; if it raises, every job fails with that error.
+        check: called first, on the dispatch thread; if it raises, every job fails with that error.
 
     Attributes:
-        submit: enqueues a job after those that were submitted before; from any thread.
-        restarts: how often one of its two threads has died and begun anew.
+        submit: enqueues a job after the jobs that were submitted before; callable from any thread.
+        restarts: how often one of the two threads has died and begun anew.
     """
 
-    # Ownership: any thread submits. The first thread, which dispatches, has `_in_flight`, `_lent_out`, `_came_alone`
-    # and `_untimed`. What it lends goes through `_handed`, and comes back as a count through `_returned`. The numbers
-    # of `_was_busy` belong to the second thread while that has any computation, else to the first: so the first waits
-    # for a job itself only while none is lent. It reads `_depth` whenever it likes. Either adds to `restarts` when it
-    # has died.
+    # Ownership: any thread submits. The first thread dispatches, and owns `_in_flight`, `_lent_out`, `_came_alone` and
+    # `_untimed`. It hands computations to the second thread through `_handed`, and gets a count of the ended ones
+    # through `_returned`. The fields that `_was_busy` writes belong to the second thread while that has a computation,
+    # otherwise to the first thread. So the first thread waits for a job itself only while the second one has none. The
+    # first thread reads `_depth` at any time. A thread that dies adds one to `restarts`.
 
     def __init__(self, name: str, check: Callable[[], None]) -> None:
         self._name = name
         self._check = check
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
         self.submit: Callable[[Job], None] = self._jobs.put
-        self._in_flight: deque[_InFlight] = deque()  # of those that the second thread has not
+        self._in_flight: deque[_InFlight] = deque()  # without those that the second thread has
         self._handed: SimpleQueue[_InFlight | None] = SimpleQueue()
         self._returned: SimpleQueue[None] = SimpleQueue()
-        self._lent_out = 0  # how many the second thread has, as far as the first one knows
+        self._lent_out = 0  # how many computations the second thread has, as far as the first thread knows
         self.restarts = 0
         self._busy_seconds = 0.0
         self._busy_until = 0.0
-        self._usual_seconds = LEAD_SECONDS / MIN_DEPTH  # of a computation, recently
-        self._depth = MIN_DEPTH  # how many computations may be in flight: as many as last for the lead
-        self._came_alone = 0  # jobs in a row: nothing was in flight, and nothing came while they were
-        self._timed_seconds = 0.0  # of those whose end was seen
-        self._untimed = _TIMED_EVERY  # computations since, whose end was not
+        self._usual_seconds = LEAD_SECONDS / MIN_DEPTH  # how long a computation has taken recently
+        self._depth = MIN_DEPTH  # how many computations may be in flight: as many as last for `LEAD_SECONDS`
+        self._came_alone = 0  # jobs in a row that came, and were computed, while no other job was there
+        self._timed_seconds = 0.0  # time of the last computation whose end a thread has seen
+        self._untimed = _TIMED_EVERY  # number of computations since then, whose ends no thread has seen
         self._on_ended: list[Callable[[], object]] = []
         self._threads: tuple[threading.Thread, ...] = (
             threading.Thread(target=self._dispatch_all, name=f"penstock-device-{name}", daemon=False),
@@ -120,14 +122,14 @@ class DispatchThread(ThreadOwner):
         """Run the jobs that were submitted before, then end.
 
         Args:
-            on_ended: called as the last thing that happens, on a thread that has nothing left to do but to return.
+            on_ended: called last, on a thread that is about to return.
         """
         if on_ended is not None:
             self._on_ended.append(on_ended)
         self._jobs.put(None)
 
     def abandon(self) -> None:
-        """End; see `ThreadOwner`."""
+        """Call `end`; see `ThreadOwner`."""
         self.end()
 
     def join(self) -> None:
@@ -136,7 +138,7 @@ class DispatchThread(ThreadOwner):
             thread.join()
 
     def begin_without_threads(self) -> None:
-        """Have no threads in a process that was forked: they run in its parent."""
+        """Have no threads in a forked process: the threads run in its parent."""
         self._threads = ()
 
     def _dispatch_all(self) -> None:
@@ -155,9 +157,9 @@ class DispatchThread(ThreadOwner):
         jobs, in_flight = self._jobs, self._in_flight
         while True:
             depth, is_idle = self._depth, jobs.empty()
-            # Where computations are short, as a rule, a job that comes late may as well wait for one of several; and
-            # for the only one, if none has come late for some time. A call that comes alone takes 0.1 ms less so than
-            # by the second thread.
+            # Where computations are short, this thread waits itself for the oldest of several: a job that comes
+            # meanwhile does not wait long. It also waits for the only one, if the last jobs have all come alone. A call
+            # that comes alone takes 0.1 ms less then than by the second thread.
             waits_itself = is_idle and depth > MIN_DEPTH and len(in_flight) > (self._came_alone < _RECENT)
             if waits_itself and in_flight[0][0].is_awaited:
                 self._wait_for_oldest()
@@ -180,9 +182,9 @@ class DispatchThread(ThreadOwner):
             del job  # a thread that waits for the next job must not hold the last one
 
     def _next_when_idle(self) -> "Job | None":
-        """Wait for the next job, while the second thread waits for what is in flight."""
-        # If no caller waits for the computations in flight, and the next job comes soon, as in a loop of training
-        # steps, they are looked at then: that is cheaper than to hand them to the second thread.
+        """Wait for the next job, while the second thread waits for the computations in flight."""
+        # If no caller waits for the computations in flight, the next job may come soon, as in a loop of training steps.
+        # Then this thread looks at them when that job comes, which is cheaper than to hand them to the second thread.
         if self._in_flight and self._untimed < _TIMED_EVERY and not any(one[0].is_awaited for one in self._in_flight):
             try:
                 return self._jobs.get(timeout=LEAD_SECONDS)
@@ -206,10 +208,10 @@ class DispatchThread(ThreadOwner):
             return
         self._in_flight.append((job, arrays, self.restarts, began))
         job.hand_on(arrays)
-        self._take_ended()  # while the event loop wakes
+        self._take_ended()  # meanwhile the event loop wakes up
 
     def _take_ended(self) -> None:
-        """Finish the jobs in flight that have ended, and for which no caller waits, once there are several."""
+        """Finish jobs in flight that have ended and that no caller waits for, if more than `MIN_DEPTH` are there."""
         in_flight = self._in_flight
         if len(in_flight) <= MIN_DEPTH:
             return
@@ -230,7 +232,7 @@ class DispatchThread(ThreadOwner):
             self._wait_for_oldest()
 
     def _hand_to_waiter(self) -> None:
-        """Have the second thread wait for the jobs in flight, after those that it has."""
+        """Have the second thread wait for the jobs in flight, after the jobs that it has already."""
         self._untimed = 0
         while self._in_flight:
             self._handed.put(self._in_flight[0])
@@ -238,7 +240,7 @@ class DispatchThread(ThreadOwner):
             self._in_flight.popleft()
 
     def _collect(self) -> None:
-        """Wait until the second thread is done with one."""
+        """Wait until the second thread is done with a job."""
         self._returned.get()
         self._lent_out -= 1
 
@@ -274,7 +276,7 @@ class DispatchThread(ThreadOwner):
             finally:
                 self._was_busy(began, is_late=is_late, is_timed=is_timed)
         except BaseException as error:  # noqa: BLE001 - it belongs to the caller, as in `_dispatch`
-            # Its traceback is that of this wait: it would say nothing, and hold the arrays.
+            # The traceback shows only this wait. It would say nothing, and keep the arrays alive.
             job.failed(ORIGINS.cause_of(error.with_traceback(None), job.inputs()))
             return
         if restarts == self.restarts:
@@ -288,7 +290,8 @@ class DispatchThread(ThreadOwner):
         seconds = now - max(began, self._busy_until)
         self._busy_seconds += seconds if is_timed else min(seconds, self._timed_seconds)
         self._busy_until = now
-        # If it had ended before this thread looked, its time is unknown, and more should have been in flight.
+        # If the computation had ended before this thread looked, its time is unknown and counts as 0, so that more
+        # computations may be in flight.
         self._usual_seconds += ((0.0 if is_late else seconds) - self._usual_seconds) / _RECENT
         usual = self._usual_seconds
         self._depth = MAX_DEPTH if usual * MAX_DEPTH <= LEAD_SECONDS else max(MIN_DEPTH, int(LEAD_SECONDS / usual))
@@ -296,15 +299,15 @@ class DispatchThread(ThreadOwner):
             self._timed_seconds = seconds
 
     def _answer_for(self, job: "Job", error: BaseException) -> None:
-        """Fail the job during which a thread has died: nothing else would release its callers."""
+        """Fail the job that a thread was busy with when it died: no other code would release the callers."""
         with suppress(Exception):  # the call of `failed` may be the one that has just raised
             job.failed(self._restarted(error))
 
     def _ran_to_end(self, run: Callable[[], None]) -> bool:
-        """Run the loop of a thread; returns False if it has died, and has to begin anew.
+        """Run the loop of a thread; return False if the loop has raised an error, and has to begin anew.
 
-        What was submitted stays in its queue. What was under way ends with `ActorRestarted`: nothing that was done on
-        the device since is known to be as it should. Each death costs at least one attempt, so there is an end to it.
+        Submitted jobs stay in the queue. Jobs in flight fail with `ActorRestarted`, because the state of the device is
+        not known. Each restart costs at least one attempt of a job, so the restarts end.
         """
         try:
             run()
@@ -336,21 +339,21 @@ class DispatchThreads:
         self._threads: dict[Placement, tuple[DispatchThread, int]] = {}
 
     def acquire(self, placement: Placement) -> DispatchThread:
-        """Return the thread of a device or mesh; it goes on until `release`."""
+        """Return the thread of a device or mesh. The thread runs until `release`."""
         with self._lock:
             thread, leases = self._threads.get(placement) or (self._start(placement), 0)
             self._threads[placement] = thread, leases + 1
             return thread
 
     def release(self, placement: Placement, on_ended: Callable[[], object]) -> bool:
-        """Give a lease back; the last one ends the thread, once it has done what was submitted.
+        """Give a lease back; the last lease ends the thread, after the jobs that were submitted.
 
         Args:
             placement: the device or mesh.
-            on_ended: called on some thread once nothing lives on because of this lease, but for the return of a thread.
+            on_ended: called, on any thread, once this lease keeps nothing alive but a thread that is about to return.
 
         Returns:
-            Whether it was the last one.
+            Whether this was the last lease.
         """
         with self._lock:
             thread, leases = self._threads.pop(placement)
@@ -366,31 +369,31 @@ class DispatchThreads:
         return DispatchThread(placement.name, lambda: self_check().verify(placement.devices[0]))
 
 
-# One for the process, as the devices are.
+# One object for the process, because the process shares the devices.
 THREADS = DispatchThreads()
 
 
 class Job:
     """Runs a compiled program for some calls.
 
-    The threads of the device call its methods, which must not hold them up. When the job is over, `on_over` is called
-    with it on the event loop.
+    The threads of the device call the methods of a job, so the methods must not block. When the job is over, the event
+    loop calls `on_over` with the job.
 
     Attributes:
         calls: the calls that the job runs for.
-        results: one for each call, once the job has succeeded.
-        error: why the job failed; None if it has not.
-        times: the times of its phases, if a profile is taken.
-        has_run: whether it was enqueued: neither skipped, nor failed while its program was compiled.
-        is_awaited: whether a caller waits until the job's arrays are ready, or a queue has to know when they are; known
-            once its result was handed on.
+        results: one result for each call, once the job has succeeded.
+        error: the error with which the job failed; None if it has not failed.
+        times: the times of the job's phases, while a profile is taken.
+        has_run: whether the job was enqueued: neither skipped, nor failed while its program was compiled.
+        is_awaited: whether a caller waits until the job's arrays are ready, or a queue has to know when they are. Known
+            once the result was handed on.
     """
 
-    # Ownership: a job has one owner at a time, who may read and write all of it. The event loop makes it and submits
-    # it. The dispatch thread begins it, and has its program compiled if need be: until then the compile thread has it.
-    # The dispatch thread enqueues it, and waits for it, or lends it to its second thread. `_over` posts it to the loop,
-    # which settles it. Meanwhile the loop may only have a call leave (`DeviceCall.result`, `take_back`), and change a
-    # batch that is not closed.
+    # Ownership: a job has one owner at a time, which may read and write all of its fields. The event loop makes and
+    # submits the job. The dispatch thread begins it. If its program has to be compiled, the compile thread owns the job
+    # until that is done. The dispatch thread enqueues the job and waits for it, or hands it to the second thread.
+    # `_over` posts the job to the loop, which settles it. Meanwhile the loop may do two things only: have a call leave
+    # (`DeviceCall.result`, `take_back`), and change a batch that is not closed.
 
     _is_batch = False
 
@@ -407,16 +410,16 @@ class Job:
         self._jitted = jitted
         self._device = device
         self._on_over: Callable[[Any], None] | None = on_over  # None once it was called
-        self._compiled: Executable | BaseException | None = None  # outcome of the compilation that it has waited for
+        self._compiled: Executable | BaseException | None = None  # outcome of the compilation that the job waited for
         self._args: tuple[Any, ...] | None = None
-        self._leaves: list[Any] = []  # of its arguments
+        self._leaves: list[Any] = []  # of `_args`
         self._given: Any = None
         self._origin: Origin | None = None
         self._is_over = False
         self._span: JobSpan | None = None  # if any of the calls is sampled
 
     def settle(self) -> None:
-        """Give each call its result, or an error of its own; on the loop."""
+        """Give each call its result, or a copy of the job's error; on the loop."""
         error = self.take_error()
         if error is not None:
             for index, call in enumerate(self.calls):
@@ -426,20 +429,20 @@ class Job:
                 call.finish(result)
         else:
             for call in self.calls:
-                call.drop()  # it was skipped: its callers have left
+                call.drop()  # the job was skipped: its callers have left
 
     def take_error(self) -> BaseException | None:
-        """Return the job's error and forget it: its traceback refers to the job, so neither would be freed."""
+        """Return the job's error and forget it: job and traceback refer to each other, so neither would be freed."""
         error, self.error = self.error, None
         return error
 
     def submit(self) -> None:
         """Hand the job to the device's thread."""
-        self._submitted_at = perf_counter()  # also without a profile: to ask whether one is taken would take longer
+        self._submitted_at = perf_counter()  # always: to ask whether a profile is taken would take longer
         self._device.thread.submit(self)
 
     def begin(self) -> bool:
-        """Return whether a caller still waits for it."""
+        """Return whether a caller still waits for the job; if none does, the job is over."""
         if not self._is_wanted():
             self._over()
             return False
@@ -448,12 +451,13 @@ class Job:
         return True
 
     def dispatch(self) -> list[Any] | None:
-        """Enqueue the program; returns the arrays of its result.
+        """Enqueue the program and return the arrays of its result.
 
-        If the program is not compiled yet, this has it compiled, and returns None: the job is submitted again then.
+        If the program is not compiled yet, this method requests the compilation and returns None. The job is submitted
+        again when the compilation has ended.
         """
         if isinstance(self._compiled, BaseException):
-            raise self._compiled  # not from a local variable, which its traceback would refer to
+            raise self._compiled  # not from a local variable: the traceback would refer to that variable
         executable, self._compiled = self._compiled, None
         if self._args is None:
             if collectors.running:
@@ -488,12 +492,15 @@ class Job:
         return self._arrays()
 
     def _flattened(self) -> tuple[list[Any], Any]:
-        """Return leaves and structure of the arguments; what the caller got early has copies for some of them."""
+        """Return leaves and structure of the arguments.
+
+        `DeviceCall.flat` is not used where the caller gets a pending result: some of those arguments were copied.
+        """
         call = self.calls[0]
         return (None if call.returns_pending else call.flat) or jax.tree.flatten(self._args)
 
     def _begins_as_usual(self) -> bool:
-        """Enqueue the program of the last calls, without a look at the arguments; return False if it is not certain."""
+        """Enqueue the program of the last calls, without a look at the arguments; return False if it may not fit."""
         call = self.calls[0]
         if not call.is_plain or self.times is not None or self._span is not None or jax_profiles():
             return False
@@ -512,11 +519,11 @@ class Job:
         return True
 
     def explained(self, error: BaseException) -> BaseException:
-        """Return an error that says more than one of JAX's, if that came from the call of the program."""
+        """Return an error that says more than JAX's error, if that came from the call of the program."""
         return explained(error, self._jitted, self._args) if self.has_run and self._args is not None else error
 
     def _arrays(self) -> list[Any]:
-        """Return the arrays that the program gave."""
+        """Return the arrays of the program's result."""
         given = self._given
         return [given] if are_arrays((given,)) else jax.tree.leaves(given)
 
@@ -536,7 +543,7 @@ class Job:
                 call.sampler.works_here()
 
     def inputs(self) -> Iterable[Any]:
-        """Return the arrays that it reads."""
+        """Return the arrays that the job reads."""
         if not self._leaves:
             self._leaves = jax.tree.leaves(self._args)
         return self._leaves
@@ -545,11 +552,11 @@ class Job:
         """Block until the arrays that `dispatch` returned are ready.
 
         Args:
-            arrays: what `dispatch` returned.
-            busy_until: when what was enqueued before it was ready.
+            arrays: the arrays that `dispatch` returned.
+            busy_until: when the computation before this one was ready, as `perf_counter` tells the time.
 
         Raises:
-            JaxRuntimeError: it failed.
+            JaxRuntimeError: the computation failed.
         """
         if self.times is None:
             wait_until_ready(arrays)
@@ -560,7 +567,7 @@ class Job:
         """Give the callers their results."""
         try:
             self.results = self.results_of(self._given)
-        except Exception as error:  # noqa: BLE001 - the result has not the expected form: the callers get the error
+        except Exception as error:  # noqa: BLE001 - the result has an unexpected form: the callers get the error
             self.error = error
         self._over()
 
@@ -570,17 +577,17 @@ class Job:
         self._over()
 
     def claim(self) -> bool:
-        """Return whether the job still has to run; from then on its calls cannot be taken back."""
+        """Return whether the job still has to run. After True its calls can no longer be taken back."""
         return True
 
     @property
     def rows(self) -> int | None:
-        """Rows of the batch, padding included; None for one call alone."""
+        """Number of rows of the batch, padding included; None without a batch."""
         return None
 
     @property
     def tokens(self) -> tuple[int, int] | None:
-        """Tokens of the calls in packed rows, and those that are computed; None for other jobs."""
+        """Number of tokens of the calls in packed rows, and of all tokens that are computed; None for other jobs."""
         return None
 
     def arguments(self) -> tuple[Any, ...]:
@@ -588,14 +595,14 @@ class Job:
         raise NotImplementedError
 
     def results_of(self, given: Any) -> list[Any]:
-        """Return the result of each call, from what the program gave."""
+        """Return the result of each call, made from the program's result."""
         raise NotImplementedError
 
     def _enqueue(self, executable: "Executable", args: tuple[Any, ...]) -> Any:
         times, span = self.times, self._span
         if times is None and span is None:
             return executable.enqueue(args, self._leaves)
-        # Arguments are transferred before the program is enqueued, so that the transfer can be timed by itself.
+        # The arguments are transferred before the program is enqueued, so that the transfer is measured apart from it.
         around = _untold if span is None else span.transfer
         placed = executable.transferred(args, around) if times is None else times.place(executable, args, around)
         given = executable(*placed)
@@ -619,14 +626,14 @@ class Job:
             self._span = JobSpan(jitted.name, jitted.placement.name, waits, items)
 
     def padding(self) -> tuple[int, float]:
-        """Rows of the batch, with those of padding, and how much of its elements was padding; both 0 for no batch."""
+        """Return the number of rows, padding included, and the share of padding in the elements; 0 without a batch."""
         return 0, 0.0
 
     def _is_wanted(self) -> bool:
         return not all(call.is_left for call in self.calls)
 
     def _goes_on(self, compiled: "Executable | BaseException") -> None:
-        """Continue with the outcome of the compilation: a second `find` would count a hit beside the miss."""
+        """Continue with the outcome of the compilation. A second `find` would count a hit besides the miss."""
         if self.times is not None:
             self.times.compile_ended()
         if self._span is not None and not isinstance(compiled, BaseException):
@@ -635,7 +642,7 @@ class Job:
         self.submit()
 
     def _over(self) -> None:
-        if self._is_over:  # the device's thread has died in this method, and reports the job once more
+        if self._is_over:  # the device's thread has died in this method, and reports the end of the job again
             return
         self._is_over = True
         if self._origin is not None:
@@ -651,7 +658,7 @@ class Job:
             self._device.mailbox.post(self._ended, on_over)
 
     def _ended(self, on_over: Callable[[Any], None]) -> None:
-        """Report the end of the job to the profiles, then to the queue of the calls; on the event loop."""
+        """Report the end of the job to the profiles, then to the queue of its calls; on the event loop."""
         if self.times is not None:
             self.times.tell(
                 self._jitted.name,
@@ -672,9 +679,10 @@ class SingleJob(Job):
 
     Args:
         jitted: the function that it runs.
-        device: the device that it runs on.
+        device: the device that runs the program.
         call: the call.
-        queue: the queue of the call; the job calls it on the event loop when it is over or its result is handed on.
+        queue: the queue of the call. Its `ended` is called on the event loop when the job is over, or its `give` when
+            the result is handed on.
         parameters: positions of the arguments that are parameters.
     """
 
@@ -696,7 +704,7 @@ class SingleJob(Job):
         return not self.calls[0].is_left
 
     def begin(self) -> bool:
-        """Return whether a caller still waits for it."""
+        """Return whether the caller still waits for the job; if not, the job is over."""
         call = self.calls[0]
         if call.wait is None and not call.is_left:  # nearly always
             return True
@@ -716,7 +724,7 @@ class SingleJob(Job):
             args = self._place(args, self._parameters)
         if not self._returns_pending:
             return args
-        # The caller goes on before the program has run, and may change a buffer that on a CPU is the argument itself.
+        # The caller continues before the program has run, and may write to a buffer that on a CPU is the argument.
         call = self.calls[0]
         return all_owned(args, call.size_bytes if call.is_plain else None)
 
@@ -724,11 +732,11 @@ class SingleJob(Job):
         """Give the result to the caller before it is ready, if the caller accepts that.
 
         Args:
-            arrays: what `dispatch` returned.
+            arrays: the arrays that `dispatch` returned.
         """
         if self._returns_pending:
             call, post = self.calls[0], self._device.mailbox.post
-            # Which of several devices is free matters.
+            # With several devices, the queue has to know which of them is free.
             self.is_awaited = bool(self.times or self._span) or len(self._queue.replicas) > 1
             if (flat := call.flat) is not None:
                 self._leaves = flat[0]
@@ -748,7 +756,7 @@ class SingleJob(Job):
         if self._is_over or self.times is not None or self._span is not None:
             super().ready()
             return
-        # Nearly always there is a shorter way: what `ready`, `results_of`, `_over` and `settle` do for one result.
+        # Nearly always this shorter code runs: the work of `ready`, `results_of`, `_over` and `settle` for one result.
         if self._origin is not None:
             ORIGINS.over(self._origin, None)
         if self._on_over is not None:
@@ -756,7 +764,7 @@ class SingleJob(Job):
         self._is_over, self._on_over, self._args, self._given, self._leaves = True, None, None, None, []
 
     def results_of(self, given: Any) -> list[Any]:
-        """Return what the program gave."""
+        """Return the program's result as the result of the only call."""
         return [given]
 
 
@@ -766,21 +774,21 @@ class BatchJob(Job):
     Args:
         jitted: the function that it runs.
         device: the device that it runs on.
-        calls: the calls, all of one group; the arguments of each are as its queue has left them.
-        on_over: called on the loop with the job when it is over.
-        arguments: how the batch items become the arguments of the program.
-        size_of: returns how many rows, padding included, a batch of such calls has.
+        calls: the calls, all of one group; `args` of each are tuples, or a `BatchItem`.
+        on_over: called on the event loop with the job when the job is over.
+        arguments: makes the arguments of the program from the batch items.
+        size_of: returns how many rows, padding included, a batch of the given calls has.
 
     Attributes:
-        lock: held while calls are added or left out, and when the job is closed.
-        is_closed: whether the thread has begun with the job, so that no call comes to it any more.
-        held: the calls that the device counts for it until it is over; `calls` are those of them that it runs.
+        lock: held while calls are added or removed, and when the job is closed.
+        is_closed: whether the thread has begun with the job. No call is added to a closed job.
+        held: the calls that the device counts for the job until the job is over; `calls` are the ones that it runs.
         stacked: the stacked arguments; None before they are stacked.
     """
 
     # Ownership: until the job is closed, the event loop replaces `calls` and `held`, which are one list, under `lock`.
-    # The dispatch thread closes it, under `lock` too. From then on `held` stays as it is, and the thread alone leaves
-    # calls out of `calls`: those that have left, or whose arguments have failed.
+    # The dispatch thread closes the job, under `lock` too. From then on `held` does not change, and that thread alone
+    # removes calls from `calls`: calls whose callers have left, and calls whose arguments have failed.
 
     _is_batch = True
 
@@ -804,22 +812,22 @@ class BatchJob(Job):
 
     @property
     def rows(self) -> int | None:
-        """Rows of the batch, padding included."""
+        """Number of rows of the batch, padding included."""
         return self._size
 
     def change(self, left: "list[DeviceCall]", added: "list[DeviceCall]") -> None:
-        """Leave out calls, and take further ones, as long as the job is not closed; to be called with the lock.
+        """Remove and add calls of a job that is not closed. Called under `lock`.
 
         Args:
             left: calls whose callers have left.
             added: further calls.
         """
         self.calls = self.held = [call for call in self.calls if call not in left] + added
-        # In a profile, the calls of a job have the mean of their times on the way to the thread.
+        # In a profile, each call of a job has the mean of the times that the calls took to reach the thread.
         self._submitted_at += (perf_counter() - self._submitted_at) * len(added) / len(self.calls)
 
     def begin(self) -> bool:
-        """Close the job, without the calls whose callers have left; return whether any caller still waits for it."""
+        """Close the job, without the calls whose callers have left; return whether any caller still waits."""
         with self.lock:
             is_first, self.is_closed = not self.is_closed, True
         if is_first:  # a job whose program had to be compiled begins again, with the same rows
@@ -834,7 +842,7 @@ class BatchJob(Job):
 
     @property
     def tokens(self) -> tuple[int, int] | None:
-        """Tokens of the calls in packed rows, and those that are computed; None if they are not packed."""
+        """Number of tokens of the calls in packed rows, and of all tokens that are computed; None if not packed."""
         stacked = self.stacked
         return None if stacked is None or stacked.parts is None else (stacked.item_tokens, stacked.tokens)
 
@@ -845,7 +853,7 @@ class BatchJob(Job):
         return self._place(args, arguments.parameters) if arguments.parameters else args
 
     def _items(self) -> list[tuple[Any, ...]]:
-        """Return the items to be stacked. If the computation of an item's array has failed, only its call fails."""
+        """Return the items to be stacked. If the computation of an item's array has failed, only that call fails."""
         calls = self.calls
         given = [call.args for call in calls]
         if all(item.is_on_host for item in given if isinstance(item, BatchItem)):  # nearly always
@@ -869,16 +877,16 @@ class BatchJob(Job):
             try:
                 raise failed
             finally:
-                del failed  # it refers to this frame
+                del failed  # break the cycle of error, traceback and frame
         return items
 
     def padding(self) -> tuple[int, float]:
-        """Rows of the batch, with those of padding, and how much of its elements was padding."""
+        """Return the number of rows of the batch, padding included, and the share of padding in its elements."""
         stacked = self.stacked
         return (0, 0.0) if stacked is None else (stacked.size, stacked.padding_share)
 
     def results_of(self, given: Any) -> list[Any]:
-        """Split what the program gave into rows."""
+        """Split the program's result into the rows of the calls."""
         assert self.stacked is not None
         if self.times is not None:
             given = self.times.fetch(given)

@@ -1,4 +1,4 @@
-"""One device or mesh as one Engine uses it: the calls that wait, which of them it gets next, and their batches."""
+"""One device or mesh as one Engine uses it: its waiting calls, the order in which it runs them, and their batches."""
 
 import asyncio
 import math
@@ -39,33 +39,34 @@ class DeviceCall:
     A call that runs cannot be stopped: its caller is released at once, and the end of the scope waits for the call.
 
     Attributes:
-        jitted: the function that it runs.
-        args: the arguments, one for each parameter; for a batch, a `BatchItem` unless they are as usual.
-        flat: leaves and structure of the arguments, if they are known and the program gets the arguments as they are.
-        result: the future that the caller waits for; None before the call is submitted, and once the caller has the
-            result or has left. It is dropped then because an error refers, by its traceback, to this call, and the two
-            would keep each other alive.
-        is_plain: whether the program may begin by `CompileCache.last_program`, without a look at the arguments.
+        jitted: the function that the call runs.
+        args: the arguments, one for each parameter. In a batch, a `BatchItem`, unless `Arguments.alike` found the
+            arguments to be like those of the call before.
+        flat: leaves and structure of the arguments, if they are known and the program gets the arguments unchanged.
+        result: the future that the caller waits for. None before the call is submitted, and once the caller has the
+            result or has left: an error refers to this call by its traceback, so call and future would keep each other
+            alive.
+        is_plain: whether `CompileCache.last_program` may run the call, without a look at the arguments.
         returns_pending: the caller gets the result before it is ready, to give it to another call.
         priority: higher first.
-        deadline: when its caller stops waiting, in the loop's time.
-        group: calls of one group may run together.
+        deadline: when the caller stops waiting, in the loop's time.
+        group: calls of one group may run in one batch.
         label: label of the node in its graph; None if the call does not come from a node.
         size_bytes: size of the arguments that may have to be transferred.
-        wait: the sampled span that waits for it; None without one.
-        arrived_at: when it began to wait, in the loop's time.
-        queue: where it waits, or has waited; None before.
-        started: whether it was handed to the device's thread.
-        sampler: times the node that it is for, while a profile is taken.
-        frame: the frame of its item; None if the call does not come from a node.
-        returned: whether the device is done with it. If its result is handed on before it is ready, the device is done
-            once the call is enqueued.
+        wait: the sampled span that waits for the call; None if there is none.
+        arrived_at: when the call began to wait, in the loop's time.
+        queue: the queue in which the call waits or has waited; None before.
+        started: whether the call was handed to the device's thread.
+        sampler: measures the node of the call, while a profile is taken.
+        frame: the frame of the call's item; None if the call does not come from a node.
+        returned: whether the device is done with the call. A call whose result is handed on before the result is ready
+            is done once the call is enqueued.
     """
 
-    # Ownership: the event loop has a call, and alone writes `result`, `started` and `returned`. The threads of the
-    # device read what the call was made with, until they post its end, and ask `is_left` at any time. `_turn` is taken
-    # once: by the dispatch thread, to begin, or by the loop, to take the call back. That thread writes `_has_begun`,
-    # and the loop reads it when the call has come back.
+    # Ownership: the event loop owns a call, and alone writes `result`, `started` and `returned`. The threads of the
+    # device read the arguments of the constructor until they post the end of the call, and ask `is_left` at any time.
+    # `_turn` is taken once: by the dispatch thread, to begin, or by the loop, to take the call back. The dispatch
+    # thread writes `_has_begun`, and the loop reads it when the call has come back.
 
     __slots__ = (
         "_has_begun", "_on_returned", "_turn", "args", "arrived_at", "deadline", "flat", "frame", "group", "is_plain",
@@ -103,24 +104,24 @@ class DeviceCall:
         self._turn: threading.Lock | None = None
 
     def may_be_taken_back(self) -> None:
-        """Make `take_back` possible; to be called before the call is submitted."""
+        """Make `take_back` possible. Called before the call is submitted."""
         self._turn = threading.Lock()  # taken once and never given back: by the device, or by `take_back`
 
     def begin(self) -> bool:
-        """Note that the device enqueues it now; returns False if it was taken back. On the device's thread."""
+        """Note that the device enqueues the call; return False if the call was taken back. On the device's thread."""
         if self._turn is None:
             return True
         self._has_begun = self._turn.acquire(blocking=False)
         return self._has_begun
 
     def stop(self) -> None:
-        """Note that the device could not begin after all, and will `begin` again; on its thread."""
+        """Note that the device could not enqueue the call, and will call `begin` again. On the device's thread."""
         if self._turn is not None:
             self._has_begun = False
             self._turn.release()
 
     def take_back(self) -> bool:
-        """Keep the call from running and return True; return False if the device has begun with it."""
+        """Keep the call from running and return True; return False if the device has begun to run the call."""
         assert self._turn is not None
         return self._turn.acquire(blocking=False)
 
@@ -134,7 +135,7 @@ class DeviceCall:
 
     @property
     def cost(self) -> float:
-        """The cost of the batch item that its arguments are."""
+        """The cost of the call's arguments, which are a `BatchItem`."""
         return cast("BatchItem", self.args).cost
 
     @property
@@ -144,12 +145,12 @@ class DeviceCall:
         return result is None or result.cancelled()
 
     def is_wanted(self, now: float) -> bool:
-        """Whether its caller waits for the result, and has time left."""
+        """Whether the caller waits for the result, and its deadline has not passed."""
         result = self.result
         return result is not None and not result.done() and (self.deadline is None or now < self.deadline)
 
     def hand_on(self, value: Any) -> None:
-        """Give the caller a result that is not ready yet, unless it has left."""
+        """Give the caller a result that is not ready yet, unless the caller has left."""
         result = self.result
         if result is None:
             return
@@ -159,7 +160,7 @@ class DeviceCall:
             self.waited_for_again().set_result(value)
 
     def finish(self, value: Any) -> None:
-        """Give the caller the result, unless it has it or has left; the device is done with it."""
+        """Note that the device is done with the call, and give the caller the result unless it has it or has left."""
         self.returned = True
         self.args, self.flat = (), None
         if self._on_returned:
@@ -167,16 +168,16 @@ class DeviceCall:
         self.hand_on(value)
 
     def fail(self, error: BaseException) -> None:
-        """Raise an error in the caller, unless it has left; the device is done with it."""
+        """Note that the device is done with the call, and raise an error in the caller, unless the caller has left."""
         self._return()
-        if isinstance(error, StopIteration):  # a future refuses it
+        if isinstance(error, StopIteration):  # a future refuses a StopIteration
             substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
             substitute.__cause__ = error
             error = substitute
         self._raise(error)
 
     def withdraw(self) -> None:
-        """Note that its caller has left, and free its place at once, unless it runs."""
+        """Note that the caller has left, and free the call's place in the queue at once, unless the call runs."""
         if self.queue is not None and not self.started and not self.returned:
             self.queue.discard(self)
             self.drop()
@@ -187,16 +188,16 @@ class DeviceCall:
         self._return()
 
     def expire(self) -> None:
-        """Forget a call that will not run. Its caller is released by its own deadline, which says more."""
+        """Forget a call that will not run. The caller's own deadline raises the error, which says more."""
         self._return()
 
     def abandon(self) -> bool:
-        """Note that its caller has left; returns whether the device is still busy with it."""
+        """Note that the caller has left; return whether the device is still busy with the call."""
         self._cancel()
         return self.started and not self.returned
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the device is done with it."""
+        """Call `callback` once the device is done with this call."""
         self._on_returned += (callback,)
 
     def _raise(self, error: BaseException) -> None:
@@ -218,7 +219,7 @@ class DeviceCall:
 
 
 class DetachedDeviceCall(DeviceCall, DetachedStep):
-    """A call that no worker waits for: it is the first step of the call of a graph, and carries that on by itself."""
+    """A call that no worker waits for: the first step of a graph's call, which continues that call when it ends."""
 
     __slots__ = STEP_SLOTS
 
@@ -228,10 +229,10 @@ class DetachedDeviceCall(DeviceCall, DetachedStep):
         return self._is_left
 
     def is_wanted(self, now: float) -> bool:
-        """Whether its caller waits for the result, and has time left."""
+        """Whether the caller waits for the result, and its deadline has not passed."""
         return not self._is_over and (self.deadline is None or now < self.deadline)
 
-    # Carries the call of the graph on with a result, ready or not, unless its caller has left.
+    # Continues the graph's call with a result, ready or not, unless the caller has left.
     hand_on = DetachedStep.set_result  # pyright: ignore[reportAssignmentType] - a call of this class is such a step
 
     def _raise(self, error: BaseException) -> None:
@@ -246,10 +247,10 @@ class CallQueue:
 
     Args:
         name: name of the node, for errors.
-        device: the device that they wait for.
-        batch: how many run together; None for one by one.
+        device: the device that the calls wait for.
+        batch: how many calls run together; None if the calls run one by one.
         limit: the most jobs of this node that the device holds.
-        fewest_rows: of packed ones, how many the smallest program has.
+        fewest_rows: number of rows of the smallest program, for packed rows; 1 otherwise.
     """
 
     def __init__(
@@ -261,20 +262,20 @@ class CallQueue:
         self.gathers = batch is not None
         self._may_refuse = batch is not None and batch.max_queue is not None
         self.free = limit
-        self.arrived: dict[DeviceCall, None] = {}  # since the device has looked last
-        self.largest: dict[Hashable, int] = {}  # of these groups, more calls together did not fit the device
+        self.arrived: dict[DeviceCall, None] = {}  # calls that came since the device last looked at this queue
+        self.largest: dict[Hashable, int] = {}  # by group: the most calls together, since more did not fit the device
         self.served = 0.0
         self.replicas: tuple[CallQueue, ...] = (self,)
 
     def start(self, calls: list[DeviceCall]) -> None:
-        """Have the device run some calls together; in the end, `returned` is called."""
+        """Have the device run some calls together; at the end, `EngineDevice.returned` is called."""
         raise NotImplementedError
 
     def admit(self, now: float) -> None:
-        """Have calls that have just arrived wait for a batch."""
+        """Put the calls that have just arrived among those that wait for a batch."""
 
     def fill(self, now: float) -> None:
-        """Add waiting calls to a batch that the device's thread has and has not begun, whoever's turn it is."""
+        """Add waiting calls to a batch that the device's thread has not begun, even if it is another queue's turn."""
 
     @property
     def has_room(self) -> bool:
@@ -283,7 +284,7 @@ class CallQueue:
 
     @property
     def is_next(self) -> bool:
-        """Whether this device is the least busy of those that have a copy of the node, and room."""
+        """Whether this device is the least busy among the devices that have a copy of the node and room for a job."""
         if len(self.replicas) == 1:
             return True
         return all(self.device.running <= one.device.running for one in self.replicas if one.has_room)
@@ -299,13 +300,13 @@ class CallQueue:
             if not call.returned:
                 call.withdraw()
             call.result = None
-            del result  # it refers to an error, and that to this frame
+            del result  # break the cycle of future, error, traceback and frame
 
     async def run_to_end(self, call: DeviceCall) -> Any:
         """Run a call whose result must not be lost, because the call destroys its arguments.
 
-        A cancellation takes it back if the device has not begun with it. Otherwise the caller gets the result, or the
-        error, and the cancellation where it waits next.
+        A cancellation takes the call back if the device has not begun to run it. Otherwise the caller gets the result
+        or the error, and the cancellation is raised where the caller waits next.
         """
         loop = self.device.loop
         task = asyncio.current_task(loop)
@@ -334,10 +335,10 @@ class CallQueue:
             return result.result()
         finally:
             call.result = None
-            del result  # it refers to an error, and that to this frame
+            del result  # break the cycle of future, error, traceback and frame
 
     def submit(self, call: DeviceCall) -> None:
-        """Have a call run; its result comes through its future.
+        """Have a call run; the call's future gets the result.
 
         Raises:
             EngineClosedError: the Engine was closed.
@@ -348,12 +349,12 @@ class CallQueue:
             raise EngineClosedError(f"device {device.name} takes no more calls: its Engine was closed")
         call.queue = self
         if not self.gathers and not device.busy and self.free and device.has_room and len(self.replicas) == 1:
-            device.begin(self, [call])  # no other call waits, so it need not either
+            device.begin(self, [call])  # no call waits and the device has room: begin at once
             return
         if self._may_refuse and waiting.is_full and not self._make_room():
             raise Overloaded(
-                f"node {self.name!r} refuses an item: {waiting.count} wait already, as many as one batch and "
-                "max_queue= of its Batch"
+                f"node {self.name!r} refuses an item: {waiting.count} items wait already, which is one batch and "
+                "max_queue= of its Batch: try again later, or raise max_queue="
             )
         call.arrived_at = device.loop.time()
         waiting.add(call)
@@ -364,7 +365,7 @@ class CallQueue:
                 one.device.offer(one)
 
     def _make_room(self) -> bool:
-        """Remove unwanted calls from a full queue, and begin batches that are due; return whether there is room now."""
+        """Drop calls of a full queue whose callers have left, and begin due batches; return whether there is room."""
         waiting = self.waiting
         for unwanted in waiting.drop_unwanted(self.device.loop.time()):
             unwanted.expire()
@@ -373,7 +374,7 @@ class CallQueue:
         return not waiting.is_full
 
     def discard(self, call: DeviceCall) -> None:
-        """Take out a call, if it still waits."""
+        """Remove a call from the queue, if the call still waits."""
         self.arrived.pop(call, None)
         self.waiting.discard(call)
         self.forget_if_empty()
@@ -394,8 +395,8 @@ def share(queues: Sequence[CallQueue]) -> None:
 
 _ONE_BY_ONE = Batch(1)
 
-# Jobs of one node that the device's thread holds ahead: enough that a burst of tiny kernels does not wait for the loop
-# between two of them, few enough that a node that comes later is served soon.
+# How many jobs of one node the device's thread holds ahead. There are enough that a burst of tiny kernels does not wait
+# for the event loop between two of them, and so few that another node is served soon.
 AHEAD = 16
 
 
@@ -403,9 +404,9 @@ class SingleCallQueue(CallQueue):
     """Has a device run the calls of a node one by one.
 
     Args:
-        name: of the node.
-        device: the device that they run on.
-        jitted: the function that they run; None if each call brings its own.
+        name: name of the node.
+        device: the device that runs the calls.
+        jitted: the function that all calls run; None if each call has its own (`DeviceCall.jitted`).
         parameters: positions of the arguments that are parameters.
         limit: the most calls that the device's thread holds.
     """
@@ -423,16 +424,16 @@ class SingleCallQueue(CallQueue):
         self._parameters = parameters
 
     def start(self, calls: list[DeviceCall]) -> None:
-        """Have the device run the one call."""
+        """Have the device run the only call of the list."""
         SingleJob(self._jitted or calls[0].jitted, self.device, calls[0], self, self._parameters).submit()
 
     def give(self, call: DeviceCall, value: Any) -> None:
         """Give a caller its result, which is ready, or which no thread waits for."""
-        # Results that are not ready do not pile up: the device's thread waits for one before it enqueues too many.
+        # Results that are not ready do not pile up: the device's thread enqueues no more than it may have in flight.
         try:
             self.device.returned(self, [call])
         finally:
-            call.finish(value)  # which may run the caller
+            call.finish(value)  # this may run code of the caller
 
     def ended(self, job: Job) -> None:
         """Give a caller its result or its error."""
@@ -457,39 +458,39 @@ def described(array: Any) -> str:
     return f"{array.dtype}[{','.join(map(str, array.shape))}], {array.nbytes:,} bytes"
 
 
-# Jobs of all nodes that the device's thread holds ahead.
+# How many jobs of all nodes the device's thread holds ahead.
 DEFAULT_WINDOW = 32
 
-# Size of the arguments that the device's thread holds ahead, of all nodes. A batch of this size takes 20 ms and more to
-# transfer over PCIe, and is a small part of the memory of a device.
+# Bytes of arguments that the device's thread holds ahead, for all nodes together. To transfer as much over PCIe takes
+# 20 ms and more, and it is a small part of the memory of a device.
 DEFAULT_WINDOW_BYTES = 256 * 1024 * 1024
 
 
 class EngineDevice:
-    """A device or mesh as one Engine uses it: what waits for it, a lease on its thread, and the way back to the loop.
+    """A device or mesh as one Engine uses it: the waiting calls, a lease on its thread, and its way back to the loop.
 
-    Nodes, and what `devices.actor` has made, take turns by item: the one that had the fewest is next. A batch is made
-    when the device has room for it, so requests gather while it is busy, and no call waits for others beyond
-    `max_wait_seconds`.
+    Nodes and device actors (`devices.actor`) take turns by item: the queue that was served the fewest items is next. A
+    batch is made when the device has room for one, so requests gather while the device is busy. No call waits for other
+    calls longer than `max_wait_seconds`.
 
     Args:
-        placement: which device or mesh it is.
+        placement: the device or mesh.
         mailbox: brings outcomes to the event loop.
         loop: the event loop.
         window: the most jobs that the device holds.
-        window_bytes: size of their arguments; once the device holds as much, it gets no more until a job has ended.
+        window_bytes: the most bytes of their arguments. A device that holds as many gets no job until one has ended.
 
     Attributes:
         name: name of the placement.
         thread: the thread that dispatches the jobs.
         parameters: arrays that stay on the device until it is closed, such as the weights of a model.
-        functions: the calls of each `devices.actor`, which belong to no node.
+        functions: the queue of each device actor, which belongs to no node.
         busy: the queues with calls that wait.
-        running: jobs that the device holds.
+        running: number of jobs that the device holds.
     """
 
-    # Ownership: all of it is of the event loop, and of its queues as well, but for `parameters`, which the dispatch
-    # thread alone uses until it has ended. Threads come back by `mailbox` only.
+    # Ownership: the event loop owns this object and its queues. Only `parameters` belongs to the dispatch thread, until
+    # that thread has ended. Threads reach the loop through `mailbox` alone.
 
     def __init__(
         self,
@@ -511,13 +512,13 @@ class EngineDevice:
         self.is_closed = False
         self._window, self._window_bytes = window, window_bytes
         self._held_bytes = 0
-        self._served = 0.0  # `served` of the queue that was served last
+        self._served = 0.0  # `CallQueue.served` of the last queue whose calls ran
         self.will_look = False
         self._timer: asyncio.TimerHandle | None = None
         self._idle = Condition()
 
     def returned(self, queue: CallQueue, calls: list[DeviceCall]) -> None:
-        """Note that the device is done with the job of these calls, or has nothing left to do but to compute it."""
+        """Note that the device is done with the job of these calls, or that the job is enqueued and no thread waits."""
         self.running -= 1
         queue.free += 1
         self.let_go(calls)
@@ -527,9 +528,9 @@ class EngineDevice:
             self._idle.notify_all()
 
     def compile(self, jitted: JittedFunction, args: tuple[Any, ...]) -> "asyncio.Future[Executable]":
-        """Have a function compiled for such arguments; the future gets the program, or the error.
+        """Have a function compiled for arguments like these; the returned future gets the program or the error.
 
-        It is not compiled if the future is cancelled before its turn has come.
+        Nothing is compiled if the future is cancelled before the compilation begins.
         """
         done: asyncio.Future[Executable] = self.loop.create_future()
         mailbox, wait = self.mailbox, spans.waiting()
@@ -540,7 +541,7 @@ class EngineDevice:
         return done
 
     async def close(self) -> None:
-        """Refuse more calls, drop those that wait, wait for those that run, and give the lease back."""
+        """Refuse further calls, fail the waiting calls, wait for the running ones, and give the lease back."""
         self.is_closed = True
         if self._timer is not None:
             self._timer.cancel()
@@ -555,11 +556,11 @@ class EngineDevice:
         is_last = THREADS.release(self.placement, lambda: self.mailbox.post(ended.set))
         await ended.wait()
         if is_last:
-            self.thread.join()  # this takes no time: they have nothing left to do but to return
+            self.thread.join()  # this takes no time: the threads are about to return
 
     @property
     def has_room(self) -> bool:
-        """Whether it takes another job."""
+        """Whether the device takes another job."""
         return self.running < self._window and self._held_bytes < self._window_bytes and not self.is_closed
 
     @property
@@ -567,14 +568,14 @@ class EngineDevice:
         return self._held_bytes < self._window_bytes
 
     def offer(self, queue: CallQueue) -> None:
-        """Take calls from a queue whenever it is its turn, until it is empty."""
+        """Take calls from a queue, in turn with the other queues, until the queue is empty."""
         if queue not in self.busy:
-            # A queue that was empty does not catch up on what others had meanwhile, nor a new one on all they ever had.
+            # A queue that was empty, or is new, does not catch up on the items that other queues had meanwhile.
             queue.served = max(queue.served, self._served)
             self.busy[queue] = None
         if queue.gathers:
             if not self.will_look:
-                self._look_soon()  # after what else comes in this turn of the loop
+                self._look_soon()  # after the other calls that come in this turn of the loop
         elif queue.has_room:
             self.look()
 
@@ -584,11 +585,16 @@ class EngineDevice:
             self.loop.call_soon(self.look)
 
     def look(self, due: float = 0.0, enough: Callable[[], bool] = bool) -> None:
-        """Hand jobs to the device as long as it takes more, or until it is enough."""
+        """Hand jobs to the device while it takes more and `enough` is false.
+
+        Args:
+            due: the time for which the timer was set; the present time counts as at least this.
+            enough: asked before each job.
+        """
         self.will_look = False
         if self.is_closed:
             return
-        now = max(self.loop.time(), due)  # a timer may run a clock's tick too early
+        now = max(self.loop.time(), due)  # a timer may run one tick of the clock too early
         before = self.running
         for queue in tuple(self.busy):
             if queue.arrived:
@@ -610,19 +616,19 @@ class EngineDevice:
         queue.start(calls)
 
     def hold(self, queue: CallQueue, calls: list[DeviceCall]) -> None:
-        """Count calls that the device's thread gets, in a new job or in one that it has not begun."""
+        """Count calls that the device's thread gets, in a new job or in a job that it has not begun."""
         queue.served += len(calls)
         for call in calls:
             call.started = True
             self._held_bytes += call.size_bytes
 
     def let_go(self, calls: list[DeviceCall]) -> None:
-        """Count calls that the device's thread does not have any more."""
+        """Stop counting calls that the device's thread no longer holds."""
         for call in calls:
             self._held_bytes -= call.size_bytes
 
     def _tell_replicas(self) -> None:
-        """Have the other devices with copies of waiting nodes look for calls: one of them may be the next free one."""
+        """Have other devices that have copies of the waiting nodes look for calls: their turn may have come."""
         for queue in self.busy:
             for one in queue.replicas:
                 if one is not queue and one.has_room:
@@ -637,20 +643,20 @@ class EngineDevice:
         return None
 
     def _arm_timer(self, now: float) -> None:
-        """Look again when the next batch is due, if only time keeps it from running."""
+        """Set the timer to the moment when the next batch is due, if the batch waits for nothing but time."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         if not self.has_room:
             return
         dues = [queue.waiting.due_at for queue in self.busy if queue.gathers and queue.free]
-        later = [due for due in dues if due is not None and due > now]  # what is due already waits for something else
+        later = [due for due in dues if due is not None and due > now]  # a batch that is due waits for something else
         if later:
             self._timer = self.loop.call_at(min(later), self.look, min(later))
 
 
 def _wanted(taken: list[DeviceCall], now: float) -> list[DeviceCall]:
-    """Return the calls whose callers still wait, and forget the others."""
+    """Return the calls whose callers still wait, and forget the other calls."""
     wanted: list[DeviceCall] = []
     for call in taken:
         if call.is_wanted(now):
@@ -670,30 +676,31 @@ def _tell(done: "asyncio.Future[Executable]", found: Executable | BaseException)
 
 
 def batch_size(count: int, sizes: tuple[int, ...]) -> int:
-    """Return the smallest of the sizes that holds `count` items, which the last one does."""
+    """Return the smallest size that holds `count` items; the sizes ascend, and the last one holds them."""
     return sizes[bisect_left(sizes, count)]
 
 
 class BatchCallQueue(CallQueue):
-    """Has a device run the calls of a node in batches, and those that fail again in parts.
+    """Has a device run the calls of a node in batches, and runs a batch that has failed again in parts.
 
     Args:
-        arguments: how calls become the arguments of the program.
-        parameters: positions of the arguments that are parameters, with what stands for equal ones.
-        device: where they run.
+        arguments: makes the arguments of the program from those of the calls.
+        parameters: positions of the arguments that are parameters, each with its `SameParameters`.
+        device: the device that runs the batches.
         jitted: the vectorised program.
-        batch: how many run together.
-        sizes: that batches are padded to, in ascending order.
+        batch: how many calls run together.
+        sizes: the sizes that batches are padded to, in ascending order.
         prefetch: the most batches that the device holds: one runs while the next is transferred.
-        log: counts them.
-        in_parts: runs a batch that failed in parts, and then calls a function; None if it must not run again.
+        log: counts the batches.
+        in_parts: runs a failed batch again in parts, then calls the given function; None if no batch may run again.
 
     Attributes:
-        limits: how large its batches may be.
+        limits: how large the batches may be.
     """
 
-    # Ownership: of the event loop. The dispatch thread asks `rows_of` and `_sizes` how many rows a job has; what these
-    # read never changes. `_unbegun` may have been begun since: its `lock` says so.
+    # Ownership: the event loop owns this queue. The dispatch thread asks `rows_of` and `_sizes` how many rows a job
+    # has; the fields that these read never change. The thread may have begun with `_unbegun`: `is_closed` of that job,
+    # read under its `lock`, says so.
 
     def __init__(
         self,
@@ -710,15 +717,15 @@ class BatchCallQueue(CallQueue):
     ) -> None:
         super().__init__(arguments.name, device, batch, prefetch, sizes[0])
         self.packed = batch if isinstance(batch, PackedBatch) else None
-        # Limits are numbers of calls, so those of packed rows are of rows that are full of calls.
+        # Limits count calls. With packed rows, a limit counts the calls of full rows.
         self._most_per_row = 1 if self.packed is None else self.packed.items_per_row
         self.limits = SizeLimits([size * self._most_per_row for size in sizes], self.largest)
-        self._unbegun: BatchJob | None = None  # the job that the thread got last, if it may take further calls
-        # The most calls of such a job; none may be added where costs say how many there is room for.
-        assert batch.max_size != "auto"  # by now it is known
+        self._unbegun: BatchJob | None = None  # the last job of the thread, if further calls may be added to the job
+        # The most calls of that job. 0 with packed rows: there the costs decide how many calls have room.
+        assert batch.max_size != "auto"  # the size was found before
         self._most = 0 if batch._rows is not None else batch.max_size
         self._under_way: list[BatchJob] = []  # the batches that the device has
-        self._is_slow = False  # whether the last batch took longer than what the loop takes to give the device another
+        self._is_slow = False  # whether the last batch took longer than the loop needs to hand over another one
         self._counts_turn = False  # whether `_turn` is scheduled
         self._arguments = arguments
         self._parameters = parameters
@@ -731,7 +738,7 @@ class BatchCallQueue(CallQueue):
         """Have the device run some calls as one batch."""
         rows = len(self.rows_of(calls))
         limits = self.limits
-        # Limits by group are a rare case.
+        # Few batches have limits by group.
         is_try = limits.begins_trial(calls[0].group, rows * self._most_per_row) if limits.by_group else False
         job = self.run_batch(calls, partial(self._ended, is_try, self.device.loop.time()))
         self._under_way.append(job)
@@ -739,7 +746,7 @@ class BatchCallQueue(CallQueue):
 
     @property
     def is_next(self) -> bool:
-        """Whether the device is the least busy one with a copy of the node, and no callers are waited for."""
+        """Whether the device is the least busy one with a copy of the node, and the batch waits for no more callers."""
         waiting = self.waiting
         if len(self.replicas) > 1 or waiting.is_due(-math.inf):
             return super().is_next
@@ -748,18 +755,19 @@ class BatchCallQueue(CallQueue):
                 self._counts_turn = True
                 self.device.loop.call_soon(self._turn)
             return False
-        # A small batch that the device has ahead would begin before the callers of the one that runs can come again.
+        # A small batch that is handed over now would begin before the callers of the running batch can call again.
         running = self._under_way
         is_small = self._is_slow and running and sum([len(job.held) for job in running]) >= waiting.count
         return not is_small or not waiting.holds_only(running[-1].held[0].group)
 
     def submit(self, call: DeviceCall) -> None:
-        """Have a call run in a batch; its result comes through its future.
+        """Have a call run in a batch; the call's future gets the result.
 
         Raises:
             EngineClosedError: the Engine was closed.
             Overloaded: too many calls wait.
-            Exception: where the call may be refused, or several devices take calls: its arguments cannot be stacked.
+            Exception: the arguments cannot be stacked. Raised here only if the batch has `max_queue=` or the node has
+                several devices; otherwise the call's future gets this error.
         """
         device = self.device
         if self._may_refuse or len(self.replicas) > 1 or device.is_closed:
@@ -772,7 +780,10 @@ class BatchCallQueue(CallQueue):
             device.offer(self)
 
     def admit(self, now: float) -> None:
-        """Have calls that have just arrived wait for a batch; nearly always all are alike, which is seen at once."""
+        """Put the calls that have just arrived among those that wait for a batch.
+
+        Nearly always all calls are alike, and one comparison shows that.
+        """
         if not self.arrived:
             return
         calls, self.arrived = [*self.arrived], {}
@@ -807,7 +818,7 @@ class BatchCallQueue(CallQueue):
         self.device.look()
 
     def _over(self, job: BatchJob, began: float) -> None:
-        """Take back a batch that has ended; its callers have their results, and may come again."""
+        """Note that a batch has ended: its callers have their results, and may call again."""
         now = self.device.loop.time()
         self.admit(now)
         self._under_way.remove(job)
@@ -817,10 +828,10 @@ class BatchCallQueue(CallQueue):
         self.device.returned(self, job.held)
 
     def fill(self, now: float) -> None:
-        """Add waiting calls to the batch that the device's thread got last, unless it has begun with it.
+        """Add waiting calls to the last batch of the device's thread, unless the thread has begun with that batch.
 
-        A thread that waits for the interpreter, or for a place on the device, begins milliseconds later. Calls that
-        come meanwhile would need a batch of their own. They do not wait until `max_wait_seconds` are over.
+        A thread that waits for the interpreter, or for a place on the device, begins a batch milliseconds after it got
+        it. Calls that come meanwhile join the batch at once, without waiting for `max_wait_seconds`.
         """
         job = self._unbegun
         if job is None:
@@ -835,7 +846,7 @@ class BatchCallQueue(CallQueue):
             if added:
                 job.change(left, added)
             else:
-                left = []  # a job without a call that is wanted is skipped
+                left = []  # if all callers of a job have left, the job is skipped
         self.device.hold(self, added)
         self.device.let_go(left)
         for call in left:
@@ -845,7 +856,7 @@ class BatchCallQueue(CallQueue):
     def run_batch(
         self, calls: list[DeviceCall], on_over: Callable[[BatchJob], None], size: int | None = None
     ) -> BatchJob:
-        """Have the device run some calls as a batch of so many rows; by default the fewest that hold them."""
+        """Have the device run some calls as a batch of `size` rows; by default of as few rows as hold the calls."""
 
         def over(job: BatchJob) -> None:
             if job.stacked is not None and job.has_run:
@@ -873,23 +884,23 @@ class BatchCallQueue(CallQueue):
             self._over(job, began)
 
     def exceeded(self, job: BatchJob) -> bool:
-        """Note that a batch did not fit the memory of the device; returns whether a smaller one may."""
+        """Note that a batch did not fit the memory of the device; return whether a smaller batch may fit."""
         assert job.stacked is not None
         return self.limits.exceeded(job.calls[0].group, job.stacked.size * self._most_per_row)
 
     def first(self, calls: Sequence[DeviceCall], most: int) -> int:
-        """Return how many of the calls at the beginning make a batch that is limited to `most` calls."""
+        """Return how many of the first calls make a batch that is limited to `most` calls."""
         rows = max(1, most // self._most_per_row)
         return most if self.packed is None else sum(map(len, self.rows_of(calls)[:rows]))
 
     def rows_of(self, calls: Sequence[DeviceCall]) -> Sequence[Any]:
-        """Return what the calls, which are of one group, put into each row of a batch."""
+        """Return the rows of a batch of calls of one group: the calls, or with packed rows the items of each row."""
         if self.packed is None:
             return calls
         assert self._arguments.stacker is not None
         return self._arguments.stacker.rows_of([cast("BatchItem", call.args) for call in calls], self.packed)
 
     def describe(self, call: DeviceCall) -> str:
-        """Return what a call holds, for an error."""
+        """Return dtypes, shapes and size of the arguments of a call, for an error."""
         assert self._arguments.items is not None
         return self._arguments.items.describe(self._arguments.as_item(call.args, call.group))

@@ -1,4 +1,4 @@
-"""Where device nodes run: what is compiled for each of them, its devices, and the calls of its call sites."""
+"""How device nodes run: the programs of each node, its devices, and the calls of its call sites."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
@@ -51,7 +51,7 @@ Samples: TypeAlias = Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], ...]]
 
 @dataclass(frozen=True)
 class DeviceOptions:
-    """What a device node was made with; see `device_node`."""
+    """The options of a device node; see `device_node`."""
 
     device: Any
     batch: DeviceBatch | PackedBatch | None
@@ -67,30 +67,30 @@ class DeviceOptions:
     sample_input: tuple[tuple[Any, ...], ...]
 
 
-# What tries sizes knows executors, and they of it only this.
+# The type of the function that finds a batch size: `size_search` imports this module, so it cannot be imported here.
 FindSize: TypeAlias = "Callable[[DeviceExecutor, Pools, str, Arguments, tuple[Any, ...]], Awaitable[int]]"
 
 
 class DeviceExecutor(Execution):
     """Compiles and runs one device node.
 
-    Its programs are its own for each device, and for each set of parameters that come from resources.
+    There is a program for each device, and for each set of parameters that come from resources.
 
     Args:
-        name: of the node.
-        fn: its function.
-        options: how it runs.
+        name: name of the node.
+        fn: the function of the node.
+        options: the options of the node.
         passes: the planning passes of device nodes.
-        samples: gives the arguments of items to compile it for, where these come from resources; those of its options
-            unless told otherwise.
-        members: names of the nodes of a region; none for a node that is one.
-        find_size: tries how many items pay in a batch, where the options leave that open.
+        samples: from the values of resources, returns the arguments of items to compile for. By default, it returns
+            `sample_input=` of the options.
+        members: names of the nodes of a region; empty for a single node.
+        find_size: finds the size of a batch by trying, if the options have `max_size="auto"`.
 
     Attributes:
-        batch: how calls are stacked, with the size that was found out where it was left open; None if they are not.
-        compile_log: what its own programs cost.
-        batch_log: what its batches held.
-        projections: executors whose programs give parts of its result, by which.
+        batch: how calls are stacked, with the size that was found for "auto"; None if calls are not stacked.
+        compile_log: counts the node's own programs.
+        batch_log: counts the node's batches.
+        projections: executors whose programs give a part of the node's result, by that part.
 
     Raises:
         TypeError: the function cannot be compiled as asked.
@@ -114,14 +114,14 @@ class DeviceExecutor(Execution):
         self.batch = options.batch
         self._passes, self._donates, self._batch = passes, options.donate, options.batch
         self._overwrites = options.donate and options.batch is None
-        self._takes_unready = options.batch is None and not self.runs_many_programs  # not where they are stacked or cut
+        self._takes_unready = options.batch is None and not self.runs_many_programs  # arrays are not stacked or cut
         self.members = members
         self.find_size = find_size
         self.samples: Samples = samples or (lambda resources: options.sample_input)
         self.compile_log = CompileLog()
         self.batch_log = BatchLog(name)
         self.projections: dict[Hashable, DeviceExecutor] = {}
-        # A region belongs to the plans that have it.
+        # The plans own the regions.
         self._regions: WeakSet[DeviceExecutor] = WeakSet()
         self._arguments: dict[tuple[frozenset[str], frozenset[str]], Arguments] = {}
         self._jitted: dict[tuple[Placement, tuple[int, ...], tuple[int, ...]], JittedFunction] = {}
@@ -131,25 +131,26 @@ class DeviceExecutor(Execution):
         )
 
     def add_region(self, region: "DeviceExecutor") -> None:
-        """Note that the node is a part of a region, whose programs count for it as well."""
+        """Note that the node is a part of a region. The region's programs count for the node as well."""
         self._regions.add(region)
 
     def statistics(self) -> CompileStatistics:
-        """Return what its programs have cost: its own, those for parts of its result, and those of its regions."""
+        """Return the cost of the node's programs: its own, those for parts of its result, and those of its regions."""
         others = (*self._regions, *self.projections.values())
         return CompileStatistics._total([self.compile_log.statistics(), *[other.statistics() for other in others]])
 
     def _programs(self) -> "list[ProgramMemory]":
-        """Return what its compiled programs take of memory, those for parts of its result included."""
+        """Return the memory of the node's compiled programs, including the programs for parts of its result."""
         logs = [self.compile_log, *[other.compile_log for other in self.projections.values()]]
         return [program for log in logs for program in log.programs()]
 
     def constants(self, site: "CallSite") -> frozenset[str]:
-        """Return the parameters of a batched node whose arguments at a call site are passed once, and not per row.
+        """Return the parameters of a batched node whose arguments at a call site are passed once, instead of per row.
 
-        Those are arrays, or hold some, and the same ones for all items. Numbers stay with the rows: calls at other
-        places with other numbers share their batches. So does what `in_specs` splits, whose first axis is the batch's.
-        A number has no place in a row that several items share, so there it is passed once, too.
+        Such an argument is an array, or holds arrays, and is the same for all items. A number becomes a row of the
+        batch, so that call sites with different numbers share batches. An argument that `in_specs` splits is stacked,
+        too: its first axis is that of the batch. With packed rows, several items share a row, so a number is passed
+        once.
         """
         batch = self.options.batch
         if batch is None:
@@ -164,11 +165,11 @@ class DeviceExecutor(Execution):
             for name in names & site.constants.keys()
             if self._specs.of(name) is None and (is_packed or holds_array(site.constants[name]))
         }
-        # Something has to have rows.
+        # At least one argument must have rows.
         return frozenset(found) if names - site.constants.keys() else frozenset()
 
     def arguments(self, resources: frozenset[str], constants: frozenset[str] = frozenset()) -> Arguments:
-        """Return how calls become arguments, where these parameters come from resources, and those are constants."""
+        """Return the `Arguments` of call sites at which these parameters come from resources or are constants."""
         found = self._arguments.get((resources, constants))
         if found is None:
             options = self.options
@@ -178,15 +179,15 @@ class DeviceExecutor(Execution):
         return found
 
     def jitted(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...] = ()) -> JittedFunction:
-        """Return the function to compile for a device and arguments of calls, some of them donated."""
-        # What is shared is an argument like others, except in a batch, where it has no rows.
+        """Return the function to compile for a device and the arguments of calls, some of them donated."""
+        # Without a batch, a shared argument is like any other argument; in a batch it has no rows.
         key = placement, arguments.shared if self.options.batch is not None else (), donated
         if key not in self._jitted:
             self._jitted[key] = self._make(placement, arguments, donated)
         return self._jitted[key]
 
     def batch_sizes(self, batch: DeviceBatch | PackedBatch, arguments: Arguments) -> tuple[int, ...]:
-        """Return the sizes that batches are padded to: their rows are independent, and split over the mesh evenly."""
+        """Return the sizes that batches are padded to. On a mesh, each size splits evenly over the devices."""
         return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
     def _make(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...]) -> JittedFunction:
@@ -223,44 +224,46 @@ class DeviceExecutor(Execution):
         return str(device) if batch is None else f"{device}, up to {batch.max_size}"
 
     def check(self, node: "Node[..., Any]") -> None:
-        """Refuse what does not go with work on a device."""
+        """Refuse options that a device node cannot have."""
         policy = node.policy
         if policy.hedge is not None or policy.cache is not None:
             option = "hedge=" if policy.hedge is not None else "cache="
-            raise TypeError(f"device node {self.name!r} cannot have {option}; put what it serves into a @node with it")
+            raise TypeError(
+                f"device node {self.name!r} cannot have {option}: move the code that needs the option into a @node"
+            )
 
     def _of_fake(self, node: "Node[..., Any]") -> Execution:
         return as_execution("loop")
 
     @property
     def runs_many_programs(self) -> bool:
-        """Whether a call is more than one call of its program, so that it neither joins others nor gives parts."""
+        """Whether a call runs its program several times, so that no other program can join it or take its parts."""
         return False
 
     @property
     def ahead(self) -> int:
         """The most calls without a batch that one device holds."""
-        # What a device holds ahead, no other one can take when it is free.
+        # With replicas the number is small: a call that one device holds cannot move to a device that becomes free.
         options = self.options
         return max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
 
     def spec_of(self, name: str) -> Any:
-        """Return how the argument for a parameter is split over the mesh."""
+        """Return the spec by which the argument of a parameter is split over the mesh."""
         return self._specs.of(name)
 
     def variants(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Return the arguments of the programs that calls without a batch need, given those of an item."""
+        """Return the arguments of each program that calls without a batch need, given the arguments of an item."""
         return [values]
 
     def single_queue(self, *args: Any) -> SingleCallQueue:
-        """Return the queue of its calls without a batch, for a device."""
+        """Return the queue of the node's calls without a batch, for a device."""
         return SingleCallQueue(*args)
 
     def _check_reload(self, old: Any, new: Any) -> None:
         """Refuse parameters that would need another program.
 
         Raises:
-            DeviceError: shapes, dtypes or structure differ; the message names what.
+            DeviceError: shapes, dtypes or structure differ; the message names the difference.
         """
         check_same_shapes(old, new)
 
@@ -270,13 +273,13 @@ class DeviceExecutor(Execution):
         """Compile the programs for the samples of the node.
 
         Raises:
-            PlanError: it has none.
+            PlanError: the node has no samples.
         """
         samples = self.samples(resources)
         if not samples:
             raise PlanError(
-                f"warmup=True: device node {site.label!r} has no sample_input= to compile it for; give it the "
-                "arguments of one item, as a tuple"
+                f"warmup=True: device node {site.label!r} has no sample_input= to compile its programs for; give the "
+                "arguments of one item, as a tuple: sample_input=(...)"
             )
         for sample in samples:
             await self.compile(pools, device_strategy, self.arguments_at(site), sample, resources, self.donated(site))
@@ -293,11 +296,11 @@ class DeviceExecutor(Execution):
         """Compile the programs that calls like a sample need.
 
         Args:
-            pools: those of the Engine.
-            device_strategy: where it runs, if that is left open.
-            arguments: how the calls become arguments.
-            sample: those that do not come from resources, in order.
-            resources: the others, by parameter.
+            pools: the pools of the Engine.
+            device_strategy: the execution option, which selects the device of a node with `device="auto"`.
+            arguments: makes the arguments of the program from those of a call.
+            sample: the arguments that do not come from resources, in order.
+            resources: the other arguments, by parameter.
             donated: positions of the arguments whose memory the result may take.
         """
         values = arguments.merge(sample, resources)
@@ -306,16 +309,16 @@ class DeviceExecutor(Execution):
         await placed.compile(values)
 
     def bind(self, site: "Site") -> "OnDevice":
-        """Return what runs one item on the device."""
+        """Return the object that runs the items of a call site on the device."""
         scope = site.scope
         return OnDevice(self, scope._call_site(site._program, site._unit), scope._pools, scope._device_strategy)
 
     def arguments_at(self, site: "CallSite") -> Arguments:
-        """Return how the calls of a site become arguments."""
+        """Return the `Arguments` of a call site."""
         return self.arguments(site.resources, self.constants(site))
 
     def donated(self, site: "CallSite") -> tuple[int, ...]:
-        """Return the positions of the arguments whose memory the result of a call there may take."""
+        """Return the positions of the arguments whose memory the result of a call at this site may take."""
         options = self.options
         if not options.donate or options.batch is not None:
             return ()
@@ -324,17 +327,18 @@ class DeviceExecutor(Execution):
     async def opened(
         self, pools: "Pools", device_strategy: str, arguments: Arguments, donated: tuple[int, ...] = ()
     ) -> "PlacedNode":
-        """Return the node on its devices; those that are not open yet are opened.
+        """Return the node on its devices, and open the devices that are not open yet.
 
         Raises:
-            DeviceError: how large its batches are has to be found out at warm-up.
+            DeviceError: the size of the batches is "auto", and can only be found at warm-up.
         """
         if self._is_open_ended:
             samples = () if arguments.parameters else self.samples({})
             if not samples:
                 raise DeviceError(
                     f'device node {self.name!r} has batch with max_size="auto", and an argument that comes from a '
-                    "resource: find its size by engine.deploy(..., warmup=True), or await node.warmup(...)"
+                    "resource: find the size before the first call, by engine.deploy(..., warmup=True) or "
+                    "await node.warmup(...)"
                 )
             await self._fit(pools, device_strategy, arguments, arguments.merge(samples[0], {}))
         pool, options = pools.pool("devices", DevicePool), self.options
@@ -347,11 +351,11 @@ class DeviceExecutor(Execution):
 
     @property
     def _is_open_ended(self) -> bool:
-        """Whether how large its batches are is yet to be found out."""
+        """Whether the size of the batches is "auto", and was not found yet."""
         return self.batch is not None and self.batch.max_size == "auto"
 
     async def _fit(self, pools: "Pools", device_strategy: str, arguments: Arguments, values: tuple[Any, ...]) -> None:
-        """Find out how many items pay in a batch, if that is open: once, by trying."""
+        """Find the size of the batches by trying, if it is "auto" and was not found yet."""
         if not self._is_open_ended:
             return
         async with pools.pool("devices", DevicePool).fitting:
@@ -362,7 +366,7 @@ class DeviceExecutor(Execution):
 
 
 def _bucketed(arguments: Arguments) -> tuple[frozenset[int], ...]:
-    """Return for each argument of a batch which axes are padded to buckets."""
+    """Return, for each argument of a batch, the axes that are padded to buckets."""
     if arguments.items is None:
         return ()
     rows = {position: {0} for position in arguments.stacked}
@@ -382,7 +386,7 @@ def _in_order(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any
 
 
 def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
-    """Return the function of one item mapped over a batch: over the rows of what is stacked, with the rest as it is."""
+    """Return the function of one item mapped over the rows of stacked arguments; other arguments are passed whole."""
 
     def call(*values: Any) -> Any:
         count = len(arguments.names)
@@ -399,7 +403,7 @@ def _vectorised(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., A
 
 
 def _in_rows(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]:
-    """Return the function of packed rows, whose result is checked while it is traced."""
+    """Return the function of packed rows. Its result is checked while the function is traced."""
     assert arguments.stacker is not None
     stacker = arguments.stacker
 
@@ -413,16 +417,16 @@ def _in_rows(fn: Callable[..., Any], arguments: Arguments) -> Callable[..., Any]
 
 
 class PlacedNode:
-    """One node on one device, or on several that each have a copy: the next free one takes the next call.
+    """One node on one device, or on several replicas, of which the next free one takes the next call.
 
     Args:
-        devices: where it runs; the first is asked first.
-        executor: of the node.
-        arguments: how its calls become arguments.
+        devices: the devices that run the node; the first one is asked first.
+        executor: the executor of the node.
+        arguments: makes the arguments of the program from those of a call.
         donated: positions of the arguments whose memory the result may take.
 
     Attributes:
-        queue: the calls that wait for the first of them.
+        queue: the queue of the first device.
     """
 
     def __init__(
@@ -438,7 +442,7 @@ class PlacedNode:
         self._arguments = arguments
         self._parameters = [(position, SameParameters()) for position in arguments.parameters]
         self._is_batched = arguments.stacker is not None
-        self._sizes: tuple[int, ...] = ()  # of batches
+        self._sizes: tuple[int, ...] = ()  # the sizes that batches are padded to
         if executor.batch is not None:
             self._sizes = executor.batch_sizes(executor.batch, arguments)
         queues = [self._queue(device, jitted, executor) for device, jitted in zip(devices, self._jitted, strict=True)]
@@ -447,11 +451,11 @@ class PlacedNode:
         self.queue = queues[0]
 
     async def compile(self, values: tuple[Any, ...]) -> None:
-        """Compile the programs that calls with such arguments need; for a batched node, of every size of batch.
+        """Compile the programs that calls with arguments like these need; for a batched node, for each size of batches.
 
         Raises:
-            DeviceError: the thread has a setting of 64 bits of its own.
-            Exception: what the function raised while it was traced.
+            DeviceError: the calling thread has its own setting of 64 bits.
+            Exception: the error that the function raised while it was traced.
         """
         refuse_own_x64(self._executor.name)
         variants = self._executor.variants(values)
@@ -468,21 +472,21 @@ class PlacedNode:
             await asyncio.wait(compiled)
         finally:
             for future in compiled:
-                future.cancel()  # without effect on those that are over
+                future.cancel()  # no effect on a compilation that has ended
         for future in compiled:
             future.result()
 
     def call(
         self, kind: type[C], values: tuple[Any, ...], label: str, sampler: "ExecutionSampler | None", frame: "Frame"
     ) -> C:
-        """Return a call of such a kind with these arguments, one for each parameter, for an item.
+        """Return a call of the class `kind` for an item, with one argument for each parameter.
 
         Raises:
-            DeviceError: the thread has a setting of 64 bits of its own.
+            DeviceError: the calling thread has its own setting of 64 bits.
         """
         if own_x64() is not UNSET:
             refuse_own_x64(self._arguments.name)
-        if self._is_batched:  # its queue looks at the arguments
+        if self._is_batched:  # the queue of a batched node looks at the arguments
             return kind(self._jitted[0], values, 0, frame.priority, frame.deadline, label, sampler, frame)
         values = with_same(self._parameters, values)
         size_bytes, is_plain = self._arguments.on_host_of(values)
@@ -504,10 +508,10 @@ class OnDevice(Bound):
     """Runs the items of one call site on the device of the node.
 
     Args:
-        executor: of the node.
-        site: where it is called.
-        pools: those of the Engine.
-        device_strategy: where it runs, if that is left open.
+        executor: the executor of the node.
+        site: the call site.
+        pools: the pools of the Engine.
+        device_strategy: the execution option, which selects the device of a node with `device="auto"`.
     """
 
     def __init__(self, executor: DeviceExecutor, site: "CallSite", pools: "Pools", device_strategy: str) -> None:
@@ -523,7 +527,7 @@ class OnDevice(Bound):
         self._label, self._returns_pending = site.label, site.returns_pending
         if executor.batch is None and executor.options.replicas == 1:
             self._most_begun = executor.ahead
-        self._placed: PlacedNode | None = None  # for as long as the Engine is open, and so are its devices
+        self._placed: PlacedNode | None = None  # valid while the Engine and its devices are open
 
     async def run(self, attempt: "Attempt") -> Any:
         """Run an item in the task of a worker."""
@@ -549,11 +553,11 @@ class OnDevice(Bound):
     def _begin(
         self, actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> DetachedDeviceCall | None:
-        """Begin with an item that no worker waits for; not with the first one of all, which opens the device."""
+        """Begin an item that no worker waits for; return None for the very first item, which opens the device."""
         placed = self._placed
         if placed is None:
             return None
-        # `_call` and `Arguments.bind` written out, as a call pays for each step between files.
+        # `_call` and `Arguments.bind` are written out here: a call pays for each function that it passes.
         if kwargs or len(args) != self._parameter_count:
             args = self._arguments.bind(args, kwargs)
         call = placed.call(DetachedDeviceCall, args, self._label, actor.sampler, frame)

@@ -1,6 +1,6 @@
-"""Programs: what each is compiled for, how one is called and waited for, and those that are kept for the next calls.
+"""Compiled programs: their signatures, how a program is called and waited for, and the cache that keeps programs.
 
-All of this is in one file because each call on a device passes all of it.
+All of this is in one file, because each call on a device passes through all of it.
 """
 
 import contextlib
@@ -19,13 +19,14 @@ from .._errors import DeviceError
 from .enqueue_order import ENQUEUE_ORDER, Locks, holding, reshard
 from .untyped_jax import jax
 
-# The configuration of JAX that a program was compiled under: part of its key, and carried to the compile thread.
+# The configuration of JAX that a program was compiled under. It is part of the program's key, and is carried to the
+# compile thread.
 #
-# Much of it is local to a thread: `with jax.enable_x64(True)` on a device's thread has no effect on the thread that
-# compiles. So the thread of a call captures the configuration, and the compile thread enters it.
+# Many options are local to a thread: `with jax.enable_x64(True)` on a device's thread has no effect on the compile
+# thread. So the thread of a call captures the configuration, and the compile thread enters it.
 
-# Most processes use one configuration, tests of numerics a handful. If one that was forgotten comes back, its programs
-# are compiled again.
+# Most processes use one configuration, tests of numerics a handful. If a forgotten configuration comes back, its
+# programs are compiled again.
 _MAX_KNOWN: Final = 256
 
 
@@ -34,10 +35,10 @@ class Configuration:
 
     Attributes:
         state: a hashable value; two configurations with equal states are the same.
-        unkeyed_jax_options: the values of the options that JAX's C++ code does not compare when it looks a call up.
-        values: the value of every option by its name, for explanations.
-        dtypes: the dtype that JAX gives to an argument of each dtype of NumPy: float64 becomes float32 unless x64 is
-            on.
+        unkeyed_jax_options: values of the options that JAX's C++ code does not compare when it looks up a program.
+        values: the value of every option by its name, for explanations of recompilations.
+        dtypes: for each dtype of NumPy, the dtype that JAX gives to such an argument: float64 becomes float32 unless
+            x64 is on.
     """
 
     __slots__ = ("_carried", "dtypes", "state", "unkeyed_jax_options", "values")
@@ -56,9 +57,9 @@ class Configuration:
         try:
             for setting, value in self._carried:
                 if value is None and setting.value is None:
-                    continue  # such as the mesh in use: JAX tells a None that was set from no value
-                # Set it even if it is equal now: the present value may be the global one, which another thread can
-                # change.
+                    continue  # JAX tells a None that was set from a value that was not set, as for the mesh in use
+                # Set the value even if it is equal now: the present value may be global, so that another thread can
+                # change it.
                 restore.append((setting, setting.swap_local(value)))
                 _tell(setting, value)
             yield
@@ -86,7 +87,7 @@ class Configuration:
 
 
 def refuse_own_x64(node: str) -> None:
-    """Refuse a call from a thread that has a setting of 64 bits of its own, which the thread of a device would not see.
+    """Refuse a call from a thread that has its own setting of 64 bits, because a device's thread would not see that.
 
     Raises:
         DeviceError: the thread is inside of `with jax.enable_x64(...)`, and the process has another setting.
@@ -94,14 +95,14 @@ def refuse_own_x64(node: str) -> None:
     own = own_x64()
     if own is not UNSET and own != _X64.get_global():
         raise DeviceError(
-            f"{node!r} was called inside of `with jax.enable_x64({own})`, which holds for the thread of the caller, "
-            "and is compiled and run on others: set it for the process, before the first call, by "
-            f'jax.config.update("jax_enable_x64", {own})'
+            f"{node!r} was called inside of `with jax.enable_x64({own})`. That setting holds for the caller's thread "
+            "alone, and the node is compiled and run on other threads. Set the option for the process, before the "
+            f'first call: jax.config.update("jax_enable_x64", {own})'
         )
 
 
 def current() -> Configuration:
-    """Return the configuration of the calling thread; this takes a microsecond."""
+    """Return the configuration of the calling thread. This takes a microsecond."""
     global _last  # noqa: PLW0603 - one assignment, so that threads do not disturb each other
     while True:
         state = _state()
@@ -132,11 +133,11 @@ def _public_state() -> Hashable:
 
 
 class _PrivateParts(NamedTuple):
-    """What JAX has no public name for.
+    """Parts of JAX's configuration that have no public name.
 
     Attributes:
-        state: returns the state of the calling thread.
-        unkeyed_jax_options: returns the part of it that JAX's C++ code does not compare.
+        state: returns the configuration of the calling thread as a hashable value.
+        unkeyed_jax_options: returns the part of the state that JAX's C++ code does not compare.
         settings: all settings that a thread can have for itself.
         unset: JAX's value for "not set".
         x64: the setting of 64 bits.
@@ -150,10 +151,12 @@ class _PrivateParts(NamedTuple):
 
 
 def _private_parts() -> _PrivateParts:
-    """Return what JAX has no public name for; without it, the public options are read, which takes 16 us for 0.1.
+    """Return the parts of JAX's configuration that have no public name.
 
-    The private key of `jit` lacks the options that JAX checks at each call (NaNs and infinities) and those that only
-    its compiler reads: `state` adds them.
+    Where this version of JAX does not have them, the public options are read. That takes 16 us instead of 0.1.
+
+    The private key of `jit` lacks the options that JAX checks at each call (NaNs and infinities), and the options that
+    only the compiler reads. `state` adds both.
     """
     try:
         config: Any = importlib.import_module("jax._src.config")
@@ -164,7 +167,7 @@ def _private_parts() -> _PrivateParts:
         nans, infs = config.debug_nans, config.debug_infs
         optimization, memory = config.optimization_level, config.memory_fitting_level
         x64, unset = config.enable_x64, config.config_ext.unset
-        _ = x64.get_local(), x64.get_global()  # there they are
+        _ = x64.get_local(), x64.get_global()  # both exist in this version of JAX
     except (ImportError, AttributeError):
         return _PrivateParts(_public_state, None, [], None, None)
 
@@ -178,16 +181,16 @@ def _private_parts() -> _PrivateParts:
 
 
 _state, unkeyed_jax_options, _SETTINGS, UNSET, _X64 = _private_parts()
-# Returns the setting of 64 bits that the calling thread has for itself, or `UNSET`; in a thirtieth of a microsecond.
+# Returns the calling thread's own setting of 64 bits, or `UNSET`. This takes a thirtieth of a microsecond.
 own_x64: Final[Callable[[], Any]] = (lambda: None) if _X64 is None else _X64.get_local
 _known: dict[Hashable, Configuration] = {}
-_last: Configuration | None = None  # which `current` returned last
+_last: Configuration | None = None  # the configuration that `current` returned last
 
 
 # Signatures: a program is compiled for the structure, shapes and dtypes of each argument, or for its static value.
 #
-# Every call on a device makes one, so they are plain tuples, and an array that is an argument itself takes a shorter
-# way than one inside of a pytree.
+# Every call on a device makes a signature, so signatures are plain tuples. An array that is an argument takes less code
+# than an array inside of a pytree.
 
 # Per argument: (shape, dtype, weak_type) of an array, (tree, leaves) of a pytree, (type, value) of a static one.
 Signature: TypeAlias = tuple[tuple[Any, ...], ...]
@@ -195,7 +198,7 @@ Leaf: TypeAlias = tuple[tuple[int, ...], Any, bool]
 
 
 class WeakRows(np.ndarray):
-    """Rows of a batch that are Python numbers: their dtype gives way to that of an array, as a number's does."""
+    """Rows of a batch that were Python numbers. They are weakly typed: an array that meets them keeps its dtype."""
 
 
 _HOST: Final = 1
@@ -209,7 +212,7 @@ _PLAIN: Final = {np.ndarray, *_PYTHON_SCALARS}
 
 
 class Names(Protocol):
-    """Names a node and its arguments in errors: a `JittedFunction`, or `Arguments`."""
+    """An object that names a node and its arguments in errors: a `JittedFunction` or `Arguments`."""
 
     @property
     def name(self) -> str:
@@ -224,14 +227,15 @@ class Names(Protocol):
 def signature_of(
     args: tuple[Any, ...], static_argnums: tuple[int, ...], configuration: Configuration, names: Names
 ) -> Signature:
-    """Return the signature that a call is compiled for: arguments that `jax.jit` would tell apart have different ones.
+    """Return the signature of a call. Arguments that `jax.jit` would tell apart have different signatures.
 
-    The device of an array is not part of it: a program knows where its arguments belong, and a call moves them there.
+    The device of an array is not part of the signature: a program knows on which device its arguments belong, and a
+    call moves them there.
 
     Args:
-        args: arrays of JAX or NumPy, Python scalars, pytrees of those, `jax.ShapeDtypeStruct`s in their place.
+        args: arrays of JAX or NumPy, Python scalars, pytrees of these, or `jax.ShapeDtypeStruct`s in place of arrays.
         static_argnums: positions of the hashable arguments that a program is compiled for.
-        configuration: the current one: dtypes depend on it.
+        configuration: the current configuration, which decides about dtypes.
         names: how to name an argument in an error.
 
     Raises:
@@ -251,19 +255,19 @@ def signature_of(
         else:
             leaves, tree = jax.tree.flatten(arg)
             described = tuple([_leaf(leaf, configuration, position, names) for leaf in leaves])
-            # A leaf that is the argument itself has no structure to speak of.
+            # If the argument is itself a leaf, the signature leaves out the structure.
             parts.append(described[0] if len(leaves) == 1 and leaves[0] is arg else (tree, described))
     return tuple(parts)
 
 
 def types_of(leaves: list[Any]) -> list[Any] | None:
-    """Return types of leaves that are equal for two calls only if the signatures are equal; None if that is not known.
+    """Return the types of leaves, or None for a leaf of an unknown class. If equal, the signatures are equal, too.
 
-    They are cheap to make, and cheap to compare if arrays have identical type objects, as the results of one program
+    The types are cheap to make. They are cheap to compare if arrays share type objects, as the results of one program
     do.
 
     Args:
-        leaves: the leaves of the arguments of a function that has no static ones.
+        leaves: the leaves of the arguments of a function that has no static parameters.
     """
     try:
         return [_type_readers[leaf.__class__](leaf) for leaf in leaves]
@@ -272,7 +276,7 @@ def types_of(leaves: list[Any]) -> list[Any] | None:
 
 
 def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
-    """Return the signature of a static value. It has the type, because 1, 1.0 and True are equal, but not the same.
+    """Return the signature of a static value. The type is part of it, because 1, 1.0 and True are equal.
 
     Raises:
         TypeError: the value is not hashable.
@@ -288,7 +292,7 @@ def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
 
 
 def is_device_array(leaf: object) -> bool:
-    """Return whether a leaf is a `jax.Array`; `isinstance` would take a microsecond."""
+    """Return whether a leaf is a `jax.Array`. `isinstance` would take a microsecond."""
     kind = _kinds.get(leaf.__class__)
     if kind is None:
         kind = _kind(leaf.__class__)
@@ -296,7 +300,7 @@ def is_device_array(leaf: object) -> bool:
 
 
 def are_arrays(values: Iterable[Any]) -> bool:
-    """Return whether values are arrays of JAX or NumPy, or numbers, and so their own leaves."""
+    """Return whether all values are arrays of JAX or NumPy, or numbers, so that each is a leaf."""
     return {*map(type, values)} <= _kinds.keys()
 
 
@@ -345,13 +349,13 @@ def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) 
 
 
 def on_host_of(leaves: Iterable[Any]) -> tuple[int, bool]:
-    """Return how many bytes of some arrays have to be transferred to a device, and whether all are plain.
+    """Return how many bytes of some leaves have to be transferred to a device, and whether all leaves are plain.
 
-    Plain are those that JAX's C++ code tells apart as `signature_of` does: it takes an array of a class that is derived
-    from NumPy's for one of NumPy's.
+    JAX's C++ code tells plain leaves apart as `signature_of` does. An array of a class derived from NumPy's is not
+    plain: JAX takes such an array for one of NumPy.
     """
     size_bytes, is_plain = 0, True
-    for leaf in leaves:  # a loop, and no function for each step: this is a hot path
+    for leaf in leaves:  # all steps are written out in the loop: this is a hot path
         leaf_type = leaf.__class__
         kind = _kinds.get(leaf_type) or _kind(leaf_type)
         if kind is not _DEVICE and kind is not _KEY:
@@ -361,7 +365,7 @@ def on_host_of(leaves: Iterable[Any]) -> tuple[int, bool]:
 
 
 def holds_array(value: object) -> bool:
-    """Return whether a pytree holds an array, and not numbers only."""
+    """Return whether a pytree holds at least one array."""
     return any(isinstance(leaf, np.ndarray) or is_device_array(leaf) for leaf in jax.tree.leaves(value))
 
 
@@ -379,7 +383,7 @@ def _kind(leaf_type: type) -> int:
     elif leaf_type in _PYTHON_SCALARS:
         kind = _SCALAR
     else:
-        return _OTHER  # not remembered: their number has no bound
+        return _OTHER  # not remembered, because the number of such classes has no bound
     _kinds[leaf_type] = kind
     if kind in _READERS:
         _type_readers[leaf_type] = _READERS[kind]
@@ -387,7 +391,7 @@ def _kind(leaf_type: type) -> int:
 
 
 _kinds: dict[type, int] = {}
-# For `types_of`: what reads the type of a leaf of each class.
+# For `types_of`: the function that reads the type of a leaf, by the leaf's class.
 _type_readers: dict[type, Callable[[Any], Any]] = {}
 _READERS: Final[dict[int, Callable[[Any], Any]]] = {
     _DEVICE: attrgetter("aval"), _KEY: attrgetter("aval"), _HOST: attrgetter("shape", "dtype"), _SCALAR: type,
@@ -399,13 +403,13 @@ _READERS: Final[dict[int, Callable[[Any], Any]]] = {
 
 def is_ready(array: Any) -> bool:
     """Return whether the computation of an array has ended, also with an error."""
-    if not hasattr(array, "is_ready"):  # typed random keys have all methods of an array but this one
+    if not hasattr(array, "is_ready"):  # arrays of typed random keys lack this method
         array = jax.random.key_data(array)
     return bool(array.is_ready())
 
 
 def are_ready(arrays: Iterable[Any]) -> bool:
-    """Return whether the computations of arrays have ended, also with an error; what was donated counts as ended."""
+    """Return whether the computations of arrays have ended, also with an error; a donated array counts as ended."""
     for array in arrays:
         try:
             if not (array.is_deleted() or is_ready(array)):
@@ -417,18 +421,18 @@ def are_ready(arrays: Iterable[Any]) -> bool:
 
 
 def wait_until_ready(arrays: Iterable[Any]) -> None:
-    """Block until the computations of arrays have ended; arrays that were donated are skipped.
+    """Block until the computations of arrays have ended. Arrays that were donated are skipped.
 
     Raises:
-        JaxRuntimeError: one failed.
+        JaxRuntimeError: a computation failed.
     """
-    # One that was donated would cost an exception below; a training step donates nearly all that the last one gave.
+    # A donated array would cost an exception below, and a training step donates nearly all results of the step before.
     arrays = [array for array in arrays if not array.is_deleted()]
     try:
         if len(arrays) == 1:
             arrays[0].block_until_ready()
         else:
-            jax.block_until_ready(arrays)  # in one call, which gives the interpreter up once
+            jax.block_until_ready(arrays)  # in one call, which releases the interpreter only once
     except (RuntimeError, ValueError):
         if not any(array.is_deleted() for array in arrays):
             raise
@@ -443,21 +447,23 @@ def wait_until_ready(arrays: Iterable[Any]) -> None:
 
 
 class UnlikeBeforeError(Exception):
-    """The arguments of a call are unlike those of all calls that were looked at; nothing has run."""
+    """The arguments of a call are unlike those of all calls that were checked before; nothing has run."""
 
 
-# Without it, a deployed call of one array takes 1.14 times the CPU with 100 callers at a time, and 0.95 times alone; a
-# training step of 19 arrays 1.07 times (the least of 25 runs of 100 calls, medians of 7 processes, CPU of two cores).
+# Without this class, a deployed call of one array takes 1.14 times the CPU with 100 callers at a time, and 0.95 times
+# alone; a training step of 19 arrays takes 1.07 times (the least of 25 runs of 100 calls, medians of 7 processes, CPU
+# of two cores).
 class _SignatureProbe:
-    """Stands before a program where JAX's C++ code calls Python: for arguments that are unlike all that it has seen.
+    """Takes the place of a program where JAX's C++ code calls Python: for arguments that are new to that code.
 
-    That code keeps structure, shapes, dtypes and shardings of the arguments of each call, and the configuration that it
-    was made under, and compares them in a microsecond. So a call that does not come here is like one that was looked at
-    (`CompileCache.find`, `Executable.enqueue`), which takes ten times as long, and needs not be looked at again.
+    The C++ code keeps structure, shapes, dtypes and shardings of the arguments of each call, and the configuration of
+    that call. It compares them in a microsecond. A call that does not reach this object is like an earlier call that
+    `CompileCache.find` and `Executable.enqueue` have checked. Their check takes ten times as long, and is not needed
+    again.
 
     Attributes:
-        is_open: whether this call was looked at.
-        was_passed: whether a call has come here since it was set to False.
+        is_open: whether the arguments of this call were checked.
+        was_passed: whether a call has reached this object since the attribute was set to False.
     """
 
     __slots__ = ("_program", "is_open", "was_passed")
@@ -476,7 +482,7 @@ class _SignatureProbe:
 
 
 def _in_python(compiled: Any, params: Any) -> Callable[..., Any]:
-    """Return what calls a program without JAX's C++ code."""
+    """Return a function that calls a program without JAX's C++ code."""
 
     def call(*args: Any) -> Any:
         result, *_ = compiled.call(params, *args)
@@ -486,10 +492,10 @@ def _in_python(compiled: Any, params: Any) -> Callable[..., Any]:
 
 
 def _gated(compiled: Any) -> tuple[Any, _SignatureProbe | None]:
-    """Return what calls a program by way of a gate, and the gate; None for the gate where JAX cannot do that."""
+    """Return a function that calls a program through a probe, and the probe: None if JAX lacks the hook."""
     try:
         params = compiled._params
-        if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # C++ would look at the first result only
+        if jax.config.jax_debug_nans or jax.config.jax_debug_infs:  # the C++ code would check the first result only
             return _in_python(compiled, params), None
         gate = _SignatureProbe(params.executable)
         call = compiled._executable.create_cpp_call(params._replace(executable=gate))
@@ -498,8 +504,8 @@ def _gated(compiled: Any) -> tuple[Any, _SignatureProbe | None]:
     return (compiled, None) if call is None else (call, gate)
 
 
-# Calls in a row that go to one program before the next one is tried without a look; and the most, after calls that had
-# to be looked at after all, which takes half as long again.
+# How many calls in a row must go to one program before the next call is tried without a check. A try that fails takes
+# half as long again as a check. After each failed try the number doubles, up to `_LAST_PATIENCE`.
 _FIRST_PATIENCE: Final = 2
 _LAST_PATIENCE: Final = 1024
 
@@ -508,11 +514,11 @@ class Executable:
     """A compiled program for one signature; made by `CompileCache`, called on one device's thread.
 
     Attributes:
-        is_like_last: whether the next call is likely to be like those that were looked at.
-        hits: how often it was found in the cache.
-        is_held: whether the cache holds it.
+        is_like_last: whether the next call is likely to be like the calls that were checked.
+        hits: how often the program was found in the cache.
+        is_held: whether the cache holds the program.
         transfers: how often an argument was moved for a call, by its name and its shardings before and after.
-        used: when it was found last, as a number that grows with each use of the cache.
+        used: when the program was last found, as a number that grows with each use of the cache.
     """
 
     __slots__ = (
@@ -534,17 +540,17 @@ class Executable:
         """Wrap a program that XLA has compiled.
 
         Args:
-            compiled: JAX's compiled object; its configuration is entered.
+            compiled: JAX's compiled object. The calling thread has entered its configuration.
             names: the name of each leaf of the arguments.
-            shardings: the sharding that each of them needs.
-            static_argnums: positions of the arguments whose values are compiled in.
-            is_flat: whether each of the others is an array, and none a pytree.
-            locks: the locks to hold while it is enqueued.
-            is_alone: whether it has to run alone: it begins when no other such program is in flight.
+            shardings: the sharding that each leaf needs.
+            static_argnums: positions of the arguments whose values are compiled into the program.
+            is_flat: whether each of the other arguments is an array, and none a pytree.
+            locks: the locks to hold while a call is enqueued.
+            is_alone: whether the program has to run alone: a call begins when no other such program is in flight.
         """
         self._compiled = compiled
         self._call, self._gate = _gated(compiled)
-        self._alike = -1  # calls in a row that JAX's C++ code knew already; -1 before the first call
+        self._alike = -1  # number of calls in a row that JAX's C++ code knew already; -1 before the first call
         self._patience = _FIRST_PATIENCE
         self.is_like_last = False
         self._is_flat = is_flat
@@ -553,7 +559,7 @@ class Executable:
         self._names = names
         self._shardings = shardings
         self._static_argnums = static_argnums
-        self._where: list[Any] = list(shardings)  # as the arrays of the last call spelled them; None for one of NumPy
+        self._where: list[Any] = list(shardings)  # of the last call's arrays, as written there; None for NumPy's
         self.is_held = False
         self.hits = 0
         self.transfers: Counter[tuple[str, Any, Any]] = Counter()
@@ -564,23 +570,23 @@ class Executable:
         return self.enqueue(args)
 
     def enqueue(self, args: tuple[Any, ...], leaves: Sequence[Any] | None = None) -> Any:
-        """Enqueue a call, and return before it is computed.
+        """Enqueue a call, and return before its result is computed.
 
         Arguments of NumPy and Python go to the device with the call. A `jax.Array` on another device is moved.
 
         Args:
-            args: all arguments, static ones included, with the signature that this was found for.
+            args: all arguments, static ones included, with the signature of this program.
             leaves: the leaves of these arguments, if the caller knows them.
 
         Returns:
-            The function's result, of arrays that may not be ready yet.
+            The function's result, whose arrays may not be ready yet.
         """
         if self._static_argnums:
             args = tuple([arg for position, arg in enumerate(args) if position not in self._static_argnums])
             leaves = None
         known: Sequence[Any] = args if self._is_flat else jax.tree.leaves(args) if leaves is None else leaves
         where = [getattr(leaf, "sharding", None) for leaf in known]
-        if not all(map(is_, where, self._where)):  # comparing takes microseconds, and they are nearly always the same
+        if not all(map(is_, where, self._where)):  # nearly always the same objects; to compare them takes microseconds
             moved = self._moved(args)
             if moved is args:
                 self._where = where
@@ -594,7 +600,7 @@ class Executable:
         finally:
             gate.is_open = False
         if not gate.was_passed:
-            if self._alike < 0:  # a first call is new to JAX: the gate is not where it should be
+            if self._alike < 0:  # a first call is new to JAX, and should have reached the probe: do without a probe
                 self._call, self._gate = self._compiled, None
                 return given
             self._alike += 1
@@ -604,24 +610,24 @@ class Executable:
         return given
 
     def enqueue_like_last(self, args: tuple[Any, ...]) -> Any:
-        """Enqueue a call whose arguments nothing has looked at, if it is like one that was.
+        """Enqueue a call whose arguments were not checked, if they are like those of a call that was checked.
 
         Raises:
-            UnlikeBeforeError: it is not; `enqueue` it, or call another program.
+            UnlikeBeforeError: they are not. Use `enqueue`, or another program.
         """
         try:
             return self.call(args)
-        except (UnlikeBeforeError, TypeError) as error:  # of another structure, which JAX refuses before
+        except (UnlikeBeforeError, TypeError) as error:  # TypeError: JAX refuses arguments of another structure
             self._patience = min(2 * self._patience, _LAST_PATIENCE)
             self.forget_last()
             raise UnlikeBeforeError from error
 
     def forget_last(self) -> None:
-        """Note that a call has gone to another program."""
+        """Note that a call of the same function has gone to another program."""
         self._alike, self.is_like_last = min(self._alike, 0), False
 
     def call(self, args: tuple[Any, ...]) -> Any:
-        """Enqueue a call whose arguments are where they belong."""
+        """Enqueue a call whose arguments are on the right devices already."""
         if not self._locks:
             return self._call(*args)
         with holding(self._locks):
@@ -635,11 +641,11 @@ class Executable:
     def transferred(
         self, args: tuple[Any, ...], around: Callable[[int], AbstractContextManager[None]]
     ) -> tuple[Any, ...]:
-        """Transfer the arrays that a call would have to transfer, and return the arguments of the call.
+        """Transfer the arrays that are not on the program's devices, and return the arguments of the call.
 
         Args:
             args: the arguments of a call.
-            around: makes the context of the transfer from the number of bytes; not called if there is nothing to
+            around: returns a context to transfer in, given the number of bytes; not called if there is nothing to
                 transfer.
         """
         dynamic = [position for position in range(len(args)) if position not in self._static_argnums]
@@ -660,13 +666,13 @@ class Executable:
     def _transferred(self, index: int, leaf: Any) -> Any:
         sharding = self._shardings[index]
         if isinstance(leaf, np.ndarray):
-            # On a CPU it may be used in place: a caller that does not wait for the result has given a copy (`owned`).
+            # On a CPU the array may be used in place: a caller that does not wait for the result gave a copy (`owned`).
             return jax.device_put(leaf, sharding)
         self.transfers[self._names[index], leaf.sharding, sharding] += 1
         return reshard(leaf, sharding)
 
     def _moved(self, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Move the arrays that are elsewhere to where they belong, and return the arguments."""
+        """Move the arrays that are on other devices to the program's devices, and return the arguments."""
         leaves, tree = jax.tree.flatten(args)
         away = [index for index, leaf in enumerate(leaves) if is_device_array(leaf) and not self._lies(index, leaf)]
         if not away:
@@ -677,24 +683,24 @@ class Executable:
         return moved
 
     def _lies(self, index: int, leaf: Any) -> bool:
-        """Return whether an array has the sharding that the program needs; it may be spelled differently."""
+        """Return whether an array has the sharding that the program needs, or an equivalent one."""
         where, sharding = leaf.sharding, self._shardings[index]
         return where is self._where[index] or where == sharding or where.is_equivalent_to(sharding, leaf.ndim)
 
     @property
     def memory(self) -> Any:
-        """The memory that a call takes on each device, in `argument_size_in_bytes` and so on; None if not known."""
+        """The memory that a call takes on each device, as XLA's `argument_size_in_bytes` and so on; None if unknown."""
         return self._compiled.memory_analysis()
 
     @property
     def cost(self) -> dict[str, float]:
-        """The cost of a call: "flops", "bytes accessed"; empty if XLA does not say it for the backend."""
+        """The cost of a call: "flops" and "bytes accessed"; empty if XLA does not tell the cost for the backend."""
         analysis: dict[str, float] | None = self._compiled.cost_analysis()
         return analysis or {}
 
 
-# A node with buckets has ten programs (300 random lengths made 9). Two hundred and fifty-six are 25 such nodes. A
-# small program takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.
+# A node with buckets has ten programs (300 random lengths made 9), so 256 programs serve 25 such nodes. A small program
+# takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.
 DEFAULT_CAPACITY: Final = 256
 _Key: TypeAlias = tuple[Any, ...]
 # Leaves and structure of arguments.
@@ -704,7 +710,7 @@ _LastProgram: TypeAlias = tuple[Configuration, Any, list[Any], Executable]
 
 
 class Function(Names, Protocol):
-    """What programs are compiled from, as far as it takes to find them: a `JittedFunction`."""
+    """A function that programs are compiled from, with the parts that `Programs` needs: a `JittedFunction`."""
 
     @property
     def static_argnums(self) -> tuple[int, ...]:
@@ -716,14 +722,14 @@ F = TypeVar("F", bound=Function)
 
 
 class Programs(Generic[F]):
-    """Holds at most `capacity` compiled programs, and drops those that were not used for the longest time."""
+    """Holds at most `capacity` compiled programs, and drops the programs that were not used for the longest time."""
 
-    # Ownership: the threads of devices call `find` and `last_program`, each for functions that no other one of them
-    # runs; `hits` and `used` of a program are theirs. Any thread may add and drop programs, under `_lock`. `find`
-    # writes `_last_programs` under it, too, so that no program stays there that was dropped; it reads without it.
+    # Ownership: the threads of devices call `find` and `last_program`, each for functions that no other thread runs.
+    # They own `hits` and `used` of the programs. Any thread may add and drop programs, under `_lock`. `find` writes
+    # `_last_programs` under `_lock`, too, so that no dropped program stays there; `find` reads without the lock.
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        """Begin empty.
+        """Make an empty cache.
 
         Args:
             capacity: the most programs to keep.
@@ -740,18 +746,18 @@ class Programs(Generic[F]):
         self._uses = itertools.count(1)
 
     def find(self, jitted: F, args: tuple[Any, ...], flat: _Flat | None = None) -> Executable | None:
-        """Return the program for a call; None if it was not compiled, or was evicted.
+        """Return the program for a call; None if no program was compiled for the signature, or it was evicted.
 
         Args:
             jitted: the function to call.
-            args: all of its arguments, static ones included.
+            args: all arguments of the call, static ones included.
             flat: leaves and structure of `args`, if the caller knows them.
 
         Raises:
             TypeError: an argument is neither an array nor static; the message names node, parameter and remedy.
         """
         configuration = current()
-        # A call is nearly always like the last one, and comparing the two is faster than making a signature.
+        # A call is nearly always like the last call, and to compare the two is faster than to make a signature.
         leaves, structure = flat or jax.tree.flatten(args)
         types = None if jitted.static_argnums else types_of(leaves)
         executable: Executable | None
@@ -767,14 +773,14 @@ class Programs(Generic[F]):
                 last[-1].forget_last()
         if types is not None:
             with self._lock:
-                if executable.is_held:  # the last call's, as a program's results have the same type objects again
+                if executable.is_held:  # keep the last call's types: results of one program share their type objects
                     self._last_programs[jitted] = configuration, structure, types, executable
         executable.hits += 1
         executable.used = next(self._uses)
         return executable
 
     def last_program(self, jitted: F) -> Executable | None:
-        """Return the program of the last calls of a function, if the next one may begin by `enqueue_like_last`."""
+        """Return the program of the last calls of a function, if `enqueue_like_last` may run the next call."""
         last = self._last_programs.get(jitted)
         if (
             last is None
@@ -792,7 +798,7 @@ class Programs(Generic[F]):
         return len(self._held)
 
     def _keep(self, key: _Key, executable: Executable) -> list[tuple[F, Executable]]:
-        """Hold a program, and return those that are dropped for it; to be called with the lock."""
+        """Hold a program, and return the programs that are dropped for it. Called under `_lock`."""
         executable.used = next(self._uses)
         self._held[key] = executable
         executable.is_held = True
@@ -801,7 +807,7 @@ class Programs(Generic[F]):
     def _evict(self) -> list[tuple[F, Executable]]:
         evicted: list[tuple[F, Executable]] = []
         while len(self._held) > self._capacity:
-            # One scan for each compilation, so that `find` has only a number to write.
+            # One scan for each compilation: so `find` has to write only a number.
             key = min(self._held, key=lambda key: self._held[key].used)
             executable = self._held.pop(key)
             executable.is_held = False

@@ -219,7 +219,7 @@ async def test_more_than_max_queue_are_refused() -> None:
         results = await asyncio.gather(*calls, return_exceptions=True)
     refused = [result for result in results if isinstance(result, ps.Overloaded)]
     assert len(refused) == 4
-    assert "node 'guarded' refuses an item: 5 wait already" in str(refused[0])
+    assert "node 'guarded' refuses an item: 5 items wait already" in str(refused[0])
     assert [float(r[0]) for r in results if not isinstance(r, BaseException)] == [0, 1, 2, 3, 4, 5]
 
 

@@ -369,7 +369,7 @@ async def test_arguments_that_are_no_sequences_of_one_length_are_refused() -> No
         of, [(x, 2.0), (x, np.ones(2, np.float32)), (x, jax.random.split(jax.random.key(0), 3)), (x, x)]
     )
     assert "argument 'y': a sequence is an array with a first axis, and this is a number" in str(number)
-    assert "have different lengths (x 3, y 2): name those that are no sequences in shared=" in str(other)
+    assert "have different lengths (x 3, y 2): name the arrays that are no sequences in shared=" in str(other)
     assert "random keys cannot be packed into rows" in str(keys)
     assert fine.tolist() == [2, 2, 2]
     weak = jnp.full(3, 2.0)

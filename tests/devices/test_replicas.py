@@ -155,8 +155,8 @@ async def test_more_replicas_than_devices_are_an_error_that_lists_these() -> Non
         ({"device": ["cpu"]}, TypeError, r"has device=\['cpu'\]: the name of a device, a jax.Device"),
         ({"device": 3}, TypeError, "has device=3: the name of a device, a jax.Device"),
         ({"static": "x"}, TypeError, r"has static='x': a tuple of names of parameters, as in static=\('x',\)"),
-        ({"sample_input": np.ones(2)}, TypeError, r"has a ndarray: if that is an argument, write sample_input=\(argum"),
-        ({"sample_input": [np.ones(2)]}, TypeError, r"has a ndarray: if that is an argument, write sample_input=\(arg"),
+        ({"sample_input": np.ones(2)}, TypeError, r"has a ndarray: for a single argument, write sample_input=\(argum"),
+        ({"sample_input": [np.ones(2)]}, TypeError, r"has a ndarray: for a single argument, write sample_input=\(arg"),
         (
             {"replicas": 2, "device": devices.DeviceMesh(shape=(2,), axis_names=("x",))},
             TypeError,

@@ -550,7 +550,7 @@ def test_a_device_node_that_runs_there_takes_no_option_of_a_device(tasks: InTask
     def double(x: float) -> float:
         return 2 * x
 
-    with pytest.raises(TypeError, match=r"'double' has runs_on=, to which batch= does not apply"):
+    with pytest.raises(TypeError, match=r"'double' has runs_on= and batch=, which do not go together"):
         ps.device_node(runs_on=tasks, batch=ps.Batch(2))(double)
     with pytest.raises(TypeError, match="'double' is no coroutine"):
         ps.device_node(runs_on=tasks)(double)
