@@ -25,10 +25,8 @@ import numpy as np
 import numpy.typing as npt
 from jax.tree_util import register_static
 
-from penstock import data
 from penstock.devices import Array
 
-QUERIES = 64  # that attend at a time in a training
 BLOCK = 128  # positions of the cache that are read at a time, or all if they are fewer
 CANDIDATES = 256  # tokens that top_k and top_p choose from; to find them costs a twentieth of a sort
 LIKELIEST = 20  # tokens that are told with their log probabilities; OpenAI's protocol asks for 20 at most
@@ -149,13 +147,13 @@ def transposed(parameters: Parameters) -> Parameters:
     return changed
 
 
-def _mapped(parameters: Parameters, values: jax.Array, name: str) -> jax.Array:
+def mapped(parameters: Parameters, values: jax.Array, name: str) -> jax.Array:
     """Return the product of values with a matrix."""
     weight = parameters.get(f"{name}.weight.T")
     return values @ (jnp.asarray(parameters[f"{name}.weight"]).T if weight is None else jnp.asarray(weight))
 
 
-def _hidden(
+def hidden_states(
     config: Config,
     parameters: Parameters,
     tokens: jax.Array,
@@ -176,7 +174,7 @@ def _hidden(
         return values * jax.lax.rsqrt(mean_square + config.rms_norm_eps) * parameters[f"{name}.weight"]
 
     def heads(values: jax.Array, name: str) -> jax.Array:
-        return _mapped(parameters, values, name).reshape(*tokens.shape, -1, config.head_size).swapaxes(1, 2)
+        return mapped(parameters, values, name).reshape(*tokens.shape, -1, config.head_size).swapaxes(1, 2)
 
     def rotated(values: jax.Array) -> jax.Array:
         """Turn pairs of numbers by their place in the sequence; a pair is i and i + head / 2, as in transformers."""
@@ -189,37 +187,13 @@ def _hidden(
         inputs = normalised(hidden, f"{layer}.input_layernorm")
         queries, keys, contents = (heads(inputs, f"{layer}.self_attn.{letter}_proj") for letter in "qkv")
         mixed = attend(number, rotated(queries), rotated(keys), contents)
-        hidden += _mapped(parameters, mixed.swapaxes(1, 2).reshape(hidden.shape), f"{layer}.self_attn.o_proj")
+        hidden += mapped(parameters, mixed.swapaxes(1, 2).reshape(hidden.shape), f"{layer}.self_attn.o_proj")
         inputs = normalised(hidden, f"{layer}.post_attention_layernorm")
-        gate = jax.nn.silu(_mapped(parameters, inputs, f"{layer}.mlp.gate_proj"))
-        hidden += _mapped(
-            parameters, gate * _mapped(parameters, inputs, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj"
+        gate = jax.nn.silu(mapped(parameters, inputs, f"{layer}.mlp.gate_proj"))
+        hidden += mapped(
+            parameters, gate * mapped(parameters, inputs, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj"
         )
     return normalised(hidden, "model.norm").reshape(*tokens.shape, -1)
-
-
-def predict(config: Config, parameters: Parameters, batch: data.Packed) -> jax.Array:
-    """Return a score for each token to come next: float32 [rows, length, tokens]. Sequences do not see each other."""
-    tokens, segment_ids, positions = (jnp.asarray(each) for each in batch)
-    rows, length = tokens.shape
-    sees = (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]) & jnp.tri(length, dtype=bool)
-
-    def attend(_layer: int, queries: jax.Array, keys: jax.Array, contents: jax.Array) -> jax.Array:
-        mixed: list[jax.Array] = []
-        # Some queries at a time, and only what is before their end: on a CPU three times as fast as all at once.
-        for begin in range(0, length, QUERIES):
-            end = min(begin + QUERIES, length)
-            # Neighbouring heads share keys and contents, so their queries are rows of one product.
-            some = queries[:, :, begin:end].reshape(rows, config.num_key_value_heads, -1, config.head_size)
-            scores = (some @ keys[:, :, :end].swapaxes(2, 3)).reshape(rows, -1, end - begin, end)
-            masked = jnp.where(sees[:, :, begin:end, :end], scores * config.head_size**-0.5, np.finfo(np.float32).min)
-            shares: jax.Array = jax.nn.softmax(masked, axis=-1)
-            taken = shares.reshape(*some.shape[:3], end) @ contents[:, :, :end]
-            mixed.append(taken.reshape(rows, -1, end - begin, config.head_size))
-        return jnp.concatenate(mixed, axis=2)
-
-    hidden = _hidden(config, parameters, tokens, positions, attend)
-    return _mapped(parameters, hidden.reshape(rows * length, -1), "model.embed_tokens").reshape(rows, length, -1)
 
 
 # --- Decoding ---
@@ -292,13 +266,13 @@ class Llama:
         at = jnp.where(places < lengths[:, None], jnp.asarray(positions)[:, None] + places, -1)
         state, hidden = self._cached(parameters, state, jnp.asarray(tokens), at, jnp.asarray(slots))
         last = jnp.take_along_axis(hidden, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
-        return state, _mapped(parameters, last, "model.embed_tokens")
+        return state, mapped(parameters, last, "model.embed_tokens")
 
     def step(self, parameters: Parameters, state: State, tokens: Array, positions: Array) -> tuple[State, jax.Array]:
         """Take in one token for each of the first slots, as `Model` says."""
         at = jnp.asarray(positions)[:, None]
         state, hidden = self._cached(parameters, state, jnp.asarray(tokens)[:, None], at, None)
-        return state, _mapped(parameters, hidden[:, 0], "model.embed_tokens")
+        return state, mapped(parameters, hidden[:, 0], "model.embed_tokens")
 
     def _cached(
         self, parameters: Parameters, state: State, tokens: jax.Array, at: jax.Array, slots: jax.Array | None
@@ -351,7 +325,7 @@ class Llama:
             _, total, mixed = jax.lax.fori_loop(0, blocks, add, sums)
             return jnp.reshape(mixed / total, queries.shape)
 
-        hidden = _hidden(self.config, parameters, tokens, jnp.maximum(at, 0), attend)
+        hidden = hidden_states(self.config, parameters, tokens, jnp.maximum(at, 0), attend)
         return changed, hidden
 
 
@@ -460,27 +434,3 @@ def go_on(
     sampled = sample(logits, jnp.asarray(positions) + 1, sampling)
     following = jnp.where(jnp.asarray(positions) < 0, slots.tokens[:rows], sampled.tokens)
     return Slots(state, slots.tokens.at[:rows].set(following)), sampled
-
-
-def write(
-    model: Model, parameters: Parameters, tokens: Array, lengths: Array, sampling: Sampling, count: int
-) -> tuple[jax.Array, jax.Array]:
-    """Write answers of `count` tokens to prompts [rows, length], all of them at once and in one program.
-
-    For a training that wants samples of what it has learned so far: nothing is kept but what it returns.
-
-    Returns:
-        The tokens, int32 [rows, count], and their log probabilities, float32 [rows, count].
-    """
-    rows = jnp.arange(tokens.shape[0])
-    slots, chosen = begin(model, parameters, open_slots(model, len(rows)), tokens, rows, 0 * rows, lengths, sampling)
-
-    def following(slots: Slots, place: jax.Array) -> tuple[Slots, tuple[jax.Array, jax.Array]]:
-        slots, chosen = go_on(model, parameters, slots, jnp.asarray(lengths) + place, sampling)
-        return slots, (chosen.tokens, chosen.log_probabilities)
-
-    _, (others, log_probabilities) = jax.lax.scan(following, slots, jnp.arange(count - 1))
-    return (
-        jnp.vstack([chosen.tokens, others]).T,
-        jnp.vstack([chosen.log_probabilities, log_probabilities]).T,
-    )

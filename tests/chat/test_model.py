@@ -15,6 +15,7 @@ import pytest
 from examples.chat import gguf
 from examples.chat.model import (
     BLOCK,
+    NAMES,
     Config,
     Llama,
     Parameters,
@@ -23,10 +24,10 @@ from examples.chat.model import (
     from_gguf,
     go_on,
     open_slots,
-    predict,
     sample,
     transposed,
 )
+from examples.language_model import predict
 from penstock import data
 
 CONFIG = Config(
@@ -263,8 +264,6 @@ ABOUT: dict[str, Any] = {
 
 def as_in_gguf() -> dict[str, Numbers]:
     """Return the parameters under the names of a GGUF file, in its order."""
-    from examples.chat.model import NAMES
-
     found: dict[str, Numbers] = {}
     short = {name: key for key, name in NAMES.items()}
     for name, value in PARAMETERS.items():

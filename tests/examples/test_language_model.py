@@ -21,8 +21,9 @@ from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
 from examples import language_model
-from examples.chat.model import QUERIES, Config, Llama, predict
+from examples.chat.model import Config, Llama
 from examples.language_model import (
+    QUERIES,
     SAMPLE_TOKENS,
     SAMPLES,
     START,
@@ -34,6 +35,7 @@ from examples.language_model import (
     judge,
     load,
     measure,
+    predict,
     read_sources,
     save,
     train,
