@@ -366,6 +366,11 @@ class Channel(Generic[T]):
         """Allow puts again."""
         self._closed = False
 
+    @property
+    def waiting_putters(self) -> int:
+        """How many tasks wait for room now."""
+        return 0 if self._putters is None else self._putters.count
+
     def watch(self, watch: "DepthWatch | None") -> None:
         """Report each change of the depth to a watch from now on; None ends that."""
         self._watch = watch

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 _SAMPLE: Final = 64
 _PAUSE_SECONDS_PER_NODE: Final = 0.006
 _LEAST_PAUSE_SECONDS: Final = 0.02
+# For looks, which go on for hours, so many times as seldom; but so often that a change is seen.
+_SELDOM: Final = 8
+_MOST_PAUSE_SECONDS: Final = 4.0
 # A node that has just begun is timed for longer, so that short profiles see every item.
 _FIRST_OF_ALL: Final = 640
 _LEAST_FIRST: Final = 16
@@ -66,11 +69,13 @@ class ExecutionSampler:
         blocked_seconds: time that workers held a finished item that found no room after the node.
         durations: how long executions of each took.
         outside: what items waited for on devices and in threads. The code that runs them there adds to it, on the loop.
+        held: for how long items were in the node, over all items, and for how long that was looked at, in seconds.
     """
 
     __slots__ = (
-        "_actor", "_depth", "_ended", "_is_on", "_lock", "_number", "_pause_seconds", "_size", "_switch", "_window",
-        "between", "blocked_seconds", "busy_seconds", "durations", "names", "outside",
+        "_actor", "_depth", "_ended", "_is_on", "_lock", "_means", "_number", "_pause_seconds", "_sampling",
+        "_size", "_switch", "_window", "between", "blocked_seconds", "busy_seconds", "durations", "held", "names",
+        "outside",
     )  # fmt: skip
 
     def __init__(
@@ -80,7 +85,9 @@ class ExecutionSampler:
         self._actor = actor
         self._switch = switch
         self._size = sampling.first if switch is not None else _SAMPLE
+        self._sampling = sampling
         self._pause_seconds = sampling.pause_seconds
+        self._means: list[float] = []  # how long executions took in the last sample
         self._window: list[tuple[Any, ...]] = []  # moments, then frame and item: two moments, or more for a chain
         self._ended = actor.completed + actor.failed
         self._is_on = True
@@ -88,7 +95,7 @@ class ExecutionSampler:
         self._lock = threading.Lock()  # a profile may be looked at in another thread than that of the loop
         held = inbox.statistics()
         self._depth = DepthWatch(held.depth, held.capacity)
-        inbox.watch(self._depth)
+        self.held = 0.0, 0.0
         self.names = [link.name for link in actor.bound._links] or [actor.name]
         self.between: list[float] = []
         self.busy_seconds = [0.0] * len(self.names)
@@ -97,6 +104,26 @@ class ExecutionSampler:
         self.outside = NOTHING_OUTSIDE
         if switch is not None:
             switch(self)
+
+    def for_profile(self, *, on: bool) -> None:
+        """Have the inbox tell of each change of its depth, and time often; else `look` asks, and few are timed."""
+        self._actor.intake.watch(self._depth if on else None)
+        self._depth.keep_points(on=on)
+        pause = self._sampling.pause_seconds
+        self._pause_seconds = pause if on else max(pause, min(_SELDOM * pause, _MOST_PAUSE_SECONDS))
+
+    def look(self, seconds: float) -> None:
+        """Note how many items are in the node now, and wait for it; on the loop.
+
+        Args:
+            seconds: how long ago the look before was, for which this one stands.
+        """
+        actor = self._actor
+        self._depth.changed(len(actor.intake))
+        held, looked = self.held
+        if taken := actor.limiter.in_flight:  # finished items that wait for room are in no node
+            taken -= sum(consumer.inbox.waiting_putters for consumer in actor.consumers)
+        self.held = held + max(taken, 0) * seconds, looked + seconds
 
     def add(self, began: float, ended: float, frame: "Frame | None", loop: "asyncio.AbstractEventLoop") -> None:
         """Take an execution that has ended.
@@ -143,15 +170,20 @@ class ExecutionSampler:
             total = actor.completed + actor.failed
             ran, self._ended = total - self._ended, total
             if not window:
+                for at, mean in enumerate(self._means if self._switch is not None else ()):
+                    self.busy_seconds[at] += mean * ran
                 return
             weight = 1.0 if self._switch is None else max(1.0, ran / len(window))
             timed: list[list[Execution]] = [
                 [(each[at], each[at + 1], each[-2], each[-1]) for each in window] for at in range(len(self.names))
             ]
+            totals: list[float] = []
             for at, executions in enumerate(timed):
                 seconds = [ended - began for began, ended, _, _ in executions]
                 self.durations[at].add(seconds, weight)
-                self.busy_seconds[at] += sum(seconds) * weight
+                totals.append(sum(seconds))
+                self.busy_seconds[at] += totals[at] * weight
+            self._means = [total / len(window) for total in totals]
         for name, executions in zip(self.names, timed, strict=True):
             collectors.report(Collector.executed, actor.graph, name, executions)
 
@@ -162,7 +194,7 @@ class ExecutionSampler:
         return TimedReading(
             self.durations[at].since(None), self._depth.totals() if is_first else NO_DEPTH,
             self.blocked_seconds if is_last else 0.0, self.outside,
-            counts_busy=self._actor.is_untimed or not is_first or not is_last, begin=self._number,
+            counts_busy=self._actor.is_untimed or not is_first or not is_last, begin=self._number, held=self.held,
         )  # fmt: skip
 
     def end(self) -> None:

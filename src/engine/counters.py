@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ..actors.node_actor import UNLIMITED, NodeActor
 from ..telemetry import names
-from ..telemetry.counters import INBOX_COUNTERS, less
+from ..telemetry.counters import INBOX_COUNTERS, changed, less
 from ..telemetry.metrics import Reading, Series, series
 from .control import Control
 from .node import Node, is_node
@@ -300,7 +300,7 @@ def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None"
     timed = None if sampler is None else sampler.reading()  # it also brings `busy_seconds` up to date
     counters = actor.statistics()
     if sampler is not None and actor.is_untimed and not is_stream:
-        counters = replace(counters, busy_seconds=sampler.busy_seconds[0])
+        counters = changed(counters, busy_seconds=sampler.busy_seconds[0])
     return StepSnapshot(  # a snapshot keeps no actor alive, but its scope does, so that no other actor gets its id
         counters, key=id(actor), runs_on=execution._place,
         holds_loop=execution._is_inline and not node.is_async and not is_stream, gathers=execution._gathers,

@@ -3,7 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from time import time
+from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ..actors import attempts
@@ -102,7 +102,10 @@ class Wiring(Scope):
         self.opened: Any = None
         self.opened_at = time()
         self._sites: tuple[int, list[StepSite]] = (0, [])  # of so many programs
-        self._measured = 0  # how many profiles have asked for the timing of handlers
+        # How many profiles and looks have asked for the timing of handlers, and how many of these for all depths.
+        self._measured = 0, 0
+        self._looked_at = 0.0
+        self._was_idle = False
         self._discards = False  # whether a graph is being wired that has nodes with `discard=`
 
     def _call_site(self, program: Program, unit: Unit) -> CallSite:
@@ -125,8 +128,8 @@ class Wiring(Scope):
             if program.is_line and program.plan.result == Read(program.plan.steps[-1].source):
                 actors[-1].ends_line = True
             _compose_lines(actors)
-            if self._measured:
-                _measure(actors, on=True)
+            if self._measured[0]:
+                _measure(actors, self._measured)
             self._wired[program.plan] = Wired(program, actors, entries)
         return self._wired[program.plan]
 
@@ -206,15 +209,32 @@ class Wiring(Scope):
         own = list(self._wired.values())
         return own if self._bodies is None else [*own, *self._bodies._wired.values()]
 
-    def measure(self, *, on: bool) -> None:
-        """Turn the timing of handlers on or off; it stays on until it has been turned off as often as on."""
-        was_measured = bool(self._measured)
-        self._measured += 1 if on else -1
-        if bool(self._measured) != was_measured:
+    def measure(self, *, on: bool, depths: bool = True) -> None:
+        """Turn the timing of handlers on or off; it stays on until it has been turned off as often as on.
+
+        Args:
+            on: whether it is turned on.
+            depths: whether inboxes tell of each change of their depth, too.
+        """
+        were = self._measured
+        step = 1 if on else -1
+        self._measured = were[0] + step, were[1] + step * depths
+        self._looked_at = perf_counter()
+        if [*map(bool, were)] != [*map(bool, self._measured)]:
             for wired in self._wired.values():
-                _measure(wired.actors, on=on)
+                _measure(wired.actors, self._measured)
         if self._bodies is not None:
-            self._bodies.measure(on=on)
+            self._bodies.measure(on=on, depths=depths)
+
+    def look(self, now: float) -> None:
+        """Note what its nodes hold now, if it is measured; on the loop, for a look."""
+        seconds, self._looked_at = now - self._looked_at, now
+        if self.admitted is not None and not self.admitted()[0] and self._was_idle:
+            return
+        self._was_idle = self.admitted is not None and not self.admitted()[0]
+        for site in self.sites():
+            if site.actor.sampler is not None:
+                site.actor.sampler.look(seconds)
 
     def _actor(self, program: Program, unit: Unit) -> NodeActor:
         step = unit.step
@@ -425,14 +445,21 @@ def _goes_on(actor: NodeActor) -> bool:
     )
 
 
-def _measure(actors: Sequence[NodeActor], *, on: bool) -> None:
-    sampling = None
-    if on:
-        from ..actors.sampler import sampling_of
+def _measure(actors: Sequence[NodeActor], measured: tuple[int, int]) -> None:
+    """Have actors time their handlers, or end that.
 
-        sampling = sampling_of(len(actors))
+    Args:
+        actors: the actors.
+        measured: how many have asked for that, and how many of these for each change of the depths of inboxes.
+    """
+    from ..actors.sampler import sampling_of
+
+    sampling = sampling_of(len(actors)) if measured[0] else None
     for actor in actors:
-        actor.measure(sampling)
+        if (actor.sampler is None) != (sampling is None):
+            actor.measure(sampling)
+        if actor.sampler is not None:
+            actor.sampler.for_profile(on=bool(measured[1]))
 
 
 def _added_actor(program: Program, unit: Unit, place: "StepCheckpoint | None") -> NodeActor:

@@ -9,9 +9,10 @@ from contextlib import closing
 import pytest
 
 import penstock as ps
-from penstock import engine, telemetry
+from penstock import engine, telemetry, testing
 from penstock.telemetry import ScopeSnapshot
 from tests.kit import Gate
+from tests.telemetry.test_profile import CLOCKED, Clock
 
 
 @ps.node(concurrency=2)
@@ -162,3 +163,109 @@ async def test_a_call_that_is_over_is_not_in_flight_at_the_next_look() -> None:
             await call
             for _ in range(3):
                 assert [scope.admitted for scope in monitor.snapshot().scopes] == [(0, 5)]
+
+
+async def test_items_count_from_when_they_entered_also_beside_short_ones() -> None:
+    gate, ends = Gate(), asyncio.Event()
+
+    @ps.node(concurrency=10)
+    async def mixed(number: int) -> int:
+        if number < 8:
+            return await gate.wait(number)
+        await asyncio.sleep(0.001)
+        return number
+
+    graph = ps.graph(mixed)
+
+    async def call_again() -> None:
+        while not ends.is_set():
+            await service(8)
+
+    async with engine.deploy(graph) as service:
+        calls = [asyncio.ensure_future(service(number)) for number in range(8)]
+        await gate.has(8)
+        with closing(telemetry.Monitor()) as monitor:
+            others = asyncio.gather(call_again(), call_again())
+            monitor.snapshot()
+            await asyncio.sleep(0.3)  # the time that is told of
+            lately = monitor.snapshot().lately
+        gate.open()
+        ends.set()
+        await asyncio.gather(others, *calls)
+    assert lately is not None
+    [node] = lately.nodes
+    assert node.count > 8
+    assert 0.75 < (node.busy_share or 0) < 1.05
+    assert (lately.verdict.node, lately.verdict.limit) == ("mixed", "places")
+
+
+async def test_finished_items_that_wait_for_room_are_not_in_the_node() -> None:
+    gate = Gate()
+
+    @ps.node(concurrency=1, capacity=1)
+    async def narrow(number: int) -> int:
+        return await gate.wait(number)
+
+    @ps.graph
+    async def line(number: int) -> int:
+        return await narrow(half_of(number))
+
+    @ps.node
+    def half_of(number: int) -> int:
+        return number // 2
+
+    async with engine.stream(line(number) for number in range(40)) as results:
+        reading = asyncio.ensure_future(anext(results))
+        await gate.has(1)
+        with closing(telemetry.Monitor()) as monitor:
+            monitor.snapshot()
+            await asyncio.sleep(0.1)  # the time that is told of
+            snapshot = monitor.snapshot()
+        gate.open()
+        await reading
+    [scope] = snapshot.scopes
+    before, after = scope.steps
+    assert snapshot.lately is not None
+    assert snapshot.contents[after.key].working == 1
+    held = snapshot.contents.get(before.key)
+    assert held is None or held.working == 0
+    [limits] = [node for node in snapshot.lately.nodes if node.node == "narrow"]
+    assert limits.busy_share == pytest.approx(1.0, abs=0.1)
+
+
+def test_a_new_verdict_counts_once_two_snapshots_agree(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = Clock()
+    for module in (*CLOCKED, "telemetry.profiling.monitor", "engine.wiring"):
+        monkeypatch.setattr(f"penstock.{module}.perf_counter", clock)
+
+    def no_seconds(_thread: int) -> float:
+        return 0.0
+
+    monkeypatch.setattr("penstock.telemetry.profiling.monitor.thread_seconds", no_seconds)
+
+    def slow(name: str) -> ps.Graph[[int], int]:
+        @ps.node(name=name, concurrency=1)
+        async def takes_a_second(number: int) -> int:
+            await asyncio.sleep(1)
+            return number
+
+        return ps.graph(takes_a_second)
+
+    graphs = {name: slow(name) for name in ("one", "other")}
+
+    async def look() -> list[tuple[str | None, str | None]]:
+        found: list[tuple[str | None, str | None]] = []
+        async with engine.deploy(*graphs.values()) as service:
+            with closing(telemetry.Monitor()) as monitor:
+                monitor.snapshot()
+                for name in ("one", "other", "other", "one", "one"):
+                    await service.run(graphs[name](0))
+                    snapshot = monitor.snapshot()
+                    assert snapshot.lately is not None
+                    assert snapshot.verdict is not None
+                    found.append((snapshot.lately.verdict.node, snapshot.verdict.node))
+        return found
+
+    assert testing.run_virtual(look) == [
+        ("one", "one"), ("other", "one"), ("other", "other"), ("one", "other"), ("one", "one"),
+    ]  # fmt: skip

@@ -3,7 +3,7 @@
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
-from typing import Final, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ...engine import ActorStatistics
 from ...extension import Figure
@@ -228,11 +228,11 @@ def look_of(snapshot: Snapshot, asked: Request = LOOK) -> LiveSnapshot:
     ]
     seconds = None if lately is None else lately.elapsed_seconds
     return LiveSnapshot(
-        snapshot.process, seconds, tuple(nodes), lately.verdict if lately is not None and then else None,
+        snapshot.process, seconds, tuple(nodes), snapshot.verdict,
         snapshot.lines, snapshot.when, tuple(map(_scope_look, snapshot.scopes)),
         snapshot.items if asked.show_keys else tuple(map(_without_key, snapshot.items)), snapshot.in_flight,
         snapshot.failures if asked.show_messages else tuple([replace(one, message="") for one in snapshot.failures]),
-        snapshot.stuck,
+        snapshot.stuck, snapshot.evidence,
     )  # fmt: skip
 
 
@@ -252,34 +252,42 @@ def _look_of(
 ) -> NodeLook:
     node, runs_on = then or (None, steps[0].runs_on)
     limit = _limit_of(steps)
-    p50, p99, timed = snapshot.latencies.get(name, (None, None, 0))
-    look = NodeLook(*name, runs_on, 0, 0, 0, 0, 0.0, 0, 0, 0, limit, p50=p50, p99=p99, timed=timed, shared=shared)
+    told: dict[str, Any] = dict(_NOTHING, limit=limit, shared=shared)
+    if name in snapshot.latencies:
+        told["p50"], told["p99"], told["timed"] = snapshot.latencies[name]
     if node is not None:
         share = node.busy_share
         if share is not None and limit is not None:
             share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
-        look = replace(
-            look, completed=node.count, failed=node.errors, busy_share=share, device_share=node.device_share
-        )  # fmt: skip
-    return _with_present(look, steps, snapshot) if steps else look
+        told.update(completed=node.count, failed=node.errors, busy_share=share, device_share=node.device_share)
+    if steps:
+        _add_present(told, steps, snapshot)
+    return NodeLook(*name, runs_on, **told)
 
 
-def _with_present(look: NodeLook, steps: Sequence[StepSnapshot], snapshot: Snapshot) -> NodeLook:
-    """Return a look with what a node holds now, and has done, in the scopes that are open."""
+_NOTHING: Final = {
+    "completed": 0, "failed": 0, "total_completed": 0, "total_failed": 0, "busy_share": 0.0, "inbox_depth": 0,
+    "inbox_capacity": 0, "in_flight": 0,
+}  # fmt: skip
+
+
+def _add_present(told: dict[str, Any], steps: Sequence[StepSnapshot], snapshot: Snapshot) -> None:
+    """Add what a node holds now, and has done, in the scopes that are open."""
     now = ActorStatistics.total([step.counters for step in steps])
     holds = StepContents()
     for one in [snapshot.contents[step.key] for step in steps if step.key in snapshot.contents]:
         holds = holds.plus(*one)
-    streams, kept = bool(holds.capacity), now.cache
-    return replace(
-        look, total_completed=now.completed, total_failed=now.failed, inbox_depth=now.inbox.depth,
+    told.update(
+        total_completed=now.completed, total_failed=now.failed, inbox_depth=now.inbox.depth,
         inbox_capacity=now.inbox.capacity, figures=now.figures, outage=now.outage, drawing=steps[-1].drawing,
         step=steps[-1].step, retried=now.retried, hedged=now.hedged, failed_over=now.failed_over,
-        cache_hits=0 if kept is None else kept.hits, cache_misses=0 if kept is None else kept.misses,
-        in_flight=holds.working if look.shared else max(0, now.in_flight - holds.blocked), blocked=holds.blocked,
-        waits=now.inbox.waiting_putters, buffer_depth=holds.buffered if streams else None,
-        buffer_capacity=holds.capacity if streams else None, values=holds.values if streams else None,
+        in_flight=holds.working if told["shared"] else max(0, now.in_flight - holds.blocked), blocked=holds.blocked,
+        waits=now.inbox.waiting_putters,
     )  # fmt: skip
+    if now.cache is not None:
+        told.update(cache_hits=now.cache.hits, cache_misses=now.cache.misses)
+    if holds.capacity:
+        told.update(buffer_depth=holds.buffered, buffer_capacity=holds.capacity, values=holds.values)
 
 
 def _shared_limits(snapshot: Snapshot) -> dict[Name, str]:
@@ -293,7 +301,8 @@ def _shared_limits(snapshot: Snapshot) -> dict[Name, str]:
         if place.bound in ("threads", "processes"):
             found |= dict.fromkeys(names, f"{place.limit:,} {place.bound} of the Engine")
         elif len(names) > 1 and place.bound not in ("max_in_flight", "map_each", "call", "max_workers"):
-            of = ", ".join(f"{node} of {graph}" for graph, node in names)
+            several = [f"{node} of {graph}" for graph, node in names]
+            of = ", ".join([*several[:3], *([f"{len(several) - 3:,} more"] if len(several) > 3 else [])])
             found |= dict.fromkeys(names, f"{place.bound}={place.limit:,}, shared by {of}")
     return found
 

@@ -34,7 +34,7 @@ NO_DEPTH: Final = DepthTotals()
 
 
 class DepthWatch:
-    """Adds up over time how many items are in a queue; told of every change while a profile is taken.
+    """Adds up over time how many items are in a queue; told of every change while a profile is taken, or now and then.
 
     Args:
         depth: items in it now.
@@ -53,6 +53,10 @@ class DepthWatch:
         self._kept_at = 0.0
         self._waited = self._occupied = self._full = 0.0
         self.points: deque[tuple[float, int]] = deque(maxlen=_POINTS)
+
+    def keep_points(self, *, on: bool) -> None:
+        """Keep moments and depths from now on, or none."""
+        self.points = deque(maxlen=_POINTS if on else 0)
 
     def changed(self, depth: int) -> None:
         """Note the number of items that it holds from now on."""

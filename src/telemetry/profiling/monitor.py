@@ -6,12 +6,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from heapq import nsmallest
 from time import perf_counter, time
-from typing import Final
+from typing import Final, TypeAlias
 
 from .. import logs
 from ..counters import told
 from . import collectors
 from .durations import LastMinute
+from .limits import Verdict
 from .recording import Profile
 from .records import FailureLook, Host, ItemLook, ScopeSnapshot, StepContents, StuckLoop
 from .timeline import TimelineRecorder
@@ -33,6 +34,9 @@ class Snapshot:
         in_flight: how many items there are.
         failures: the newest failures of the process, by node and class, the newest first.
         stuck: the event loops that have not answered for a second.
+        verdict: the verdict of `lately`; but a new one only once two snapshots in a row agree on what limits. None if
+            no item has left a node, or was in one, since the snapshot before.
+        evidence: what was seen of event loops, the GIL, admission and the windows of streams, in sentences.
         contents: what the steps hold that items are in, by the keys of their snapshots.
         latencies: of the nodes that have ended items in the last minute, by graph and name: the median and the 99th
             percentile of how long these took, in seconds, and how many there were; no percentile of fewer than 20.
@@ -47,6 +51,8 @@ class Snapshot:
     in_flight: int = 0
     failures: tuple[FailureLook, ...] = ()
     stuck: tuple[StuckLoop, ...] = ()
+    verdict: Verdict | None = None
+    evidence: tuple[str, ...] = ()
     contents: Mapping[Hashable, StepContents] = field(default_factory=dict[Hashable, StepContents])
     latencies: Mapping[tuple[str, str], tuple[float | None, float | None, int]] = field(
         default_factory=dict[tuple[str, str], tuple[float | None, float | None, int]]
@@ -113,6 +119,9 @@ def _contents(hosts: Iterable[Host]) -> dict[Hashable, StepContents]:
     return found
 
 
+_Limit: TypeAlias = tuple[str | None, str | None, str]  # graph, node and kind
+
+
 class Monitor:
     """Takes snapshots of all scopes of this process, each with a profile of the time since the one before.
 
@@ -123,11 +132,14 @@ class Monitor:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._scopes = OpenScopes(least_pause_seconds=_LOOK_SECONDS)
+        self._scopes = OpenScopes(_LOOK_SECONDS, counts_depths=False)
         self._scopes.gil_watch.start()
         self._threads: dict[int, float] = {}
         self._looked: float | None = None
         self._minute: LastMinute[tuple[str, str]] = LastMinute()
+        self._verdict: Verdict | None = None
+        # What limited since the last snapshot, and what the verdict says.
+        self._limits: tuple[_Limit | None, _Limit | None] = None, None
         collectors.begin(self._scopes)
 
     def snapshot(self, matching: str = "") -> Snapshot:
@@ -147,16 +159,25 @@ class Monitor:
         loop_seconds = self._loop_seconds(hosts)
         self._looked = now
         items, in_flight = _items(hosts, now, matching)
-        lately = None
+        lately: Profile | None = None
+        told: tuple[str, ...] = ()
         if before is not None:
             evidence = self._scopes.evidence_of(sums, read, now - before, loop_seconds)
-            lately = Profile(lambda: evidence, TimelineRecorder(now), {})
+            lately, told = Profile(lambda: evidence, TimelineRecorder(now), {}), evidence.sentences()
+            self._agree_on(lately.verdict if sums.nodes else None)
         self._scopes.look_anew()
         return Snapshot(
             self._process, scopes, lately, items=items, in_flight=in_flight, failures=failures(),
-            stuck=self._scopes.stuck(), latencies=self._minute.latencies(),
+            stuck=self._scopes.stuck(), verdict=self._verdict, evidence=told, latencies=self._minute.latencies(),
             contents=_contents(hosts),
         )  # fmt: skip
+
+    def _agree_on(self, found: Verdict | None) -> None:
+        """Take the verdict of the time since the last snapshot; a new one counts if the one before was the same."""
+        limit, before = None if found is None else (found.graph, found.node, found.limit), self._limits
+        self._limits = (limit, before[1])
+        if limit in before or before[1] is None:
+            self._verdict, self._limits = found, (limit, limit)
 
     def drawing(self, digest: str) -> object:
         """Return the drawing of a graph of an open scope, an `engine.Drawing`.

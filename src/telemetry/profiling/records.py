@@ -60,6 +60,7 @@ class TimedReading:
         outside: what its items waited for on devices and in threads.
         counts_busy: whether the `busy_seconds` of the node are also counted only while profiles are taken.
         begin: a number that changes each time such counting begins.
+        held: for how long items were in it, over all items, and for how long it was looked at, in seconds.
     """
 
     durations: Durations = field(default_factory=Durations)
@@ -68,6 +69,7 @@ class TimedReading:
     outside: OutsideSeconds = NOTHING_OUTSIDE
     counts_busy: bool = False
     begin: int = 0
+    held: tuple[float, float] = (0.0, 0.0)
 
     def plus(self, now: "TimedReading", before: "TimedReading | None") -> "TimedReading":
         """Return this, plus the difference of two snapshots of a node; plus the later one if there is no earlier."""
@@ -336,8 +338,21 @@ class ProfiledScope(Protocol):
         """Return a number that changes with the counters of its nodes; None if these may change without it."""
         ...
 
-    def measure(self, *, on: bool) -> None:
-        """Time the handlers that are not timed otherwise, until this was turned off as often as on."""
+    def measure(self, *, on: bool, depths: bool = True) -> None:
+        """Time the handlers that are not timed otherwise, until this was turned off as often as on.
+
+        Args:
+            on: whether it is turned on.
+            depths: whether inboxes tell of each change of their depth.
+        """
+        ...
+
+    def look(self, now: float) -> None:
+        """Note what its nodes hold now, if it is measured; on its loop.
+
+        Args:
+            now: the time of `perf_counter`.
+        """
         ...
 
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 from typing import Final
 
-from ..counters import ActorStatistics, counted
-from ..tables import milliseconds
+from ..counters import ActorStatistics, changed, counted
+from ..tables import milliseconds, significant
 from ..text import printable
 from .records import Bound, Capacity, ScopeSnapshot, StepSnapshot, TimedReading, WindowLook
 
@@ -180,7 +181,7 @@ class Sums:
                 opened.add(name)
                 node.open_seconds += ended - began
             sharers = max([len(sharing[own.key]) for own in step.places[:1]], default=1)
-            held_seconds = _held_seconds(done, earlier, ended - began, sharers)
+            held_seconds = _held_seconds(done, step, earlier, ended - began, sharers)
             node.held_seconds += held_seconds
             for index, places in enumerate(step.places):
                 key = places.key if places.is_shared else (places.bound, frozenset(sharing[places.key]))
@@ -196,8 +197,8 @@ class Sums:
     def copy(self) -> "Sums":
         """Return a copy, to which more can be added."""
         twin = Sums()
-        twin.nodes = {name: replace(node, places=dict(node.places)) for name, node in self.nodes.items()}
-        twin.groups = {key: replace(group, busy=dict(group.busy)) for key, group in self.groups.items()}
+        twin.nodes = {name: changed(node, places=dict(node.places)) for name, node in self.nodes.items()}
+        twin.groups = {key: changed(group, busy=dict(group.busy)) for key, group in self.groups.items()}
         return twin
 
     def items(self, graph: str) -> int:
@@ -218,26 +219,40 @@ def _ended(step: StepSnapshot | None) -> int:
     return 0 if step is None else step.counters.completed + step.counters.failed
 
 
-def _held_seconds(done: ActorStatistics, earlier: StepSnapshot | None, seconds: float, sharers: int) -> float:
+def _held_seconds(
+    done: ActorStatistics, step: StepSnapshot, earlier: StepSnapshot | None, seconds: float, sharers: int
+) -> float:
     """Return for how long items took places of a node between two snapshots, over all items.
 
-    The time of an item is counted when the item leaves. Where items take longer than the time between the snapshots,
-    the places that were taken at both of them tell more. They do not where short items left beside long ones: finished
-    items that wait for room in the next inbox take places, too.
+    The time of an item is counted when the item leaves; an item that leaves was in the node for the whole time at most.
+    Where items are still in the node, looks at the event loop tell more: these have seen how many there were. They have
+    not seen handlers that hold the loop. Without such looks, the places that were taken at both snapshots count.
 
     Args:
         done: what has been counted between the snapshots, and the items in flight at the later one.
+        step: the later snapshot.
         earlier: the earlier snapshot; None if there is none.
         seconds: the time between the two.
         sharers: how many nodes share the places.
     """
     if done.busy_seconds is None:
         return 0.0
-    ended = done.completed + done.failed
-    if ended and done.busy_seconds <= ended * seconds:
-        return done.busy_seconds
-    before = 0 if earlier is None else earlier.counters.in_flight
-    return (before + done.in_flight) / 2 * seconds / sharers
+    ended, before = done.completed + done.failed, 0 if earlier is None else earlier.counters.in_flight
+    left = min(done.busy_seconds, ended * seconds)
+    if not before and not done.in_flight:
+        return left
+    held, looked = (0.0, 0.0) if step.timed is None else step.timed.held
+    if earlier is not None and earlier.timed is not None:
+        held, looked = held - earlier.timed.held[0], looked - earlier.timed.held[1]
+    if looked > _LEAST_LOOKED * seconds:
+        taken = held / looked * seconds / sharers
+        limit = step.places[0].limit * seconds if step.places else inf
+        return taken if done.busy_seconds > max(left, limit) else max(left, taken)
+    return left if ended and done.busy_seconds <= left else (before + done.in_flight) / 2 * seconds / sharers
+
+
+# For which share of the time nodes must have been looked at.
+_LEAST_LOOKED: Final = 0.5
 
 
 def _comparable(before: StepSnapshot | None, now: StepSnapshot) -> StepSnapshot | None:
@@ -422,6 +437,31 @@ class Evidence:
         is_deployed = bool(self.admitted[1])
         return any(reader.window is not None or not is_deployed for reader in self.readers)
 
+    def sentences(self) -> tuple[str, ...]:
+        """Return what it shows of event loops, the GIL, admission and the windows of streams, in words."""
+        said: list[str] = []
+        if self.loop_cpu_seconds is not None and self.elapsed_seconds:
+            said.append(f"the event loop computes for {self.loop_cpu_seconds / self.elapsed_seconds:.0%} of the time")
+        if self.loop_late_share >= _LEAST_TOLD:
+            said.append(f"something holds the event loop for {self.loop_late_share:.0%} of the time")
+        for holder, share in self.gil.held.items():
+            if share >= _LEAST_TOLD:
+                name = holder if isinstance(holder, str) else holder[1]
+                said.append(f"others wait for the GIL, which {name} has, for {share:.0%} of the time")
+        if self.admitted[1]:
+            said.append(f"of {self.admitted[1]:,} places of a deployment, {self.admitted[0]:.0%} are taken")
+        for reader in self.readers:
+            said.append(f"the reader of {reader.name} is busy for {reader.busy_share:.0%} of the time")
+            if (window := reader.window) is not None and window.seconds:
+                held, behind = window.in_flight_seconds / window.seconds, window.behind_seconds / window.seconds
+                said.append(
+                    f"{reader.name} has {significant(held)} of {window.size:,} items in flight; {significant(behind)} "
+                    "of these have ended and wait for their turn"
+                )
+        return tuple(map(printable, said))
+
+
+_LEAST_TOLD: Final = 0.05
 
 # The largest share of the time for which other threads are taken to have the GIL: with 1, `TimeBreakdown.by` would
 # divide by 0.

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Final
 
-from ..counters import name_of
+from ..counters import changed, name_of
 from ..tables import Rendered, Table, milliseconds, rate, significant
 from ..text import printable
 from .durations import NO_DEPTH
@@ -212,11 +212,12 @@ def _without_turns(evidence: Evidence) -> Evidence:
 
 def _scaled(sums: Sums, factors: Mapping[Name, float]) -> Sums:
     """Return sums in which handlers take some multiples of their time."""
-    scaled = sums.copy()
+    factors = {name: factor for name, factor in factors.items() if factor != 1}
+    scaled = sums.copy() if factors else sums
     for name, factor in factors.items():
         node = scaled.nodes[name]
         if node.busy_seconds is not None:
-            node.counters = replace(node.counters, busy_seconds=node.busy_seconds * factor)
+            node.counters = changed(node.counters, busy_seconds=node.busy_seconds * factor)
             node.scale *= factor
         for key in node.places:
             group = scaled.groups[key]

@@ -53,6 +53,7 @@ class OpenScopes(collectors.Collector):
 
     Args:
         least_pause_seconds: the pause between two looks at an event loop, at first.
+        counts_depths: whether inboxes tell of each change of their depth; else looks at the event loop ask for it.
 
     Attributes:
         lock: held for a moment only: event loops wait for it when they open and close scopes. Reentrant, because a
@@ -62,11 +63,13 @@ class OpenScopes(collectors.Collector):
         gil_watch: finds which threads hold the GIL, once it is started.
     """
 
-    def __init__(self, least_pause_seconds: float = _LEAST_PAUSE_SECONDS) -> None:
+    def __init__(self, least_pause_seconds: float = _LEAST_PAUSE_SECONDS, *, counts_depths: bool = True) -> None:
+        self._counts_depths = counts_depths
         self.lock = threading.RLock()
         self.has_ended = False
         self.loop_threads: set[int] = set()
-        self.gil_watch = GilWatch(self.loop_threads)
+        # Of looks, which go on for hours, less often: each asks a busy loop for the GIL.
+        self.gil_watch = GilWatch(self.loop_threads, _LEAST_GIL_PAUSE_SECONDS * (1 if counts_depths else 4))
         self._least_pause_seconds = least_pause_seconds
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._looks_at_closed: list[LoopLooks] = []
@@ -88,7 +91,7 @@ class OpenScopes(collectors.Collector):
             self._since[id(scope)] = _Since(ref(scope), loop, opened)
             self.loop_threads.add(threading.get_native_id())
             self._watch(loop).scopes.add(scope)
-        scope.measure(on=True)
+        scope.measure(on=True, depths=self._counts_depths)
 
     def scope_closed(self, scope: ProfiledScope) -> None:
         """Take the last numbers of a scope."""
@@ -99,7 +102,7 @@ class OpenScopes(collectors.Collector):
             if (since := self._since.pop(id(scope), None)) is None:
                 return
             self._sums.add(since.snapshot, snapshot_of(scope))
-        scope.measure(on=False)
+        scope.measure(on=False, depths=self._counts_depths)
 
     def scope_vanished(self, scope: ProfiledScope) -> None:
         """Take the last numbers of a scope that is being collected as garbage; in any thread, at any moment."""
@@ -151,7 +154,7 @@ class OpenScopes(collectors.Collector):
             watch.scopes.add(scope)
         since, [activity] = self._since.get(id(scope)), settled(lambda: [scope.activity()])
         if since is None:
-            _in_thread_of(host.loop, partial(scope.measure, on=True))
+            _in_thread_of(host.loop, partial(scope.measure, on=True, depths=self._counts_depths))
             snapshot = snapshot_of(scope)
         elif activity is not None and activity == since.activity:
             admitted = None if scope.admitted is None else scope.admitted()
@@ -245,7 +248,7 @@ class OpenScopes(collectors.Collector):
             self._readers.clear()
         for since in left.values():
             if (scope := since.scope()) is not None:
-                _in_thread_of(since.loop, partial(scope.measure, on=False))
+                _in_thread_of(since.loop, partial(scope.measure, on=False, depths=self._counts_depths))
 
     def _add_vanished(self) -> None:
         while self._vanished:
@@ -344,6 +347,11 @@ _LEAST_LATE: Final = 3
 _MOST: Final = 0.5
 
 
+# For how long nodes are looked at in one look, and how many times as long none is looked at then.
+_SCOPES_SECONDS: Final = 0.001
+_REST: Final = 99
+
+
 class LoopLooks:
     """What the looks at one event loop have seen.
 
@@ -410,6 +418,8 @@ class LoopWatch:
         self.asked = 0.0
         self._has_usual_clock = abs(loop.time() - monotonic()) < 1  # and not that of a test
         self._is_on = True
+        self._turns: list[ReferenceType[ProfiledScope]] = []
+        self._rest_until = 0.0
         self.scopes: WeakSet[ProfiledScope] = WeakSet()
         self.readers: set[ProfiledStream] = set()
         self.seen = LoopLooks()
@@ -481,12 +491,30 @@ class LoopWatch:
             if look is not None:
                 found = seen.windows.setdefault(reader.name, WindowSum(look.size, look.ordered))
                 found.add(look, now - began)
+        self._look_at_scopes()
         for scope in tuple(self.scopes):
             if scope.admitted is not None:
                 taken, places = scope.admitted()
                 held = seen.admitted[id(scope), places]
                 held[:] = held[0] + now - began, held[1] + taken / places * (now - began)
         self._wait()
+
+    def _look_at_scopes(self) -> None:
+        """Look at the nodes of some scopes, in turns, so that all looks take a small share of the time."""
+        began = now = perf_counter()
+        if now < self._rest_until:
+            return
+        while now - began < _SCOPES_SECONDS:
+            if not self._turns:
+                self._turns = [ref(scope) for scope in tuple(self.scopes)]
+                if now > began:
+                    break
+            if self._turns and (scope := self._turns.pop()()) is not None:
+                scope.look(now)
+            now = perf_counter()
+            if not self._turns:
+                break
+        self._rest_until = now + _REST * (now - began)
 
 
 # GIL watch: a thread that asks for the GIL now and then. The time that it waits tells whether another thread holds the
@@ -512,10 +540,12 @@ class GilWatch:
 
     Args:
         loops: the native ids of the threads that run event loops; the caller may add and remove some meanwhile.
+        least_pause_seconds: the pause between two looks, at first.
     """
 
-    def __init__(self, loops: Collection[int]) -> None:
+    def __init__(self, loops: Collection[int], least_pause_seconds: float) -> None:
         self._loops = loops
+        self._least_pause_seconds = least_pause_seconds
         self._over = threading.Event()
         self.look_anew()
         # A daemon: a profile that is never ended must not keep the interpreter from ending.
@@ -546,7 +576,7 @@ class GilWatch:
 
     def _run(self) -> None:
         looked = monotonic()
-        pause, looks = _LEAST_GIL_PAUSE_SECONDS, 0
+        pause, looks = self._least_pause_seconds, 0
         while not self._over.wait(pause * (0.5 + looks * _GOLDEN % 1)):
             waited, held = self._look()
             now = monotonic()
@@ -556,7 +586,7 @@ class GilWatch:
                 self._held[holder] += share * (now - looked)
             self._seconds += now - looked
             looked, looks = now, looks + 1
-            pause = max(_LEAST_GIL_PAUSE_SECONDS, (now - self._began) * _GIL_PAUSE_SHARE)
+            pause = max(self._least_pause_seconds, (now - self._began) * _GIL_PAUSE_SHARE)
 
     def _look(self) -> tuple[float, dict[Holder, float]]:
         """Ask for the GIL once; returns how many seconds that took, and for which share each holder had the GIL."""
