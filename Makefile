@@ -26,7 +26,7 @@ MINUTES ?= 10
 PYTEST_ARGS ?=
 TYPED := examples $(wildcard tests/typing)
 
-.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
+.PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
 
 help:
 	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
@@ -47,6 +47,7 @@ help:
 	@echo "make bench-versus   this checkout beside the commit BASE=…, pair by pair"
 	@echo "make bench-devices  what runs on devices, against plain JAX; make bench-gpu on a GPU"
 	@echo "make bench-servers  requests a second of web servers, against the same ones written by hand; load by wrk"
+	@echo "make bench-chat   a language model in a graph, beside a bare loop and llama.cpp"
 	@echo "make bench-peers  the same workloads on other frameworks, in .venv-peers"
 	@echo "make bench-cluster  nodes on a local Ray beside Ray by hand"
 	@echo "make bench-cluster-peers  such calls on workers of Dask and Monarch, where they install, in environments of their own"
@@ -205,6 +206,10 @@ bench-gpu: $(VENV)/.dev
 # Needs wrk, a package of Debian and of Homebrew.
 bench-servers: $(VENV)/.dev $(if $(findstring --peers,$(ARGS)),.venv-server-peers/.stamp)
 	$(BIN)/python -m benchmarks.servers $(ARGS)
+
+# Needs the wheel of llama.cpp, as the tests do.
+bench-chat: $(VENV)/.dev
+	TF_CPP_MIN_LOG_LEVEL=3 $(BIN)/python -m benchmarks.chat $(ARGS)
 
 bench-peers: .venv-peers/.stamp
 	.venv-peers/bin/python -m benchmarks.peers $(ARGS)

