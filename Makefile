@@ -29,7 +29,7 @@ TYPED := examples $(wildcard tests/typing)
 .PHONY: help demo demo-cluster serve complete train-lm train-kills test test-newest run-newest test-long test-backends soak check check-workflows release format bench bench-versus bench-devices bench-gpu bench-servers bench-chat bench-peers bench-feeds bench-embedding bench-cluster bench-cluster-peers docs clean
 
 help:
-	@echo "make demo         the main job: search the standard library by meaning, and by keywords"
+	@echo "make demo         the main job: search the standard library by meaning, and by keywords (ARGS=--studio: on a page)"
 	@echo "make serve        the standard library as a model behind OpenAI's protocol, and how to ask it (ARGS=\"--port …\")"
 	@echo "make chat         ask a language model, SmolLM2, on the command line (ARGS='\"Why is the sky blue?\"')"
 	@echo "make chat-server  the same model behind OpenAI's protocol, and how to ask it (ARGS=\"--port …\")"

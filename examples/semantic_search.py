@@ -4,6 +4,7 @@
     python examples/semantic_search.py ~/project --query "try again later"
     python examples/semantic_search.py --embed sentences.json --out vectors.npy
     python examples/semantic_search.py --trace examples                 send what happens to Jaeger: how-to/jaeger.md
+    python examples/semantic_search.py --studio                         show on a page what happens: how-to/live.md
 
 Files are read in threads and parsed in processes; what they define is embedded on a device, in batches; one index ranks
 by meaning and one by keywords, side by side. Then a deployment answers many callers at once.
@@ -21,9 +22,11 @@ if __name__ == "__main__":
 import argparse
 import asyncio
 import json
+import subprocess
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from itertools import cycle, islice
+from tempfile import TemporaryDirectory
 from time import perf_counter
 from typing import TYPE_CHECKING, cast
 
@@ -142,10 +145,24 @@ def is_public(path: Path) -> bool:
     )
 
 
+@contextmanager
+def watched() -> Generator[None]:
+    """Show on a page what this process does; a process of its own serves the page."""
+    with TemporaryDirectory() as folder, telemetry.expose(Path(folder) / "search.sock") as path:
+        command = [sys.executable, "-m", "penstock", "studio", str(path)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page:
+            assert page.stdout is not None
+            console.print(f"Watch at {page.stdout.readline().strip()}", markup=False, soft_wrap=True)
+            try:
+                yield
+            finally:
+                page.terminate()
+
+
 def search(options: argparse.Namespace) -> int:
     jobs = [Job(options.folder)]
     everything: bool = options.all
-    with reporting_interrupts(jobs):
+    with reporting_interrupts(jobs), watched() if options.studio else nullcontext():
         if not begin(jobs[0], options.limit, (lambda _path: True) if everything else is_public):
             return 1
         if not everything:
@@ -240,6 +257,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--embed", type=Path, metavar="FILE", help="embed a JSON list of strings instead")
     parser.add_argument("--out", type=Path, metavar="FILE", help="where their vectors go, as .npy")
     parser.add_argument("--trace", action="store_true", help="send spans to Jaeger, or wherever OTEL_* variables say")
+    parser.add_argument("--studio", action="store_true", help="serve a page that shows what happens")
     options = read_options(parser, arguments)
     if (options.embed is None) != (options.out is None):
         parser.error("--embed and --out need each other")

@@ -532,6 +532,16 @@ MORE_MUTANTS = [
         "tests/studio/test_expose.py::test_a_socket_that_somebody_listens_at_is_left_alone",
     ),
     Mutant(
+        "who has no token is told nothing",
+        "studio/page/web.py", "or not compare_digest(token.encode(), self.server.token.encode())", "",
+        "tests/studio/test_studio.py::test_without_the_token_nothing_is_told",
+    ),
+    Mutant(
+        "a name that is rebound to this machine is refused",
+        "studio/page/web.py", "not in self.server.hosts:", "in ():",
+        "tests/studio/test_studio.py::test_another_name_of_the_machine_is_refused",
+    ),
+    Mutant(
         "names are text in a page",
         "studio/page/page.py", "name = escape(printable(profile.node))", "name = printable(profile.node)",
         "tests/studio/test_page.py::test_what_names_say_is_text",

@@ -1,12 +1,13 @@
 """A program that exposes itself and runs what a page has to show: all kinds of steps, and names that are no text.
 
-    python -m tests.studio.alive SOCKET [kinds | moves | holds | gil | long | reader | many | hostile]
+    python -m tests.studio.alive SOCKET [kinds | moves | holds | gil | long | reader | worker | many | hostile]
 
 It reads lines: of "moves", each line is the name of the node that is slow from then on.
 """
 
 import asyncio
 import itertools
+import os
 import sys
 import threading
 from collections.abc import AsyncIterator
@@ -179,6 +180,18 @@ async def reader(number: int) -> int:
     return await less(number)
 
 
+@ps.node(runs_on="process", concurrency=1)
+def fragile(number: int) -> int:
+    if number % 4 == 0:
+        os._exit(1)
+    return number
+
+
+@ps.graph
+async def worker(number: int) -> int:
+    return fragile(number)
+
+
 # --- many: 300 steps in a graph ---
 
 
@@ -213,7 +226,7 @@ hostile = ps.graph(_hostile)
 async def run(kind: str) -> None:
     graph = {
         "kinds": kinds, "moves": moves, "holds": holds, "gil": gil, "long": long, "reader": reader, "many": many,
-        "hostile": hostile,
+        "worker": worker, "hostile": hostile,
     }[kind]  # fmt: skip
 
     async def calls() -> AsyncIterator[ps.Call[int]]:

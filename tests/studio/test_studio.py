@@ -163,3 +163,52 @@ def test_a_page_gets_what_is_newer_than_it_has(tmp_path: Path) -> None:
         assert studio.looks(number + 1)["processes"][0]["look"] is None
         times = studio.looks(number - 1)["processes"][0]["series"]["times"]
         assert 1 <= len(times) <= 2
+
+
+# --- What runs badly ---
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("holds", "event loop"),
+        ("gil", "GIL"),
+        ("long", "half_a_minute"),
+        ("reader", "reader"),
+    ],
+)
+def test_what_runs_badly_is_named(tmp_path: Path, kind: str, says: str) -> None:
+    path = tmp_path / "app.sock"
+    with exposed(path, "tests.studio.alive", kind), Studio(path) as studio:
+        told = until(
+            studio, 0, lambda one: one["look"] and one["look"]["verdict"] and says in str(one["look"]["verdict"])
+        )
+        if kind == "long":
+            assert [row["cells"][0] for row in told["look"]["items"][:2]] == ["half_a_minute"] * 2
+            [step] = told["look"]["steps"][told["look"]["graphs"][0]["id"]]
+            assert step["lines"][0].startswith("2/2 in flight")
+
+
+@pytest.mark.long
+@pytest.mark.timeout(180)
+def test_a_worker_process_that_is_killed_is_among_the_failures(tmp_path: Path) -> None:
+    path = tmp_path / "app.sock"
+    with exposed(path, "tests.studio.alive", "worker"), Studio(path) as studio:
+        told = until(studio, 0, lambda one: one["look"] and one["look"]["failures"])
+        assert told["look"]["failures"][0]["cells"][:2] == ["fragile", "WorkerDied"]
+        assert "failed" in told["look"]["steps"][told["look"]["graphs"][0]["id"]][0]["lines"][3]
+
+
+def test_items_in_flight_and_failures_are_told_without_values(tmp_path: Path) -> None:
+    path = tmp_path / "app.sock"
+    with exposed(path), Studio(path) as studio:
+        told = until(studio, 0, lambda one: one["look"] and one["look"]["failures"] and one["look"]["items"])
+        look = told["look"]
+        assert look["failures"][0]["cells"][:2] == ["slow", "ValueError"]
+        assert [title for title, _ in look["failure_columns"]] == ["step", "error", "times", "last"]
+        graph = look["graphs"][0]["id"]
+        steps = {step["key"] for step in look["steps"][graph]}
+        assert {row["key"] for row in look["items"] if row["cells"][0] == "slow"} <= steps
+        assert look["failures"][0]["graph"] == graph

@@ -333,3 +333,77 @@ def test_an_update_of_300_steps_takes_at_most_50_ms(shown: Shown) -> None:
         browser.run("new Promise(done => setTimeout(done, 50))")
     # The browser does not count the script that runs once an answer is there; the page does.
     assert (spent(browser) - before) / 3 + float(browser.run("document.body.dataset.updateMs")) / 1000 < 0.05
+
+
+def heap(browser: Browser) -> int:
+    browser.send("HeapProfiler.collectGarbage")
+    return int(browser.send("Runtime.getHeapUsage")["usedSize"])
+
+
+# Gives the page the newest look again and again, each with a second more and other rates; a page that wakes asks.
+REPLAY = """
+(async (looks) => {
+  if (!window.replayed) {
+    const headers = {Authorization: `Bearer ${sessionStorage.getItem("penstock-token")}`};
+    window.replayed = await (await fetch("/looks?newer=0", {headers})).json();
+    const real = window.fetch;
+    window.fetch = async (path, ...rest) => {
+      if (!path.startsWith("/looks")) return real(path, ...rest);
+      const found = structuredClone(window.replayed);
+      found.number = window.replayed.number += 1;
+      for (const one of found.processes) {
+        one.series.times = one.series.times.slice(0, 1);
+        for (const key of Object.keys(one.series.rates)) one.series.rates[key] = [Math.random() * 100];
+      }
+      window.given += 1;
+      return {ok: true, json: async () => found};
+    };
+  }
+  window.given = 0;
+  while (window.given < looks) {
+    document.dispatchEvent(new Event("visibilitychange"));
+    await new Promise((done) => setTimeout(done, 0));
+  }
+})(%d)
+"""
+
+
+@pytest.mark.long
+def test_the_heap_is_level_over_ten_minutes_of_looks(shown: Shown) -> None:
+    browser = shown.open("many")
+    for _ in range(6):  # five minutes fill what the page keeps
+        browser.run(REPLAY % 50)
+    points = "document.querySelector('#picture .spark[points]').getAttribute('points').split(' ').length"
+    assert browser.run(points) == 60
+    before = heap(browser)
+    for _ in range(12):
+        browser.run(REPLAY % 50)
+    assert heap(browser) < before + 1_000_000
+    browser.open("about:blank")
+
+
+def test_opening_the_page_of_300_steps_sends_less_than_2_mb(shown: Shown) -> None:
+    at = KINDS.index("many")
+    while len((found := shown.studio.looks()["processes"][at])["series"]["times"]) < 3:
+        shown.browser.painted()
+    series = found.pop("series")
+    one_look = len(json.dumps(series, separators=(",", ":"))) / len(series["times"])
+    assert 300 * one_look + len(json.dumps(found)) + len(shown.studio.ask("/")[2]) < 1_500_000  # and the drawing
+
+
+@pytest.mark.long
+def test_a_profile_is_recorded_and_opens(shown: Shown) -> None:
+    browser = shown.open("kinds")
+    box = "document.getElementById('record').getBoundingClientRect()"
+    browser.click(browser.run(f"{box}.x") + 9, browser.run(f"{box}.y") + 9)
+    # The new tab is in front now, so this one paints nothing.
+    give_up, found = monotonic() + 40, ""
+    while not found:
+        assert monotonic() < give_up
+        browser.run("new Promise(done => setTimeout(done, 100))")
+        for target in browser.send("Target.getTargets")["targetInfos"]:
+            if target["title"] == "Profile of kinds" and "/profiles/" in target["url"]:
+                found = target["targetId"]
+    browser.send("Target.closeTarget", targetId=found)
+    browser.send("Page.bringToFront")
+    assert "the profile opens in another tab" in browser.run("document.getElementById('recording').textContent")

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,8 +23,8 @@ QUICK = ("--interval-seconds", "0.2")
 
 
 @contextmanager
-def exposed(path: Path) -> "Iterator[subprocess.Popen[str]]":
-    command = [sys.executable, str(PROGRAM), str(path)]
+def exposed(path: Path, *program: str) -> "Generator[subprocess.Popen[str]]":
+    command = [sys.executable, "-m", *(program[:1] or ("tests.studio.exposed",)), str(path), *program[1:]]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         try:

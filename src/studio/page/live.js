@@ -94,7 +94,7 @@
           const cell = made.appendChild(number || row.span ? make("td", { class: side(number) }) : make("th", { scope: "row" }));
           if (row.span) cell.colSpan = row.span;
           if (row.choose && !number) cell.append(make("button", { type: "button", class: "plain" }));
-          if (row.link && number === row.cells.length - 1) {
+          if (row.link && isLink(row.link) && number === row.cells.length - 1) {
             cell.append(make("a", { href: row.link, target: "_blank", rel: "noopener noreferrer" }));
           }
         });
@@ -207,7 +207,7 @@
   const showVerdict = (process) => {
     const verdict = process.look && process.look.verdict;
     const section = at("verdict");
-    section.classList.toggle("limits", Boolean(verdict && verdict.key));
+    section.classList.toggle("limits", Boolean(process.alive && verdict && verdict.key));
     let title = verdict ? verdict.title : process.look ? "Nothing has left a step lately" : "Waiting for the first figures";
     if (!process.alive) title = "No process answers";
     write(at("verdict-title"), title);

@@ -300,7 +300,7 @@ _MAYBE: Final[dict[str, Callable[[NodeLook], int | str]]] = {
     "hedged": lambda node: node.hedged, "failed over": lambda node: node.failed_over,
     "cache hits": lambda node: node.cache_hits, "cache misses": lambda node: node.cache_misses,
     "held by a full buffer": lambda node: node.blocked, "wait for the inbox": lambda node: node.waits,
-    "limit is shared": lambda node: printable(node.shared),
+    "limit is shared": lambda node: printable(node.shared).replace(f" of {printable(node.graph)}", ""),
 }  # fmt: skip
 _LINE_COLUMNS: Final = 30
 
@@ -310,6 +310,8 @@ def view_of(look: LiveSnapshot, trace_url: str, drawings: Mapping[str, Drawing |
     names = Names(look)
     columns, figures = _columns(look)
     steps = _by_graph(steps_of(look, names, figures))
+    item_columns, items = _told(_ITEM_COLUMNS, [_item(item, trace_url) for item in look.items])
+    failure_columns, failures = _told(_FAILURE_COLUMNS, [_failure(one, look, names) for one in look.failures])
     return {
         "process": look.process, "columns": columns, "steps": steps, "verdict": _verdict(look, names),
         "graphs": [_graph(look, graph, names, drawings, steps[graph]) for graph in steps],
@@ -323,8 +325,8 @@ def view_of(look: LiveSnapshot, trace_url: str, drawings: Mapping[str, Drawing |
             }
             for stuck in look.stuck
         ],
-        "item_columns": _ITEM_COLUMNS, "items": [_item(item, names, trace_url) for item in look.items],
-        "failure_columns": _FAILURE_COLUMNS, "failures": [_failure(one, look, names) for one in look.failures],
+        "item_columns": item_columns, "items": items,
+        "failure_columns": failure_columns, "failures": failures,
     }  # fmt: skip
 
 
@@ -350,7 +352,7 @@ def key_of(node: NodeLook | ItemLook) -> str:
 
 def _columns(look: LiveSnapshot) -> tuple[list[_Column], list[str]]:
     figures = figure_columns([node.figures for node in look.nodes])
-    maybe: list[_Column] = [(title, True) for title, told in _MAYBE.items() if any(map(told, look.nodes))]
+    maybe = [(title, title != "limit is shared") for title, told in _MAYBE.items() if any(map(told, look.nodes))]
     return [*_COLUMNS, *maybe, *[(printable(figure), True) for figure in figures]], figures
 
 
@@ -456,6 +458,11 @@ def _graph(
     }  # fmt: skip
 
 
+def _whole_seconds(seconds: float) -> str:
+    """Return a time that looks tell no more exactly than this."""
+    return f"{max(round(seconds), 0)} s" if seconds < 59.5 else duration(round(seconds))
+
+
 def _scope(scope: ScopeLook, now: float) -> str:
     words = [f"{scope.kind} {scope.id}", f"open for {duration(max(now - scope.opened, 0))}"]
     if scope.admitted is not None:
@@ -468,16 +475,24 @@ def _scope(scope: ScopeLook, now: float) -> str:
 
 
 _ITEM_COLUMNS: Final[tuple[_Column, ...]] = (
-    ("step", False), ("item", True), ("age", True), ("is", False), ("attempt", True), ("time left", True),
+    ("step", False), ("item", True), ("age", True), ("state", False), ("attempt", True), ("time left", True),
     ("key", False), ("trace", False),
 )  # fmt: skip
 
 
-def _item(item: ItemLook, names: Names, trace_url: str) -> dict[str, Any]:
+def _told(columns: Sequence[_Column], rows: Sequence[dict[str, Any]]) -> tuple[list[_Column], list[dict[str, Any]]]:
+    """Return a table without the columns in which no row says anything."""
+    told = [at for at in range(len(columns)) if not rows or any(row["cells"][at] for row in rows)]
+    return [columns[at] for at in told], [{**row, "cells": [row["cells"][at] for at in told]} for row in rows]
+
+
+def _item(item: ItemLook, trace_url: str) -> dict[str, Any]:
     is_trace = len(item.trace) == 32 and all(c in "0123456789abcdef" for c in item.trace)
     cells = (
-        item.node or item.graph, count(item.item), duration(item.age), item.state, count(item.attempt),
-        "" if item.deadline is None else duration(max(item.deadline, 0)), item.key, item.trace[:8] if is_trace else "",
+        item.node or item.graph, count(item.item), _whole_seconds(item.age), item.state,
+        count(item.attempt) if item.attempt > 1 else "",
+        "" if item.deadline is None else duration(max(item.deadline, 0.0)), item.key,
+        item.trace[:8] if is_trace else "",
     )  # fmt: skip
     link = {"link": trace_url.replace("{trace_id}", item.trace)} if trace_url and is_trace else {}
     key = key_of(item)
@@ -498,7 +513,7 @@ _FAILURE_COLUMNS: Final[tuple[_Column, ...]] = (
 
 def _failure(failure: FailureLook, look: LiveSnapshot, names: Names) -> dict[str, Any]:
     graph, key = names.steps.get((failure.graph, failure.node), (failure.graph.partition("/")[0], ""))
-    ago = f"{duration(max(look.when - failure.last, 0))} ago"
+    ago = f"{_whole_seconds(look.when - failure.last)} ago"
     cells = failure.node or failure.graph, failure.type, count(failure.count), ago, failure.message
     return {
         "id": f"{failure.graph} {failure.node} {failure.type}", "graph": graph, "key": key,
