@@ -1,4 +1,4 @@
-"""Checkpoint, the options of a call that is saved as it goes; and Checkpointer, which makes its snapshots."""
+"""Checkpoint, the options of a call that is saved while it runs; and Checkpointer, which makes its snapshots."""
 
 import asyncio
 import json
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 else:
     snapshots = LateModule("penstock.saving.snapshots")
 
-# What `saving` needs (files, checksums, NumPy where there are arrays) is imported when a call is saved.
+# `saving` and its imports (files, checksums, NumPy where there are arrays) are imported when a call is saved.
 
 OnMismatch = Literal["raise", "resize", "continue"]
 OnSaveError = Literal["log", "raise"]
@@ -52,28 +52,29 @@ _MAX_BYTES: Final = 256 * 2**20
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Where and how often a call is saved, so that the next one goes on from there.
+    """Where and how often a call is saved, so that the next call goes on from the newest snapshot.
 
-    At most one of the three intervals is given. None of them: every 60 seconds. `every_seconds=None`: only when
-    `checkpoint()` is called.
+    Give at most one of the three intervals. Without an interval, a snapshot is made every 60 seconds. With
+    `every_seconds=None`, snapshots are made only when `checkpoint()` is called.
 
     Args:
-        folder: where the snapshots are. If there is one that is whole, the call goes on from the newest; else it begins
-            anew. One run at a time may use it.
+        folder: where the snapshots are. If the folder has a complete snapshot, the call goes on from the newest one;
+            else the call begins anew. One run at a time may use the folder.
         every_values: how many values the reader takes between two snapshots, such as the steps of a training; of a
             `ps.fold`, how many values it folds.
         every_seconds: the time between two snapshots, in seconds.
         every_records: how many records of the source there are between two snapshots.
         keep: how many snapshots are kept.
         reader: an object with `state()` and `restore(state)` that the reader of the stream changes, such as a model
-            that is trained in the `async for`. It is asked when the reader asks for the value behind a snapshot.
-        max_bytes: the most bytes of arrays in the states of barriers on their way to the reader. Beyond that, snapshots
-            are further apart than was asked for, which is logged.
+            that is trained in the `async for`. `state()` is called when the reader asks for the value behind a
+            snapshot.
+        max_bytes: the most bytes of arrays in the states of barriers on their way to the reader. Beyond this limit,
+            snapshots are further apart than the interval says, and a warning is logged.
         on_mismatch: "raise" refuses snapshots of another graph, source or settings, and says what differs. "resize"
-            takes other sizes of batches, and stages that only read ahead; no record is lost or comes twice. "continue"
-            goes on with the states that have the same names.
-        on_save_error: "log" goes on where a snapshot cannot be written, because the disk is full for instance; "raise"
-            ends the call.
+            accepts other sizes of batches, and other stages that only read ahead; no record is lost or comes twice.
+            "continue" goes on with the states that have the same names.
+        on_save_error: "log" logs a snapshot that cannot be written, because the disk is full for instance, and goes
+            on; "raise" ends the call.
 
     Raises:
         OptionsError: an argument does not accept its value, or two intervals are given.
@@ -91,7 +92,7 @@ class Checkpoint:
 
     def __post_init__(self) -> None:
         check_fields(self, _CHECKPOINT, "Checkpoint(")
-        # By identity: 60 seconds that were asked for are an interval that was given.
+        # Compare by identity: `every_seconds=60` from the user counts as a given interval, the default does not.
         given = [name for name in _INTERVALS if not any(getattr(self, name) is one for one in (None, _MINUTE))]
         if len(given) > 1:
             raise OptionsError(
@@ -102,7 +103,7 @@ class Checkpoint:
         """Return the snapshots in the folder, oldest first. Reads files, so it blocks; a run may write there meanwhile.
 
         Args:
-            verify: whether checksums are compared, for which everything is read; else only the sizes of files are.
+            verify: whether to compare checksums, which reads every file; else only the sizes of files are compared.
 
         Raises:
             CheckpointError: the folder cannot be read.
@@ -127,7 +128,7 @@ _INTERVALS: Final = ("every_values", "every_seconds", "every_records")
 
 
 class Checkpointer:
-    """The snapshots of one call: the newest one that it goes on from, and those that it makes.
+    """The snapshots of one call: the newest snapshot, from which the call goes on, and the snapshots that it makes.
 
     Args:
         checkpoint: the options.
@@ -135,20 +136,20 @@ class Checkpointer:
         plan: the plan of its graph.
 
     Attributes:
-        record: how many records the source has given, those before the restart included.
+        record: how many records the source has given, with the records before the restart.
         position: returns how many values the reader has taken, or the fold has folded.
         costs: what the snapshots have cost.
         events: the events of the call; None if they are not read.
         counted: the sources before a mix, by name.
         all_begun: set when all sources go on from the newest snapshot, and none was refused; or when the call has
             ended.
-        ends_at_once: whether the newest snapshot is that of the end; known when all sources have begun.
-        is_done: whether the call has come to its end, which `close` then saves.
+        ends_at_once: whether the newest snapshot was made at the end of the stream; known when all sources have begun.
+        is_done: whether the call has come to its end, so that `close` saves a last snapshot.
         on_failure: ends the call with an error.
 
     Raises:
         OptionsError: `checkpoint` is not a `Checkpoint`.
-        PlanError: what comes after a restart would not be what comes without one.
+        PlanError: the values after a restart would differ from the values without a restart.
     """
 
     def __init__(self, checkpoint: Checkpoint, call: Call[Any], plan: Plan) -> None:
@@ -159,20 +160,21 @@ class Checkpointer:
         self._check_argument(call, plan)
         self._plan: Plan | None = None  # once the call is opened
         self._folder: SnapshotFolder | None = None
-        self._encode: Callable[..., Any] = _ignored  # that of `saving`, once the call is opened
-        self._threads = ThreadPool(2, name="penstock-saving")  # one writes, while the other copies
+        self._encode: Callable[..., Any] = _ignored  # `saving.encoding.encode`, once the call is opened
+        self._threads = ThreadPool(2, name="penstock-saving")  # one thread writes, while the other copies
         self._restored: dict[str, Any] = {}
         has_reader = checkpoint.reader is not None
         self._fingerprint: dict[str, Any] = {**self._path.fingerprint(), "reader": has_reader, "sources": {}}
         self._snapshot: Snapshot | None = None
         self.ends_at_once = False
-        self._on_way: deque[Barrier] = deque()  # barriers that the reader has not come to
+        self._on_way: deque[Barrier] = deque()  # barriers that the reader has not reached
         self._is_full: bool | None = False  # whether `max_bytes` kept a barrier back; None once that was logged
-        self._copies: dict[str, dict[int, tuple[Any, Any]]] = {}  # of the values that a stage holds, by its name
-        self._first_states: dict[str, Any] = {}  # of the source, before its first record
+        # copies of the values that a stage holds, by the name of the stage
+        self._copies: dict[str, dict[int, tuple[Any, Any]]] = {}
+        self._first_states: dict[str, Any] = {}  # the state of the source before its first record
         self._writing: asyncio.Task[None] | None = None
-        self._asked: list[asyncio.Future[None]] = []  # by `checkpoint()`, for the next snapshot
-        self._held: dict[str, Any] = {}  # what has state, by name
+        self._asked: list[asyncio.Future[None]] = []  # callers of `checkpoint()` that wait for the next snapshot
+        self._held: dict[str, Any] = {}  # the objects with state, by name
         self.counted: dict[str, _Counted] = {}  # the sources before a mix, by name
         self._to_begin = {stop.name for stop in self._path.stops.values() if stop.gives_records}
         self.all_begun = asyncio.Event()
@@ -182,8 +184,8 @@ class Checkpointer:
         has_other = checkpoint.every_values is not None or checkpoint.every_records is not None
         every_seconds = None if has_other else checkpoint.every_seconds
         self._schedule = CheckpointSchedule(checkpoint.every_values, checkpoint.every_records, every_seconds)
-        self.due: float = 0  # before which record the next barrier is put
-        self.due_time: float = 0  # by the clock `monotonic`; either will do
+        self.due: float = 0  # the record before which the next barrier is put
+        self.due_time: float = 0  # on the clock `monotonic`; a barrier is put when `due` or `due_time` is reached
         self.every_noted = checkpoint.every_records or _EVERY_NOTED
         self.position: Callable[[], int] = self._position
         self._loop_seconds = 0.0
@@ -198,18 +200,18 @@ class Checkpointer:
             if not has_state(given) or (isinstance(given, StageIterator) and not given.role.is_source):
                 raise PlanError(
                     f"argument {name!r} of graph {plan.name!r} is the source of a call with checkpoint=, and this "
-                    f"{kind} would begin at its first record again: pass data.order(source), or an "
+                    f"{kind} would begin at its first record again after a restart: pass data.order(source), or an "
                     "object with state() and restore(state), and put stages into the graph"
                 )
 
     # The beginning.
 
     async def open(self, plan: Plan, instances: "InstanceRegistry") -> None:
-        """Open the folder, and give the instances of classes the states that they had at the newest snapshot.
+        """Open the folder, and restore the states of the instances of classes from the newest snapshot.
 
         Raises:
-            CheckpointError: the folder is not writable, another run has it, all snapshots in it are damaged, or they
-                are of another graph.
+            CheckpointError: the folder is not writable, another run uses it, all snapshots in the folder are damaged,
+                or the snapshots are of another graph.
         """
         from ..saving.encoding import encode
 
@@ -221,10 +223,11 @@ class Checkpointer:
         if self._checkpoint.reader is not None:
             self._held[_READER] = self._checkpoint.reader
         template = {name: one.state() for name, one in self._held.items()}
-        await self._in_thread(lambda: [encode(state, name) for name, state in template.items()])  # refuses some
-        # Of the others, whose template is not known yet: arrays of JAX, without a sharding.
+        # refuses states that cannot be stored
+        await self._in_thread(lambda: [encode(state, name) for name, state in template.items()])
+        # The other templates are not known yet: their arrays become arrays of JAX without a sharding.
         template = {_STREAM: 0, **{stop.name: 0 for stop in self._path.stops.values()}, **template}
-        await uninterrupted(self._open_folder())  # a cancel in the midst of it would leave the folder locked
+        await uninterrupted(self._open_folder())  # a cancel halfway would leave the folder locked
         assert self._folder is not None
         snapshot = self._snapshot = await self._in_thread(partial(self._folder.newest, template))
         if snapshot is None:
@@ -243,18 +246,18 @@ class Checkpointer:
         self._folder = await self._in_thread(make)
 
     def restore(self, name: str, holder: Any) -> None:
-        """Give what holds a state the one that it had at the newest snapshot, if there is one."""
+        """Restore the state of an object from the newest snapshot, if the snapshot has a state of that name."""
         if name in self._restored:
             with Noted(f"while the state of {name!r} was restored from {self._checkpoint.folder}"):
                 holder.restore(self._restored[name])
 
     def _compare(self, stored: Mapping[str, Any], present: Mapping[str, Any], sizes: Collection[str]) -> None:
-        """Compare fingerprints, and refuse those that differ.
+        """Compare fingerprints, and refuse a snapshot whose fingerprint differs.
 
         Args:
-            stored: that of the newest snapshot.
-            present: that of this call.
-            sizes: the paths of what may differ where only sizes do.
+            stored: the fingerprint of the newest snapshot.
+            present: the fingerprint of this call.
+            sizes: the paths of the settings that may differ with `on_mismatch="resize"`.
         """
         before, now = (json.loads(json.dumps(one)) for one in (stored, present))
         for settings in (*before.get("nodes", {}).values(), *now.get("nodes", {}).values()):
@@ -275,16 +278,16 @@ class Checkpointer:
             return
         remedy = '"resize", which loses no record' if are_sizes else '"continue" to go on all the same'
         raise CheckpointError(
-            f"the snapshots in {self._checkpoint.folder} are those of another run: {told}. Take another folder to "
+            f"the snapshots in {self._checkpoint.folder} are of another run: {told}. Take another folder to "
             f"begin anew, or say on_mismatch={remedy}"
         )
 
     def place(self, plan: Plan, number: int) -> "StepCheckpoint | None":
-        """Return what a step does when a barrier comes; None for a step that no barrier passes.
+        """Return the object that handles the barriers of a step; None for a step that no barrier passes.
 
         Args:
-            plan: the plan that the step is in, or that of a body.
-            number: the number of its value.
+            plan: the plan that has the step: the plan of the graph, or of a body.
+            number: the number of the value that the step gives.
         """
         stop = self._path.stops.get(number) if plan is self._plan else None
         return None if stop is None else StepCheckpoint(self, stop)
@@ -292,7 +295,7 @@ class Checkpointer:
     # The source.
 
     def begin(self, stop: CheckpointStep, iterator: Any) -> None:
-        """Restore what a step has made, if it has state, and ask it for that at each barrier."""
+        """Restore the iterator of a step, if it has state, and ask for its state at each barrier from now on."""
         try:
             if stop.gives_records:
                 self._check_source(stop.name, iterator, is_mixed=stop.mixed is not None)
@@ -304,13 +307,14 @@ class Checkpointer:
                 self._held[stop.name] = iterator
                 self.restore(stop.name, iterator)
                 if stop.is_source:
-                    # The source may say that it has none. Else this is its state at the first barrier.
+                    # `state()` of the source may raise PlanError. Else this is its state at the first barrier.
                     self._first_states[stop.name] = self._encode(iterator.state(), stop.name, copy=True)
                 place = self._place_again(stop.placed)
                 if place is not None and isinstance(iterator, StageIterator):
                     iterator.place_again(place)
         except Exception as error:
-            # Now, and not behind what steps hold of the run before, or when a mix first takes from this source.
+            # Fail the call now. Otherwise the error would wait behind restored values, or until a mix reads this
+            # source.
             if stop.gives_records:
                 self.on_failure(error)
             raise
@@ -318,7 +322,7 @@ class Checkpointer:
         self._sources_begun()
 
     def _place_again(self, placed: CheckpointStep | None) -> Callable[[Any], Any] | None:
-        """Return what places values of the snapshot, if `data.to_device` places new ones elsewhere now."""
+        """Return the function that places values of the snapshot, if `data.to_device` now places values elsewhere."""
         if self._snapshot is None or placed is None or self._restored.get(placed.place_name) == placed.places.state():
             return None
         place: Callable[[Any], Any] = placed.places.again
@@ -340,11 +344,11 @@ class Checkpointer:
         counted = _Counted(source, stop.name, self, given, lambda: self._held[mix].taken[number])
         self.counted[stop.name] = counted
         if not is_order:
-            state = {"given": given, "state": source.state()}  # it may say that it has none
+            state = {"given": given, "state": source.state()}  # `state()` may raise PlanError
             counted.states.append((given, self._encode(state, stop.name, copy=True)))
 
     def _check_source(self, name: str, source: Any, *, is_mixed: bool) -> None:
-        """Compare what a source knows of itself, such as its length and its seed, with that of the newest snapshot."""
+        """Compare the fingerprint of a source, such as its length and seed, with the one in the newest snapshot."""
         tell: Callable[[], dict[str, Any]] | None = getattr(source, "fingerprint", None)
         present: dict[str, Any] = {} if tell is None else tell()
         try:
@@ -353,7 +357,7 @@ class Checkpointer:
             read = None
         if type(present) is not dict or read != present:
             raise PlanError(
-                f"fingerprint() of source {name!r} returned {present!r:.200}, which JSON does not give back as it was: "
+                f"fingerprint() of source {name!r} returned {present!r:.200}, which changes on its way through JSON: "
                 "return a dict with texts as keys, of texts, numbers, True, False, None, lists and dicts"
             )
         self._fingerprint["sources"][name] = present
@@ -369,7 +373,7 @@ class Checkpointer:
         self._compare({name: stored}, {name: present}, {f"{name}.{one}" for one in sizes})
 
     def _sources_begun(self) -> None:
-        """End the stream if the newest snapshot is that of its end: steps might repeat what comes behind their loop."""
+        """End the stream if the newest snapshot was made at its end: a step might repeat the code behind its loop."""
         if self._to_begin:
             return
         self.all_begun.set()
@@ -377,7 +381,7 @@ class Checkpointer:
             self._result.end()
 
     async def put_barrier(self, stop: CheckpointStep, outputs: Sequence[BarrierBuffer[Any]]) -> None:
-        """Put a barrier into the stream of the source, unless the states of those on their way have too many bytes."""
+        """Put a barrier into the stream of the source, unless the states of earlier barriers have too many bytes."""
         is_asked = not all(one.done() for one in self._asked)
         self.due, self.due_time = self._schedule.barrier_put(self.record)
         if not is_asked and self._bytes_on_way() >= self._checkpoint.max_bytes:
@@ -388,20 +392,21 @@ class Checkpointer:
         barrier.copied_bytes += await self.take(barrier.states, stop)
         self.give(barrier, outputs)
         if is_asked and self.events is not None and self._asked:
-            # The events that the reader has not taken are stored with the snapshot: no item behind it may emit before
-            # that.
+            # The snapshot also stores the events that the reader has not taken. So no item behind the barrier may emit
+            # an event before the snapshot is written.
             await asyncio.wait(self._asked)
         barrier.is_asked = False
 
     @property
     def is_overdue(self) -> bool:
-        """Whether the source should have put a barrier before."""
+        """Whether the source should have put a barrier earlier."""
         return self._schedule.is_overdue(self.position() if self._result is None else self._result.given)
 
     def _bytes_on_way(self) -> int:
-        """Return how many bytes the states of barriers on their way have; what several of them share counts once.
+        """Return how many bytes the states of barriers on their way have; an array that several share counts once.
 
-        A value is in the states of barriers that follow each other, so all but the first add what was copied for them.
+        A value can be in the states of several barriers in a row. So each barrier after the first adds only the bytes
+        that were copied for it.
         """
         on_way = self._on_way
         return sum(one.copied_bytes for one in on_way) - on_way[0].copied_bytes + on_way[0].array_bytes if on_way else 0
@@ -414,7 +419,7 @@ class Checkpointer:
                 self._arrived(barrier, output.given)
 
     def _arrived(self, barrier: Barrier, values: int) -> None:
-        """Note how many values there are before a barrier: that decides where the source puts the next ones."""
+        """Note how many values there are before a barrier; the number decides where the next barriers are put."""
         self._schedule.arrived(barrier.record, values, self.position())
         if not self._asked:
             self.due, self.due_time = self._schedule.next_barrier()
@@ -422,11 +427,11 @@ class Checkpointer:
     # States.
 
     async def take(self, states: dict[str, Any], stop: CheckpointStep) -> int:
-        """Add the states of a step; they are copied before this returns. Returns how many bytes were copied."""
+        """Add the states of a step, copied, to `states`. Returns how many bytes were copied."""
         copied_bytes = 0
         for name in (*stop.holders, *([stop.name] if stop.keeps_iterator else ())):
             held = self._held.get(name)
-            if held is not None or name in self._restored:  # if the end came before it began
+            if held is not None or name in self._restored:  # if the call ended before the step began
                 role = held.role if isinstance(held, StageIterator) else None
                 splits = stop.placed is not None or role is None or role.is_source
                 copy = self._first_states.pop(name, None)
@@ -446,7 +451,7 @@ class Checkpointer:
             state: the state.
             name: its name.
             splits: whether its arrays may be split over devices.
-            holds: whether it is made of values that nothing changes while they are there: each is copied once.
+            holds: whether the state consists of values that nothing changes; then each value is copied only once.
         """
         copies = self._copies.setdefault(name, {}) if holds else None
         encode = partial(self._encode, state, name, copy=True, splits=splits, copies=copies)
@@ -474,7 +479,7 @@ class Checkpointer:
     # The end of a barrier.
 
     def opened(self, buffer: StreamBuffer[Any]) -> None:
-        """Note the stream that the reader reads: it goes on from the position of the newest snapshot."""
+        """Note the stream of the reader, and set it to the position of the newest snapshot."""
         told = self._restored.get(_STREAM, {"position": 0, "unread": []})
         assert isinstance(buffer, BarrierBuffer)
         self._result = buffer
@@ -489,13 +494,13 @@ class Checkpointer:
         self._sources_begun()
 
     def is_late(self, position: int) -> bool:
-        """Whether a snapshot is due before the reader comes to the next barrier."""
+        """Whether a snapshot is due before the reader reaches the next barrier."""
         if self._writing is not None or (self.events is not None and not self._schedule.is_among_unread(position)):
             return False
         return self._schedule.is_late(position)
 
     def _is_due(self, barrier: Barrier) -> bool:
-        """Whether a snapshot is due at a barrier that the reader, or the fold, has come to."""
+        """Whether a snapshot is due at a barrier that the reader, or the fold, has reached."""
         if not all(one.done() for one in self._asked):
             return True
         position = self.position()
@@ -514,12 +519,12 @@ class Checkpointer:
         values.on_barrier = partial(self._at_end, values, partial(self.take, stop=stop))
 
     async def _at_end(self, buffer: BarrierBuffer[Any], take: Callable[[dict[str, Any]], Awaitable[object]]) -> None:
-        """Complete the snapshot of the first barrier, if one is due, and take the barrier out once the reader is there.
+        """Complete the snapshot of the first barrier, if a snapshot is due, and remove the barrier.
 
-        The reader asks for what is behind the barrier, or saves what is before as unread.
+        The reader is there: it asks for the value behind the barrier, or stores the values before it as unread.
 
         Args:
-            buffer: what the reader, or the fold, reads.
+            buffer: the stream that the reader, or the fold, reads.
             take: adds the last states of the snapshot.
         """
         barrier = buffer.barrier
@@ -537,7 +542,7 @@ class Checkpointer:
                 answers, self._asked = self._asked, []
                 writing = self._write(self._snapshot_of(barrier.record, states), answers)  # beside the pipeline
                 self._writing = start_task(asyncio.get_running_loop(), writing, name="penstock-saving")
-        except Exception as error:  # noqa: BLE001 - of user code, or not storable: it is the error of the call
+        except Exception as error:  # noqa: BLE001 - user code failed, or a state cannot be stored: the call fails
             buffer.release()
             self.on_failure(error)
             return
@@ -546,12 +551,12 @@ class Checkpointer:
             buffer.release()
 
     def _passed(self, barrier: Barrier) -> None:
-        """Forget a barrier that the reader has come to, and those before it."""
+        """Forget a barrier that the reader has reached, and all barriers before it."""
         while self._on_way and self._on_way.popleft() is not barrier:
             pass
 
     def _snapshot_of(self, record: int, states: dict[str, Any], *, ended: bool = False) -> "Snapshot":
-        """Return a snapshot, and count what its copies have cost, and how many values are between it and the last."""
+        """Return a snapshot. Count the cost of its copies, and the number of values since the last snapshot."""
         loop_seconds, self._loop_seconds = self._loop_seconds, 0.0
         skipped, most = self._schedule.taken(record, self.position()), self._schedule.most_values
         self._add(SavedSnapshots(skipped=skipped, loop_seconds=loop_seconds, most_values=most))
@@ -584,14 +589,14 @@ class Checkpointer:
             self._writing = None
 
     def _add(self, costs: SavedSnapshots) -> None:
-        """Count what a part of a snapshot has cost, here and in profiles."""
+        """Add the cost of a part of a snapshot, here and in profiles."""
         self.costs = self.costs.plus(costs)
         collectors.report(Collector.snapshots_saved, self._path.graph, costs)
 
     # Snapshots that the reader asks for, and the last one.
 
     def put_back(self, value: Any) -> None:
-        """Note that the reader has not got the value that it took last."""
+        """Put back the last value that the reader took, since the reader never received it."""
         assert self._result is not None
         if not self._result.abandoned:
             self._result.held.appendleft(value)
@@ -601,11 +606,11 @@ class Checkpointer:
         """Make a snapshot now, and wait until it is written.
 
         Args:
-            is_reader: whether the reader waits for this. Then the values that it has not taken are stored as well, and
-                come first after a restart.
+            is_reader: whether the reader itself calls this. Then the values that the reader has not taken are stored as
+                well, and come first after a restart.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: the snapshot could not be written.
         """
         buffer = self._result
         assert buffer is not None
@@ -619,7 +624,7 @@ class Checkpointer:
                     await asyncio.wait([self._writing])
                 elif barrier is not None and (barrier.is_asked or self.events is None):
                     await buffer.pass_barrier()
-                elif barrier is not None:  # items behind it may have emitted events, which would be stored as well
+                elif barrier is not None:  # items behind it may have emitted events, which would be stored too
                     self._passed(barrier)
                     buffer.release()
                 elif buffer.error is not None:
@@ -632,7 +637,7 @@ class Checkpointer:
             await asked
         finally:
             if not asked.cancel() and not asked.cancelled():
-                asked.exception()  # marks it as retrieved: what has failed here may have settled it with the same error
+                asked.exception()  # mark the error as retrieved: it may be the error that is raised here
 
     async def _save_end(self) -> None:
         if self._writing is not None:
@@ -646,7 +651,7 @@ class Checkpointer:
         await self._write(self._snapshot_of(self.record, states, ended=True), answers)
 
     async def close(self) -> None:
-        """Save the end, if the call has come there; wait for what is being written, and give the folder back.
+        """Save the end, if the call has reached it; wait for the snapshot that is being written; release the folder.
 
         Raises:
             Exception: the end could not be saved.
@@ -668,7 +673,7 @@ class Checkpointer:
             self._held.clear()
 
     def placed_as(self, template: Any, state: Any) -> Any:
-        """Return a state whose arrays are placed as those of the template."""
+        """Return a state whose arrays are placed like the arrays of the template."""
         from ..saving.encoding import decode
 
         return decode(self._encode(state), template)
@@ -678,7 +683,7 @@ class Checkpointer:
 
 
 class StepCheckpoint:
-    """A step that barriers pass, of a call that is saved.
+    """A step that barriers pass, in a call that is saved.
 
     Attributes:
         saving: the snapshots of the call.
@@ -694,12 +699,15 @@ class StepCheckpoint:
     def begin(
         self, start: Callable[[], Any], outputs: Sequence[BarrierBuffer[Any]], holders: Sequence[Any] = ()
     ) -> Callable[[], Any]:
-        """Return what makes the iterator of the step: with its state, and with barriers if it is the source.
+        """Return a function that makes the iterator of the step, with its state restored.
+
+        The iterator of the source puts barriers between its records.
 
         Args:
             start: makes the iterator.
             outputs: the streams that the step gives.
-            holders: what has the states of the steps that run as a part of it, and its own, if the iterator has not.
+            holders: the objects with the states of the steps that run as a part of this step, and of this step itself;
+                empty if the iterator has the state.
         """
 
         def begin() -> Any:
@@ -713,7 +721,7 @@ class StepCheckpoint:
         return begin
 
     def pass_barriers(self, readers: Iterable[Reader[Any]], outputs: Sequence[BarrierBuffer[Any]]) -> None:
-        """Have barriers in the streams that the step reads go on to those that it gives."""
+        """Pass barriers on from the streams that the step reads to the streams that it gives."""
         inputs = [reader.buffer for reader in readers if isinstance(reader.buffer, BarrierBuffer)]
         self._outputs = outputs
 
@@ -721,14 +729,14 @@ class StepCheckpoint:
             if all([await one.until_barrier() for one in inputs]):
                 self.give(await self.take(inputs))
                 return
-            for one in inputs:  # one of them has failed, which ends all
+            for one in inputs:  # a stream has failed, which ends all streams
                 one.release()
 
         for one in inputs:
             one.on_barrier = on_barrier
 
     async def take(self, inputs: Sequence[BarrierBuffer[Any]]) -> Barrier:
-        """Take the first barrier out of the streams that the step reads, and have it take the states of the step."""
+        """Take the first barrier out of the streams that the step reads, and add the states of the step to it."""
         barrier = inputs[0].barrier
         assert barrier is not None
         for stop in self._stops:
@@ -774,19 +782,20 @@ class _SourceWithBarriers(_Records):
 class _Counted(_Records):
     """The records of a source before a mix, counted.
 
-    A barrier is put behind the mix, and the source is ahead of it then, by what the streams between them hold. An order
-    goes on by the number of records that the mix has taken. Of another source a state is noted every so many records:
-    it goes on from the last one before that number, and what comes up to there is left out.
+    A barrier is put behind the mix. The source is ahead of the mix then, by the records that the streams between them
+    hold. After a restart, an order goes on at the number of records that the mix has taken. Of any other source, a
+    state is noted at regular intervals. The source goes on from the last noted state before that number, and the
+    records up to the number are skipped.
 
     Args:
-        source: the source, which has its state already.
-        name: its name.
+        source: the source, with its state restored.
+        name: the name of the source.
         saving: the snapshots of the call.
-        given: how many records it has given.
-        taken: returns how many of them the mix has taken.
+        given: how many records the source has given.
+        taken: returns how many of these records the mix has taken.
 
     Attributes:
-        states: those that a snapshot may still need, each behind so many records; none of an order.
+        states: the noted states that a snapshot may still need, each with its number of records; empty for an order.
     """
 
     def __init__(self, source: Any, name: str, saving: Checkpointer, given: int, taken: Callable[[], int]) -> None:
@@ -800,7 +809,7 @@ class _Counted(_Records):
         self.states: deque[tuple[int, Any]] = deque()
 
     def at_barrier(self) -> Any:
-        """Return the last state before what the mix has taken, and forget those before it."""
+        """Return the last state at or before the records that the mix has taken, and forget earlier states."""
         while len(self.states) > 1 and self.states[1][0] <= self._taken():
             self.states.popleft()
         return self.states[0][1]
@@ -813,7 +822,7 @@ class _Counted(_Records):
         return record
 
     async def _look(self) -> None:
-        """Leave out what the mix has taken before a restart; later, note the state of the source."""
+        """At first, skip the records that the mix took before a restart; later, note the state of the source."""
         if self._due < 0:
             await self._saving.all_begun.wait()
             while self._given < self._taken():
@@ -826,7 +835,7 @@ class _Counted(_Records):
         self._due = self._given + self._saving.every_noted
 
 
-# Of a source before a mix that has no index, the state is noted after so many records, if nothing else was asked for.
+# The state of a source without an index before a mix is noted after this many records, unless `every_records` is given.
 _EVERY_NOTED: Final = 100
 
 # Copying fewer values than this takes less than a hop to a thread and back, which is about 50 µs.
@@ -845,7 +854,8 @@ def _is_small(state: Any) -> bool:
             if len(value) + len(waiting) > _FEW:
                 return False
             waiting += value.values() if kind is dict else value
-        elif kind.__module__ != "numpy" or getattr(value, "nbytes", 0) > _FEW_BYTES:  # a function of NumPy has none
+        # a function of NumPy has no nbytes
+        elif kind.__module__ != "numpy" or getattr(value, "nbytes", 0) > _FEW_BYTES:
             return False
     return True
 
@@ -854,7 +864,7 @@ _ATOMS: Final = frozenset({type(None), bool, int, float, str})
 
 
 def _differences(before: Any, now: Any, path: str = "") -> list[tuple[str, str]]:
-    """Return each difference: its path, or "" where one of the two has nothing there; and a text."""
+    """Return each difference as its path, or "" where a side has no value there, and a text."""
     if {type(before), type(now)} != {dict}:
         told = f"{path} was {_shown(before)}, and is {_shown(now)}"
         return [] if before == now else [("" if _MISSING in (before, now) else path, told)]

@@ -1,4 +1,4 @@
-"""The path of barriers through a plan: which steps they pass, what has state there, and which plans are refused."""
+"""The path of barriers through a plan: the steps that they pass, the states on it, and the plans that are refused."""
 
 import dataclasses
 import functools
@@ -20,8 +20,8 @@ from .tracing.template import reads
 from .tracing.tracer import Step
 
 # A barrier is put into the stream of the source, between two records, and passes each step up to the reader of the
-# stream. What has state on the way is asked for it when all values before the barrier have left the step and none
-# behind it has entered. So all states together are those of one moment of the stream: Flink's aligned snapshots
+# stream. The state of a step is taken when all values before the barrier have left the step and no value behind the
+# barrier has entered. So all states together belong to one moment of the stream: Flink's aligned snapshots
 # (Carbone et al., "Lightweight Asynchronous Snapshots for Distributed Dataflows", 2015).
 
 
@@ -30,19 +30,19 @@ class CheckpointStep:
     """A step that barriers pass.
 
     Attributes:
-        name: the label of the step, or the parameter that the source is.
+        name: the label of the step, or the name of the parameter that is the source.
         is_source: whether the barriers begin here.
-        keeps_iterator: whether what the step makes for the call, such as an iterator or a fold, has `state` and
-            `restore`.
-        holders: what has state here, by the names of the states: nodes of classes, also those in bodies; other objects
-            that are called here, or whose methods are; and `places`.
+        keeps_iterator: whether the object that the step makes for the call, such as an iterator or a fold, has `state`
+            and `restore`.
+        holders: the objects with state here, by the names of the states: nodes of classes, also in bodies; other
+            objects that are called here, or whose methods are called; and `places`.
         places: the function of `data.to_device`, which places batches.
-        placed: the step whose function places the values that come here; None if none does.
-        mixed: of a source before a mix: the name of the mix, and which of its sources this is.
-        is_between: whether it is a `map_each` between such a source and the mix: it has the items that the source has.
-        settings: the settings that decide what comes out, for the fingerprint.
-        role: the role of the stage; that of any stage for what is none.
-        joined: the stages before it that run as a part of it.
+        placed: the step whose function places the values that come here; None without such a step.
+        mixed: for a source before a mix: the name of the mix, and the number of this source in the mix.
+        is_between: whether the step is a `map_each` between such a source and the mix, with an item for each record.
+        settings: the settings that decide which values come out, for the fingerprint.
+        role: the role of the stage; the default role for a step that is not a stage.
+        joined: the stages before this step that run as a part of it.
     """
 
     name: str
@@ -59,29 +59,29 @@ class CheckpointStep:
 
     @property
     def called(self) -> list[str]:
-        """The names of the states of what is called here."""
+        """The names of the states of the objects that are called here."""
         return [name for name, one in self.holders.items() if one is not self.places]
 
     @property
     def place_name(self) -> str:
-        """The name of the state of what places batches."""
+        """The name of the state of the function that places batches."""
         return f"{self.name}/place"
 
     @property
     def gives_records(self) -> bool:
-        """Whether it is a source: that of the call, or one of those before its mix."""
+        """Whether the step is a source: the source of the call, or a source before its mix."""
         return self.is_source or (self.mixed is not None and not self.is_between)
 
 
 @dataclass(frozen=True)
 class CheckpointPath:
-    """The steps that barriers pass, by name, and what the steps before and behind do not matter for.
+    """The steps that barriers pass. Other steps may change between two runs.
 
     Attributes:
         graph: the name of the graph.
-        stops: the steps, by the number of the value that they give, or, of a parameter, that it is.
+        stops: the steps, by the number of the value that a step gives; a parameter, by the number of its value.
         parameters: the parameters that are sources.
-        placed: the step that places the values that come to the end; None if none does.
+        placed: the step that places the values that come to the end; None without such a step.
     """
 
     graph: str
@@ -90,7 +90,7 @@ class CheckpointPath:
     placed: CheckpointStep | None
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what must be the same where a snapshot is gone on from, without what the source itself knows."""
+        """Return the facts that must be the same after a restart, without the fingerprints of the sources."""
         stops = [stop for stop in self.stops.values() if not stop.is_between]
         return {
             "graph": self.graph,
@@ -102,7 +102,7 @@ class CheckpointPath:
 
     @property
     def sizes(self) -> set[str]:
-        """The paths, in a fingerprint, of the settings that may be others where only sizes differ."""
+        """The paths, in a fingerprint, of the settings that may differ with `on_mismatch="resize"`."""
         return {f"nodes.{stop.name}.{setting}" for stop in self.stops.values() for setting in stop.role.may_change}
 
 
@@ -114,13 +114,14 @@ def checkpoint_path(plan: Plan, *, has_state_behind: bool) -> CheckpointPath:
         has_state_behind: whether the reader has state, too.
 
     Raises:
-        PlanError: what comes after a restart would not be what comes without one; the message says how to change that.
+        PlanError: the values after a restart would differ from the values without a restart; the message says how to
+            change the graph.
     """
     return _PathBuilder(plan).path(has_state_behind=has_state_behind)
 
 
 class _Around(NamedTuple):
-    """What surrounds a step in a body: whether items overlap, other steps come before, and a cache may leave it out."""
+    """Facts around a step in a body: whether items overlap, steps come before it, and a cache may skip it."""
 
     overlap: bool = False
     is_behind: bool = False
@@ -128,9 +129,10 @@ class _Around(NamedTuple):
 
 
 def _user_code(node: Node[..., Any]) -> dict[str, Any]:
-    """Return every spot where a step calls code of the user, by the option that it was given as; "" is its function.
+    """Return all user functions that a step calls, by the option that gave them; "" is the function of the node.
 
-    Bodies of control flow and a failover have nodes of their own. A source is asked for its own state.
+    Bodies of control flow and a failover are not among them: they have nodes of their own. Nor is a source, which has
+    its own `state()`.
     """
     policy = node.policy
     fn: Any = node.fn
@@ -149,14 +151,15 @@ def _user_code(node: Node[..., Any]) -> dict[str, Any]:
 
 
 def _holders(called: Any) -> Iterator[Any]:
-    """Yield the objects with state that a call of something would change, as far as this can be seen.
+    """Yield the objects with state that a call of `called` would change, as far as this can be seen.
 
-    That is an instance of a Python class, also of a method, unless it is frozen. What a function closes over is not
-    seen. Of the objects of extension types, those of JAX have no state, and iterators and random generators do. Of what
-    is only passed along, these do as well, and what can tell its state.
+    An instance of a Python class has state, also as the owner of a method, unless its class is a frozen dataclass. The
+    variables that a function closes over are not examined. Of extension types, objects of JAX have no state; iterators
+    and random generators have state. Among arguments and fields that are only passed along, iterators, random
+    generators and objects with `state()` count.
     """
     if is_node(called):
-        if called.policy.stateless or called._runs_on._is_compiled:  # what is compiled for a device keeps nothing
+        if called.policy.stateless or called._runs_on._is_compiled:  # a compiled function keeps nothing
             return
         called = called.fn if called.bound_to is not None else getattr(called.fn, "_penstock_of_list", called.fn)
     owner: Any = getattr(called, "__self__", None)
@@ -177,7 +180,7 @@ def _holders(called: Any) -> Iterator[Any]:
             yield from _holders(part)
 
 
-# A longer list is one of data, and not of functions.
+# A longer list holds data, not functions.
 _MOST_PARTS: Final = 100
 
 
@@ -201,7 +204,7 @@ class _PathBuilder:
         self._streams = {*plan.trace.streams, *(step.source for step in plan.steps if _kind(step) == "split")}
         self._parameters = dict(zip(plan.parameter_sources, plan.parameters, strict=True))
         self._stops: dict[int, CheckpointStep] = {}
-        # How often what has state is called, anywhere in the plan.
+        # How often each object with state is called, anywhere in the plan.
         self._calls = Counter(map(_key_of, stateful_nodes(plan)))
         for node in (node for step in plan.steps for node, _ in _nodes(step)):
             self._calls.update(_key_of(holder) for called in _user_code(node).values() for holder in _holders(called))
@@ -217,7 +220,7 @@ class _PathBuilder:
             if len(folds) != 1:
                 raise PlanError(
                     f"graph {plan.name!r} has {len(folds)} ps.fold, and checkpoint= of engine.run is for graphs with "
-                    "one: a graph that returns a stream is read with engine.stream(call, checkpoint=)"
+                    "one fold: to read a graph that returns a stream, write engine.stream(call, checkpoint=)"
                 )
             [end] = folds
         self._follow(end)
@@ -239,7 +242,7 @@ class _PathBuilder:
         return (*self._joined_stages(before), self._stops[before]) if is_joined else ()
 
     def _follow(self, number: int) -> None:
-        """Note the step that gives a value, and those before it."""
+        """Note the step that gives a value, and the steps before it."""
         if number not in self._steps:
             self._stops[number] = CheckpointStep(self._argument(number), is_source=True, keeps_iterator=True)
             return
@@ -251,8 +254,8 @@ class _PathBuilder:
             if not stop.keeps_iterator and step.label not in stop.holders:
                 raise self._refused(
                     step,
-                    "it is the source of the stream, and would begin at its first record again; take data.order, or a "
-                    "class with state() and restore(state)",
+                    "it is the source of the stream, and would begin at its first record again after a restart; take "
+                    "data.order, or a class with state() and restore(state)",
                 )
             if step.bodies:
                 raise self._refused(step, "a failover of the source has records of its own; leave out failover=")
@@ -262,7 +265,7 @@ class _PathBuilder:
             self._follow(inputs[0] if len(inputs) == 1 else self._joined(step, inputs))
 
     def _argument(self, number: int) -> str:
-        """Return the name of a parameter, which no step has."""
+        """Return a name for a parameter that differs from the labels of all steps."""
         name = self._parameters[number]
         return f"{name} (argument)" if any(step.label == name for step in self._plan.steps) else name
 
@@ -270,26 +273,26 @@ class _PathBuilder:
         return list(dict.fromkeys(read.source for read in step.head.reads() if read.source in self._streams))
 
     def _joined(self, step: PlannedStep, inputs: list[int]) -> int:
-        """Note the branches that a step reads together; returns the number of the split that all come from."""
+        """Note the branches that a step reads together. Returns the number of the split that all branches come from."""
         splits = {self._branch(step, number) for number in inputs}
         while len(splits) > 1 and None not in splits:
-            inner = max(cast("set[int]", splits))  # one inside of a branch of another was made after it
+            inner = max(cast("set[int]", splits))  # a split inside a branch of another split comes after that split
             self._stops[inner] = self._stop(self._steps[inner])
             splits = splits - {inner} | {self._branch(step, *self._inputs(self._steps[inner]))}
         may_join = _kind(step) == "map_each" or _role(step).gives == "in_turns"
         if len(splits) != 1 or None in splits or not may_join:
             raise self._refused(
                 step,
-                "it reads several streams, and barriers of checkpoint= can be told apart only where these are the "
-                "branches of one data.split, with one value for each value on every branch, read in step with "
-                "ps.map_each(fn, a, b) or data.merged('round_robin'). Make one stream of several sources with data.mix",
+                "it reads several streams. With checkpoint=, these must be the branches of one data.split, with "
+                "one value for each value on every branch, read in step with ps.map_each(fn, a, b) or "
+                "data.merged('round_robin'). To make one stream of several sources, write data.mix",
             )
         [split] = splits
         assert split is not None
         return split
 
     def _branch(self, join: PlannedStep, number: int) -> int | None:
-        """Note the steps of one branch before a join; returns the number of its split; None if it does not fit."""
+        """Note the steps of one branch before a join. Returns the number of its split; None if one does not fit."""
         while number in self._steps:
             step = self._steps[number]
             if _kind(step) == "split":
@@ -311,12 +314,12 @@ class _PathBuilder:
             if _kind(step) == "branch" and step.source not in self._stops and self._inputs(step)[0] in self._stops:
                 raise self._refused(
                     step,
-                    "a branch of this split does not lead to the result, so a barrier of checkpoint= does not come "
-                    "back from there; join the branches with ps.map_each(fn, a, b)",
+                    "a branch of this split does not lead to the result, so the barriers of checkpoint= do not come "
+                    "back from that branch; join the branches with ps.map_each(fn, a, b)",
                 )
 
     def _placed(self, number: int) -> CheckpointStep | None:
-        """Return the last step that places batches, of those before the step that gives a value."""
+        """Return the last step that places batches, among the steps before the step that gives a value."""
         for one in self._inputs(self._steps[number]) if number in self._steps else ():
             stop = self._stops.get(one)
             found = stop if stop is not None and stop.places is not None else self._placed(one)
@@ -324,7 +327,7 @@ class _PathBuilder:
                 return found
         return None
 
-    # What has state.
+    # Objects with state.
 
     def _stop(self, step: PlannedStep) -> CheckpointStep:
         stop = CheckpointStep(step.label, role=_role(step))
@@ -338,7 +341,7 @@ class _PathBuilder:
             elif kind is not None:
                 raise self._refused(
                     step,
-                    "it gives values in the order in which they arrive, which is another one after a restart; say "
+                    "it gives values in the order in which they arrive, and this order changes after a restart; write "
                     "data.merged('round_robin'), or data.mix",
                 )
             elif (
@@ -354,7 +357,7 @@ class _PathBuilder:
                 )
         else:
             control = _control(step)
-            stop.keeps_iterator = control.kind in ("fold", "map_each")  # both count items, from 0 over all restarts
+            stop.keeps_iterator = control.kind in ("fold", "map_each")  # both count items from 0, across restarts
             around = _Around(overlap=control.kind == "map_each" and control.limit > 1)
             for body in step.bodies:
                 stop.settings.setdefault("bodies", []).append(self._body(body, step.label, stop, around))
@@ -378,7 +381,7 @@ class _PathBuilder:
                 )
                 inside = [self._body(inner, f"{path}/{label}", stop, nested) for inner in step.bodies]
                 if not is_node(callee):
-                    names += inside  # those of a node, its failover for instance, are its own affair
+                    names += inside  # the bodies of a node, such as its failover, are not part of the names
                     continue
                 given = {other.source for whole in body.steps for other in whole.chain}
                 is_behind = around.is_behind or any(read.source in given for read in one.reads())
@@ -386,7 +389,7 @@ class _PathBuilder:
         return names
 
     def _check_node(self, step: Step, node: Node[..., Any], name: str, stop: CheckpointStep, around: _Around) -> None:
-        """Note what has state where a step calls a node, or refuse the plan."""
+        """Note the objects with state where a step calls a node, or refuse the plan."""
         found = [
             (name + (f"/{option}" if option else "") + (f"#{number}" if number > 1 else ""), option, holder)
             for option, called in _user_code(node).items()
@@ -401,7 +404,7 @@ class _PathBuilder:
             stop.holders[place] = holder
 
     def _why_not(self, node: Node[..., Any], option: str, holder: Any, around: _Around) -> str:
-        """Return why what has state cannot be saved; nothing if it can."""
+        """Return why the state of an object cannot be saved; "" if it can."""
         policy, is_instance = node.policy, holder is node
         kind = cast("Any", type(node.template if is_instance else holder))
         if is_instance and node._runs_on._runs_loop:
@@ -431,7 +434,7 @@ class _PathBuilder:
     def _why_not_here(self, node: Node[..., Any], option: str, holder: Any, around: _Around) -> str:
         policy = node.policy
         takes_turns = holder is node or node._shared_places == 1 or (node._is_plain and not (option or node.is_async))
-        if self._calls[_key_of(holder)] > 1:  # what computes for a cache is a body, and counts as well
+        if self._calls[_key_of(holder)] > 1:  # the computation of a cache is a body, and counts too
             return "one instance is called at several places, and a barrier is at one of them; use an instance for each"
         if policy.hedge is not None and not option:
             return "it has state, and hedge= decides by the time whether it is called once or twice; leave out hedge="
@@ -444,7 +447,7 @@ class _PathBuilder:
         return ""
 
     def _note_mixed(self, mix: str, place: int, number: int) -> None:
-        """Note a source of a mix, which goes on by the number of records that the mix has taken from it."""
+        """Note a source of a mix; it goes on at the number of records that the mix has taken from it."""
         while number in self._steps:
             step = self._steps[number]
             inputs = self._inputs(step)
@@ -457,8 +460,9 @@ class _PathBuilder:
             if len(inputs) != 1 or not is_one_to_one:
                 raise self._refused(
                     step,
-                    "it stands before data.mix, which goes on by the number of records that it has taken from each "
-                    "data.order: only data.read and ps.map_each without state may stand in between; put it behind",
+                    "it stands before data.mix, which goes on at the number of records that it has taken from each "
+                    "data.order: only data.read and ps.map_each without state may stand between a data.order and "
+                    "data.mix; put this step behind data.mix",
                 )
             if _kind(step) == "map_each":
                 self._stops[number] = CheckpointStep(step.label, mixed=(mix, place), is_between=True)
@@ -466,7 +470,7 @@ class _PathBuilder:
         self._stops[number] = CheckpointStep(self._argument(number), mixed=(mix, place))
 
     def _check_batches(self, step: PlannedStep, stop: CheckpointStep) -> None:
-        """Refuse batches of what happens to be there before state; the way is followed from its end."""
+        """Refuse `batch=` before a step with state. Steps are visited from the end of the path."""
         self._state_behind |= bool(stop.called) or _kind(step) == "fold"
         if not self._state_behind:
             return
@@ -475,9 +479,9 @@ class _PathBuilder:
                 raise self._refused_at(
                     one,
                     node.name,
-                    "batch= makes batches of what is there, whose results differ in rounding from run to run, and "
-                    "there is state behind it; say stateless=True if results up to rounding will do, or make batches "
-                    "with data.batched",
+                    "batch= makes batches of the items that happen to wait, so results differ in rounding from run to "
+                    "run, and a step behind it has state; say stateless=True if results up to rounding will do, or "
+                    "make batches with data.batched",
                 )
 
     def _refused(self, step: PlannedStep, why: str) -> PlanError:
@@ -516,7 +520,7 @@ def _role(step: PlannedStep) -> StageRole:
 
 
 def _iterator_class(fn: Any) -> type[AsyncIterator[Any]] | None:
-    """Return the class of iterators that a node makes, such as a stage of data; None if it is a function."""
+    """Return the class of the iterators that a node makes, such as a stage of data; None for a function."""
     fn = unwrapped(fn)
     return cast("type[Any]", fn) if isinstance(fn, type) and issubclass(fn, AsyncIterator) else None
 
@@ -533,7 +537,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def nodes_of(labels: "Sequence[str | list[Any]]") -> list[Any]:
-    """Return the names of the nodes of bodies, whether or not planning has made one program of several."""
+    """Return the names of the nodes of bodies, also of nodes that planning has joined into one program."""
     names: list[Any] = []
     for label in labels:
         if isinstance(label, list):
