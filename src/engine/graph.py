@@ -1,4 +1,4 @@
-"""Graph: an async function that is traced once; and Call: a graph with arguments, which an engine runs."""
+"""Graph: an async function that is traced once; and Call: a graph with its arguments, which an engine runs."""
 
 import functools
 import inspect
@@ -89,7 +89,8 @@ def _awaited(fake: Callable[..., Any], name: str) -> Callable[..., Any]:
         made = fake(*args, **kwargs)
         if not inspect.isawaitable(made):
             raise TypeError(
-                f"the fake of node {name!r} returned {made!r}, and the node is an `async def`: make its fake one, too"
+                f"the fake of node {name!r} returned {made!r}, and the node is an `async def`: make its fake "
+                "an `async def`, too"
             )
         return await made
 
@@ -117,12 +118,12 @@ class Call(Unawaited, Generic[R_co, Tag_co]):
     """A graph with its arguments, not started; `engine.run`, `engine.stream` and a service run it.
 
     `await call` runs the graph without an engine, step by step as plain Python; the policies of its nodes (retry,
-    timeout, limits) do not apply then. A call pickles with its arguments; its graph does by module and name.
+    timeout, limits) do not apply then. A call pickles with its arguments; its graph pickles by module and name.
 
     Attributes:
         graph: the graph.
         arguments: the arguments, in the order of the parameters of the graph.
-        tag: what `penstock.tagged` has given to the call; None without.
+        tag: the object that `penstock.tagged` has given to the call; None without a tag.
     """
 
     __slots__ = ("arguments", "graph")
@@ -143,7 +144,7 @@ class Call(Unawaited, Generic[R_co, Tag_co]):
         return cast(Generator[Any, Any, R_co], _inlined(tracer, self))
 
     def _continued(self, headers: Mapping[str, str]) -> "Call[R_co, Tag_co]":
-        """Return the same call with the headers of a trace that it continues."""
+        """Return the same call with the headers of the trace that it continues."""
         return _MarkedCall(self.graph, self.arguments, headers, self.tag)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -169,17 +170,17 @@ class _MarkedCall(Call[R_co, Tag_co]):
 
 
 def tagged(call: Call[R, Any], tag: Tag) -> Call[R, Tag]:
-    """Return a call with an object that comes back with its outcome, such as the message that the call handles.
+    """Return a call with a tag: an object that comes back with the outcome, such as the message that the call handles.
 
-    A stream of calls gives the tag back as `outcome.tag`, in whatever way and order its calls end; `order_by=` finds it
-    as `call.tag`. No node sees the tag: it is not part of the arguments, and neither compared nor pickled.
+    A stream of calls gives the tag back as `outcome.tag`, in whatever way and order its calls end. `order_by=` finds
+    the tag as `call.tag`. No node sees the tag: it is not an argument, and it is neither compared nor pickled.
 
     Args:
-        call: a call of a graph, not yet started; a tag that it has is replaced.
+        call: a call of a graph, not yet started; an earlier tag is replaced.
         tag: any object. It is kept until the outcome of the call is read.
 
     Returns:
-        The call to pass to the stream; `telemetry.continued` takes it as well.
+        The call to pass to the stream; `telemetry.continued` accepts this call as well.
 
     Raises:
         TypeError: the first argument is not a call.
@@ -190,15 +191,15 @@ def tagged(call: Call[R, Any], tag: Tag) -> Call[R, Tag]:
 
 @dataclass(frozen=True)
 class GraphStatistics:
-    """A snapshot of what tracing and planning a graph has cost. A graph inside another one is traced with that.
+    """A snapshot of the cost of tracing and planning a graph. A graph inside another graph is traced with that graph.
 
     Attributes:
-        traces: how often its function was traced.
-        reasons: why it was traced again, the last hundred times, the newest last: which name meant something else.
+        traces: how often the function of the graph was traced.
+        reasons: why the function was traced again, the last hundred times, newest last: the name that was rebound.
         trace_seconds: the time that tracing has taken, over all traces that succeeded.
         plan_seconds: the time that planning has taken, over all plans that succeeded.
-        hits: how often a verb found trace and plan as they were: each `engine.run`, and each graph of a stream or a
-            deployment when that begins.
+        hits: how often a verb used the trace and the plan again: counted at each `engine.run`, and for each graph of a
+            stream or a deployment when the stream or deployment begins.
     """
 
     traces: int
@@ -208,12 +209,12 @@ class GraphStatistics:
     hits: int
 
 
-# More than a person reads, and bounded where a graph reads what changes with each call.
+# More reasons than a person reads; a bound is needed where a graph reads a name that changes with each call.
 _MAX_REASONS = 100
 
 
 class Graph(Generic[P, R_co]):
-    """An async function that calls nodes, and that is traced once; made by `penstock.graph`.
+    """An async function that calls nodes and is traced once; made by `penstock.graph`.
 
     Calling a graph gives a `Call`. `a >> b` builds a chain, in which `b` takes the result of `a`. A graph that another
     graph awaits becomes part of it. A graph pickles by module and name, as a function does.
@@ -223,7 +224,7 @@ class Graph(Generic[P, R_co]):
         name: the name of the function.
     """
 
-    # The nodes and graphs of a chain; a graph that has a function of the user's has none.
+    # The nodes and graphs of a chain; empty for a graph with a function of the user.
     _parts: tuple[Any, ...] = ()
 
     def __init__(self, fn: Callable[P, Coroutine[Any, Any, R_co]]) -> None:
@@ -252,7 +253,7 @@ class Graph(Generic[P, R_co]):
             call = Call(self, self._bound(args, kwargs))
             tracer.pending[call] = call_location()
             return call
-        # `_arguments` written out, which saves an item of a stream one part in forty.
+        # `_arguments`, written out: this saves one fortieth of the time of an item of a stream.
         arguments: tuple[Any, ...] = args if len(args) == self._arity and not kwargs else self._bound(args, kwargs)
         for arg in arguments:
             if type(arg) in _REFS:
@@ -260,7 +261,7 @@ class Graph(Generic[P, R_co]):
         return Call(self, arguments)
 
     def _arguments(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return the arguments in the order of the parameters, for a call outside of a trace: all must be values."""
+        """Return the arguments in the order of the parameters, for a call outside of a trace. All must be values."""
         arguments = args if len(args) == self._arity and not kwargs else self._bound(args, kwargs)
         for arg in arguments:
             if type(arg) in _REFS:
@@ -290,7 +291,7 @@ class Graph(Generic[P, R_co]):
         return chain(before, self)
 
     def _start(self, arguments: tuple[Any, ...]) -> Coroutine[Any, Any, R_co]:
-        """Call the function; `arguments` are in the order of its parameters, keyword-only ones included."""
+        """Call the function; `arguments` are in the order of its parameters, with keyword-only parameters."""
         fn: Callable[..., Coroutine[Any, Any, R_co]] = self.fn
         if self._arity >= 0:
             return fn(*arguments)
@@ -298,7 +299,7 @@ class Graph(Generic[P, R_co]):
         return fn(*arguments[: self._positional], **dict(zip(names, arguments[self._positional :], strict=True)))
 
     def _present_trace(self) -> Trace:
-        """Return the trace of the graph; the graph is traced again if a name that its function uses was rebound.
+        """Return the trace of the graph. Trace the graph again if a name that its function uses was rebound.
 
         Raises:
             GraphTraceError: the function does something that a trace cannot represent.
@@ -312,7 +313,7 @@ class Graph(Generic[P, R_co]):
         return self._trace
 
     def _planned(self, options: ExecutionOptions = DEFAULTS) -> Plan:
-        """Return the plan of the present trace, which all callers with the same `fuse` share.
+        """Return the plan of the present trace. All callers with the same `fuse` share the plan.
 
         With `reuse_plans=False`, the caller gets a new trace and plan for itself.
         """
@@ -334,14 +335,14 @@ class Graph(Generic[P, R_co]):
         return plan
 
     def statistics(self) -> GraphStatistics:
-        """Return how often and why the graph was traced, how long that took, and how often its trace was used again."""
+        """Return how often and why the graph was traced, how long tracing took, and how often a trace was reused."""
         return GraphStatistics(self._traces, tuple(self._reasons), self._trace_seconds, self._plan_seconds, self._hits)
 
     def _traced(self, reason: str) -> tuple[Trace, References]:
         """Trace the function; return the trace, and the global names that the function has used.
 
         Args:
-            reason: why it is traced again, for statistics; empty for its first trace.
+            reason: why the function is traced again, for statistics; empty for the first trace.
         """
         began = perf_counter()
         tracer = Tracer(self.name)
@@ -379,7 +380,7 @@ class Graph(Generic[P, R_co]):
         return tuple(bound.arguments.values())
 
     def drawing(self) -> "_engine.Drawing":
-        """Return the graph as names and edges, for code that draws it in a way of its own."""
+        """Return the graph as names and edges, for code that draws the graph itself."""
         return picture.drawing_of(self._present_trace())
 
     def to_mermaid(self) -> str:
@@ -394,7 +395,7 @@ class Graph(Generic[P, R_co]):
         return picture.shown(self.drawing(), "text")
 
     def __reduce__(self) -> str | tuple[Any, ...]:
-        """Pickle the graph by module and name, as a function; a chain without a name by its parts."""
+        """Pickle the graph by module and name, like a function. Pickle a chain without a name by its parts."""
         name = global_name(self, self.fn)
         if name is None and self._parts:
             return _chained, self._parts
@@ -404,7 +405,7 @@ class Graph(Generic[P, R_co]):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # as a function
+        return self  # like a function
 
     def __repr__(self) -> str:
         return f"<Graph {printable(self.name)}>"
@@ -426,14 +427,14 @@ def graph(fn: Node[P, R], /) -> Graph[P, R]: ...
 @overload
 def graph() -> _Decorator: ...
 def graph(fn: Any = None, /) -> Any:
-    """Make a graph of an `async def` that calls nodes; or of one node, which is then its only step.
+    """Make a graph of an `async def` that calls nodes; or of one node, which becomes the only step of the graph.
 
-    `graph(fetch)` has the name and the parameters of the node `fetch`, so the verbs run the node by itself:
-    `engine.run(graph(fetch)("x.org"))`, `engine.deploy(graph(fetch))`. It is made, and traced, once for each node. An
-    instance of a class that is a node will do, too.
+    `graph(fetch)` has the name and the parameters of the node `fetch`, so the verbs run the node alone:
+    `engine.run(graph(fetch)("x.org"))`, `engine.deploy(graph(fetch))`. The graph of a node is made and traced once. An
+    instance of a class that is a node is accepted, too.
 
-    A graph cannot be a method. If it needs an object, define it inside a function or method that has the object:
-    `def build(config: Config) -> Graph[[str], Answer]`.
+    A graph cannot be a method. If a graph needs an object, define the graph in a function or method that has the
+    object: `def build(config: Config) -> Graph[[str], Answer]`.
 
     Args:
         fn: the function, when used without parentheses; or a node.
@@ -442,8 +443,8 @@ def graph(fn: Any = None, /) -> Any:
         A `Graph`; calling it gives a `Call`.
 
     Raises:
-        GraphTraceError: the source shows something that a trace could not represent, such as `try` or
-            `asyncio.gather`; the message names file, line and remedy.
+        GraphTraceError: the source has a statement that a trace cannot represent, such as `try` or
+            `asyncio.gather`; the message names the file, the line and the remedy.
     """
     return _decorated if fn is None else _decorated(fn)
 
@@ -461,7 +462,7 @@ def _decorated(fn: Any) -> Graph[..., Any]:
         if inspect.isasyncgenfunction(fn):
             remedy = "a graph has no `yield`: write a node that yields (an async generator) and return a call of it"
         elif isinstance(fn, Graph):
-            remedy = "that is a graph already"
+            remedy = "this is a graph already"
         elif is_stateful(fn):
             remedy = f"make an instance of the class first, {_graph_of(fn)}"
         where = definition_location(cast("object", fn))
@@ -477,30 +478,30 @@ def _refuse_method(fn: Callable[..., Any]) -> None:
     if around and not around.endswith("<locals>") and next(iter(signature_of(fn).parameters), "") in _RECEIVERS:
         raise GraphTraceError(
             f"{definition_location(fn)}: graph {name!r} is a method of {around}; a graph is traced once, not for each "
-            f"instance: write `def build_{name}(...)`, a function or method that takes what the graph needs, and "
-            "define the graph inside it. Nodes may be methods"
+            f"instance: write `def build_{name}(...)`, a function or method that takes the objects of the graph, "
+            "and define the graph inside it. Nodes may be methods"
         )
 
 
 def chain(*parts: Any) -> Any:
-    """Build the graph in which each part takes the result of the one before; or have a stream read, if it is first."""
+    """Build a graph in which each part takes the result of the part before; a stream as first part is read."""
     if isinstance(parts[0], AsyncIterator | Ref):
         return _read_by(*parts)
     for part in parts:
         if not isinstance(part, Node | Graph) and not is_stateful(part):
             made_of = f"is made of nodes and graphs, not of {part!r}"
-            raise TypeError(f"a chain (a >> b) {made_of}: make a node of it, ps.node(...)")
+            raise TypeError(f"a chain (a >> b) {made_of}: make a node of the function, ps.node(...)")
     return _chained(*parts)
 
 
 def _chained(*parts: Any) -> Graph[..., Any]:
-    """Build a graph of nodes and graphs, each of which takes the result of the one before."""
+    """Build a graph of nodes and graphs, each of which takes the result of the part before."""
     first, last = [part.fn if isinstance(part, Node | Graph) else part for part in (parts[0], parts[-1])]
     try:
         signature = signature_of(first)
     except (TypeError, ValueError):
         raise GraphTraceError(
-            f"the parameters of {part_name(parts[0])!r} are not known, as of some builtin functions: call it in an "
+            f"the parameters of {part_name(parts[0])!r} are not known, as for some builtin functions: call it in an "
             "`async def` with @ps.graph"
         ) from None
 
@@ -524,9 +525,9 @@ def _chained(*parts: Any) -> Graph[..., Any]:
 
 
 def _annotations_of(first: Callable[..., Any], last: Callable[..., Any], names: Iterable[str]) -> dict[str, Any]:
-    """Return the annotations of these parameters of one function, and of the result of another, where they are known.
+    """Return the known annotations of these parameters of one function, and of the result of another function.
 
-    Those that cannot be resolved are texts, which still tell a stream.
+    An annotation that cannot be resolved stays a text, which still shows whether the parameter is a stream.
     """
     hints, result = hints_of(first), hints_of(last).get("return")
     found = {name: hints.get(name) or annotation_text(first, name) for name in names}
@@ -537,7 +538,7 @@ Node._make_chain = chain
 
 
 def _read_by(stream: Any, following: Any) -> Any:
-    """Return `following(stream)` where its first parameter is a stream; else what it gives for each value."""
+    """Return `following(stream)` if its first parameter is a stream; else call `following` for each value."""
     called: Any = node_of(following) if is_stateful(following) else following
     name = next(iter(signature_of(called.fn).parameters), "")
     if is_stream_parameter(called.fn, name):
@@ -556,7 +557,7 @@ def is_tracked(value: object) -> bool:
 
 
 def is_graph(value: object) -> bool:
-    """Whether `value` is a graph; the source check is given this function, as it cannot import this file."""
+    """Whether `value` is a graph. The source check gets this function as an argument: it cannot import this file."""
     return isinstance(value, Graph)
 
 
@@ -585,12 +586,12 @@ def _check(fn: Callable[..., Any], *, again: bool) -> None:
 
 
 async def settled(value: Any) -> Any:
-    """Return the value of what a call of a node or graph has given."""
+    """Return the value that a call of a node or graph gives; await it if needed."""
     return await value if hasattr(value, "__await__") and not isinstance(value, Ref) else value
 
 
 def _inlined(tracer: Tracer, call: Call[Any]) -> Generator[Any, Any, Any]:
-    yield from ()  # a generator, as __await__ must be; it never suspends
+    yield from ()  # makes this a generator, which __await__ must return; it never suspends
     return tracer.made(tracer.run(call.graph.fn, call.graph._start, call.arguments))
 
 
@@ -622,27 +623,27 @@ def as_graph(graph: Any, verb: str) -> Graph[..., Any]:
 
 
 def _graph_of(node: Any) -> str:
-    """Return how to write the graph of one node, or of what the call of a node has given, for a message."""
+    """Return code that makes the graph of one node, or of the node that gave a coroutine, for a message."""
     if isinstance(node, type):
         return f"ps.graph({node.__name__}(...))"
     if is_stateful(node):
         return "ps.graph(instance)"
     owner, _, name = str(getattr(node, "__qualname__", part_name(node))).rpartition(".")
-    if owner and not owner.endswith("<locals>"):  # the variable that has the instance is not known
+    if owner and not owner.endswith("<locals>"):  # the name of the variable with the instance is not known
         name = "instance" if name == "__call__" else f"instance.{name}"
     return f"ps.graph({'node' if name == '<lambda>' else name})"
 
 
 def as_call(call: Any, verb: str, more: tuple[object, ...] = ()) -> Call[Any]:
-    """Return the call that was passed to a verb; a graph without parameters stands for its only call.
+    """Return the call that was passed to a verb. A graph without parameters stands for its only call.
 
     Args:
-        call: what was passed.
-        verb: the function that takes it, for the message.
-        more: what was passed beside it, which is refused.
+        call: the first argument of the verb.
+        verb: the name of the verb, for the message.
+        more: further arguments of the verb, which are refused.
 
     Raises:
-        TypeError: the argument is neither a call nor a graph without parameters, or not the only one.
+        TypeError: the argument is neither a call nor a graph without parameters, or there are further arguments.
     """
     if isinstance(call, Call):
         if more:
@@ -663,7 +664,7 @@ def as_call(call: Any, verb: str, more: tuple[object, ...] = ()) -> Call[Any]:
             what, to_use = "a coroutine", verb
         what += f" of {call.__qualname__.rpartition('<locals>.')[2].removesuffix('.__call__')!r}"
         made = f"{to_use}({_graph_of(call)}(...))"
-        remedy = f"if that is a node, ps.graph(node) makes a graph of it, {made}; otherwise call it in a node"
+        remedy = f"if this is a node, ps.graph(node) makes a graph of it, {made}; otherwise call it in a node"
     elif isinstance(call, Node) or is_stateful(call):
         remedy = f"ps.graph(node) makes a graph of one node, {verb}({_graph_of(call)}(...))"
     else:
@@ -672,7 +673,7 @@ def as_call(call: Any, verb: str, more: tuple[object, ...] = ()) -> Call[Any]:
 
 
 class DurableKey(NamedTuple):
-    """What a call says about the key of a durable loop: `durable_key=`, `answer=` and `on_finished=`."""
+    """The options of a call about the key of a durable loop: `durable_key=`, `answer=` and `on_finished=`."""
 
     key: str | None = None
     answer: object = ...
@@ -680,7 +681,7 @@ class DurableKey(NamedTuple):
 
     @property
     def is_given(self) -> bool:
-        """Whether it says anything."""
+        """Whether one of the options is given."""
         return self.key is not None or self.answer is not ... or self.on_finished != "again"
 
 
@@ -696,8 +697,8 @@ def one_value(
     """Return the plan of a graph whose calls give one value each.
 
     Raises:
-        PlanError: its calls give streams.
-        OptionsError: it has a durable loop, and the call no key; or the other way round.
+        PlanError: the calls of the graph give streams.
+        OptionsError: the graph has a durable loop, and the call has no key; or the call has a key without such a loop.
     """
     plan = graph._planned(options)
     if plan._gives_stream:
@@ -709,10 +710,10 @@ def one_value(
 def durable_call(
     plan: Plan, call: Call[Any], asked: DurableKey, threads: Callable[[], ThreadPool], options: ExecutionOptions
 ) -> "DurableCall":
-    """Return what keeps the durable loop of a call, whose key was checked.
+    """Return the object that keeps the durable loop of a call, whose key was checked.
 
     Raises:
-        OptionsError: `on_finished` does not accept its value, or the call gives a stream, and no result to return.
+        OptionsError: `on_finished` does not accept its value; or it is "return", and the call gives a stream.
     """
     from ..saving.durable import DurableCall
 
@@ -720,8 +721,8 @@ def durable_call(
     check("on_finished", on_finished, one_of(OnFinished))
     if on_finished == "return" and plan._gives_stream:
         raise OptionsError(
-            f"on_finished='return' is for a result, and graph {plan.name!r} gives a stream, which is not kept: "
-            "use 'raise'"
+            f"on_finished='return' is for one result, and graph {plan.name!r} gives a stream, whose values are not "
+            "kept: use 'raise'"
         )
 
     durable = options.durable or plan._durable
@@ -733,7 +734,7 @@ def durable_call(
 
 
 def time_left(options: ExecutionOptions, kept: "DurableCall") -> ExecutionOptions:
-    """Return the options of a call that has taken its key: less of its time is left."""
+    """Return the options of a call that has taken its key, with the time that is left."""
     return replace(options, timeout_seconds=kept.timeout_seconds)
 
 
@@ -741,7 +742,7 @@ def refuse_key(asked: DurableKey, verb: str) -> None:
     """Refuse `durable_key=`, `answer=` and `on_finished=` of a stream of many calls.
 
     Raises:
-        OptionsError: there is one.
+        OptionsError: one of these options is given.
     """
     if asked.is_given:
         raise OptionsError(
@@ -755,18 +756,18 @@ def check_key(plan: Plan, verb: str, asked: DurableKey = NO_KEY) -> None:
     """Check that a call has a key if, and only if, its graph has a durable loop.
 
     Raises:
-        OptionsError: it is not so, or there is an option without a key.
+        OptionsError: only one of the two is there, or an option is given without a key.
     """
     if plan._durable is None:
         if asked.is_given:
             raise OptionsError(
                 f"{verb} takes durable_key= and answer= for a graph with a durable loop, and graph {plan.name!r} has "
-                "none: ps.while_loop(..., durable=ps.Durable(...))"
+                "no such loop: write ps.while_loop(..., durable=ps.Durable(...))"
             )
     elif asked.key is None:
-        many = "a stream of many calls takes none; " if verb.endswith("many calls") else ""
+        many = "a stream of many calls takes no key; " if verb.endswith("many calls") else ""
         raise OptionsError(
-            f"graph {plan.name!r} has a durable loop, which is kept under a key: {many}give one to each call, "
+            f"graph {plan.name!r} has a durable loop, which is kept under a key: {many}give a key to each call, "
             f"run({plan.name}(...), durable_key=...)"
         )
     else:
@@ -774,16 +775,16 @@ def check_key(plan: Plan, verb: str, asked: DurableKey = NO_KEY) -> None:
 
 
 def gives_one_value(graph: Graph[..., Any], owner: str) -> PlanError:
-    """Return the error for a call that gives one value where a stream of values is needed."""
+    """Return the error for a call that gives one value, where a stream of values is needed."""
     return PlanError(
         f"{owner}.stream takes an iterable of calls, or one call of a graph that returns an AsyncIterator; graph "
         f"{graph.name!r} returns one value: for one call, use {owner}.run, or {owner}.stream(call, events=...) to read "
-        "what its nodes emit"
+        "the events that its nodes emit"
     )
 
 
 def gives_stream(graph: Graph[..., Any], verb: str) -> PlanError:
-    """Return the error for a call that gives a stream where one value is needed."""
+    """Return the error for a call that gives a stream, where one value is needed."""
     owner = verb.partition(".")[0]
     return PlanError(
         f"graph {graph.name!r} returns a stream of values, and {verb} takes calls that give one value; read it with "

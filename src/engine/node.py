@@ -59,15 +59,15 @@ if TYPE_CHECKING:
     from .program import PlannedStep, Program, Unit, Wired
 
 
-# By name: an execution pickles by that, and `runs_on=` takes the names of some.
+# By name: an execution pickles by its name, and `runs_on=` takes the names of the built-in executions.
 _named: WeakValueDictionary[str, "Execution"] = WeakValueDictionary()
 
 
 class Execution:
-    """How the steps of nodes run: what `runs_on=` takes. One object serves many nodes, and pickles by its name.
+    """How the steps of nodes run: the value of `runs_on=`. An execution serves many nodes, and pickles by its name.
 
     Args:
-        name: where the steps run, as drawings and statistics say it; the same in every process.
+        name: where the steps run, as drawings and statistics show it; the same in every process.
 
     Attributes:
         name: the name.
@@ -77,22 +77,24 @@ class Execution:
     """
 
     has_one_instance: ClassVar[bool] = True
-    """Whether a class has one instance for each scope, which handles an item at a time, or one in each worker."""
+    """True: a class has one instance for each scope, which handles an item at a time. False: one in each worker."""
 
     # Facts that other parts of the engine ask for.
-    _passes: tuple[Callable[..., Any], ...] = ()  # planning passes over graphs with such nodes, the same for all
-    _is_here = False  # whether the handler of a call site is called, in this process
-    _is_inline = False  # whether workers call plain functions themselves, so that a chain of them may be one function
+    _passes: tuple[Callable[..., Any], ...] = ()  # planning passes over graphs with such nodes
+    _is_here = False  # whether this process calls the handler of a call site
+    _is_inline = False  # whether workers call plain functions themselves, so that a chain of nodes may be one function
     _is_compiled = False  # whether arguments and results are converted, and nothing is kept between two calls
-    _gathers = False  # whether it takes items before it has a place for them
-    # Whether a result may take over the memory of arguments, or of the state of a loop; whether these may be unready.
+    _gathers = False  # whether items are taken before they have a place
+    # Whether a result may take over the memory of arguments; or of the state of a loop; whether arguments may be
+    # unready.
     _donates = _overwrites = _takes_unready = False
-    _made: Sequence[str] = ()  # the parameters whose arguments it makes, so that calls have none
-    _batch: Any = None  # for what gathers items of many calls: how
-    _fn: Any = None  # and the function that takes them
-    _holds: int | None = None  # for what gathers items of many calls: how many it may hold
+    _made: Sequence[str] = ()  # the parameters whose arguments the execution makes, so that calls do not pass them
+    # Of an execution that gathers items of many calls:
+    _batch: Any = None  # the options of the batches
+    _fn: Any = None  # the function that takes a batch
+    _holds: int | None = None  # how many items it may hold
     _runs_loop = False  # whether each scope runs a loop that handles the items; see `_make_loop`
-    _pool: Literal["threads", "processes"] | None = None  # of the Engine, whose size is the limit of a node
+    _pool: Literal["threads", "processes"] | None = None  # the pool of the Engine whose size limits a node
 
     def __init__(self, name: str) -> None:
         check("name", name, NAME)
@@ -113,34 +115,35 @@ class Execution:
         return self.name
 
     def check(self, node: "Node[..., Any]") -> None:
-        """Refuse a node that cannot run here, when it is declared.
+        """Refuse a node that this execution cannot run, when the node is declared.
 
         Args:
-            node: the node; for a class, it has the `__call__` as its function, and the class as its template.
+            node: the node; for a class, `__call__` is its function, and the class is its template.
 
         Raises:
-            TypeError: it cannot; the message says why, and what to write instead.
+            TypeError: the node cannot run; the message says why, and what to write instead.
         """
 
     @property
     def fetch(self) -> "Node[..., Any] | None":
-        """A node that returns the value of a result which stays where the steps run, and any other value as it is.
+        """A node that fetches the value of a result which stays where the steps run; other values pass unchanged.
 
-        The plan puts it before steps with another one, and before the result of the graph: see `Site.keeps_result`.
+        The plan puts this node before steps with another `fetch`, and before the result of the graph: see
+        `Site.keeps_result`.
         """
         return None
 
     def places(self, node: "Node[..., Any]", scope: "Scope") -> Places:
-        """Return the places of one call site of a function without `concurrency=`; without a limit unless overridden.
+        """Return the places of one call site of a function without `concurrency=`. By default, there is no limit.
 
         Args:
             node: the node.
-            scope: where it is wired.
+            scope: the scope in which the node is wired.
         """
         return NO_LIMIT
 
     def bind(self, site: "Site") -> Bound:
-        """Return what one call site of a node has of this execution, in one scope.
+        """Return the part of this execution that belongs to one call site of a node, in one scope.
 
         Args:
             site: the call site.
@@ -150,23 +153,24 @@ class Execution:
     def make_instance(
         self, scope: "Scope", cls: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Make the instance of a class that is a node, for one scope; it is entered and left as an `async with` does.
+        """Make the instance of a class that is a node, for one scope. The scope enters and leaves it like `async with`.
 
-        An execution that has instances somewhere else returns a stand-in, whose `__aenter__` makes the instance there
-        and whose `__aexit__` leaves it. The supervisor replaces it after a crash, as it does with any instance.
+        An execution that has instances in another process returns a stand-in. Its `__aenter__` makes the instance
+        there, and its `__aexit__` leaves the instance. The supervisor replaces the stand-in after a crash, like any
+        instance.
 
         Args:
             scope: the scope.
             cls: the class.
-            args: its arguments.
-            kwargs: its keyword arguments.
+            args: the arguments of the class.
+            kwargs: the keyword arguments of the class.
         """
         return cls(*args, **kwargs)
 
     def bind_batch(
         self, fn: Callable[[list[Any]], Any], name: str, scope: "Scope"
     ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
-        """Return what has the function of a node with `batch=` handle a batch; without this, `batch=` is refused.
+        """Return a function that runs batches of a node with `batch=`; without this method, `batch=` is refused.
 
         Args:
             fn: the function, or the bound method, which takes a list.
@@ -174,7 +178,7 @@ class Execution:
             scope: the scope; it gathers the items.
 
         Returns:
-            A function that handles a batch; an attribute `figures` of it is called as `Bound.figures` is.
+            A function that handles a batch. If it has an attribute `figures`, this is called like `Bound.figures`.
         """
         raise NotImplementedError
 
@@ -189,8 +193,8 @@ class Execution:
 
         Args:
             node: the node.
-            scope: where it is wired.
-            instance: of a stateful node, or an actor that owns its loop: the child of the supervisor; None for others.
+            scope: the scope in which the node is wired.
+            instance: the child of the supervisor, for a stateful node or an actor that owns its loop; None for others.
         """
         if node.policy.ordered:  # an item that waits for its turn holds no place that the item before it needs
             return Places()
@@ -201,7 +205,7 @@ class Execution:
         return self.places(node, scope)
 
     def _of_fake(self, node: "Node[..., Any]") -> "Execution":
-        """Return how a fake of the node runs, which `testing.replace` has put in the place of its function."""
+        """Return the execution of a fake that `testing.replace` has put in the place of the function of the node."""
         return self if self._is_here else as_execution("loop" if node._reads_streams else "thread")
 
     def _bound_by(self, node: "Node[..., Any]") -> "LimitedBy":
@@ -213,18 +217,18 @@ class Execution:
         raise NotImplementedError
 
     def _batcher(self, fn: Callable[..., Any], batch: "Batch", most: int, name: str, scope: "Scope") -> "OwnsLoop":
-        """Make what gathers items in one scope for a function of a list, of which so many calls run at a time."""
+        """Make the object that gathers items in one scope for a function of a list; `most` batches run at a time."""
         from ..actors.batching import Batcher  # few programs need it
 
         return Batcher(self.bind_batch(fn, name, scope), batch, most, name)
 
     def _directly(self, actor: "NodeActor", run: "Run", hedge_budget: "HedgeBudget | None") -> None:
-        """Have workers run a step in the quickest way: it has no gate, reads no stream, and needs no order.
+        """Have workers run a step in the quickest way. The step has no gate, reads no stream, and needs no order.
 
         Args:
             actor: the step.
-            run: the step with its policy.
-            hedge_budget: counts the calls of a step that is hedged.
+            run: runs the step with its policy.
+            hedge_budget: counts the calls of a hedged step.
         """
         if actor.policy.is_once:
             actor.invoke = attempts.invoke_outside
@@ -236,17 +240,17 @@ class Execution:
         """Raise if a node cannot take the new value of a resource in place of the old one.
 
         Args:
-            old: the value of the resource until now; it stays if this raises.
+            old: the value of the resource until now; the resource keeps it if this method raises.
             new: the value after the reload.
         """
 
     async def _warm_up(
         self, site: "CallSite", pools: "Pools", device_strategy: str, resources: "Mapping[str, Any]"
     ) -> None:
-        """Prepare the node, for instance compile it, so that the first item need not wait for that.
+        """Prepare the node, for instance compile it, so that the first item does not wait for the preparation.
 
         Args:
-            site: where the node is called.
+            site: the call site of the node.
             pools: the pools of the Engine.
             device_strategy: the execution option of the scope.
             resources: the arguments that come from resources, by parameter.
@@ -256,17 +260,17 @@ class Execution:
         """
 
     def _programs(self) -> "list[ProgramMemory]":
-        """Return what its compiled programs take of memory; it may take a while, and is called in a thread."""
+        """Return the memory of the compiled programs; this may take long, so it is called in a thread."""
         return []
 
     def __reduce__(self) -> tuple[Any, ...]:
         if _named.get(self.name) is not self:
-            raise TypeError(f"the execution {self.name!r} does not pickle: another one has its name, or it has none")
+            raise TypeError(f"the execution {self.name!r} does not pickle: another execution has taken its name")
         return _execution, (type(self), self.name)
 
 
 def _class_of(execution: Execution) -> tuple[str, str]:
-    """Return the name of a class, since a notebook or a reload makes the class again."""
+    """Return the name of the class. Compare names, since a notebook or a reload makes the class again."""
     return type(execution).__module__, type(execution).__qualname__
 
 
@@ -274,7 +278,9 @@ def _execution(kind: type[Execution], name: str) -> Execution:
     """Return the execution of this process with a name; `pickle` imports the module of its class before."""
     found = _named.get(name)
     if found is None:
-        raise LookupError(f"no {kind.__name__} with the name {name!r} is here: import the module that makes it before")
+        raise LookupError(
+            f"this process has no {kind.__name__} with the name {name!r}: first import the module that makes it"
+        )
     return found
 
 
@@ -288,7 +294,7 @@ RUNS_ON: Final = OptionRule(
 
 
 def as_execution(runs_on: str | Execution) -> Execution:
-    """Return the execution that has a name, or the execution itself."""
+    """Return the execution with a name; an execution is returned as it is."""
     return _named[runs_on] if isinstance(runs_on, str) else runs_on
 
 
@@ -297,18 +303,18 @@ class Scope:
 
     if TYPE_CHECKING:
         _pools: Pools
-        _threads: ThreadShare | None  # those that the scope may use; None for all threads of the Engine
-        # Whether a thread node has as many places as there are threads for it; if not, it has no limit of its own.
+        _threads: ThreadShare | None  # the threads that the scope may use; None for all threads of the Engine
+        # Whether a thread node has as many places as the scope has threads; if not, the node has no limit of its own.
         _has_places_in_threads: bool
-        _counts_handlers: bool  # whether its calls are runs that bound how many of their handlers run at a time
+        _counts_handlers: bool  # whether runs bound how many of their handlers run at a time
         _device_strategy: str
         _max_workers: int | None  # the most items in an `async def` node; None outside of pipelines
 
     def pool(self, key: str, open: Callable[[], PoolT]) -> PoolT:  # noqa: A002 - the word that says it
-        """Return a pool of the Engine, which all of its scopes share; the first call opens it.
+        """Return a pool of the Engine, which all scopes of the Engine share; the first call opens the pool.
 
         Args:
-            key: the name of the pool, such as "cluster". One Engine has one pool of that name.
+            key: the name of the pool, such as "cluster". An Engine has one pool of each name.
             open: makes the pool. The Engine closes it with `aclose`, after all scopes.
 
         Raises:
@@ -317,7 +323,7 @@ class Scope:
         return self._pools.pool(key, open)
 
     def instance(self, node: "Node[..., Any]") -> Any:
-        """Return the present instance of a class that is a node; after a restart, that is another one.
+        """Return the present instance of a class that is a node; a restart replaces the instance.
 
         Args:
             node: the node, as `Site.node` has it.
@@ -325,15 +331,15 @@ class Scope:
         raise NotImplementedError
 
     def _call_site(self, program: "Program", unit: "Unit") -> "CallSite":
-        """Return the facts about a call that what runs the node elsewhere needs."""
+        """Return the facts about a call site that an executor in another place needs."""
         raise NotImplementedError
 
 
 class Site:
-    """A call of a node in a graph, in one scope: what `Execution.bind` is given.
+    """A call of a node in a graph, in one scope: the argument of `Execution.bind`.
 
     Attributes:
-        scope: what the steps of the scope share.
+        scope: the scope, with everything that its steps share.
         node: the node.
     """
 
@@ -354,11 +360,11 @@ class Site:
         self.node = node
         self._program = program
         self._unit = unit
-        # Of a stateful node, or an actor that owns its loop: the child of the supervisor of the scope.
+        # The child of the supervisor of the scope, for a stateful node or an actor that owns its loop.
         self._instance = instance
         self._limiter = limiter
-        self._failover = failover  # the body that runs the failover, and what builds its arguments
-        self._place = place  # what the node does when a barrier comes, a `checkpoint.StepCheckpoint`
+        self._failover = failover  # the body of the failover, and the function that builds its arguments
+        self._place = place  # the `checkpoint.StepCheckpoint` that handles barriers, or None
 
     @property
     def name(self) -> str:
@@ -368,7 +374,7 @@ class Site:
 
     @property
     def keeps_result(self) -> bool:
-        """Whether all steps that read the result take what stands for it: they have the same `Execution.fetch`."""
+        """Whether all steps that read the result accept its stand-in: they have the same `Execution.fetch`."""
         fetch, source, program = self.node.runs_on.fetch, self._unit.source, self._program
         steps = [one.step for one in map(program.units.__getitem__, self._unit.consumers) if source in one.sources]
         is_result = any(read.source == source for read in reads(program.plan.result))
@@ -376,12 +382,12 @@ class Site:
 
     @property
     def callee(self) -> Callable[..., Any]:
-        """What another process calls, which pickles: the node; of a device node, what compiles it there."""
+        """The function that another process calls: the node; for a device node, a function that compiles it."""
         return self.node._elsewhere or self.node
 
     @property
     def resources(self) -> "Mapping[str, Callable[[], AbstractAsyncContextManager[Any]]]":
-        """The parameters whose arguments are resources of the graph, with what opens each of them somewhere else."""
+        """The parameters whose arguments are resources of the graph, each with a function that opens the resource."""
         step, openings = self._unit.step, {source: one for one, source in self._program.plan.trace.resources.items()}
         given = [] if step is None else [*zip(self.node._positional, step.head.args, strict=False)]
         given += [] if step is None else step.head.kwargs.items()
@@ -395,13 +401,13 @@ class Site:
 
     @property
     def _gate(self) -> "RestartGate | None":
-        """What attempts pass to the instance; None if there is none, or it is not restarted."""
+        """The gate that attempts pass before they reach the instance; None without an instance that restarts."""
         gate: RestartGate | None = None if self._instance is None else self._instance.gate
         return gate
 
 
 def _takes(step: "PlannedStep | None", source: int | None, fetch: "Node[..., Any]") -> bool:
-    """Whether a step reads a value as a whole, and takes what stands for it."""
+    """Whether a step reads a whole value, and accepts the stand-in for it."""
     callee = None if step is None else step.head.callee
     if step is None or not is_node(callee) or (callee is not fetch and callee.runs_on.fetch is not fetch):
         return False
@@ -418,7 +424,7 @@ Rest = ParamSpec("Rest")
 
 
 class _Changes(TypedDict, Generic[R], total=False):
-    """What `with_policy` changes, without `failover`."""
+    """The arguments of `with_policy`, without `failover`."""
 
     name: str
     timeout_seconds: float | None
@@ -432,7 +438,7 @@ class _AnyChanges(_Changes[Any], total=False):
     failover: Callable[..., Any] | None
 
 
-# The options of a node that do something for each call.
+# The options of a node that have an effect on each call.
 _ACTING: Final = ("concurrency", "timeout_seconds", "retry", "fallback", "failover", "hedge", "cache", "ordered")
 
 
@@ -451,13 +457,13 @@ class Node(Generic[P, Ret_co]):
         bound_to: for a method, the instance that it is bound to.
         is_async: whether a call of the node is awaited.
         gives_stream: whether a call of the node gives a stream of values, which is read and not awaited.
-        runs_on: how its steps run; while `testing.replace` has a fake in its place, how those of the fake do.
+        runs_on: how the steps of the node run. While `testing.replace` has a fake in its place: how the fake runs.
     """
 
-    _elsewhere: Any = None  # what another process calls in the place of the node
+    _elsewhere: Any = None  # the function that another process calls in the place of the node
     # engine/graph.py sets this, because it imports this file: it builds the graph of `a >> b`.
     _make_chain: ClassVar[Callable[..., Any]]
-    _kind: ClassVar = "node"  # the word for it in errors
+    _kind: ClassVar = "node"  # the word for the object in errors
 
     def __init__(
         self,
@@ -482,9 +488,9 @@ class Node(Generic[P, Ret_co]):
         self.is_async = is_async(fn)
         self.gives_stream = is_generator(fn)
         self._replacement: Callable[..., Any] | None = None
-        self._is_watched = True  # until it was logged that a handler calls it as a function, where that is to be said
+        self._is_watched = True  # until a warning is logged, or not needed, that a handler calls the node as a function
         self._alone: Any = None  # the graph that `penstock.graph(node)` has made
-        # A closure, a bound instance or a `partial` could hold a symbolic value, which only arguments may.
+        # A closure, a bound instance or a `partial` could hold a symbolic value, which only arguments may be.
         self._takes_along = not isinstance(fn, types.FunctionType) or fn.__closure__ is not None
         if inspect.isgeneratorfunction(fn):
             raise TypeError(
@@ -506,14 +512,14 @@ class Node(Generic[P, Ret_co]):
             return cast(Ret_co, self._target(*args, **kwargs))
         fewest, most = self._arity
         if kwargs or not fewest <= len(args) <= most:
-            self._bound(args, kwargs)  # which refuses wrong ones
+            self._bound(args, kwargs)  # refuses wrong arguments
         if self._takes_along:
             tracer.check_callee(self.fn, self.name)
             self._check_receiver()
         if tracer.parent is not None and tracer.stands_in_for(self._identity):
             raise PlanError(
                 f"{call_location()}: node {self.name!r} comes back to itself by failover=; for another attempt of the "
-                "same node there is retry=, and for a last resort fallback="
+                "same node, write retry=; for a last resort, write fallback="
             )
         if self.policy.has_bodies:
             return cast(Ret_co, tracer.record(self, args, kwargs, (self._body(tracer, args, kwargs),), is_node=True))
@@ -521,7 +527,7 @@ class Node(Generic[P, Ret_co]):
 
     @functools.cached_property
     def _acting(self) -> list[str]:
-        """The names of its options that do something for each call."""
+        """The names of the given options that have an effect on each call."""
         given = [name for name in _ACTING if getattr(self.policy, name) not in (None, False)]
         return given if self._runs_on._is_inline else [*given, "runs_on"]
 
@@ -533,7 +539,7 @@ class Node(Generic[P, Ret_co]):
             self.origin._is_watched = False
             logs.warning(
                 "node.called_as_function", node=self.name, without=", ".join(self._acting),
-                remedy=f"a handler has called it as a function; await ps.call({self.name}, ...) runs it as a step",
+                remedy=f"a handler called the node as a function; await ps.call({self.name}, ...) runs it as a step",
             )  # fmt: skip
 
     @overload
@@ -554,7 +560,7 @@ class Node(Generic[P, Ret_co]):
 
     @property
     def _reads_streams(self) -> bool:
-        """Whether the function can read a stream that is passed to it: it has to suspend for that."""
+        """Whether the function can read a stream that is passed to it, which needs a function that can suspend."""
         return self.is_async or self.gives_stream
 
     @property
@@ -567,7 +573,7 @@ class Node(Generic[P, Ret_co]):
 
     @property
     def runs_on(self) -> Execution:
-        """How its steps run; while `testing.replace` has a fake in its place, how those of the fake do."""
+        """How the steps of the node run. While `testing.replace` has a fake in its place: how the fake runs."""
         return self._runs_on if self.origin._replacement is None else self._runs_on._of_fake(self)
 
     @property
@@ -584,7 +590,7 @@ class Node(Generic[P, Ret_co]):
     def _shared_places(self) -> int | None:
         """How many items the node handles at a time, over all its call sites; None without a limit.
 
-        An instance of a class handles one item at a time, unless it owns its loop, which decides that by itself.
+        An instance of a class handles one item at a time. An actor that owns its loop decides the number itself.
         """
         execution = self._runs_on
         one = 1 if self.template is not None and execution.has_one_instance and not execution._runs_loop else None
@@ -602,7 +608,7 @@ class Node(Generic[P, Ret_co]):
 
     @property
     def _identity(self) -> tuple[object, ...]:
-        """A key that copies with another policy share, while the node lives; by ids, as instances may equal others."""
+        """A key that copies with another policy share, while the node lives. By ids: unlike instances may be equal."""
         return id(self.origin), self._binding, id(self.template)
 
     @functools.cached_property
@@ -639,7 +645,7 @@ class Node(Generic[P, Ret_co]):
         passed leaves the policy as it is.
 
         Args:
-            name: another name, which tells the copy apart in drawings, traces and errors.
+            name: another name, which identifies the copy in drawings, traces and errors.
             timeout_seconds: how long one attempt may take, in seconds; None for no limit.
             retry: which failures are worth another attempt; None for no retries.
             fallback: a function of the exception, called once after the last attempt has failed; its result becomes
@@ -676,8 +682,8 @@ class Node(Generic[P, Ret_co]):
     def named(self, name: str, /) -> Self:
         """Return a copy of this node with another name, `with_policy(name=name)`.
 
-        A graph that calls one node several times gives each call a name of its own, which tells them apart in every
-        table, span and drawing.
+        A graph that calls one node several times can give each call a name of its own. Tables, spans and drawings show
+        this name.
 
         Args:
             name: the name of the copy.
@@ -686,7 +692,7 @@ class Node(Generic[P, Ret_co]):
             The copy; it shares the limits of this node.
 
         Raises:
-            OptionsError: the name is none.
+            OptionsError: the name is empty, or not a text.
         """
         return cast("Self", self.with_policy(name=name))
 
@@ -701,10 +707,10 @@ class Node(Generic[P, Ret_co]):
     @overload
     def __rshift__(self: "Node[P, A]", following: Callable[[A], B]) -> "Graph[P, B]": ...
     def __rshift__(self, following: Any) -> Any:
-        """Build a chain: the result of this node is the only argument of `following`, a node or a graph."""
+        """Build a chain: `following`, a node or a graph, takes the result of this node as its only argument."""
         return Node._make_chain(self, following)
 
-    # `self` is annotated as a function of one argument: so parameters with defaults, and their names, do not matter.
+    # `self` is annotated as a function of one argument: so the names of parameters, and those with defaults, are free.
     @overload
     def __rrshift__(  # type: ignore[misc]
         self: Callable[[AsyncIterator[A]], AsyncIterator[B]], before: AsyncIterator[A]
@@ -770,7 +776,7 @@ class Node(Generic[P, Ret_co]):
 
     @property
     def _is_effect(self) -> bool:
-        """Whether its calls keep their place in the order of the source."""
+        """Whether calls of the node keep their place in the order of the source."""
         return self.policy.effectful is True
 
     @property
@@ -810,12 +816,12 @@ class Node(Generic[P, Ret_co]):
         if self.bound_to is not None and hasattr(type(self.bound_to).__call__, "_penstock_call"):
             raise GraphTraceError(
                 f"{call_location()}: {self.name!r} is a method of the stateful node {type(self.bound_to).__name__!r}; "
-                "only __call__ runs on the instance of the scope: call the instance, with an argument that says what "
-                "to do"
+                "only __call__ runs on the instance of the scope: call the instance, with an argument that selects "
+                "the action"
             )
 
     def _body(self, tracer: Tracer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Trace:
-        """Trace what may run in the place of the function: its computation for the cache, or its failover.
+        """Trace the body that may run in the place of the function: its computation for the cache, or its failover.
 
         Raises:
             PlanError: the failover does not fit this node.
@@ -824,8 +830,8 @@ class Node(Generic[P, Ret_co]):
         option = "cache=" if other is None else "failover="
         if any(tracer.is_stream(arg) for arg in (*args, *kwargs.values())):
             raise PlanError(
-                f"{where} has {option} and reads a stream, whose values are gone once they were read; read the stream "
-                "in a node before, and pass its result on"
+                f"{where} has {option} and reads a stream, whose values can be read only once; read the stream in an "
+                "earlier node, and pass the result of that node on"
             )
         if self.policy.cache is not None:
             computed = self.with_policy(cache=None)
@@ -835,13 +841,13 @@ class Node(Generic[P, Ret_co]):
         if self._runs_on._donates:
             raise PlanError(
                 f"{where} has failover= and donate=True: it may have overwritten the arguments that {name!r} needs; "
-                "leave out one of both"
+                "leave out one of the two options"
             )
         trace = tracer.instead("failover", other, lambda: other(*args, **kwargs), self._identity)
         if trace.gives_stream != self.gives_stream:
             raise PlanError(
                 f"{where} gives {'a stream' if self.gives_stream else 'one value'}, and its failover {name!r} does "
-                "not; a failover has the parameters and the result of its node"
+                "not; take a failover with the parameters and the kind of result of the node"
             )
         return trace
 
@@ -858,7 +864,7 @@ class Node(Generic[P, Ret_co]):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self  # as a function
+        return self  # like a function
 
     def __repr__(self) -> str:
         return f"<Node {printable(self.name)}>"
@@ -869,12 +875,12 @@ def _name_of(called: Callable[..., Any]) -> str:
 
 
 def is_node(value: object) -> TypeGuard[Node[..., Any]]:
-    """Whether a value is a node; for type checkers, one with unknown parameters."""
+    """Whether a value is a node; for type checkers, a node with unknown parameters."""
     return isinstance(value, Node)
 
 
 def global_name(value: object, fn: Callable[..., Any]) -> str | None:
-    """Return the name that a node or graph has in the module of its function; None if it has none there."""
+    """Return the name of a node or graph in the module of its function; None without a name there."""
     namespace = vars(sys.modules[fn.__module__]) if fn.__module__ in sys.modules else {}
     first, *others = str(getattr(fn, "__qualname__", "")).split(".")
     found: Any = namespace.get(first)
@@ -891,8 +897,8 @@ def refuse_pickle(what: str, fn: Callable[..., Any]) -> NoReturn:
 
     qualname = getattr(fn, "__qualname__", type(fn).__qualname__)
     raise PicklingError(
-        f"{what} does not pickle: nodes and graphs do so by module and name, and module {fn.__module__!r} has no name "
-        f"for it (its function is {qualname!r}); define it at the top level of that module, under a name of its own"
+        f"{what} does not pickle: nodes and graphs pickle by module and name, and module {fn.__module__!r} has no "
+        f"name for it (its function is {qualname!r}); define it at the top level of that module, under its own name"
     )
 
 
@@ -912,7 +918,7 @@ def is_generator(fn: Callable[..., Any]) -> bool:
 
 @dataclass(frozen=True)
 class CallSite:
-    """Where a node is called in a graph.
+    """The place where a node is called in a graph, with facts for the executor.
 
     Attributes:
         node: the node.
@@ -920,12 +926,12 @@ class CallSite:
         resources: the parameters whose arguments come from resources: the same object for all items, until a reload.
         constants: the arguments that are the same for all items, by parameter: values in the source of the graph, and
             defaults.
-        returns_pending: whether only nodes with an execution of the same kind read the result. Then the result may be
-            handed to them before it is ready; all other readers need a finished value.
-        owned: the parameters whose arguments were handed on, and that this call alone reads, in one attempt: the
-            execution may overwrite their memory.
-        state: the parameter that gets the state of a loop, which the execution may overwrite: where `Frame.owns_state`,
-            in place, apart from what was emitted of it. None for none.
+        returns_pending: whether only nodes with an execution of the same kind read the result. Then the execution may
+            pass the result on before it is ready; all other readers need a finished value.
+        owned: the parameters whose arguments only this call reads, in one attempt: the execution may overwrite their
+            memory.
+        state: the parameter that gets the state of a loop, or None. The execution may overwrite the state in place,
+            where `Frame.owns_state`, except for the parts that were emitted.
     """
 
     node: Node[..., Any]

@@ -510,7 +510,7 @@ async def test_donation_and_failover_are_refused_together() -> None:
     def donates(x: Any) -> Any:
         return x
 
-    with pytest.raises(ps.PlanError, match=r"failover= and donate=True.*leave out one of both"):
+    with pytest.raises(ps.PlanError, match=r"failover= and donate=True.*leave out one of the two"):
         await engine.run(ps.graph(donates)(np.ones(2)))
 
 

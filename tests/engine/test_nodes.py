@@ -493,7 +493,7 @@ async def test_a_graph_of_one_node_is_a_step_of_another_graph() -> None:
         (collect, r"tracing.py:\d+: parameter \*values: object of graph 'collect': .*take a list"),
         (ps.node(max), r"the parameters of 'max' are not known.*@ps.graph"),
         (Shout, r"make an instance of the class first, ps.graph\(Shout\(...\)\)"),
-        (ps.graph(upper), "that is a graph already"),
+        (ps.graph(upper), "this is a graph already"),
         (len, "write `async def`"),
     ],
     ids=["variadic", "builtin", "class", "graph", "function"],
