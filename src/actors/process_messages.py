@@ -1,4 +1,4 @@
-"""Messages between the engine's process and its worker processes: pickles over a socket, and names of functions."""
+"""Messages between the engine's process and its worker processes: pickles over a socket, and the names of functions."""
 
 import importlib
 import io
@@ -22,9 +22,9 @@ from .._errors import with_cause
 # read into the memory that the new array keeps. A message is a prefix (number of buffers, length of the body), the
 # lengths of the buffers, the pickled body, then the buffers.
 #
-# `bytes` and `bytearray` are no buffers for pickle: it copies them into the body, and out of it, with the GIL, which
-# holds the event loop for a second at 400 MB. Large ones are kept out of the body as well, last one first, behind the
-# buffers; the two highest bits of their lengths say which of the two they are.
+# `bytes` and `bytearray` are not buffers for pickle: pickle copies them into the body, and out of it, under the GIL. At
+# 400 MB, that holds the event loop for a second. So large `bytes` and `bytearray` are kept out of the body, too: they
+# follow the buffers, the last value first. The two highest bits of a length tell `bytes` from `bytearray`.
 
 Message: TypeAlias = "list[bytes | memoryview]"
 Memory: TypeAlias = "bytes | bytearray | memoryview | mmap.mmap"
@@ -33,27 +33,27 @@ Received: TypeAlias = "tuple[memoryview, list[Memory]]"
 _PREFIX = struct.Struct("!IQ")
 # Messages up to this size are joined and sent with one system call; for larger ones, the copy costs more than a call.
 JOIN_MAX_BYTES = 64 * 1024
-# A message without a body: the worker has begun a call whose caller wants to know that.
+# A message without a body: the worker has begun a call, and its caller wants to know when a call begins.
 BEGUN: Message = [_PREFIX.pack(0, 0)]
 
-# Each call comes to a worker through its queue, a socket of whole packets, from which the engine's process takes back
-# those that the worker has not begun. A packet is a byte of these flags, the number of the call, and the message. It
-# needs the number: while this process takes back one after the other, the worker may take one from among them.
+# Each call comes to a worker through its queue, a socket of whole packets. The engine's process takes back calls that
+# the worker has not begun from the same socket. A packet is a byte of these flags, the number of the call, and the
+# message. The number is needed: while the engine takes back packets, the worker may take a packet in between.
 PACKET_HEAD = struct.Struct("!BQ")
 IN_CONNECTION = 1  # the message is too large for a packet, and comes through the connection
 TELLS_BEGIN = 2
 KILLS_WORKER = 4  # an injected fault
 # A new bytearray is filled with zeros, and no other thread can run meanwhile, not even the event loop: for 50 to 90 ms
 # at this size, 0.8 s at 500 MB. Larger messages are received into mapped memory, whose pages the system zeroes at the
-# first write to each: the loop waits 5 to 15 ms, and the whole takes no longer (decision 0002).
+# first write to each page. Then the loop waits 5 to 15 ms, and receiving takes no longer (decision 0002).
 _ZEROED_MAX_BYTES = 64 * 1024 * 1024
 
 
-# To look at each element of a long list would take as long as to pickle it.
+# How many elements of a list are examined. Examining all elements would take as long as pickling the list.
 _LOOKS = 100
 _LENGTH_BITS = 62
 _LENGTH = (1 << _LENGTH_BITS) - 1
-_KEPT: list[type[object]] = [object, bytes, bytearray]  # by the highest bits of a length
+_KEPT: list[type[object]] = [object, bytes, bytearray]  # index: the two highest bits of a length
 _BYTES = frozenset(_KEPT[1:])
 _HOLDERS = frozenset((list, tuple, dict))
 
@@ -63,7 +63,7 @@ def _is_large(value: Any) -> bool:
 
 
 def _has_large(parts: Iterable[object]) -> bool:
-    """Whether one of these is a large `bytes` or `bytearray`, or a list, tuple or dict that has one among its first."""
+    """Whether a part is a large `bytes` or `bytearray`, or a list, tuple or dict that begins with such values."""
     for part in parts:
         if type(part) in _HOLDERS:
             holder = cast("Any", part)
@@ -77,7 +77,7 @@ def _has_large(parts: Iterable[object]) -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    """Notes whether it has met an instance of a class whose constructor may refuse to rebuild it."""
+    """A pickler that notes whether it met an instance of a class, whose constructor may fail to rebuild it."""
 
     def __init__(self) -> None:
         self.file = io.BytesIO()
@@ -94,7 +94,7 @@ class _Pickler(pickle.Pickler):
 
 
 class _Keeper(_Pickler):
-    """Keeps large `bytes` and `bytearray` out of the body; in a class of its own, as it is called for each object."""
+    """Keeps large `bytes` and `bytearray` out of the body. A separate class, as `persistent_id` slows each object."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -118,10 +118,10 @@ class _Unpickler(pickle.Unpickler):
         return self._buffers[place]
 
 
-# Attributes of errors in which an Engine keeps what only its own process understands begin with this.
+# The prefix of attributes of errors whose values only the process of the Engine understands.
 _MARKS: Final = "__penstock_"
 
-_NAMES = (type, FunctionType, BuiltinFunctionType)  # what is pickled as a name
+_NAMES = (type, FunctionType, BuiltinFunctionType)  # the types that are pickled as a name
 
 
 def _pickled(value: object, parts: Iterable[object]) -> _Pickler:
@@ -135,7 +135,7 @@ def encode(value: object, parts: Iterable[object] = ()) -> Message:
 
     Args:
         value: the value.
-        parts: those of its parts that may be, or directly have, large `bytes`.
+        parts: the parts of the value that may be, or directly contain, large `bytes`.
     """
     buffers: list[pickle.PickleBuffer] = []
     kept: list[bytes | bytearray] = []
@@ -163,7 +163,7 @@ def decode(body: "bytes | memoryview", buffers: Sequence[Any]) -> Any:
 
 
 def split(message: memoryview) -> Received:
-    """Return the body and the buffers of a whole message; the buffers in memory of their own."""
+    """Return the body and the buffers of a whole message; the buffers are copies."""
     number, body_bytes = _PREFIX.unpack_from(message)
     ends = _PREFIX.size + 8 * number + body_bytes
     buffers: list[Memory] = []
@@ -175,45 +175,45 @@ def split(message: memoryview) -> Received:
 
 
 def send(connection: socket.socket, message: Message) -> None:
-    """Write a message, blocking; raises OSError if the other process is gone."""
+    """Write a message, blocking. Raises OSError if the other process is gone."""
     for segment in message:
         connection.sendall(segment)
 
 
 class MessageReader:
-    """Reads messages from a connection, of small ones as many at once as have come.
+    """Reads messages from a connection; all small messages that have come are read at once.
 
     Args:
-        connection: a socket, from which nothing else reads.
+        connection: a socket from which nothing else reads.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._memory = memoryview(bytearray(JOIN_MAX_BYTES))
-        # Of what was read from the connection and not yet taken.
+        # The range in `_memory` that was read from the connection and not yet taken.
         self._begin: int = 0
         self._end: int = 0
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing was read that is not yet taken."""
+        """Whether everything that was read is taken."""
         return self._begin == self._end
 
     def receive(self) -> Received:
-        """Return the body and the buffers of a message, which are empty for `BEGUN`; block until it is there.
+        """Return the body and the buffers of a message, which are empty for `BEGUN`. Block until the message is there.
 
         The body is valid until the next call of this method.
 
         Raises:
             EOFError, OSError: the other process is gone.
-            MemoryError: there is no memory for the message; the next one can be received.
+            MemoryError: there is no memory for the message; the next message can be received.
         """
         if self._begin == self._end:
             self._begin, self._end = 0, self._receive_into(self._memory)
         begin = self._begin + _PREFIX.size
         if begin <= self._end:
             number, body_bytes = _PREFIX.unpack_from(self._memory, self._begin)
-            if not number and begin + body_bytes <= self._end:  # as most messages are: small, and here already
+            if not number and begin + body_bytes <= self._end:  # like most messages: small, and here already
                 self._begin = begin + body_bytes
                 return self._memory[begin : self._begin], []
         number, body_bytes = _PREFIX.unpack(self._take(_PREFIX.size))
@@ -230,7 +230,7 @@ class MessageReader:
         return memoryview(parts[0]), parts[1:]
 
     def _take(self, length: int, kind: type[object] = object) -> Memory:
-        """Return the next bytes, in memory of their own, which is a `bytes` or `bytearray` if it has to be."""
+        """Return the next bytes in new memory: a `bytes` or `bytearray` if `kind` says so."""
         # At 1 and 16 MB, mapped memory was two to four times slower than a bytearray: each new page faults once, while
         # the allocator mostly reuses pages. See docs/decisions/0002-process-workers.md.
         data: Memory
@@ -267,7 +267,7 @@ class MessageReader:
 
 
 def _aligned(length: int) -> "bytearray | memoryview":
-    """Return memory of zeros for an array, from where XLA on CPU takes it without a copy if that would take long."""
+    """Return memory of zeros for an array. Large memory is aligned, so that XLA on CPU takes it without a copy."""
     if length <= JOIN_MAX_BYTES:
         return bytearray(length)
     import ctypes  # few programs need it
@@ -285,9 +285,10 @@ def _map(length: int) -> mmap.mmap:
 
 
 def _unfilled(kind: type[object], length: int) -> "tuple[bytes | bytearray, memoryview]":
-    """Return a `bytes` or `bytearray` with no contents yet, and a view to fill it, before anything else reads it.
+    """Return a `bytes` or `bytearray` without contents, and a view to fill it before anything else reads it.
 
-    So it is filled by the system, without the GIL. `recv` could make a `bytes`, but not behind what was read before.
+    The system fills the memory, without the GIL. `recv` could make a `bytes`, but not append to bytes that were read
+    before.
     """
     import ctypes  # few programs need it
 
@@ -300,12 +301,12 @@ def _unfilled(kind: type[object], length: int) -> "tuple[bytes | bytearray, memo
 
 
 class WorkerInstance(NamedTuple):
-    """An instance of a class that each worker process makes for itself, when it is first called there.
+    """An instance of a class that each worker process makes for itself, at the first call in the process.
 
     Attributes:
-        key: the number of the instance, one for each scope.
-        args: the arguments that it is made with.
-        kwargs: the keyword arguments that it is made with.
+        key: the number of the instance, a different number in each scope.
+        args: the arguments of the class.
+        kwargs: the keyword arguments of the class.
     """
 
     key: int
@@ -318,11 +319,11 @@ class CallRequest(NamedTuple):
 
     Attributes:
         target: the name of the function; see `process_target`.
-        args: its positional arguments.
-        kwargs: its keyword arguments.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
         headers: the headers of the trace that the call belongs to.
-        item: the fields for log records: graph, node, item and attempt; of a batch, the node and `batch_size`.
-        instance: for a class, its instance in the worker that is called.
+        item: the fields for log records: graph, node, item and attempt; for a batch, the node and `batch_size`.
+        instance: for a class, the instance in the worker that is called.
     """
 
     target: str
@@ -371,10 +372,10 @@ class SentError(NamedTuple):
     """An exception of a worker process, on its way to the engine's process.
 
     Attributes:
-        type_name: the name of its type.
-        pickled: the pickled exception; None if it does not pickle.
-        reason: the reason why it does not.
-        traceback: its traceback, as text.
+        type_name: the name of the type of the exception.
+        pickled: the pickled exception; None if the exception does not pickle.
+        reason: why the exception does not pickle.
+        traceback: the traceback, as text.
     """
 
     type_name: str
@@ -394,7 +395,7 @@ def encode_error(error: BaseException, text: str, dumps: Callable[[BaseException
 
 @contextmanager
 def _unmarked(error: BaseException) -> Generator[None]:
-    """Leave out what an Engine of this process keeps on an error and on those of a group: tracebacks do not pickle."""
+    """Remove attributes of an Engine from an error, and from errors of a group, meanwhile: tracebacks do not pickle."""
     errors = [error]
     for one in errors:
         if isinstance(one, BaseExceptionGroup):
@@ -410,7 +411,7 @@ def _unmarked(error: BaseException) -> Generator[None]:
 
 
 def decode_error(sent: SentError, target: str) -> BaseException:
-    """Return the exception that `target` has raised; if it cannot be rebuilt, a TypeError that names its type."""
+    """Return the exception that `target` has raised; a TypeError that names its type if it cannot be rebuilt."""
     reason = sent.reason
     if sent.pickled is not None:
         try:
@@ -427,37 +428,38 @@ def decode_error(sent: SentError, target: str) -> BaseException:
 
 
 def raised_there(sent: SentError, target: str) -> BaseException:
-    """Return the exception that `target` has raised, with its traceback there as its cause."""
+    """Return the exception that `target` has raised, with the traceback in the worker process as its cause."""
     return with_cause(decode_error(sent, target), RemoteTraceback(sent.traceback))
 
 
 def pack_error(error: BaseException, dumps: Callable[[BaseException], bytes] = pickle.dumps) -> bytes:
-    """Return an exception and its traceback as bytes, for another process; any exception will do.
+    """Return an exception and its traceback as bytes, for another process. Every exception is accepted.
 
     Args:
         error: the exception, which was raised here.
-        dumps: pickles it; where it fails, only the name of its class and the traceback travel.
+        dumps: pickles the exception; if it fails, only the name of the class and the traceback travel.
     """
     text = "".join(traceback.format_exception(error))
     return pickle.dumps(tuple(encode_error(error, text, dumps)))
 
 
 def unpack_error(packed: bytes, name: str) -> BaseException:
-    """Return the exception that `pack_error` has packed, to be raised here; its cause shows the traceback there.
+    """Return the exception that `pack_error` has packed, to be raised here. Its cause shows the original traceback.
 
     Args:
-        packed: what `pack_error` has returned.
-        name: what has raised it, for the `TypeError` that stands in for an exception that does not pickle.
+        packed: the bytes that `pack_error` has returned.
+        name: the function that raised the exception. The `TypeError` in place of an exception that does not pickle
+            names this function.
     """
     return raised_there(SentError(*pickle.loads(packed)), name)
 
 
-# The results of a batch are pickled together, so that what they share is sent once. Where one of them cannot be sent,
-# or rebuilt, each is pickled by itself, so that it does not take along those of the others.
+# The results of a batch are pickled together, so that objects that they share are sent once. If a result cannot be sent
+# or rebuilt, each result is pickled by itself, so that the failure does not affect the other results.
 
 
 class SentResult(NamedTuple):
-    """A value in a message that is pickled by itself; its buffers go beside it, as those of any other message."""
+    """A value that is pickled by itself inside a message; its buffers travel as the buffers of the message."""
 
     type_name: str
     pickled: bytes
@@ -465,16 +467,16 @@ class SentResult(NamedTuple):
 
 
 class SentResults(NamedTuple):
-    """The results of a batch: all of them, or one by one. Exceptions are `SentError`s."""
+    """The results of a batch: all together, or one by one. Exceptions are `SentError`s."""
 
     together: SentResult | None
     each: list[SentResult | SentError]
 
 
 def encode_results(results: Iterable[object], target: str) -> SentResults:
-    """Return the results of a batch in a form in which they can be sent."""
+    """Return the results of a batch in a form that can be sent."""
     given = [encode_error(result, "") if isinstance(result, BaseException) else result for result in results]
-    with suppress(Exception):  # whose it is comes out below, or where each is rebuilt
+    with suppress(Exception):  # the failing result is found below, or where each result is rebuilt
         together, has_instances = _by_itself(given, given)
         if has_instances:
             decode(together.pickled, together.buffers)
@@ -491,14 +493,14 @@ def _encode_result(result: object, target: str) -> SentResult | SentError:
 
 
 def _by_itself(value: object, parts: Iterable[object]) -> tuple[SentResult, bool]:
-    """Pickle a value by itself; return it, and whether it has instances that may refuse to be rebuilt."""
+    """Pickle a value by itself. Return the pickle, and whether it has instances that may fail to be rebuilt."""
     pickler = _pickled(value, parts)
     buffers = [*pickler.buffers, *reversed(pickler.kept)]
     return SentResult(type_name(value), pickler.file.getvalue(), buffers), pickler.has_instances
 
 
 def encode_answer(result: object, seconds: float) -> Message:
-    """Pickle the answer to a call that has succeeded; its result may be that of `encode_results`."""
+    """Pickle the answer to a call that has succeeded; the result may come from `encode_results`."""
     parts: Iterable[object] = (result,)
     if isinstance(result, SentResults):
         sent = [one for one in (result.together, *result.each) if isinstance(one, SentResult)]
@@ -507,7 +509,7 @@ def encode_answer(result: object, seconds: float) -> Message:
 
 
 def decode_results(sent: SentResults, target: str) -> list[object]:
-    """Return the results of a batch; in the place of one that cannot be rebuilt, its error."""
+    """Return the results of a batch, with an error in the place of each result that cannot be rebuilt."""
     found = sent.each if sent.together is None else decode(sent.together.pickled, sent.together.buffers)
     return [_decode_result(one, target) for one in found]
 
@@ -532,7 +534,7 @@ def unsendable(target: str, result: object, error: Exception) -> TypeError:
 
 
 def unbuilt(target: str, error: BaseException, type_name: str | None = None) -> TypeError:
-    """Return the error for a result that pickles, and cannot be rebuilt."""
+    """Return the error for a result that pickles but cannot be rebuilt."""
     what = "" if type_name is None else f" ({type_name})"
     return with_cause(TypeError(f"the result of {target!r}{what} cannot be rebuilt in this process: {error}"), error)
 
@@ -544,7 +546,7 @@ def type_name(value: object) -> str:
 
 
 class RemoteTraceback(Exception):
-    """The traceback of an exception in its worker process, as text; the `__cause__` of the exception that came back."""
+    """The traceback of an exception in a worker process, as text: the `__cause__` of the exception that came back."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -579,7 +581,7 @@ def process_target(fn: Callable[..., Any]) -> str:
     if "<locals>" in qualname:
         raise TypeError(
             f"{target} is defined inside a function, where a worker process cannot find it; move it to the top level "
-            "of its module and pass what it needs as arguments"
+            "of its module, and pass the values that it needs as arguments"
         )
     if module_name == "__main__":
         _check_main(target)
@@ -589,8 +591,8 @@ def process_target(fn: Callable[..., Any]) -> str:
         raise TypeError(f"{target} is not found under that name, so a worker process would not find it") from None
     if unwrap(found) is not fn:
         raise TypeError(
-            f"{target} names another object ({found!r}), which is what a worker process would run; "
-            "give this function a name of its own at the top level of its module"
+            f"{target} names another object ({found!r}), and a worker process would run that object; "
+            "give this function its own name at the top level of its module"
         )
     return target
 
@@ -625,7 +627,7 @@ def _find(found: Any, qualname: str) -> Any:
 
 
 def unwrap(found: Any) -> Any:
-    """Return the function of a node, that of a list for a batched one; return any other object as it is."""
+    """Return the function of a node; of a node with `batch=`, the function of a list. Other objects are returned."""
     # Not `inspect.isroutine`, which is true for any object with `__get__`, and so for a node.
     function = found if isinstance(found, FunctionType | type) else getattr(found, "fn", found)
     return getattr(function, "_penstock_of_list", function)

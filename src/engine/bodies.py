@@ -1,4 +1,4 @@
-"""How steps run that are not the handler of a node: control flow with its bodies, and the opening of streams."""
+"""How steps run that are not handlers of nodes: control flow with its bodies, and the opening of streams."""
 
 import asyncio
 import functools
@@ -28,9 +28,9 @@ from .nesting import listener_of
 from .program import Wired
 from .source import InputOrder, advance
 
-# The bodies of control flow are private sub-graphs, driven by the worker that is in the control-flow step. This worker
-# works in the group of the body itself, so an iteration of a loop costs no task and no wake-up; further workers are
-# started only for steps that run beside each other.
+# The bodies of control flow are private sub-graphs. The worker that runs the control-flow step drives them. It works in
+# the group of the body itself, so an iteration of a loop costs no task and no wake-up. Further workers start only for
+# steps that run beside each other.
 
 Args = tuple[Any, ...]
 
@@ -38,18 +38,18 @@ Args = tuple[Any, ...]
 def body_of(
     control: Control, bodies: tuple[Wired, ...], threads: Callable[[], ThreadPool], place: StepCheckpoint | None = None
 ) -> Bound:
-    """Return what runs a control-flow step: it chooses the body, and passes it its arguments.
+    """Return the `Bound` that runs a control-flow step: it chooses the body, and passes the arguments to the body.
 
     Args:
         control: the construct of the step.
-        bodies: its bodies.
+        bodies: the bodies of the step.
         threads: returns the threads of the Engine.
-        place: what a `fold` does when a barrier comes; None where none does.
+        place: handles the barriers of a `fold`; None where no barrier passes.
     """
     counts = [len(wired.program.plan.captures) for wired in bodies]
 
     def captured(args: Args, index: int, own: int) -> Args:
-        """Return the values that body `index` captures; `own` is the number of arguments of the step before them."""
+        """Return the values that body `index` captures; `own` arguments of the step stand before them."""
         start = own + sum(counts[:index])
         return args[start : start + counts[index]]
 
@@ -82,7 +82,7 @@ def body_of(
         for number, items in enumerate(lists):
             check_items(items)
             if _is_array_of_jax(items):
-                # In a thread: `list` computes each row with compiled programs, which takes seconds for some thousand.
+                # In a thread: `list` computes each row with compiled programs; some thousand rows take seconds.
                 await take_thread(worker)
                 lists[number] = await call_in_thread(threads(), worker, list, (items,), {})
         items = lists[0] if control.inputs == 1 else in_step(lists)
@@ -127,7 +127,7 @@ def _durable_loop(limit: int, predicate: Wired, body: Wired) -> _RunBodies:
 
     async def durable_loop(worker: Worker, actor: NodeActor, frame: Frame, args: Args) -> Any:
         call = present.get()
-        assert call is not None  # a graph with such a loop is refused without a key
+        assert call is not None  # a call without a key is refused if its graph has a durable loop
         step, value = await call.begin_loop(args[0], frame)
         while await run_body(worker, predicate, frame, (value, *args[1:first]), step):
             if step >= limit:
@@ -141,14 +141,14 @@ def _durable_loop(limit: int, predicate: Wired, body: Wired) -> _RunBodies:
 
 
 async def run_body(worker: Worker, wired: Wired, parent: Frame, inputs: Args, item: int, *, owned: bool = False) -> Any:
-    """Run a body once, for one value, which is `owned` if the body has made it itself; return its result."""
+    """Run a body once, for one value, and return the result. `owned`: the body itself has made the value before."""
     runs = _ListMap(worker, wired, parent, inputs)
     runs.owns_state = owned
     return (await runs.run([()], 1, item))[0]
 
 
 def runs_beside_others(frame: Frame) -> bool:
-    """Whether other frames of its body may run at the same time; True for a frame that is not of a body."""
+    """Whether other frames of the same body may run at the same time; True for a frame outside of bodies."""
     listener = listener_of(frame)
     return not isinstance(listener, _ListMap | _Fold) or (isinstance(listener, _ListMap) and listener.is_map)
 
@@ -159,13 +159,13 @@ def _is_array_of_jax(items: object) -> bool:
 
 
 class _Bodies(Listener):
-    """The frames of one body inside of another frame; it starts each of them, and ends all of them."""
+    """The frames of one body inside of another frame; this object starts each frame, and ends all frames."""
 
     frame_class = Frame
-    frames: dict[int, Frame]  # the frames that have not ended; with a window, also those that wait for their turn
-    owns_state = False  # whether the next frame gets a state that the one before has made
-    _needs_no_worker = False  # whether a frame that may begin at once has one step, which may run outside of the loop
-    _error: BaseException | None = None  # of the frame that has ended the whole
+    frames: dict[int, Frame]  # the frames that have not ended; with a window, also frames that wait for their turn
+    owns_state = False  # whether the next frame gets a state that the frame before has made
+    _needs_no_worker = False  # whether each frame has one step, which may run outside of the event loop
+    _error: BaseException | None = None  # the error of the frame that has ended all frames
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args, step: str) -> None:
         self._wired = wired
@@ -201,25 +201,25 @@ class _Bodies(Listener):
         group.start(frame, wired.entries)
 
     def stop(self) -> None:
-        """Start no further frames, and cancel those that run."""
+        """Start no further frames, and cancel the frames that run."""
         self._stopped = True
         for frame in list(self.frames.values()):
             frame.cancel()
 
     async def _work(self, around: Worker | None, begin: Callable[[], None]) -> None:
-        """Have the task of a worker work in the group until that is closed and nothing runs in it.
+        """Work in the group, in the task of a worker, until the group is closed and nothing runs in it.
 
         Args:
-            around: the worker; None for another task, which gives others a turn each time.
+            around: the worker; None for another task, which gives other tasks a turn each time.
             begin: starts the first frames.
 
         Raises:
-            BaseException: the error of the frame that has ended the whole.
+            BaseException: the error of the frame that has ended all frames.
             CancelledError: the frames were stopped.
         """
         worker = Worker(self._group, nested=True)
-        # The worker of the body uses up the budget of the worker around it: a body that never suspends is short, but
-        # many of them must not keep the loop from other tasks.
+        # The worker of the body uses up the budget of the worker around it. A body that never suspends is short, but
+        # many such bodies must not keep the event loop from other tasks.
         worker.budget = 0 if around is None else around.budget
         token = current.source.set(worker.position)
         self._parent.body_begun(self.stop)
@@ -228,7 +228,7 @@ class _Bodies(Listener):
             await worker.run()
         except BaseException:
             self.stop()
-            # In Python 3.11, a task keeps the cancel of a TaskGroup in it that has failed. The failure came before.
+            # In Python 3.11, a task stays cancelled after a TaskGroup inside it has failed. The failure came first.
             if self._error is None or self._parent.state != "running":
                 raise
         finally:
@@ -239,11 +239,11 @@ class _Bodies(Listener):
             await self._unwound()
         if self._error is not None:
             raise self._error
-        if self._stopped:  # the frame around it has ended, and the cancellation of this task is on its way
+        if self._stopped:  # the frame around the bodies has ended, and a cancellation of this task is on its way
             raise asyncio.CancelledError
 
     def _with_loss(self, error: BaseException) -> BaseException:
-        """Return the error of an iteration, with a note if the state that it began with is gone."""
+        """Return the error of an iteration, with a note if the state at its beginning is lost."""
         if (step := self._overwrites) is not None and isinstance(error, Exception):
             add_note(error, f"the state of {self._group.step} is lost: {step.label}, with donate=True, overwrites it")
         return error
@@ -258,10 +258,10 @@ class _Bodies(Listener):
 
 
 class _ListMap(_Bodies):
-    """The runs of a body for several values, a bounded number at a time. It listens to their frames.
+    """The runs of a body for several values, a bounded number at a time. This object listens to their frames.
 
-    It has no `ReorderWindow`: a run that has ended makes room for the next one at once, in any order. And each
-    iteration of a loop makes a `_ListMap`, so making one has to be cheap.
+    There is no `ReorderWindow`: a run that has ended makes room for the next run at once, in any order. Each iteration
+    of a loop makes a `_ListMap`, so the constructor has to be cheap.
     """
 
     def __init__(
@@ -279,8 +279,8 @@ class _ListMap(_Bodies):
         self.turns: dict[NodeActor, InputOrder] = {}
         self._is_zipped = control is None or control.inputs > 1  # whether each item is a tuple of values
         self._on_error: OnError = "raise" if control is None else control.on_error
-        self._actor = actor  # that counts the items of a `map_each`
-        self._failed: dict[int, Exception] = {}  # those that do not end the whole
+        self._actor = actor  # counts the items of a `map_each`
+        self._failed: dict[int, Exception] = {}  # errors of items that do not end the other items
         self._results: list[Any] = []
         self._next = 0
         self._limit = 1
@@ -297,16 +297,17 @@ class _ListMap(_Bodies):
         self._group.is_exclusive = len(self._items) == 1
         await self._work(self._worker, self._fill)
         if self._actor is not None:
-            self._actor.completed -= 1  # it counts items, and the worker is about to count the whole as one more
+            # the actor counts items, and the worker is about to count the step as one more item
+            self._actor.completed -= 1
         return self._results if self._on_error == "raise" else self._outcomes()
 
     def instead_of_handler(self) -> Self:
-        """Count the handlers of the runs as the one in whose place they run; return the runs."""
+        """Count all handlers of the runs as the one handler that they replace; return the runs."""
         self._group.handlers = None
         return self
 
     def _outcomes(self) -> list[Any]:
-        """Return what the results become where the error of an item does not end the whole."""
+        """Return the results of a `map_each` where the error of an item does not end the other items."""
         failed, on_error = self._failed, self._on_error
         results: list[Any] = []
         for index, result in enumerate(self._results):
@@ -331,7 +332,7 @@ class _ListMap(_Bodies):
             if self._actor is not None:
                 self._actor.completed += 1
         elif self._on_error != "raise" and isinstance(frame.error, Exception):
-            assert self._actor is not None  # only a `map_each` goes on
+            assert self._actor is not None  # only a `map_each` goes on after an error
             self._actor.failed += 1
             self._failed[index] = frame.error
         elif self._error is None and frame.error is not None:
@@ -343,12 +344,12 @@ class _ListMap(_Bodies):
             advance(self.turns)
 
     def frame_settled(self, frame: Frame) -> None:
-        """Start the next run in the place of one whose last handler has ended."""
+        """Start the next run in the place of a run whose last handler has ended."""
         del self.frames[frame.item]
         self._fill()
 
     def _fill(self) -> None:
-        """Start runs while there is room. A body without steps ends at once and calls this again, which returns."""
+        """Start runs while there is room. A body without steps ends at once and calls this again; that call returns."""
         if self._filling:
             return
         self._filling = True
@@ -363,9 +364,9 @@ class _ListMap(_Bodies):
 
 
 class _Fold(_Bodies):
-    """The runs of a body for the state and one value of a stream after the other. It listens to their frames.
+    """The runs of a body for the state and one value of a stream after the other. This object listens to their frames.
 
-    All of them are in one group, in which the worker of the step works. So a value costs what a hop costs, and no task.
+    All runs are in one group, in which the worker of the step works. So a value costs no task, only a hop.
     """
 
     def __init__(
@@ -389,7 +390,7 @@ class _Fold(_Bodies):
         self._starting = False
 
     async def run(self, initial: Any) -> Any:
-        """Fold the stream to its end; returns the last state."""
+        """Fold the stream to its end, and return the last state."""
         self._state = initial
         try:
             await self._work(self._worker, self._go_on)
@@ -397,11 +398,12 @@ class _Fold(_Bodies):
             self._values.waiter = None
         if self._values.error is not None:
             await self._values.get()  # raises it
-        self._actor.completed -= 1  # it counts values, and the worker is about to count the whole as one more
+        # the actor counts values, and the worker is about to count the step as one more value
+        self._actor.completed -= 1
         return self._state
 
     def frame_done(self, frame: Frame) -> None:
-        """Keep the state; a failure ends the whole, unless what failed is left out."""
+        """Keep the state. A failure ends the fold, unless failed values are skipped."""
         if frame.state == "done":
             self._state, self.owns_state = frame.result, True
             if frame.unread:
@@ -427,7 +429,7 @@ class _Fold(_Bodies):
         logs.warning("fold.value_skipped", graph=name, item=frame.item, error=repr(frame.error))
 
     def _go_on(self) -> None:
-        """Start the next value, or wait for it; a body without steps ends at once, so this comes back to itself."""
+        """Start the next value, or wait for it. A body without steps ends at once, and calls this method again."""
         if self._starting or self._group.closed:
             return
         self._starting = True
@@ -445,14 +447,14 @@ class _Fold(_Bodies):
             values.waiter.add_done_callback(self._came)
 
     def _came(self, waiter: asyncio.Future[None]) -> None:
-        """There is a value, or the end."""
+        """A value has come, or the end of the stream."""
         if self._values.waiter is waiter:
             self._values.waiter = None
             self._go_on()
 
 
 class _BarrierFold(_Fold):
-    """A fold of a call that is saved. Its state is stored when a barrier comes, and is what it begins with."""
+    """A fold of a call that is saved. The state is stored when a barrier comes, and restored at the start."""
 
     _passing: "asyncio.Task[None] | None" = None
     _place: StepCheckpoint
@@ -464,7 +466,7 @@ class _BarrierFold(_Fold):
         assert isinstance(values.buffer, BarrierBuffer)
         place.saving.fold_begun(values.buffer, place.stop, lambda: self._started)
         await place.saving.all_begun.wait()
-        if place.saving.ends_at_once:  # steps might give what comes behind their loop again
+        if place.saving.ends_at_once:  # steps might run the code behind their loop again
             values.leave()
             self._actor.completed -= 1
             return self._state
@@ -476,11 +478,11 @@ class _BarrierFold(_Fold):
                 await asyncio.wait([self._passing])
 
     def state(self) -> Any:
-        """Return the state that values are folded into, and how many were."""
+        """Return the state of the fold, and how many values were folded."""
         return {"value": self._state, "count": self._started}
 
     def restore(self, state: Any) -> None:
-        """Begin with a state that was folded before; its arrays are placed as those of the initial one."""
+        """Begin with the state of a snapshot; its arrays are placed like the arrays of the initial state."""
         self._state, self._started = self._place.saving.placed_as(self.state(), state).values()
 
     def _go_on(self) -> None:
@@ -500,7 +502,7 @@ class _BarrierFold(_Fold):
             waiter.set_result(None)  # `_came` goes on
 
 
-# The steps that give streams.
+# Steps that give streams.
 
 
 def failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> Failover:
@@ -508,7 +510,7 @@ def failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> Failove
 
     Args:
         wired: the failover, as a body.
-        captured: builds its arguments from the values of the frame.
+        captured: builds the arguments of the failover from the values of the frame.
     """
 
     async def run(attempt: Attempt) -> Any:
@@ -524,13 +526,13 @@ def failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> Failove
     return run
 
 
-# Makes the iterator of a failover that gives a stream; called when the stream of the node is opened, after which its
-# arguments are gone.
+# Makes the iterator of a failover that gives a stream. Called when the stream of the node is opened, since the
+# arguments are gone after that.
 StreamFailover = Callable[[Frame, NodeActor], Callable[[], Any]]
 
 
 def stream_failing_over(wired: Wired, captured: Callable[[list[Any]], Args]) -> StreamFailover:
-    """Return what makes the iterator of a failover that gives a stream; arguments as for `failing_over`."""
+    """Return the `StreamFailover` of a node that gives a stream; arguments as for `failing_over`."""
 
     def of(frame: Frame, actor: NodeActor) -> Callable[[], Any]:
         inputs, step = captured(frame.values), actor.name
@@ -549,7 +551,7 @@ def computing(wired: Wired, captured: Callable[[list[Any]], Args]) -> Invoke:
 
 
 class _StreamOfBody(_Bodies):
-    """The run of a body that gives a stream. It listens to its frame."""
+    """The run of a body that gives a stream. This object listens to the frame."""
 
     def __init__(self, wired: Wired, parent: Frame, outside: Args, step: str) -> None:
         super().__init__(wired, parent, outside, step)
@@ -591,8 +593,8 @@ def opening(
         capacity: how many values the stream holds for its reader.
         streams: the slots of the streams that the node itself reads.
         first: gets the iterator and its first value, with the policy of the node.
-        failover: makes the iterator of its failover; None without one.
-        place: what the node does when a barrier comes; None where none does.
+        failover: makes the iterator of the failover; None without a failover.
+        place: handles barriers; None where no barrier passes.
     """
 
     async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
@@ -612,9 +614,10 @@ def buffer_of(
     readers: Iterable[Any],
     holders: Sequence[Any] = (),
 ) -> tuple[StreamBuffer[Any], Callable[[], Any]]:
-    """Return what holds the values of a stream, and what makes its iterator; with barriers, where those pass.
+    """Return the buffer for the values of a stream, and a function that makes its iterator.
 
-    The state is that of the iterator, unless others hold the states of the step and of those that run as a part of it.
+    With `place`, barriers pass both. The iterator has the state, unless `holders` have the states of the step and of
+    the steps that run as a part of it.
     """
     if place is None:
         return StreamBuffer(capacity), start
@@ -639,7 +642,7 @@ def opening_in_loop(
 
 
 def splitting(count: int, ahead: int, place: StepCheckpoint | None = None) -> Invoke:
-    """Return what opens the branches of a split, each with at most `ahead` values."""
+    """Return a function that opens the branches of a split, each with at most `ahead` values."""
 
     async def open_branches(worker: Worker, actor: NodeActor, frame: Frame) -> list[Reader[Any]]:
         (values,), _ = actor.arguments(frame.values)
@@ -653,7 +656,7 @@ def splitting(count: int, ahead: int, place: StepCheckpoint | None = None) -> In
 
 
 def branch(number: int) -> Invoke:
-    """Return what takes one branch of a split, which is open."""
+    """Return a function that takes one branch of a split, which is open."""
 
     async def take_branch(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
         (readers,), _ = actor.arguments(frame.values)

@@ -53,24 +53,24 @@ bound_at_wiring: Callable[[Bound, Node[..., Any], str], Bound] | None = None
 
 
 class Wiring(Scope):
-    """Makes and connects the actors of one scope: of its plan, and of the bodies of control flow in it.
+    """Makes and connects the actors of one scope: the actors of its plan, and of the bodies of control flow.
 
     Args:
         pools: the Engine's threads, processes and limits.
         instances: the scope's instances of stateful nodes.
         max_workers: the most items in an `async def` node; None outside of pipelines, where inboxes have no bound
             either.
-        room: how many calls there may be at a time, and what bounds them; None without a bound.
+        room: how many calls there may be at a time, and the option that bounds them; None without a bound.
         device_strategy: the execution option.
         threads: the threads that the scope may use; None for all threads of the Engine.
-        has_places_in_threads: whether a thread node has as many places as there are threads for it; if not, it has no
-            limit of its own.
-        counts_handlers: whether its calls are runs that bound how many of their handlers run at a time.
-        saving: the snapshots of the one call of the scope; None if it is not saved.
+        has_places_in_threads: whether a thread node has as many places as the scope has threads; if not, the node has
+            no limit of its own.
+        counts_handlers: whether the calls are runs that bound how many of their handlers run at a time.
+        saving: the snapshots of the only call of the scope; None if the call is not saved.
 
     Attributes:
-        opened: the scope, which opens what its handlers call; None if runs share the actors.
-        opened_at: when it was made, in seconds since 1970.
+        opened: the scope object, which opens nested calls of handlers; None if runs share the actors.
+        opened_at: when the wiring was made, in seconds since 1970.
     """
 
     def __init__(
@@ -90,7 +90,8 @@ class Wiring(Scope):
         self.instances = instances
         self._max_workers = max_workers
         self._wired: dict[Plan, Wired] = {}
-        self._stages: dict[tuple[Plan, int], list[Stage]] = {}  # those that run as one, by the stream of the last
+        # the stages that run as one, by the stream of the last stage
+        self._stages: dict[tuple[Plan, int], list[Stage]] = {}
         self._bodies: Wiring | None = None
         self._room = room
         self.admitted: Callable[[], tuple[int, int]] | None = None
@@ -109,7 +110,7 @@ class Wiring(Scope):
         self._discards = False  # whether a graph is being wired that has nodes with `discard=`
 
     def _call_site(self, program: Program, unit: Unit) -> CallSite:
-        """Return the facts about a call that what runs the node elsewhere needs."""
+        """Return the facts about a call site that an executor in another place needs."""
         return _call_site(program, unit)
 
     def wire(self, program: Program) -> Wired:
@@ -134,7 +135,7 @@ class Wiring(Scope):
         return self._wired[program.plan]
 
     async def returned(self) -> None:
-        """End what is computed for caches; wait until all threads have returned that run for an item that has ended."""
+        """End the computations for caches. Wait for all threads that still run for an item that has ended."""
         caches = [actor.bound for actor in self.actors() if isinstance(actor.bound, CacheSite)]
         for cache in caches:  # all before the first wait: one computation may wait for another
             cache.cancel()
@@ -144,11 +145,11 @@ class Wiring(Scope):
             await actor.all_returned()
 
     def wired(self, plan: Plan) -> Wired | None:
-        """Return the actors of a plan, or of the plan of a body; None if it is not part of the scope."""
+        """Return the actors of a plan, or of the plan of a body; None if the plan is not part of the scope."""
         return self._wired.get(plan) or (None if self._bodies is None else self._bodies.wired(plan))
 
     def actors(self) -> list[NodeActor]:
-        """Return every actor of the scope that stands for a node, those of bodies of control flow last."""
+        """Return every actor of the scope that stands for a node; actors in bodies of control flow come last."""
         own = [
             actor
             for wired in self._wired.values()
@@ -158,11 +159,11 @@ class Wiring(Scope):
         return own if self._bodies is None else own + self._bodies.actors()
 
     def step_snapshots(self) -> "Iterator[StepSnapshot]":
-        """Yield the counters of all nodes, also of those in bodies of control flow."""
+        """Yield the counters of all nodes, also of nodes in bodies of control flow."""
         return step_snapshots(self.sites(), self._pools, self._threads)
 
     def sites(self) -> list[StepSite]:
-        """Return all nodes, also those in bodies of control flow."""
+        """Return the call sites of all nodes, also of nodes in bodies of control flow."""
         wired = self._all_wired()
         if len(wired) != self._sites[0]:
             self._sites = len(wired), step_sites(wired, self._room)
@@ -170,7 +171,7 @@ class Wiring(Scope):
 
     @property
     def kind(self) -> "ScopeKind":
-        """What kind of scope it is, for a look."""
+        """The kind of the scope, for a look of `penstock top`."""
         if self.admitted is not None:
             return "deployment"
         if self.opened is None:
@@ -179,17 +180,17 @@ class Wiring(Scope):
 
     @property
     def id(self) -> str:
-        """A text that stands for the scope, also once it has ended, for a look."""
+        """A text that identifies the scope, also after its end, for a look of `penstock top`."""
         return f"{id(self):x}-{self.opened_at:.3f}"
 
     def drawings(self) -> dict[str, tuple[str, object]]:
-        """Return the name and the drawing of each graph, by its digest, for a look."""
+        """Return the name and the drawing of each graph, by its digest, for a look of `penstock top`."""
         plans = {plan._drawn[0]: plan for plan in list(self._wired)}
         used = {site.drawing for site in self.sites()}
         return {digest: (plan.name, plan._drawn[1]) for digest, plan in plans.items() if digest in used}
 
     def activity(self) -> int | None:
-        """Return how many executions have ended in its nodes; None while there are any, or a node has its own loop."""
+        """Return how many executions have ended in the nodes; None while one runs, or if a node has its own loop."""
         ended = 0
         for actor in [actor for wired in self._all_wired() for actor in wired.actors]:
             if actor.limiter.in_flight or actor.bound._inbox is not None:
@@ -198,11 +199,11 @@ class Wiring(Scope):
         return ended
 
     def counters(self) -> Iterator[Reading]:
-        """Yield counts of what all nodes have done, for metrics; also of the nodes in bodies of control flow."""
+        """Yield the counters of all nodes for metrics, also of nodes in bodies of control flow."""
         return node_counters(self._all_wired())
 
     def levels(self) -> Iterator[Reading]:
-        """Yield how much is in the nodes now, for metrics: items that run, and items that wait."""
+        """Yield how many items run and wait in each node now, for metrics."""
         return node_levels(self._all_wired())
 
     def _all_wired(self) -> list[Wired]:
@@ -288,7 +289,7 @@ class Wiring(Scope):
         return actor
 
     def _note_stage(self, program: Program, unit: Unit, step: PlannedStep, actor: NodeActor) -> list[Stage]:
-        """Note one of several stages that run as one; returns it, behind those before it."""
+        """Note a stage that runs together with others. Return the stages before it, and the stage itself last."""
         before = self._stages.pop((program.plan, unit.sources[0]), [])
         self._stages[program.plan, step.source] = found = [
             *before, Stage(actor, partial(self._wired_body, step.bodies[0]))
@@ -319,21 +320,21 @@ class Wiring(Scope):
         return actor
 
     def _child_of(self, node: Node[..., Any]) -> "Instance | LoopInstance | None":
-        """Return the instance of a stateful node in the scope, or what runs the loop of a node; None for others."""
+        """Return the instance of a stateful node in the scope, or the runner of the loop of a node; None for others."""
         if not node._is_stateful or not node._has_instance:
             return None
         assert self.instances is not None
         return self.instances.loop_of(node) if node._runs_on._runs_loop else self.instances.instance_of(node)
 
     def _failover(self, program: Program, step: PlannedStep) -> "Failover | None":
-        """Return the body that runs the failover of a node, and what builds its arguments; None if it has none."""
+        """Return the body of the failover of a node, and the function that builds its arguments; None without one."""
         if not step.bodies:
             return None
         body = self._wired_body(step.bodies[0])
         return body, arguments_builder(step.head.captured, program.slots)
 
     def _cached(self, program: Program, unit: Unit, step: PlannedStep, node: Node[..., Any], cache: Cache) -> NodeActor:
-        """Return the actor of a node that keeps its results. It takes no place: a body has those of the node."""
+        """Return the actor of a node with `cache=`. The actor takes no place: the body takes the places of the node."""
         actor = actor_class(
             step.label, program.name, unit.index, Policy(model=node.policy.model), Limiter(), self._inbox()
         )  # fmt: skip
@@ -365,11 +366,11 @@ class Wiring(Scope):
         """Return the present instance of a class that is a node."""
         child = self._child_of(node)
         if not isinstance(child, Instance):
-            raise TypeError(f"node {node.name!r} has no instance: it is no class, or it owns its loop")
+            raise TypeError(f"node {node.name!r} has no instance: it is not a class, or it owns its loop")
         return child.value
 
     def _inbox(self, node: Node[..., Any] | None = None, unit: Unit | None = None) -> "Channel[Frame]":
-        # Of a node that gives a stream, `capacity=` is that of its stream.
+        # For a node that gives a stream, `capacity=` is the capacity of the stream, not of the inbox.
         policy = _PLAIN if node is None or node.gives_stream else node.policy
         capacity = None if self._max_workers is None else inbox_capacity(policy)
         if policy.max_bytes is None or capacity is None or unit is None:
@@ -377,7 +378,7 @@ class Wiring(Scope):
         return inbox_class(capacity, max_bytes=policy.max_bytes, size_of=_size_of(unit))
 
     def _body_wiring(self) -> "Wiring":
-        # Bodies run inside their step, whose places bound them; they share limits and instances with the scope.
+        # Bodies run inside their step, and its places bound them. They share limits and instances with the scope.
         if self._max_workers is None:
             return self
         if self._bodies is None:
@@ -391,15 +392,15 @@ class Wiring(Scope):
 
 
 def _begin_to_read(program: Program, unit: Unit, step: PlannedStep, actor: NodeActor) -> None:
-    """Have a step, in a graph with nodes with `discard=`, note that it begins to read their results."""
+    """Make a step note when it begins to read the results of nodes with `discard=`."""
     callee = step.head.callee
     if is_node(callee):
         held = {one.source for one in program.plan.steps if one.bodies or _discards(one.head.callee)}
         sources = (held | {*program.plan.parameter_sources}).intersection(unit.sources)
     elif isinstance(callee, Control) and callee.kind == "map_each" and not callee.over_stream:
-        sources = {read.source for read in reads(*step.head.args[: callee.inputs])}  # its bodies read what is inside
+        sources = {read.source for read in reads(*step.head.args[: callee.inputs])}  # its bodies read the items inside
     else:
-        return  # it hands on what it gets
+        return  # the step only passes values on
     if slots := [program.slots[source] for source in sources]:
         actor.mode = GENERAL
         actor.invoke = attempts.reading(actor.invoke, slots, inside=is_node(callee))
@@ -439,8 +440,9 @@ def _goes_on(actor: NodeActor) -> bool:
         following is not None
         and actor.mode in (ASYNC, INLINE)
         and (following.mode == INLINE or (following.mode == ASYNC and following.slot == actor.out))
-        and following.out == actor.out  # or the value is part of the result as well, and has to stay in its slot
-        # An item that goes on needs a place before it gives back its own. Two of one limit are often not to be had.
+        and following.out == actor.out  # else the value is also part of the result, and has to stay in its slot
+        # An item that goes on takes the next place before it gives back its own. Two places of one limit are often not
+        # free.
         and following.limiter is not actor.limiter
     )
 
@@ -465,7 +467,7 @@ def _measure(actors: Sequence[NodeActor], measured: tuple[int, int]) -> None:
 def _added_actor(program: Program, unit: Unit, place: "StepCheckpoint | None") -> NodeActor:
     """Return the actor of a unit that Penstock has added to the user's steps.
 
-    It needs no place of a limit, and is left out of metrics, profiles and pictures.
+    The actor takes no place of a limit. Metrics, profiles and pictures leave it out.
     """
     actor = NodeActor(f"({unit.role})", program.name, unit.index, _PLAIN, Limiter(), Channel(None))
     if unit.role == "input":
@@ -493,7 +495,7 @@ def _size_of(unit: Unit) -> Callable[[Frame], int]:
         try:
             args = (frame.values[unit.slot],) if unit.slot >= 0 else unit.args_of(frame.values)
             return sum(bytes_of(arg) for arg in args)
-        except Exception:  # noqa: BLE001 - user code, such as a missing attribute: the handler will get that error
+        except Exception:  # noqa: BLE001 - user code, such as a missing attribute: the handler will meet that error
             return 0
 
     return size_of
@@ -502,8 +504,8 @@ def _size_of(unit: Unit) -> Callable[[Frame], int]:
 class SharedWirings:
     """The wirings that runs of one plan in one Engine share.
 
-    Runs share a wiring if they have the same options, as far as a wiring depends on them (see `get`). The wirings are
-    freed with the plan or with the Engine, whichever is freed first; no call closes them.
+    Runs share a wiring if they have the same values of the options on which a wiring depends (see `get`). The wirings
+    are freed with the plan or with the Engine, whichever is freed first; no call closes them.
     """
 
     def __init__(self) -> None:
@@ -517,8 +519,8 @@ class SharedWirings:
         key = scheduler, device_strategy, is_counted, has_all_threads, counts_handlers
         wiring = self._wirings.get(key)
         if wiring is None:
-            # Every run has workers of its own, so nothing but the limits of nodes is shared and bounded here.
-            # Where each run has a share of the threads, its items wait for that, and must not fill a node meanwhile.
+            # Every run has its own workers, so only the limits of nodes are shared and bounded here. Where each run has
+            # a share of the threads, its items wait for the share, and must not fill the places of a node meanwhile.
             wiring = self._wirings[key] = Wiring(
                 pools, None, None, device_strategy=device_strategy, has_places_in_threads=has_all_threads,
                 counts_handlers=counts_handlers,
@@ -539,7 +541,7 @@ class SharedWirings:
 
 
 async def warm_up(program: Program, pools: Pools, device_strategy: str, known: Mapping[int, Any] | None = None) -> None:
-    """Have the executors of all nodes, also in bodies of control flow, prepare for calls, such as by compiling.
+    """Prepare the executors of all nodes for calls, for instance by compiling; also in bodies of control flow.
 
     Args:
         program: a program whose resources are open.
@@ -564,7 +566,7 @@ async def warm_up(program: Program, pools: Pools, device_strategy: str, known: M
 async def warm_up_node(
     program: "Program", unit: Unit, executor: Execution, pools: "Pools", device_strategy: str, known: Mapping[int, Any]
 ) -> None:
-    """Have the executor of one node prepare for calls, while these resources are open.
+    """Prepare the executor of one node for calls, while these resources are open.
 
     Raises:
         PlanError: the executor does not know what to prepare.
@@ -573,7 +575,7 @@ async def warm_up_node(
 
 
 def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the resources that a body takes from outside, by the numbers that they have in it."""
+    """Return the resources that a body takes from outside, by their numbers in the body."""
     return {
         source: value_of(template, known)
         for source, template in body.trace.captured
@@ -581,11 +583,11 @@ def _inside(body: "Plan", known: Mapping[int, Any]) -> dict[int, Any]:
     }
 
 
-# The executor of a node gets these facts about a call of the node.
+# The facts about a call of a node, for its executor.
 
 
 def _call_site(program: Program, unit: Unit) -> CallSite:
-    """Return the facts about a call that the executor of the node needs."""
+    """Return the facts about a call site that the executor of the node needs."""
     step = unit.step
     assert step is not None
     node = step.head.callee
@@ -601,7 +603,7 @@ def _resources_of(unit: Unit, known: Mapping[int, Any]) -> dict[str, Any]:
     """Return the arguments that come from resources, by parameter.
 
     Args:
-        unit: where the node is called.
+        unit: the unit that calls the node.
         known: the values of resources, by their numbers.
     """
     step = unit.step
@@ -629,8 +631,8 @@ def _returns_pending(program: Program, unit: Unit, node: Node[..., Any]) -> bool
     assert unit.step is not None
     policy = node.policy
     if not policy.is_once:
-        return False  # only with the result is it known whether an attempt succeeded, and in time
-    consumers = [program.units[index] for index in unit.consumers]  # some may only have to wait for it
+        return False  # only a finished result shows whether the attempt succeeded, and in time
+    consumers = [program.units[index] for index in unit.consumers]  # some may only wait for the unit
     readers = [executor_of(one.step) if unit.source in one.sources else None for one in consumers]
     is_result = unit.step.source in {read.source for read in reads(program.plan.result)}
     kind = type(node._runs_on)
@@ -669,17 +671,17 @@ def _state(program: Program, unit: Unit, node: Node[..., Any]) -> str | None:
 
 def inbox_capacity(policy: Policy) -> int:
     """Return how many items the inbox of a node holds in a pipeline."""
-    # A node with more places has as many in its inbox: items that began together end together, and then their
-    # successors are in its inbox.
+    # A node with more places has an inbox of that size: items that began together end together, and then the next
+    # items have to be in the inbox.
     return policy.capacity or max(DEFAULT_CAPACITY, policy.concurrency or 0)
 
 
 def executor_of(step: PlannedStep | None) -> Execution | None:
-    """Return what compiles the function of a step; None if nothing does, or it is not a node."""
+    """Return the executor that compiles the function of a step; None if there is none, or the step is not a node."""
     callee = None if step is None else step.head.callee
     return callee.runs_on if is_node(callee) and callee.runs_on._is_compiled else None
 
 
 def runs_elsewhere(node: Node[..., Any]) -> bool:
-    """Whether another function runs than the handler of a call site, so that a fault cannot be injected around that."""
+    """Whether the handler of a call site does not run here, so that no fault can be injected around it."""
     return not node.runs_on._is_here
