@@ -39,19 +39,19 @@ class Batch:
     vectorised program; `devices.DeviceBatch` has further options for that.
 
     Args:
-        max_size: the most items in one batch; "auto", for device nodes with `sample_input=`, is what `devices.fit`
-            recommends, found out at warm-up or before the first call.
+        max_size: the most items in one batch. "auto", for device nodes with `sample_input=`, takes the size that
+            `devices.fit` recommends; the size is determined at warm-up or before the first call.
         max_wait_seconds: how long the first item of a batch waits for further items, in seconds; with 0, a batch has
-            the items that are waiting already.
-        max_queue: how many items may wait in addition to those of the next batch; further items are refused with
+            only the items that already wait.
+        max_queue: how many items may wait in addition to the items of the next batch; further items are refused with
             `Overloaded`. None: all callers wait.
         max_cost: the most that the items of one batch may cost together, such as tokens. A batch ends before the item
-            that would exceed it; an item that costs more by itself fails with a `ValueError`.
-        cost: a plain function that returns what an item costs, a number of at least 0: for `@node` of the item, for
-            `@device_node` of the arguments that are stacked. `max_cost` needs it.
+            that would exceed it; a single item that costs more fails with a `ValueError`.
+        cost: a plain function that returns the cost of an item, a number of at least 0. For `@node`, it takes the item;
+            for `@device_node`, the arguments that are stacked. `max_cost` needs this function.
 
     Raises:
-        OptionsError: an argument has a value that it does not accept.
+        OptionsError: an argument does not accept its value.
     """
 
     max_size: int | Literal["auto"]
@@ -69,21 +69,21 @@ class Batch:
         if (self.max_cost is None) != (self.cost is None):
             raise OptionsError(
                 f"{type(self).__name__}(max_cost={self.max_cost!r}, cost={self.cost!r}): give both, as max_cost= "
-                "limits what cost= returns for the items of a batch"
+                "limits the sum of the costs that cost= returns for the items of a batch"
             )
 
     @property
     def _rows(self) -> Rows | None:
-        """What limits a batch beside the number of its items: one row, as large as `max_cost`."""
+        """The limit of a batch besides the number of items: one row, as large as `max_cost`; None without."""
         if self.max_cost is None or self.max_size == "auto":
             return None
         return Rows((self.max_cost,), self.max_size)
 
     def _cost_of(self, arguments: tuple[Any, ...], node: str) -> float:
-        """Return what an item costs.
+        """Return the cost of an item.
 
         Raises:
-            TypeError: `cost` returns no such number.
+            TypeError: `cost` does not return a number of at least 0.
             ValueError: the item costs more than a batch may.
         """
         assert self.cost is not None
@@ -93,8 +93,8 @@ class Batch:
             raise TypeError(f"node {node!r}: cost= of its Batch returned {cost!r}; return {NOT_NEGATIVE.text}")
         if cost > self.max_cost:
             raise ValueError(
-                f"node {node!r} refuses an item: it costs {cost}, and max_cost={self.max_cost} of its Batch is what a "
-                "whole batch may cost: make the item smaller, or max_cost= larger"
+                f"node {node!r} refuses an item: it costs {cost}, and a whole batch may cost at most "
+                f"max_cost={self.max_cost}: make the item smaller, or max_cost= of the Batch larger"
             )
         return cost
 
@@ -128,32 +128,32 @@ class WaitsForBatch(Protocol):
 
     @property
     def arrived_at(self) -> float:
-        """When it began to wait."""
+        """When the entry began to wait."""
         ...
 
     @property
     def cost(self) -> float:
-        """Its part of the `max_cost` of a batch, or of a row; asked only where there is such a limit."""
+        """The part of the `max_cost` of a batch, or of a row, that the entry takes; used only with such a limit."""
         ...
 
     def is_wanted(self, now: float) -> bool:
-        """Whether its caller still waits, and its deadline has not passed."""
+        """Whether the caller still waits, and the deadline has not passed."""
         ...
 
 
 W = TypeVar("W", bound=WaitsForBatch)
 
-# For how many turns of the loop in which nobody comes a batch that is due waits for callers who may come again. Those
-# of a `map_each` over a stream come after 5, behind a plain and an async node after 6, those of a stream of calls after
-# 7. A turn of an idle loop takes 5 us.
+# How many turns of the event loop a due batch waits for callers who may come again, while no caller comes. Callers in a
+# `map_each` over a stream come after 5 turns, behind a plain and an async node after 6, in a stream of calls after 7. A
+# turn of an idle loop takes 5 us.
 _MOST_TURNS: Final = 8
 
 
 class BatchQueue(Generic[W]):
     """Decides which entries form a batch, and when: higher priorities first, first in, first out within one.
 
-    It is a state machine without a clock: callers pass the time, of any clock. A `Batcher` runs its batches on the
-    event loop or in threads, and a device runs its batches of calls.
+    The queue is a state machine without a clock: callers pass the time, of any clock. A `Batcher` runs batches on the
+    event loop or in threads; a device runs batches of calls.
     """
 
     __slots__ = (
@@ -162,16 +162,17 @@ class BatchQueue(Generic[W]):
     )  # fmt: skip
 
     def __init__(self, batch: Batch, fewest_rows: int = 1) -> None:
-        assert batch.max_size != "auto"  # by now it is known
+        assert batch.max_size != "auto"  # the size is known by now
         self._batch = batch
         self._max_size = batch.max_size
         self._rows = batch._rows
         self._fewest_rows = fewest_rows
         self._groups: dict[Hashable, PriorityFifo[W]] = {}
-        self._costs: dict[Hashable, float] = {}  # of all entries of each group, if costs limit a batch
-        self._expected = self._expected_before = 0  # how many callers of the last batch may come again; a turn ago
+        self._costs: dict[Hashable, float] = {}  # the sum for each group, if costs limit a batch
+        # how many callers of the last batch may come again: now, and a turn ago
+        self._expected = self._expected_before = 0
         self._some_came = False
-        self._turns = 0  # for how many more turns the next batch may wait for them
+        self._turns = 0  # for how many more turns the next batch may wait for these callers
         self.count = 0
 
     @property
@@ -182,16 +183,16 @@ class BatchQueue(Generic[W]):
 
     @property
     def room(self) -> int:
-        """How many more entries to take from the inbox: enough for one batch; or, with `max_queue`, one too many.
+        """How many more entries to take from the inbox: enough for one batch; with `max_queue`, one entry too many.
 
-        The one too many is needed to refuse entries, instead of leaving them in the inbox.
+        With the additional entry, the queue can refuse entries, instead of leaving them in the inbox.
         """
         max_queue = self._batch.max_queue
         return self._max_size - self.count if max_queue is None else self._max_size + max_queue + 1
 
     @property
     def due_at(self) -> float | None:
-        """The time at which the next batch has to begin, even if it is not full; None if no entry waits."""
+        """The time at which the next batch has to begin, even if not full; None if no entry waits."""
         if not self._groups:
             return None
         return min([_oldest(group) for group in self._groups.values()]) + self._batch.max_wait_seconds
@@ -220,7 +221,7 @@ class BatchQueue(Generic[W]):
         self._expected -= number
 
     def discard(self, entry: W) -> None:
-        """Remove an entry, if it still waits."""
+        """Remove an entry, if the entry still waits."""
         group = self._groups.get(entry.group)
         if group is not None and group.discard(entry, entry.priority):
             if self._rows is not None:
@@ -247,10 +248,10 @@ class BatchQueue(Generic[W]):
         return self._groups.keys() <= {group}
 
     def returned(self, number: int) -> None:
-        """Note that so many callers get their results now, and may come again within a few turns of the loop.
+        """Note that `number` callers get their results now, and may come again within a few turns of the loop.
 
-        Otherwise, the first who comes would be alone in a batch, and all others in the one after that, for ever. Where
-        more wait than these, their batch is large, and the next time all are together.
+        Without this, the first caller would be alone in a batch, and all other callers in the batch after that, for
+        ever. If more entries wait already, their batch is large, and next time all callers are together.
         """
         self._expected = self._expected_before = number if number >= self.count else 0
         self._some_came = False
@@ -261,7 +262,7 @@ class BatchQueue(Generic[W]):
         return self._expected > 0 and self._turns > 0 and self.count > 0 and not self.is_due(-math.inf)
 
     def turn(self) -> None:
-        """Count a turn for which the next batch has waited; the last one is that in which callers stop coming."""
+        """Count a turn for which the next batch has waited. Waiting ends with the turn in which no caller comes."""
         if self._expected < self._expected_before:
             self._some_came = True
         else:
@@ -271,7 +272,7 @@ class BatchQueue(Generic[W]):
     def take(
         self, now: float, *, at_once: bool = False, largest: Mapping[Hashable, int] = MappingProxyType({})
     ) -> list[W]:
-        """Remove and return the next batch that is due; return an empty list if none is.
+        """Remove and return the next batch that is due; return an empty list if no batch is due.
 
         Args:
             now: the time.
@@ -294,7 +295,7 @@ class BatchQueue(Generic[W]):
         return self._taken(group, key, largest.get(key, max_size))
 
     def take_more(self, key: Hashable, most: int) -> list[W]:
-        """Remove and return up to `most` entries of a group, for a batch of it that was taken before; not for rows."""
+        """Remove and return up to `most` entries of a group, for a batch of the group taken before; not for rows."""
         group = self._groups.get(key)
         return [] if group is None or most < 1 else self._taken(group, key, most)
 
@@ -333,12 +334,12 @@ def _oldest(group: PriorityFifo[W]) -> float:
     return min([entry.arrived_at for entry in group.heads()])
 
 
-# A thread whose batch took less than this runs the next one at once, however small: it would be idle for as long until
-# a busy loop has given it another one.
+# A thread whose batch took less than this runs the next batch at once, however small. Otherwise the thread would idle
+# for as long, until a busy loop gives it the next batch.
 SHORT_SECONDS: Final = 0.002
 
-# If the callers of a large batch were all resumed in one turn of the loop, what they ask next would come in one turn as
-# well: too late for a thread that ends a batch meanwhile, which would then wait for all of it.
+# How many callers of a batch are resumed in one turn of the loop. If all callers of a large batch were resumed in one
+# turn, their next requests would come in one turn as well: too late for a thread that ends a batch meanwhile.
 _SETTLED_IN_A_TURN = 16
 
 
@@ -346,7 +347,7 @@ class Batcher(Actor[T, U]):
     """An actor that calls a function with the items of a batch, and gives each item its result.
 
     Args:
-        call: handles a batch; it returns one result or exception for each item.
+        call: handles a batch; returns one result or exception for each item.
         batch: how items are gathered.
         concurrency: how many batches are handled at a time.
         name: the name of the function, for errors.
@@ -369,15 +370,15 @@ class Batcher(Actor[T, U]):
         self._name = name
         self._room = Condition()
         self._timer: asyncio.TimerHandle | None = None
-        self._ending = False  # whether no more items will come, so that batches do not wait for others
+        self._ending = False  # whether no more items will come, so that batches do not wait for more items
         self._aborted = False
-        self._inbox: Inbox[Request[T, U]] | None = None  # while it is open
-        self._lock = threading.Lock()  # of the queue, from which threads may take batches
+        self._inbox: Inbox[Request[T, U]] | None = None  # while the inbox is open
+        self._lock = threading.Lock()  # guards the queue, from which threads may take batches
         self._counts_turn = False  # whether `_turn` is scheduled
 
     async def loop(self, inbox: Inbox[Work[T, U]], /) -> None:
         """Collect batches and start them."""
-        # What the engine hands out are requests, which wait in the queue as they are.
+        # The engine hands out requests, which wait in the queue unchanged.
         queue, requests = self._queue, cast("Inbox[Request[T, U]]", inbox)
         self._inbox = requests
         try:
@@ -399,7 +400,7 @@ class Batcher(Actor[T, U]):
             self._stop_timer()
 
     def _enqueue(self, works: list[Request[T, U]], batches: asyncio.TaskGroup) -> None:
-        """Add works to the queue, and refuse those for which it has no room."""
+        """Add works to the queue, and refuse works for which the queue has no room."""
         now, queue = asyncio.get_running_loop().time(), self._queue
         for work in works:
             if self._may_refuse and queue.is_full and not self._make_room(now, batches):
@@ -410,10 +411,10 @@ class Batcher(Actor[T, U]):
                     queue.add(work)
 
     def _is_priced(self, work: Request[T, U]) -> bool:
-        """Find out what a work costs; return False if that fails, and the work with it."""
+        """Compute the cost of a work. If that fails, fail the work and return False."""
         try:
             work.cost = self._batch._cost_of((work.value,), self._name)
-        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - an error of the function is that of this item; this loop does not wait here
+        except (Exception, asyncio.CancelledError) as error:  # noqa: BLE001 - the error of the function fails this item; this loop does not wait here
             work.fail(self._failures(error, [work])[0])
             return False
         return True
@@ -427,13 +428,14 @@ class Batcher(Actor[T, U]):
         return not self._queue.is_full
 
     def _start(self, batches: asyncio.TaskGroup, due: float = 0.0) -> None:
-        """Start the batches that are due, and set a timer for the next one."""
+        """Start the batches that are due, and set a timer for the next batch."""
         loop = asyncio.get_running_loop()
         now = max(loop.time(), due)  # a timer may run up to one tick of the clock too early
         while self._free and not self._aborted and (batch := self._take(now)):
             self._free -= 1
             batches.create_task(self._run(batch, batches), name=f"penstock-batch-{self._name}")
-        self._stop_timer()  # only now: with eager tasks, a batch that ends at once has called this and set a timer
+        # only now: with eager tasks, a batch that ends at once has called this method and set a timer
+        self._stop_timer()
         with self._lock:
             next_due = self._queue.due_at
             is_held = next_due is not None and self._queue.waits_for_callers()
@@ -447,7 +449,7 @@ class Batcher(Actor[T, U]):
             self._room.notify_all()
 
     def _turn(self, batches: asyncio.TaskGroup) -> None:
-        """Look whether the callers have come for whom a batch has waited for a turn of the loop."""
+        """Check whether the callers have come for which a batch has waited for a turn of the loop."""
         self._counts_turn = False
         self._fetch(batches)
         with self._lock:
@@ -457,7 +459,7 @@ class Batcher(Actor[T, U]):
     def _take(self, now: float) -> list[Request[T, U]]:
         queue = self._queue
         with self._lock:
-            # Dropping unwanted entries would not change that.
+            # Dropping unwanted entries would not change this answer.
             if not self._ending and (not queue.is_due(now) or queue.waits_for_callers()):
                 return []
             queue.drop_unwanted(now)
@@ -477,16 +479,17 @@ class Batcher(Actor[T, U]):
             if isinstance(error, asyncio.CancelledError) and running.task.cancelling() > running.has_ended:
                 raise  # the loop was cancelled, and not only this batch
             results = self._failures(error, batch)
-        # The next batch starts before the callers of this one are resumed, so that the function need not wait for them.
+        # The next batch starts before the callers of this batch are resumed, so that the function does not wait for
+        # them.
         self._free += 1
         self._fetch(batches)
-        if len(batch) > 1 or self._queue.count:  # not for a caller alone
+        if len(batch) > 1 or self._queue.count:  # not for a single caller
             self._queue.returned(len(batch))
         self._start(batches)
         self._settle(batch, results)
 
     def _fetch(self, batches: asyncio.TaskGroup) -> None:
-        """Add the works to the queue that have come to the inbox meanwhile."""
+        """Add works that have come to the inbox meanwhile to the queue."""
         if self._inbox is not None and (room := self._queue.room) > 0:
             self._enqueue(self._inbox.take_nowait(room), batches)
 
@@ -497,7 +500,7 @@ class Batcher(Actor[T, U]):
         return [error, *(copy_of(error) for _ in batch[1:])]
 
     def _settle(self, batch: list[Request[T, U]], results: list[Any], first: int = 0) -> None:
-        """Give each work its result, some in each turn of the loop: what their callers ask next comes in between."""
+        """Give each work its result, some in each turn of the loop: the next requests of callers come in between."""
         end = first + _SETTLED_IN_A_TURN
         if end < len(batch):
             asyncio.get_running_loop().call_soon(self._settle, batch, results, end)
@@ -515,24 +518,24 @@ class Batcher(Actor[T, U]):
 
     def _overloaded(self) -> Overloaded:
         return Overloaded(
-            f"node {self._name!r} refuses an item: {self._queue.count} wait already, as many as one batch and "
-            "max_queue= of its Batch"
+            f"node {self._name!r} refuses an item: {self._queue.count} items wait already, as many as one batch and "
+            "max_queue= of its Batch allow"
         )
 
 
 class ThreadBatcher(Batcher[T, U]):
-    """A batcher of a function that blocks. The thread that has run a batch runs the next one that is due, too.
+    """A batcher of a function that blocks. A thread that has run a batch also runs the next batch that is due.
 
-    So the function does not wait for the event loop between two batches: a busy loop takes milliseconds to give a
-    thread its next batch, and as long again to let it begin.
+    So the function does not wait for the event loop between two batches. A busy loop takes milliseconds to give a
+    thread its next batch, and as long again until the batch begins.
 
     Args:
-        call: handles a batch, in a thread; it returns one result or exception for each item.
+        call: handles a batch, in a thread; returns one result or exception for each item.
         batch: how items are gathered.
         concurrency: how many batches are handled at a time.
         name: the name of the function, for errors.
         threads_of: returns the threads.
-        share: what limits how many of them are busy at a time; None without a limit.
+        share: limits how many threads are busy at a time; None without a limit.
     """
 
     def __init__(
@@ -557,7 +560,7 @@ class ThreadBatcher(Batcher[T, U]):
             while batch:
                 ended, results = await begun
                 self._fetch(batches)
-                # In this turn of the loop, before the callers are resumed: the thread has the GIL the sooner.
+                # In this turn of the loop, before the callers are resumed: so the thread gets the GIL sooner.
                 batch = self._following(asyncio.get_running_loop().time())
                 if batch:
                     begun = self._begin(batch)
@@ -570,11 +573,11 @@ class ThreadBatcher(Batcher[T, U]):
                 share.give_back()
 
     def _begin(self, batch: list[Request[T, U]]) -> Awaitable[tuple[list[Request[T, U]], list[Any]]]:
-        """Give a batch to a thread; return what waits for its last batch, and returns it with its results."""
+        """Give a batch to a thread. Return an awaitable of the last batch of the thread and its results."""
         returned, loop = asyncio.Event(), asyncio.get_running_loop()
         try:
             running = self._threads_of().submit(copy_context(), returned.set, self._run_batches, batch, loop.time)
-        except Exception as error:  # noqa: BLE001 - closed, or no thread can be started: the outcome of the batch
+        except Exception as error:  # noqa: BLE001 - the pool is closed, or no thread can start: the outcome of the batch
             running = loop.create_future()
             running.set_exception(error)
             returned.set()
@@ -588,7 +591,7 @@ class ThreadBatcher(Batcher[T, U]):
     ) -> tuple[list[Request[T, U]], list[Any]]:
         try:
             return await running
-        except (Exception, asyncio.CancelledError) as error:  # that of `_begin`, or of a pool that was closed
+        except (Exception, asyncio.CancelledError) as error:  # the error of `_begin`, or of a pool that was closed
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # this task was cancelled, and not only the job
@@ -599,11 +602,11 @@ class ThreadBatcher(Batcher[T, U]):
     def _run_batches(
         self, batch: list[Request[T, U]], clock: Callable[[], float]
     ) -> tuple[list[Request[T, U]], list[Any]]:
-        """Run a batch, and then others as long as one is due; in a thread. Return the last one, and its results."""
+        """Run a batch, and further batches while one is due, in a thread. Return the last batch and its results."""
         while True:
             results: list[Any] = []
             began = clock()
-            # It may have waited for this thread; and callers leave at any time, as others run while `_take` looks.
+            # The batch may have waited for this thread, and callers may leave at any time, also during `_take`.
             unwanted = [work for work in batch if not work.is_wanted(began)]
             if unwanted:
                 batch = [work for work in batch if work not in unwanted]
@@ -613,10 +616,10 @@ class ThreadBatcher(Batcher[T, U]):
                 if batch:
                     returned = copy_context().run(self._call, [work.value for work in batch])
                     results = results_of(returned, len(batch), self._name)
-                    del returned  # what it holds must not live until the next batch has ended
+                    del returned  # the results must not live until the next batch has ended
             except (KeyboardInterrupt, SystemExit):
                 raise
-            except BaseException as error:  # noqa: BLE001 - it is the outcome of the whole batch
+            except BaseException as error:  # noqa: BLE001 - the error is the outcome of the whole batch
                 results = self._failures(travelling(error), batch)
             ended = clock()
             if ended - began > SHORT_SECONDS:
@@ -630,14 +633,14 @@ class ThreadBatcher(Batcher[T, U]):
             del results
 
     def _following(self, now: float) -> list[Request[T, U]]:
-        """Take the next batch for the same thread; nothing if none is due, or something else waits for a thread."""
+        """Take the next batch for the same thread; empty if no batch is due, or another job waits for a thread."""
         share = self._share
         if self._aborted or self._threads_of().has_queued_jobs or (share is not None and share.is_wanted):
             return []
         return self._take(now)
 
     def _returned(self, batch: list[Request[T, U]], results: list[Any]) -> None:
-        """Settle a batch whose thread goes on with the next, which has made room in the queue."""
+        """Settle a batch whose thread goes on with the next batch, which has made room in the queue."""
         self._settle(batch, results)
         if self._queue.room > 0:
             self._room.notify_all()
@@ -652,7 +655,7 @@ def results_of(results: object, size: int, name: str) -> list[Any]:
     """
     if not isinstance(results, Sequence) or isinstance(results, str | bytes):
         raise TypeError(
-            f"node {name!r} has batch=, so it returns a list with one result or exception per item, but it returned "
+            f"node {name!r} has batch=, so it must return a list with one result or exception per item, but returned "
             f"{type(results).__name__}"
         )
     found: list[Any] = [*results]

@@ -592,7 +592,7 @@ def process_target(fn: Callable[..., Any]) -> str:
     if unwrap(found) is not fn:
         raise TypeError(
             f"{target} names another object ({found!r}), and a worker process would run that object; "
-            "give this function its own name at the top level of its module"
+            "give this function a name of its own at the top level of its module"
         )
     return target
 

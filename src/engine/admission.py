@@ -17,18 +17,18 @@ from ..telemetry.counters import less
 from .graph import Call, Graph
 from .tracing.annotations import signature_of
 
-# How many calls the measured rate looks back on: few enough to follow a change in load, many enough not to jump with a
-# single call. It is at least two rounds of all places, because calls that began together end together: each round is a
-# burst and a pause.
+# How many past calls the measured rate covers: few enough to follow a change in load, many enough not to jump with a
+# single call. The number is at least two rounds of all places, because calls that began together end together: each
+# round is a burst and a pause.
 _MIN_CALLS = 10
 _ROUNDS = 2
-# Two calls count as ending together if less than this share of the mean time between two calls lies between their ends.
+# Two calls end together if the time between their ends is less than this share of the mean time between two ends.
 _TOGETHER = 0.1
 
-# Of the keys without calls, this many are remembered, those that called last: for their statistics.
+# How many keys without calls are remembered for their statistics: the keys that called last.
 _MAX_IDLE_KEYS = 1000
-# In a full queue, the order of the keys is computed anew after this time for each of them: that takes about a
-# microsecond for each, and so two percent of the time at most.
+# In a full queue, the order of the keys is computed anew after this time, multiplied by the number of keys. Computing
+# takes about a microsecond for each key, so two percent of the time at most.
 _SECONDS_PER_LOOK = 50e-6
 
 T = TypeVar("T")
@@ -38,16 +38,16 @@ KeyOf: TypeAlias = Callable[[Graph[..., Any], tuple[Any, ...]], Hashable]
 
 @dataclass(frozen=True)
 class KeyStatistics:
-    """A snapshot of what the calls of one key have got, in a deployment with `key=`.
+    """A snapshot of the counters of one key, in a deployment with `key=`.
 
     Attributes:
         key: the key, such as the name of a tenant.
-        weight: its weight, 1 by default.
-        in_flight: how many of its calls hold a place.
-        queued: how many of its calls wait for a place.
-        admitted: how many of its calls have got a place so far.
-        refused: how many of its calls were refused with `Overloaded`.
-        held_seconds: for how long its calls have held places, in seconds, summed over all of them.
+        weight: the weight of the key, 1 by default.
+        in_flight: how many calls of the key hold a place.
+        queued: how many calls of the key wait for a place.
+        admitted: how many calls of the key have got a place so far.
+        refused: how many calls of the key were refused with `Overloaded`.
+        held_seconds: for how long calls of the key have held places, in seconds, summed over all calls.
     """
 
     key: Hashable
@@ -60,7 +60,7 @@ class KeyStatistics:
 
 
 def keys_less(later: Sequence[KeyStatistics], earlier: Iterable[KeyStatistics]) -> tuple[KeyStatistics, ...]:
-    """Return the counters of each key less those of an earlier snapshot; a key forgotten meanwhile counts anew."""
+    """Return the counters of each key less its counters in an earlier snapshot; a forgotten key counts anew."""
     before = {one.key: one for one in earlier}
     known = [now.key in before and before[now.key].held_seconds <= now.held_seconds for now in later]
     counted = "admitted", "refused", "held_seconds"
@@ -69,7 +69,7 @@ def keys_less(later: Sequence[KeyStatistics], earlier: Iterable[KeyStatistics]) 
 
 @dataclass(frozen=True)
 class AdmissionStatistics:
-    """A snapshot of the places of a deployment, and of the calls that wait for one.
+    """A snapshot of the places of a deployment, and of the calls that wait for a place.
 
     Attributes:
         in_flight: how many calls hold a place.
@@ -79,9 +79,9 @@ class AdmissionStatistics:
         admitted: how many calls have got a place so far.
         refused: how many calls were refused with `Overloaded`.
         calls_per_second: the measured service rate while all places are taken: the number of places, divided by the
-            time for which a call held its place. None before anything has been measured.
-        keys: the same by key, for a deployment with `key=`: the keys that have calls now, and up to 1,000 others, those
-            that called last.
+            time for which a call held its place. None before the first measurement.
+        keys: the counters by key, for a deployment with `key=`: of the keys that have calls now, and of up to 1,000
+            other keys, those that called last.
     """
 
     in_flight: int
@@ -95,7 +95,7 @@ class AdmissionStatistics:
 
 
 class Admission:
-    """Bounds the calls in flight and the calls that wait; it also measures the service rate, for `retry_after_seconds`.
+    """Bounds the calls in flight and the calls that wait, and measures the service rate for `retry_after_seconds`.
 
     Calls of higher priority get places first; calls of equal priority, in the order in which they came.
 
@@ -111,23 +111,23 @@ class Admission:
         self._max_in_flight = max_in_flight
         self._max_queue = max_queue
         self._in_flight = 0
-        # The future of each call that waits is resolved with whether it has got a place.
+        # The future of each waiting call is resolved with True when the call gets a place, with False at the end.
         self._waiting: PriorityFifo[asyncio.Future[bool]] = PriorityFifo()
         self._end_error: Callable[[], PenstockError] | None = None
         self._admitted: int = 0
         self._refused: int = 0
         # The service rate is `_calls / _seconds`: how many calls have ended, and for how long they held their places,
-        # divided by the number of places; old calls fade out. A call counts only if it was in flight when all places
-        # were taken: other calls say little about a full service. It counts also when it ends together with the others,
-        # before the next calls come.
+        # divided by the number of places. Old calls fade out. A call counts only if it was in flight when all places
+        # were taken: other calls say little about a full service. Such a call also counts when it ends together with
+        # other calls, before the next calls come.
         self._fade = 1 - 1 / max(_MIN_CALLS, _ROUNDS * max_in_flight)
         self._calls = 0.0
         self._seconds = 0.0
-        self._together = 0  # how many calls have ended in the present burst, whose fading is still to be applied
+        self._together = 0  # how many calls have ended in the present burst; their fading is still to be applied
         self._full_left = 0  # how many of the calls that were in flight when all places were taken have not ended
-        # The time for which places have been held since all were taken, summed over all calls, is the number of calls
-        # in flight times now, less the sum of their beginnings. A call that ends is subtracted as if it were one that
-        # begins, so one sum is enough.
+        # The time for which places were held since all places were taken, summed over all calls, is the number of calls
+        # in flight times now, less the sum of their beginnings. The end of a call is subtracted like a beginning, so
+        # one sum is enough.
         self._beginnings = 0.0
         self._held_seconds = 0.0  # that sum of times when the last call ended
 
@@ -142,11 +142,11 @@ class Admission:
 
     @property
     def is_idle(self) -> bool:
-        """Whether no place is taken, also by a call that has waited for its place and not begun yet, and none waits."""
+        """Whether no call waits, and no place is taken, also not by an admitted call that has not begun yet."""
         return not self._in_flight and not self.queued
 
     def share_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> "Share | None":
-        """Return the account of the key of a call, which is to reserve a place at once; None without keys.
+        """Return the account of the key of a call; None without keys. The caller has to reserve a place at once.
 
         Raises:
             Exception: the error of the function `key=`.
@@ -156,7 +156,7 @@ class Admission:
     def reserve_nowait(self, share: "Share | None" = None) -> bool:
         """Take a place if one is free; return whether it was taken."""
         in_flight = self._in_flight + 1
-        if in_flight > self._max_in_flight:  # this keeps the order, too: while a call waits, all places are taken
+        if in_flight > self._max_in_flight:  # this also keeps the order: while a call waits, all places are taken
             return False
         if self._full_left:
             self._beginnings += self._time()
@@ -176,12 +176,12 @@ class Admission:
             priority: the priority of the call; higher first.
             graph: the name of the graph, for the error.
             share: the account of the key of the call; None without keys.
-            patient: whether to wait although the queue is full. The items of a stream do: a stream is one producer with
-                a window of its own, not a crowd of callers.
+            patient: whether to wait although the queue is full. Items of a stream are patient: a stream is one producer
+                with its own window, not a crowd of callers.
 
         Raises:
             Overloaded: no place is free, and the queue is full.
-            PenstockError: the error that `end` was given.
+            PenstockError: the error that was passed to `end`.
         """
         if self.reserve_nowait():
             return
@@ -207,23 +207,23 @@ class Admission:
             raise
 
     def stand_aside(self, share: "Share | None", priority: int) -> "asyncio.Future[bool]":
-        """Have a call wait for a place; the future is resolved with whether it has got one."""
+        """Let a call wait for a place; the future is resolved with True when the call has a place."""
         waiter: asyncio.Future[bool] = self._loop.create_future()
-        if self.reserve_nowait(share):  # the item before it was admitted a moment ago, and others have ended since
+        if self.reserve_nowait(share):  # the item before was admitted a moment ago, and other calls have ended since
             waiter.set_result(True)
         else:
             self._waiting.push(waiter, priority)
         return waiter
 
     def leave_line(self, share: "Share | None", waiter: "asyncio.Future[bool]", priority: int) -> None:
-        """Have a call wait no more, or give back the place that it has just got."""
+        """Take a call out of the queue, or give back the place that it has just got."""
         if not waiter.done() or waiter.cancelled():
             self._waiting.discard(waiter, priority)
         elif waiter.result():
             self._pass_on(self._time())  # the call was admitted and cancelled in the same turn of the loop
 
     def end(self, make_error: Callable[[], PenstockError]) -> None:
-        """Refuse all calls that wait, and those that would have to, each with an error of its own."""
+        """Refuse all waiting calls, and later calls that would have to wait, each with a new error."""
         self._end_error = make_error
         _refuse_all(self._waiting)
 
@@ -237,8 +237,8 @@ class Admission:
         seconds = (held_seconds - self._held_seconds) / self._max_in_flight
         self._held_seconds = held_seconds
         if seconds * self._calls > _TOGETHER * self._seconds:
-            # Only when a burst is over: its first call carries the time of the whole burst, and if each call of the
-            # burst faded the sums, that time would fade before the calls that belong to it.
+            # Fade only when a burst is over. The first call of a burst carries the time of the whole burst. If each
+            # call faded the sums, this time would fade before the calls that belong to it.
             fade = self._fade**self._together
             self._seconds *= fade
             self._calls *= fade
@@ -260,12 +260,12 @@ class Admission:
         while self._waiting.count:
             waiter = self._waiting.pop()
             if not waiter.done():  # not cancelled a moment ago
-                self._admitted += 1  # it takes over the place at once, so all places stay taken
+                self._admitted += 1  # the call takes over the place at once, so all places stay taken
                 self._full_left = self._max_in_flight
                 waiter.set_result(True)
                 return
         if self._full_left:
-            self._full_left -= 1  # counts as if calls ended in the order in which they began
+            self._full_left -= 1  # as if calls ended in the order in which they began
             self._beginnings -= now
         self._in_flight -= 1
 
@@ -273,7 +273,7 @@ class Admission:
         return self._seconds / self._calls if self._calls else None
 
     def _retry_after_seconds(self) -> float | None:
-        """Return in how many seconds all calls that wait now will have got a place, at the measured rate."""
+        """Return in how many seconds all waiting calls will have a place, at the measured rate."""
         seconds = self._seconds_per_call()
         return None if seconds is None else seconds * (self._waiting.count + 1)
 
@@ -286,7 +286,7 @@ def _refuse_all(waiting: PriorityFifo[asyncio.Future[bool]]) -> None:
 
 
 def forget(accounts: dict[Hashable, T], key: Hashable, account: T) -> None:
-    """Take an account out of those that are found by their keys; the hash of its key may have changed meanwhile."""
+    """Remove an account from the accounts by key; the hash of its key may have changed meanwhile."""
     try:
         if accounts.get(key) is account:
             del accounts[key]
@@ -298,15 +298,15 @@ def forget(accounts: dict[Hashable, T], key: Hashable, account: T) -> None:
     accounts.update(kept)
 
 
-# Fair shares: the same places and the same queue, shared between keys.
+# Fair shares: keys share the same places and the same queue.
 
 
 class FairShares(NamedTuple):
-    """How the calls of a deployment are told apart, and what each key may have; see `penstock.engine.deploy`.
+    """How the calls of a deployment get a key, and the limits of each key; see `penstock.engine.deploy`.
 
     Attributes:
         key_of: returns the key of a call of a graph with these arguments.
-        weights: the weights of keys; 1 for all others.
+        weights: the weights of keys; 1 for all other keys.
         max_in_flight_per_key: how many places one key may hold.
         max_queue_per_key: how many calls of one key may wait.
     """
@@ -324,7 +324,7 @@ def fair_shares(
     max_in_flight_per_key: int | None,
     max_queue_per_key: int | None,
 ) -> FairShares | None:
-    """Check the options of `deploy` that concern keys, and return them; None without `key=`.
+    """Check the options of `deploy` about keys, and return them; None without `key=`.
 
     Raises:
         OptionsError: an option does not accept its value, or needs `key=`.
@@ -338,7 +338,7 @@ def fair_shares(
         }  # fmt: skip
         for name, value in given.items():
             if value is not None:
-                raise OptionsError(f"{name}={value!r}: this needs key=, a function that returns whose call it is")
+                raise OptionsError(f"{name}={value!r}: this needs key=, a function that returns the key of a call")
         return None
     check("key", key, KEY)
     for one, weight in (weights or {}).items():
@@ -362,7 +362,7 @@ def _reader_of(graphs: tuple[Graph[..., Any], ...], key: Callable[..., Hashable]
     named = wanted[positional:]
     try:
         signature = signature_of(key)
-    except (TypeError, ValueError):  # of a function written in C
+    except (TypeError, ValueError):  # a function written in C
         signature = None
     if signature is not None:
         takes = f"the parameters of graph {graph.name!r}" if not more else "the Call, because there are several graphs"
@@ -386,14 +386,14 @@ class Share:
     """The account of one key.
 
     Attributes:
-        waiting: the calls that wait. The future of each is resolved with True when the call gets a place, and with
-            False when it has to make room in the queue, or the deployment ends.
+        waiting: the waiting calls. The future of a call is resolved with True when the call gets a place, and with
+            False when the call has to make room in the queue, or the deployment ends.
         in_flight: how many calls hold a place.
-        beginnings: the sum of the times at which its calls began, less the times at which they ended.
-        expected: the time that its calls in flight are expected to hold their places, summed over them.
-        start: added to its level: the level from which it began to compete.
+        beginnings: the sum of the times at which calls began, less the times at which they ended.
+        expected: for how long the calls in flight are expected to hold their places, summed over the calls.
+        start: added to the level: the level from which the key began to compete.
         period: the period of contention that `expected` and `start` belong to.
-        turn: the number of its valid entry in the heap; 0 if it is not in the heap.
+        turn: the number of the valid entry of the key in the heap; 0 if the key is not in the heap.
     """
 
     __slots__ = (
@@ -409,11 +409,11 @@ class Share:
         self.beginnings = self.expected = self.start = 0.0
 
     def held_seconds(self, now: float) -> float:
-        """Return for how long its calls have held places, summed over them."""
+        """Return for how long calls of the key have held places, summed over the calls."""
         return self.in_flight * now - self.beginnings
 
     def level(self, now: float) -> float:
-        """Return what it has had of the places, for its weight; the key with the lowest level is the next."""
+        """Return how much the key has used the places, divided by its weight. The key with the lowest level is next."""
         return (self.in_flight * now - self.beginnings + self.expected) / self.weight + self.start
 
     def statistics(self, now: float) -> KeyStatistics:
@@ -427,11 +427,11 @@ class Share:
 class FairAdmission(Admission):
     """Admission that is fair between keys; within a key, calls of higher priority come first.
 
-    This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996) where costs are known only afterwards. The
-    cost of a call is the time for which it holds its place. The level of a key is the sum of these costs, divided by
-    its weight, and a call that is in flight counts with the mean cost in addition. A free place goes to the key with
-    the lowest level. A key that begins to compete does so at the level at which the last place was given away, if its
-    own is lower: a key saves nothing up. What a key holds while no call waits for its turn does not count.
+    This is start-time fair queueing (Goyal, Vin and Cheng, SIGCOMM 1996), with costs that are known only afterwards.
+    The cost of a call is the time for which it holds its place. The level of a key is the sum of these costs, divided
+    by its weight; each call in flight adds the mean cost. A free place goes to the key with the lowest level. A key
+    that begins to compete starts at the level at which the last place was given away, if its own level is lower: a key
+    saves nothing up. Places that a key holds while no call waits do not count.
     """
 
     by_key = True
@@ -444,28 +444,28 @@ class FairAdmission(Admission):
         self._weights = shares.weights
         self._max_in_flight_per_key = shares.max_in_flight_per_key
         self._max_queue_per_key = shares.max_queue_per_key
-        # Keys are looked up when a call comes, and not when it ends: the hash of a key of the user's may have changed.
+        # Keys are looked up when a call comes, and not when it ends: the hash of a user's key may have changed.
         self._shares: dict[Hashable, Share] = {}
-        self._idle: OrderedDict[Share, None] = OrderedDict()  # those without calls
-        self._active_weight = 0.0  # the sum of the weights of the others
+        self._idle: OrderedDict[Share, None] = OrderedDict()  # the keys without calls
+        self._active_weight = 0.0  # the sum of the weights of the keys with calls
         self._longest_queue = sys.maxsize if max_queue is None else max_queue
         self._queued = 0
-        # What waits for streams, and is never refused, with whether it stands aside; and how many of these there are.
+        # Waiting items of streams, which are never refused; True for items that stand aside. And how many stand aside.
         self._patient: dict[asyncio.Future[bool], bool] = {}
         self._aside = 0
-        # The keys whose calls wait for nothing but a place, each with the level that it had at least. Levels only grow
-        # between two changes of a key, and only those of keys with calls in flight, so the lowest level is found by
-        # looking again at the first entry. A key that has changed gets a new entry, and its `turn` says which is valid.
-        # To look at 1,000 keys that wait instead takes 0.3 ms for each call.
+        # The keys whose calls wait only for a place, each with a lower bound of its level. Between two changes of a
+        # key, its level can only grow, and only with calls in flight. So the lowest level is found by looking at the
+        # first entry again. A key that has changed gets a new entry, and its `turn` says which entry is valid. A scan
+        # of 1,000 waiting keys would take 0.3 ms for each call.
         self._heap: list[tuple[float, int, Share]] = []
         self._turns = 0
         self._contending = 0  # how many keys are in the heap
         self._period = 0
         self._period_began = 0.0
         self._level = 0.0  # the level at which the last place was given away in this period
-        # The keys whose calls wait, each with the turn that its last call had at most when it was looked at; those that
-        # are furthest over their shares come first. Between two looks at all keys, only a key with another call that
-        # waits gets another entry, and the expected time stays the same.
+        # The keys whose calls wait, each with the turn of its last call, as it was at the last look; keys that are
+        # furthest over their shares come first. Between two looks at all keys, only a key with a new waiting call gets
+        # a new entry, and the expected time stays the same.
         self._furthest: list[tuple[float, float, int, Share]] = []
         self._look_again_at = -math.inf
         self._look_expected = 0.0
@@ -476,7 +476,7 @@ class FairAdmission(Admission):
         return self._queued
 
     def share_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> Share:
-        """Return the account of the key of a call, which is to reserve a place at once.
+        """Return the account of the key of a call. The caller has to reserve a place at once.
 
         Raises:
             Exception: the error of the function `key=`, or of the hash of the key.
@@ -499,19 +499,19 @@ class FairAdmission(Admission):
         assert share is not None
         if self._in_flight >= self._max_in_flight or share.in_flight >= self._max_in_flight_per_key:
             return False
-        Admission.reserve_nowait(self)  # `super()` takes as long as what it would call
+        Admission.reserve_nowait(self)  # `super()` would take as long as the method itself
         share.in_flight += 1
         share.beginnings += self._time()
         share.admitted += 1
         return True
 
     async def reserve(self, priority: int, graph: str, share: Share | None = None, *, patient: bool = False) -> None:
-        """Take a place; if none is free, or the key has as many as it may have, wait for one.
+        """Take a place. If no place is free, or the key holds as many as it may, wait for a place.
 
         Raises:
-            Overloaded: the queue, or that of the key, is full; or it was, and a call of another key came that has had
-                less of its share.
-            PenstockError: the error that `end` was given.
+            Overloaded: the queue, or the queue of the key, is full; or the queue was full, and a call of a key that has
+                used less of its share came.
+            PenstockError: the error that was passed to `end`.
         """
         assert share is not None
         if self.reserve_nowait(share):
@@ -532,13 +532,13 @@ class FairAdmission(Admission):
         return share.in_flight >= self._max_in_flight_per_key
 
     def stand_aside(self, share: Share | None, priority: int) -> "asyncio.Future[bool]":
-        """Have the item of a stream wait whose key is full, without counting it in `max_queue`.
+        """Let an item of a stream wait whose key is full, without counting the item in `max_queue`.
 
         Returns:
-            A future that is resolved when the item has a place; with False when the deployment ends.
+            A future, resolved with True when the item has a place, with False when the deployment ends.
         """
         assert share is not None
-        if self.reserve_nowait(share):  # the item before it was admitted a moment ago, and another has ended since
+        if self.reserve_nowait(share):  # the item before was admitted a moment ago, and another call has ended since
             waiter = self._loop.create_future()
             waiter.set_result(True)
             return waiter
@@ -548,7 +548,7 @@ class FairAdmission(Admission):
         return waiter
 
     def leave_line(self, share: Share | None, waiter: "asyncio.Future[bool]", priority: int) -> None:
-        """Have a call wait no more, or give back the place that it has just got."""
+        """Take a call out of the queue, or give back the place that it has just got."""
         assert share is not None
         if not waiter.done() or waiter.cancelled():
             self._withdraw(share, waiter, priority)
@@ -574,7 +574,7 @@ class FairAdmission(Admission):
             self._aside -= self._patient.pop(waiter, False)
 
     def end(self, make_error: Callable[[], PenstockError]) -> None:
-        """Refuse all calls that wait, and those that would have to, each with an error of its own."""
+        """Refuse all waiting calls, and later calls that would have to wait, each with a new error."""
         self._end_error = make_error
         for share in [share for share in self._shares.values() if share.waiting.count]:
             _refuse_all(share.waiting)
@@ -630,7 +630,7 @@ class FairAdmission(Admission):
                 heapreplace(heap, (share.level(now), turn, share))
             else:
                 self._changed(share, now)
-            self._admitted += 1  # it takes over the place at once
+            self._admitted += 1  # the call takes over the place at once
             if self._in_flight == self._max_in_flight:
                 self._full_left = self._max_in_flight
             elif self._full_left:
@@ -651,7 +651,7 @@ class FairAdmission(Admission):
             self._changed(share, now)
 
     def _changed(self, share: Share, now: float) -> None:
-        """Give a key the place in the heap that it has after a change of its calls."""
+        """Update the place of a key in the heap after a change of its calls."""
         waiting = share.waiting.count
         if waiting and share.in_flight < self._max_in_flight_per_key:
             if not share.turn:
@@ -687,18 +687,18 @@ class FairAdmission(Admission):
         self._look_again_at = -math.inf
 
     def _take_part(self, share: Share) -> None:
-        """Have a key take part in the period, if it does not yet; no call of it has begun or ended in the period."""
+        """Let a key take part in the period, if it does not yet; no call of the key began or ended in the period."""
         if share.period != self._period:
             share.period = self._period
             share.expected = share.in_flight * self._expected_seconds()
             share.start = -share.held_seconds(self._period_began) / share.weight
 
     def _expected_seconds(self) -> float:
-        """Return for how long a call is expected to hold its place; 0 before anything was measured."""
+        """Return for how long a call is expected to hold its place; 0 before the first measurement."""
         return self._seconds / self._calls * self._max_in_flight if self._calls else 0.0
 
     def _has_made_room(self, share: Share) -> bool:
-        """Have a call of a key that is further over its share leave the full queue; return whether one did."""
+        """Refuse a waiting call of a key that is further over its share; return whether there was such a call."""
         if share.waiting.count >= self._max_queue_per_key:
             return False
         now = self._time()
@@ -708,7 +708,7 @@ class FairAdmission(Admission):
         while furthest and furthest[0] < own:
             _, _, _, other = entry = furthest[0]
             present = self._last_turn(other, now)
-            if present > entry:  # fewer of its calls wait by now, or they ended early
+            if present > entry:  # fewer calls of the key wait by now, or calls ended early
                 heapreplace(furthest, present)
             elif (newest := self._newest(other)) is None:
                 heappop(furthest)
@@ -720,7 +720,7 @@ class FairAdmission(Admission):
         return False
 
     def _look(self, now: float) -> None:
-        """Compute anew which keys are furthest over their shares."""
+        """Compute again which keys are furthest over their shares."""
         if not self._contending:
             self._begin_period(now)
         self._look_expected = self._expected_seconds()
@@ -729,16 +729,16 @@ class FairAdmission(Admission):
         self._look_again_at = now + len(self._furthest) * _SECONDS_PER_LOOK
 
     def _last_turn(self, share: Share, now: float, more: int = 0) -> tuple[float, float, int, Share]:
-        """Return at which level the last call of a key will get a place; the higher, the lower this compares.
+        """Return a sort key for the level at which the last call of a key will get a place; high levels come first.
 
-        Before anything was measured, it counts calls. With `more`, it comes behind those that are level with it.
+        Before the first measurement, the number of calls counts. `more` breaks ties: the key comes behind equal keys.
         """
         self._take_part(share)
         calls = (share.waiting.count + more) / share.weight
         return -share.level(now) - calls * self._look_expected, -calls, id(share) if not more else 0, share
 
     def _newest(self, share: Share) -> tuple[int, "asyncio.Future[bool]"] | None:
-        """Return the newest call that waits, of those of the lowest priority; None if all that wait are patient."""
+        """Return the newest waiting call of the lowest priority; None if all waiting calls are patient."""
         for priority, waiter in share.waiting.last_first():
             if not waiter.done() and waiter not in self._patient:
                 return priority, waiter
@@ -750,7 +750,7 @@ class FairAdmission(Admission):
             self._changed(share, self._time())
 
     def _refusal(self, share: Share, graph: str) -> PenstockError:
-        """Count a call as refused, and return its error, with its key if that asked for too much."""
+        """Count a call as refused, and return its error; the error has the key if the key asked for too much."""
         if self._end_error is not None:
             self._changed(share, self._time())
             return self._end_error()
@@ -758,7 +758,7 @@ class FairAdmission(Admission):
         self._refused += 1
         of_key = f"{share.in_flight} and {share.waiting.count} of them of key {share.key!r:.60}"
         if share.waiting.count >= self._max_queue_per_key:
-            reason, key = ", which may have no more that wait (max_queue_per_key)", share.key
+            reason, key = ", which may have no more waiting calls (max_queue_per_key)", share.key
         elif share.in_flight >= self._max_in_flight_per_key:
             reason, key = ", which may hold no more places (max_in_flight_per_key)", share.key
         elif self._is_over_its_share(share):
@@ -775,13 +775,13 @@ class FairAdmission(Admission):
         return error
 
     def _is_over_its_share(self, share: Share) -> bool:
-        """Whether a key has, with one more call, more of all calls than its weight gives it beside the other keys."""
+        """Whether a key, with one more call, would have more of all calls than its weight allows."""
         calls = share.in_flight + share.waiting.count + 1
         allowed = (self._in_flight + self._queued + 1) * share.weight
         return calls * self._weight_beside(share) > allowed * 1.000_001  # the sum of weights is rounded
 
     def _seconds_until_served(self, share: Share) -> float | None:
-        """Return in how many seconds all calls of a key that wait now will have got a place, at the measured rate."""
+        """Return in how many seconds all waiting calls of a key will have a place, at the measured rate."""
         seconds = self._seconds_per_call()
         if seconds is None:
             return None
@@ -790,5 +790,5 @@ class FairAdmission(Admission):
         return max(by_share, seconds * self._max_in_flight * calls / self._max_in_flight_per_key)
 
     def _weight_beside(self, share: Share) -> float:
-        """Return the sum of the weights of a key and of all that have calls."""
+        """Return the sum of the weights of a key and of all keys with calls."""
         return self._active_weight + (share.weight if share in self._idle else 0.0)

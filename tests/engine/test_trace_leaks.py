@@ -120,7 +120,7 @@ def test_a_value_that_leaked_belongs_to_no_other_graph(where: str) -> None:
     first, second = define(source, box=box, kept=kept)
     engine.plan(first)
     message = refusal(lambda: second)
-    assert_names_line_and_remedy(message, 10, "belongs to another trace, of 'first'", ["parameter"])
+    assert_names_line_and_remedy(message, 10, "belongs to the trace of 'first'", ["parameter"])
 
 
 def test_a_value_that_leaked_is_refused_by_nodes_and_graphs_that_are_just_called() -> None:

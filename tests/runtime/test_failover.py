@@ -356,7 +356,7 @@ async def test_a_node_that_reads_a_stream_has_none() -> None:
         return " ".join([text async for text in texts])
 
     read = words_of_backup >> join
-    with pytest.raises(ps.PlanError, match=r"reads a stream.*read the stream in a node before"):
+    with pytest.raises(ps.PlanError, match=r"reads a stream.*read the stream in an earlier node"):
         await engine.run(read("a"))
 
 

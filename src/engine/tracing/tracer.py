@@ -67,7 +67,7 @@ class StreamValues:
             if read.source in self.sources:
                 raise GraphTraceError(
                     f"{location}: the body of {callee.name} takes {self._named(read)} from outside, and would read "
-                    "it again for each item; read the stream in a node before, and pass on what that node returns"
+                    "the stream again for each item; read it in a node before, and pass on the result of that node"
                 )
         for read in reads(*args):
             if read.source not in self.sources:
@@ -75,8 +75,8 @@ class StreamValues:
             if not callee._reads_streams:
                 raise GraphTraceError(
                     f"{location}: {self._named(read)} is passed to {callee.name!r}, which cannot read it: only an "
-                    "`async def`, an async generator, ps.map_each and ps.fold can; read it in one of these, and pass "
-                    "on what it returns"
+                    "`async def`, an async generator, ps.map_each and ps.fold can read a stream; read it in one of "
+                    "these, and pass on the result"
                 )
             self._read(read, location, repr(callee.name))
 
@@ -99,14 +99,14 @@ class StreamValues:
     def _read(self, read: Read, location: str, reader: str) -> None:
         if read.path:
             raise GraphTraceError(
-                f"{location}: an attribute or item of {self._named(read)} is passed to {reader}; a stream has none "
-                "in a graph: read it in a node, or use ps.map_each(node, stream)"
+                f"{location}: an attribute or item of {self._named(read)} is passed to {reader}; in a graph, a stream "
+                "has no attributes and no items: read it in a node, or use ps.map_each(node, stream)"
             )
         before = self._readers.get(read.source)
         if before is not None:
             raise GraphTraceError(
                 f"{location}: {self._named(read)} is read by {reader} and was read before by {before}; a stream has "
-                "one reader: call the node once for each, or read it in one node that returns what both need"
+                "one reader: call the node once for each reader, or read the stream in one node that serves both"
             )
         self._readers[read.source] = f"{reader} ({location})"
 
@@ -115,26 +115,26 @@ class StreamValues:
 
 
 def template_kind(template: Template) -> str:
-    """Return the name of the type of container that a template builds; "value" if it builds none."""
+    """Return the name of the type of container that a template builds; "value" if it builds no container."""
     kind: type[object] | None = getattr(template, "kind", None)
     return "value" if kind is None else kind.__name__
 
 
-# Objects outside of a graph, as against objects that its body makes for each call.
+# Objects outside of a graph, in contrast to objects that its body makes for each call.
 #
-# A list written in the body of a graph is a new one for each item, as in plain Python. A list that a global or a
-# closure names is the same for all items, and a node that appends to it must append to that one.
+# A list written in the body of a graph is a new list for each item, as in plain Python. A list that a global or a
+# closure names is the same list for all items, and a node that appends to it must append to this list.
 
-# How many objects the search looks at: configuration is smaller. Objects deep inside of a very large global may be
-# missed; lists among them would be copied for each item.
+# How many objects the search examines: configuration is smaller. Objects deep inside of a very large global may be
+# missed; then their lists are copied for each item.
 _MAX_OBJECTS = 100_000
 _PLAIN = (type, int, float, complex, str, bytes, range, type(None))
 
 
 class Outside:
-    """The set of objects that the names of traced functions lead to.
+    """The set of objects that can be reached from the names in traced functions.
 
-    It is searched at the first `in`, since most graphs never need it.
+    The search runs at the first `in`, since most graphs never need it.
     """
 
     def __init__(self) -> None:
@@ -143,7 +143,7 @@ class Outside:
         self._found: set[int] | None = None
 
     def add(self, fn: Callable[..., object]) -> None:
-        """Add the objects that the names in a function lead to."""
+        """Add the objects that can be reached from the names in a function."""
         if fn not in self._functions:
             self._functions.append(fn)
             self._found = None
@@ -162,7 +162,8 @@ class Outside:
         for fn in self._functions:
             queue.extend([fn.__self__] if isinstance(fn, types.MethodType) else [])
         for function in roots:
-            # The closure of a function that the body of a graph defines holds objects of that body, so it is left out.
+            # The closure of a function that the body of a graph defines holds objects of that body, so the closure is
+            # left out.
             queue.extend(_named(function, with_closure=function.__code__ not in codes))
         seen: set[int] = set()
         while queue and len(seen) < _MAX_OBJECTS:
@@ -197,7 +198,7 @@ def _inside(value: object, names: set[str]) -> Iterable[object]:
         return list(cast("Iterable[object]", value))
     if isinstance(value, types.FunctionType):
         return _named(value, with_closure=True)
-    # Of an object or a module, only the attributes whose names the functions use.
+    # For an object or a module: only the attributes whose names the functions use.
     found: list[Mapping[str, object]] = [vars(cls) for cls in type(value).__mro__]
     if hasattr(value, "__dict__"):
         found.append(vars(value))
@@ -210,11 +211,11 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
     """Run the coroutine of a graph function or of a body to its end; return its result.
 
     Args:
-        value: what the function returned: a coroutine, a call that is not awaited yet, or a value.
+        value: the result of calling the function: a coroutine, a call that is not awaited yet, or a value.
         fn: the function, for errors.
 
     Raises:
-        GraphTraceError: it awaits something that is neither a node nor a graph.
+        GraphTraceError: the coroutine awaits an object that is neither a node nor a graph.
     """
     running: Any = value
     if not isinstance(value, types.CoroutineType):
@@ -241,7 +242,7 @@ def drive(value: Any, fn: Callable[..., Any]) -> Any:
 def located_errors(fn: Callable[..., Any]) -> Generator[None, None, None]:
     """Turn exceptions that are raised inside into a `GraphTraceError` that names the line of the graph and the remedy.
 
-    A library that gets a `Ref` raises an error that says neither.
+    A library that gets a `Ref` raises an error that names neither the line nor the remedy.
 
     Args:
         fn: the function that is traced.
@@ -261,13 +262,13 @@ def located_errors(fn: Callable[..., Any]) -> Generator[None, None, None]:
         location, _ = _raised_at(error, definition_location(fn))
         raise GraphTraceError(
             f"{location}: tracing graph {name_of(fn)!r} raised {type(error).__name__}: {error}; its body runs once, "
-            "with a Ref for each value that is not known yet: put what needs the value itself, or may fail, into a "
-            f"node (`@ps.node`), or into a step of one line: {_one_line(error)}"
+            "with a Ref for each value that is not known yet: put code that needs the value itself, or may fail, into "
+            f"a node (`@ps.node`), or into a step of one line: {_one_line(error)}"
         ) from error
 
 
 def _one_line(error: Exception) -> str:
-    """Return what failed as a step of one line; in general words where the error does not say what it was."""
+    """Return a step of one line for the failed code; a general example if the error does not tell which code failed."""
     if isinstance(error, TypeError) and "expected str instance, Ref found" in str(error):
         return 'ps.apply(lambda a, b: " ".join([a, b]), a, b)'
     return "ps.apply(lambda value: ..., value)"
@@ -333,22 +334,22 @@ class Callee(Protocol):
 
     @property
     def is_async(self) -> bool:
-        """Whether a call of it is awaited."""
+        """Whether a call of the object is awaited."""
         ...
 
     @property
     def gives_stream(self) -> bool:
-        """Whether a call of it gives a stream of values."""
+        """Whether a call of the object gives a stream of values."""
         ...
 
     @property
     def _reads_streams(self) -> bool:
-        """Whether its arguments may be streams."""
+        """Whether the arguments may be streams."""
         ...
 
     @property
     def _is_effect(self) -> bool:
-        """Whether its calls keep their place in the order of the source."""
+        """Whether calls of the object keep their place in the order of the source."""
         ...
 
     @property
@@ -365,7 +366,7 @@ class Callee(Protocol):
         ...
 
 
-# A graph that calls itself deeper than this will not end; Python's own limit comes at a depth of about 200.
+# A graph that calls itself deeper than this will not end; Python's own limit is reached at a depth of about 200.
 _MAX_INLINE_DEPTH = 100
 # The instance of a method is searched for symbolic values at each call, so the search is short.
 _MAX_OBJECTS_OF_CALLEE = 50
@@ -377,15 +378,15 @@ class Step:
 
     Attributes:
         callee: the node or control-flow construct.
-        source: the number of its value.
-        args, kwargs: templates of its arguments.
-        bodies: traces of the bodies of a control-flow construct, or of what may run in the place of a node.
+        source: the number of the value that the step gives.
+        args, kwargs: templates of the arguments.
+        bodies: traces of the bodies of a control-flow construct, or of bodies that may run in the place of a node.
         location: "file:line" of the call.
-        captured: for a node: the values that its bodies capture. Those of control flow are among its arguments.
-        is_statement: whether the call is a statement of its own, whose result has no name and is not passed on.
-        is_effect: whether it is an ordered effect: its callee is one, or a step of one of its bodies is.
-        joined: of the last of several stages of a stream that run as one: the body of all of them.
-        is_joined: whether it is a stage that runs as a part of a later one.
+        captured: for a node: the values that its bodies capture. For control flow, these are among the arguments.
+        is_statement: whether the call is a statement of its own: the result has no name and is not passed on.
+        is_effect: whether the step is an ordered effect: its callee is an effect, or a step in its bodies is one.
+        joined: for the last of several stages of a stream that run as one: the joint body of all these stages.
+        is_joined: whether the step is a stage that runs as a part of a later stage.
     """
 
     callee: Callee
@@ -405,7 +406,7 @@ class Step:
         return reads(*self.args, *self.kwargs.values(), *self.captured)
 
     def with_reads(self, replaced: Callable[[Read], Template]) -> "Step":
-        """Return the step with other reads in its arguments."""
+        """Return the step with the reads in its arguments replaced."""
         args = tuple(with_reads(arg, replaced) for arg in self.args)
         kwargs = {name: with_reads(arg, replaced) for name, arg in self.kwargs.items()}
         captured = tuple(with_reads(one, replaced) for one in self.captured)
@@ -418,13 +419,14 @@ class Trace:
 
     Attributes:
         name: the name of the graph.
-        parameters: the names of its parameters; in a body, followed by the names of the values that it captures.
-        parameter_sources: the numbers of the values of these.
-        steps: the calls in the order in which they were made, which is a topological order; where an effect is among
-            them, an awaited call stands where it is awaited.
+        parameters: the names of the parameters; in a body, followed by the names of the captured values.
+        parameter_sources: the numbers of the values of the parameters.
+        steps: the calls in the order in which they were made, which is a topological order. If one call is an effect,
+            each awaited call stands at the place where it is awaited.
         result: the template of the result.
         captures: for a body: templates, in the enclosing graph, of the values that it captures.
-        functions: all functions whose bodies were traced; if a name in one is rebound, the trace is outdated.
+        functions: all functions whose bodies were traced; if a name in such a function is rebound, the trace is
+            outdated.
         annotations: the annotations of the parameters; None where unknown.
         streams: the numbers of the values that are streams.
         gives_stream: whether the result is a stream.
@@ -445,7 +447,7 @@ class Trace:
 
     @property
     def captured(self) -> "Iterable[tuple[int, Template]]":
-        """For a body: the number of each value that it captures, with its template in the enclosing graph."""
+        """For a body: the number of each captured value, with the template of the value in the enclosing graph."""
         first = len(self.parameter_sources) - len(self.captures)
         return zip(self.parameter_sources[first:], self.captures, strict=True)
 
@@ -453,26 +455,26 @@ class Trace:
 # The order of effects.
 #
 # An ordered effect begins after all steps before it have ended, and all steps after it begin after it has ended. A step
-# that gives a stream has ended when the stream is open; a step that reads one, when it has read it.
+# that gives a stream has ended when the stream is open; a step that reads a stream, when it has read the stream.
 
 
 def order_edges(chains: Sequence[Sequence[Step]]) -> dict[int, set[int]]:
-    """Return for each step the steps that it waits for without reading them, reduced to the last ones.
+    """Return for each step the steps that it waits for without reading them, reduced to the last steps.
 
     Args:
-        chains: the steps in the order of the source; steps that share an actor are one chain. No effect is in a chain
-            with others.
+        chains: the steps in the order of the source; steps that share an actor form one chain. An effect is always a
+            chain of its own.
 
     Returns:
-        The numbers of the values of the steps. A step that waits through another one is left out, and so are all where
-        no effect is ordered.
+        The numbers of the values of the steps. A step that already waits through another step is left out. Without an
+        ordered effect, the result is empty.
     """
     edges: dict[int, set[int]] = {}
     if not any(chain[0].is_effect for chain in chains):
         return edges
     effect: int | None = None
     since: set[int] = set()  # the last effect, and the steps after it, which all wait for it
-    ends: set[int] = set()  # those of them for which no later one waits
+    ends: set[int] = set()  # the steps among these for which no later step waits
     for chain in chains:
         number, read = chain[-1].source, {read.source for read in chain[0].reads()}
         if chain[0].is_effect:
@@ -490,12 +492,12 @@ def order_edges(chains: Sequence[Sequence[Step]]) -> dict[int, set[int]]:
 _active: ContextVar["Tracer | None"] = ContextVar("penstock_tracer", default=None)
 
 
-# For hot paths: if this returns None, so does `active()`; it costs less, being no Python function.
+# For hot paths: if this returns None, so does `active()`. This costs less, since it is not a Python function.
 is_tracing = _active.get
 
 
 def active() -> "Tracer | None":
-    """Return the tracer of the graph that is being traced here; None if none is."""
+    """Return the tracer of the graph that is being traced here; None outside of a trace."""
     tracer = _active.get()
     # A task that was started while tracing has a copy of the context, and may outlive the trace.
     return None if tracer is None or tracer.closed else tracer
@@ -533,7 +535,7 @@ class Tracer:
         self._shown: set[str] = set() if parent is None else parent._shown
         self._checked_callees: set[int] = set()
         self._statements: set[int] = set()
-        self._places: dict[int, int] = {}  # of each step, its place in the order of the source
+        self._places: dict[int, int] = {}  # for each step, its place in the order of the source
         self._instead_of: Hashable = None
 
     def parameter(self, name: str, annotation: Hint | None = None, *, is_stream: bool = False) -> Ref:
@@ -555,11 +557,11 @@ class Tracer:
         """Record a call; return the symbolic value that stands for its result.
 
         Args:
-            callee: what is called.
-            args: its arguments.
-            kwargs: its keyword arguments.
-            bodies: the traces of its bodies.
-            is_node: whether it is a node, whose arguments stay apart from what its bodies capture.
+            callee: the object that is called.
+            args: the arguments.
+            kwargs: the keyword arguments.
+            bodies: the traces of the bodies.
+            is_node: whether the callee is a node: its arguments stay apart from the values that its bodies capture.
         """
         location = call_location()
         templates = [self.template(arg, location, callee.name) for arg in args]
@@ -585,7 +587,7 @@ class Tracer:
         return made
 
     def begins(self, source: int) -> None:
-        """Note that a step has its place here, where it is awaited.
+        """Note that the place of a step is here, where it is awaited.
 
         Raises:
             GraphTraceError: an effect is awaited in a body, and was called outside of the body.
@@ -596,11 +598,11 @@ class Tracer:
                 if step.source == source and step.is_effect:
                     raise GraphTraceError(
                         f"{call_location()}: {step.callee.name!r} is called outside of this body and awaited inside, "
-                        "so its effect would come about whether or not the body runs; call it where it is awaited"
+                        "so its effect would happen even if the body does not run; call it where it is awaited"
                     )
 
     def made(self, value: Any) -> Any:
-        """Return what a call, or the wait for it, has made; if that is a statement of its own, its steps stay."""
+        """Return the value of a call that is complete. If the call is a statement of its own, its steps are kept."""
         if self.functions and is_statement(self.functions[0]):
             capture(value, _as_statement, self._outside)
         return value
@@ -608,7 +610,7 @@ class Tracer:
     def open(self, opening: "Opening") -> PendingRef:
         """Note that the outermost graph uses a resource; return the symbolic value that stands for it.
 
-        A resource is not a step: a frame has it from the beginning. So all of its call sites, those in bodies included,
+        A resource is not a step: a frame has it from the beginning. So all call sites of the resource, also in bodies,
         see the same value.
         """
         *_, outermost = self._lineage()
@@ -636,7 +638,7 @@ class Tracer:
         return capture(value, lambda leaf: self._leaf(leaf, location, reader), self._outside)
 
     def is_stream(self, value: object) -> bool:
-        """Whether a value is symbolic and stands for a stream, of this graph or of one around it."""
+        """Whether a value is symbolic and stands for a stream, of this graph or of a graph around it."""
         if not isinstance(value, Ref):
             return False
         return not value._penstock_path and value._penstock_source in value._penstock_tracer.streams.sources
@@ -648,9 +650,9 @@ class Tracer:
             return read_of(ref)
         if self.parent is None or owner not in self._lineage():
             raise GraphTraceError(
-                f"{call_location()}: {ref!r} belongs to another trace, of {owner.name!r}, than the one that is made "
-                f"here, of {self.name!r}: it leaked out through a global, an attribute or a cache; pass it as a "
-                "parameter, or return it"
+                f"{call_location()}: {ref!r} belongs to the trace of {owner.name!r}, and is used in the trace of "
+                f"{self.name!r}: it leaked out through a global, an attribute or a cache; pass it as a parameter, or "
+                "return it"
             )
         outer = self.parent.adopt(ref)
         whole = Read(outer.source)
@@ -723,13 +725,13 @@ class Tracer:
             self.functions.extend(inner.functions)
 
     def instead(self, name: str, callee: Callable[..., Any], call: Callable[[], Any], of: Hashable = None) -> "Trace":
-        """Trace what may run in the place of a node, as a body that captures the arguments of the node.
+        """Trace a callee that may run in the place of a node, as a body that captures the arguments of the node.
 
         Args:
             name: the name of the body.
-            callee: what may run.
-            call: calls it with these arguments.
-            of: identifies the node; `stands_in_for` tells what is called inside.
+            callee: the node, graph or function that may run.
+            call: calls `callee` with the arguments of the node.
+            of: identifies the node, for `stands_in_for` inside of this trace.
         """
         inner, fn = self._inner(name), getattr(callee, "fn", callee)
         inner._instead_of = of
@@ -742,7 +744,7 @@ class Tracer:
             self.functions.extend(inner.functions)
 
     def stands_in_for(self, node: Hashable) -> bool:
-        """Whether what is traced here may run in the place of a node, directly or further outside."""
+        """Whether this trace, or a trace around it, is of a callee that may run in the place of the node."""
         return any(one._instead_of == node for one in self._lineage())
 
     def _lineage(self) -> "Iterator[Tracer]":
@@ -757,12 +759,12 @@ class Tracer:
         return Tracer(f"{self.name}/{name}" + (f"#{number}" if number > 1 else ""), parent=self)
 
     def awaited(self, call: Unawaited) -> None:
-        """Note that a call is awaited; it may have been made in a graph around this body."""
+        """Note that a call is awaited; the call may have been made in a graph around this body."""
         for one in self._lineage():
             one.pending.pop(call, None)
 
     def shown(self, text: str) -> str:
-        """Note the `repr()` of a symbolic value, so that text made from it is refused later; return it."""
+        """Note the `repr()` of a symbolic value, so that text made from it is refused later; return the text."""
         self._shown.add(text)
         return text
 
@@ -802,7 +804,7 @@ class Tracer:
                 remedy = f"annotate the parameter, `{name}: AsyncIterator[...]`, and ps.map_each over it gives a stream"
         where = self.pending.get(result._penstock_key, location)
         raise GraphTraceError(
-            f"{where}: the result of graph {self.name!r} is annotated as a stream, and {result!r} is not one; {remedy}"
+            f"{where}: the result of graph {self.name!r} is annotated as a stream, but {result!r} is none; {remedy}"
         )
 
     def _refuse_shown(self, value: str, location: str, reader: str) -> None:
@@ -834,7 +836,7 @@ def endless_recursion(location: str, name: str) -> GraphTraceError:
     """Return the error of a graph that calls itself without end while it is traced."""
     return GraphTraceError(
         f"{location}: graph {name!r} calls itself without end while it is traced; use ps.while_loop for a loop whose "
-        "length is not known before, and recurse only on constants"
+        "length is not known in advance, and recurse only on constants"
     )
 
 
