@@ -1,4 +1,4 @@
-"""Planning: from a trace to a plan, by passes: pure functions from steps to steps, each with a report."""
+"""Planning: passes turn a trace into a plan. A pass is a pure function from steps to steps, with a report."""
 
 import inspect
 import itertools
@@ -22,22 +22,22 @@ from .tracing.tracer import Step, Trace, order_edges
 #
 # A node with limited places holds one until the stream that it gives has ended, or until it has read the stream that is
 # passed to it. If that stream needs a second place of the same node, each frame needs two places at a time, and frames
-# that have one each wait for ever. There are three ways in which a stream may need a second place: it is read through,
-# or together with, another stream of the node; it is read through a `map_each` whose body calls the node; or its reader
-# still waits for another argument, which the node has to compute, while the open stream holds a place.
+# with one place each wait for ever. A stream may need a second place in three ways. It is read through, or together
+# with, another stream of the node. It is read through a `map_each` whose body calls the node. Or its reader still waits
+# for another argument, which the node has to compute, while the open stream holds a place.
 #
-# Two nodes may hold places for each other in the same way. So all such waits of a graph are collected, and a circle of
-# waits is refused.
+# Two nodes may hold places for each other in the same way. So all waits of this kind are collected for a graph, and a
+# circle of waits is refused.
 
 
 @dataclass(frozen=True)
 class _Need:
-    """A node with limited places, one of which a stream needs in order to go on.
+    """A node with limited places; a stream needs a place of the node in order to go on.
 
     Attributes:
         node: the node.
         step: the step that needs the place.
-        is_held: whether the place is held until the stream has ended. In a body, it is only held for one value.
+        is_held: whether the place is held until the stream has ended. In a body, the place is held for one value only.
     """
 
     node: Node[..., object]
@@ -47,7 +47,7 @@ class _Need:
 
 @dataclass(frozen=True)
 class _Wait:
-    """One node holds a place while another node, or itself, is needed.
+    """A node holds a place while another node, or the same node, is needed.
 
     Attributes:
         held: the node that holds a place.
@@ -65,11 +65,11 @@ def check_stream_limits(graph: str, steps: Sequence[Step], *, in_order: bool = F
 
     Args:
         graph: the name of the graph.
-        steps: its steps, in a topological order.
+        steps: the steps of the graph, in a topological order.
         in_order: whether each step waits for all steps before it, and not only for its arguments.
 
     Raises:
-        PlanError: there are such streams; the message names the line at which they meet.
+        PlanError: two streams would wait for each other; the message names the line at which they meet.
     """
     found: dict[int, dict[int, _Wait]] = {}  # by the node that holds a place, and by the node that is needed
     for wait in _waits(steps, in_order=in_order):
@@ -86,14 +86,14 @@ _IN_ORDER: Final = ("sequential", "wave")  # the schedulers that let a step wait
 
 
 def check_splits(program: Program) -> None:
-    """Refuse steps that read one split, if the scheduler or an effect has one begin only when another has ended.
+    """Refuse two steps that read one split, if the scheduler or an effect lets one begin only after the other.
 
-    Without such a scheduler, a step is not refused that reads what the other has made.
+    Without such a scheduler, a step that reads the result of the other step is accepted.
 
     Raises:
-        PlanError: there are such steps; the message names the line of the later one.
+        PlanError: there are two such steps; the message names the line of the later step.
     """
-    behind: dict[int | None, set[int]] = {}  # for each stream, the splits through which its values come
+    behind: dict[int | None, set[int]] = {}  # for each stream, the splits that its values pass
     readers: dict[int, list[Unit]] = {}  # for each split, the steps that end only when they have read a branch of it
     by_data: dict[int, set[int]] = {unit.index: set() for unit in program.units}
     if program.scheduler not in _IN_ORDER:
@@ -117,7 +117,7 @@ def check_splits(program: Program) -> None:
 
 
 def _reached(start: int, following: Callable[[int], Iterable[int]]) -> set[int]:
-    """Return the numbers that are reached from one, which only counts if a circle leads back to it."""
+    """Return the numbers that are reached from `start`; `start` is among them only if a circle leads back to it."""
     found: set[int] = set()
     open_ends = [start]
     while open_ends:
@@ -137,7 +137,7 @@ def _message_of_split(program: Program, split: Unit, first: Unit, later: Unit) -
         cause = f"the effect of {effect.callee.name!r} ({effect.location})"
         remedy = 'declare its node effectful="unordered"'
     return (
-        f"{place or where}: in graph {program.name!r}, {cause} has {reader!r} begin only when "
+        f"{place or where}: in graph {program.name!r}, {cause} lets {reader!r} begin only when "
         f"{label!r} ({name}) has ended, but both read branches of one data.split ({where}), which go on together; "
         f"{remedy}, or read the branches in one node"
     )
@@ -145,12 +145,12 @@ def _message_of_split(program: Program, split: Unit, first: Unit, later: Unit) -
 
 def _waits(steps: Sequence[Step], *, in_order: bool) -> Iterator[_Wait]:
     """Yield all waits for a place while another place is held, in these steps and in their bodies."""
-    behind: dict[int, list[_Need]] = {}  # for each stream, what it needs to go on
+    behind: dict[int, list[_Need]] = {}  # for each stream, the places that it needs to go on
     earlier: dict[int, Step] = {}
     order = order_edges([(step,) for step in steps])
 
     def before(step: Step) -> set[int]:
-        """Return the steps that must be done before a step begins; one that gives a stream is done once it is open."""
+        """Return the steps that must be done before a step begins. A stream is done once it is open."""
         if in_order:
             return {*itertools.takewhile(lambda number: number != step.source, earlier)}
         known = {**earlier, step.source: step}
@@ -179,8 +179,8 @@ def _needed_meanwhile(
 ) -> Iterator[Node[..., object]]:
     """Yield the nodes that have to run before the stream for which `held` keeps its place is read to its end."""
     for other in needs:
-        # Of two nodes that hold places, the later one waits for the earlier one, which is not a circle; if the two are
-        # opened side by side, either may be the later one.
+        # Of two nodes that hold places, the later node waits for the earlier node, which is not a circle. If the two
+        # are opened side by side, either may be the later node.
         if other is not held and (
             _key(other.node) == _key(held.node) or not other.is_held or held.step.source in before(other.step)
         ):
@@ -193,7 +193,7 @@ def _needed_meanwhile(
 
 
 def _way(found: dict[int, dict[int, _Wait]], start: int, end: int) -> list[_Wait]:
-    """Return a chain of waits that leads from one node to another; empty if there is none."""
+    """Return a chain of waits that leads from one node to another node; empty if there is no such chain."""
     ways: dict[int, list[_Wait]] = {start: []}
     open_ends = [start]
     while open_ends:
@@ -210,7 +210,7 @@ def _own(step: Step) -> Iterator[_Need]:
         if step.callee._shared_places is not None:
             yield _Need(step.callee, step, is_held=True)
         return
-    # The frames of a body hold these places one after the other, or at least do not wait for the places of each other.
+    # The frames of a body hold these places one after the other, or at least do not wait for places of each other.
     for node in {_key(node): node for body in step.bodies for node in _limited(body.steps)}.values():
         yield _Need(node, step, is_held=False)
 
@@ -228,9 +228,9 @@ def _key(node: Node[..., object]) -> int:
 
 
 def _message(graph: str, step: Step, node: Node[..., object]) -> str:
-    what = f"two streams of node {node.name!r} are open together here; each holds one of its places until it was read"
+    what = f"two streams of node {node.name!r} are open together here; each stream holds a place until it is read"
     if not node.gives_stream:
-        what = f"node {node.name!r} reads a stream that needs the same node; it holds one of its places meanwhile"
+        what = f"node {node.name!r} reads a stream that needs the same node, and holds one of its places meanwhile"
     return f"{step.location}: in graph {graph!r}, {what}, so calls would wait for each other for ever; {_remedy(node)}"
 
 
@@ -242,18 +242,18 @@ def _message_of_circle(graph: str, circle: list[_Wait]) -> str:
     )
     return (
         f"{circle[0].step.location}: in graph {graph!r}, {told}, so calls would wait for each other for ever; for one "
-        f"of them, {_remedy(circle[0].held)}"
+        f"of these nodes, {_remedy(circle[0].held)}"
     )
 
 
 def _remedy(node: Node[..., object]) -> str:
     if node.template is not None and not node._runs_on._runs_loop:
-        return "use another instance in one of the places"
+        return "use another instance at one of the call sites"
     return "leave out its concurrency=, and bound the calls with max_in_flight"
 
 
 def validate(draft: Draft) -> tuple[Draft, PassReport]:
-    """Check that values fit the parameters that take them, as far as both are annotated; and that no streams deadlock.
+    """Check that annotated values fit the annotated parameters that take them, and that no streams deadlock.
 
     Only certain errors are refused: two plain classes of which neither derives from the other.
 
@@ -268,7 +268,7 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
     checked = 0
     for step in _all_steps(draft):
         if is_node(step.callee) and step.callee._runs_on._is_compiled:
-            continue  # its execution converts arguments and results, such as a NumPy array where a JAX one is annotated
+            continue  # the execution converts values, such as a NumPy array where a JAX array is annotated
         if is_node(step.callee):
             node = step.callee
             if node not in classes:
@@ -284,19 +284,19 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
 def _check_order(
     graph: str, steps: Iterable[Step], called: dict[int, Step] | None = None, *, is_repeated: bool = True
 ) -> None:
-    """Refuse nodes with ordered=True where there is no order, or where waiting for a turn could never end.
+    """Refuse nodes with ordered=True where items have no order, or where waiting for a turn could never end.
 
     Args:
-        graph: name of the graph.
-        steps: its steps, or those of a body.
-        called: where each such node is called already.
-        is_repeated: whether they are those of a graph or of a `map_each`, which have items in an order.
+        graph: the name of the graph.
+        steps: the steps of the graph, or of a body.
+        called: the step that calls each node with ordered=True already.
+        is_repeated: whether the steps are of a graph or of a `map_each`, which have items in an order.
 
     Raises:
-        PlanError: there is one.
+        PlanError: there is such a node.
     """
     called = {} if called is None else called
-    limited: dict[int, str] = {}  # of each stream, a node whose place is held until it has been read
+    limited: dict[int, str] = {}  # for each stream, a node whose place is held until the stream is read
     for step in steps:
         node = step.callee
         behind = [limited[read.source] for read in step.reads() if read.source in limited]
@@ -305,11 +305,11 @@ def _check_order(
             if not is_repeated:
                 why = "a body of cond, switch or while_loop has no items that could be in order"
             elif before := called.get(_key(node)):
-                why = f"it is called at {before.location} as well; use another instance in one of the places"
+                why = f"it is called at {before.location} as well; use another instance at one of the call sites"
             elif behind:
                 why = (
-                    f"it reads a stream of {behind[0]!r}, which holds one of its places until that is read, and an "
-                    "item whose turn comes before may need the place; leave out its concurrency="
+                    f"it reads a stream of {behind[0]!r}, which holds one of its places until the stream is read, and "
+                    "an item with an earlier turn may need the place; leave out its concurrency="
                 )
             if why:
                 raise PlanError(f"{step.location}: in graph {graph!r}, node {node.name!r} has ordered=True, and {why}")
@@ -323,10 +323,10 @@ def _check_order(
 
 
 def _check_durable(graph: str, steps: Iterable[Step]) -> None:
-    """Refuse a second durable loop, and one that would run several times in a call.
+    """Refuse a second durable loop, and a durable loop that would run several times in a call.
 
     Raises:
-        PlanError: there is one.
+        PlanError: there is such a loop.
     """
     loops = list(_durable_loops(steps, ""))
     for step, around in loops:
@@ -338,12 +338,12 @@ def _check_durable(graph: str, steps: Iterable[Step]) -> None:
     if len(loops) > 1:
         raise PlanError(
             f"{loops[1][0].location}: graph {graph!r} has a durable loop already, at {loops[0][0].location}; a key "
-            "keeps one: join the loops, or call them one after the other, with a key for each"
+            "keeps one loop: join the loops, or call them one after the other, with a key for each"
         )
 
 
 def _durable_loops(steps: Iterable[Step], around: str) -> Iterator[tuple[Step, str]]:
-    """Yield each durable loop, with the innermost construct around it that repeats its body; empty if none does."""
+    """Yield each durable loop, with the innermost construct around it that repeats its body; "" without one."""
     for step in steps:
         if isinstance(step.callee, Control) and step.callee.durable is not None:
             yield step, around
@@ -353,10 +353,10 @@ def _durable_loops(steps: Iterable[Step], around: str) -> Iterator[tuple[Step, s
 
 
 def _check_state(graph: str, step: Step, hints: Iterable[Any]) -> None:
-    """Refuse a durable loop whose state cannot be stored, as far as annotations tell.
+    """Refuse a durable loop whose state cannot be stored, as far as annotations show.
 
     Raises:
-        PlanError: it cannot; the message names the path of the value.
+        PlanError: the state cannot be stored; the message names the path of the value.
     """
     from ..saving.durable import refuse_annotation
 
@@ -371,8 +371,8 @@ def _check_state(graph: str, step: Step, hints: Iterable[Any]) -> None:
 def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
     """Drop the steps whose value no step reads and the graph does not return.
 
-    Those stay that are called for an effect, and those for which a later effect waits: if they fail, it must not come
-    about. A stream that is not read would not begin in plain Python either.
+    Steps that are called for an effect stay. Steps for which a later effect waits stay, too: if such a step fails, the
+    effect must not happen. A stream that is not read would not begin in plain Python either.
 
     Raises:
         PlanError: a step that is called for its effect gives a stream that is not read, so the step would do nothing.
@@ -394,8 +394,8 @@ def eliminate_dead_nodes(draft: Draft) -> tuple[Draft, PassReport]:
                 continue
             if step.callee.gives_stream:
                 raise PlanError(
-                    f"{step.location}: no node reads the stream of {step.callee.name!r}, so nothing of it would run; "
-                    "read it in a node, or return it"
+                    f"{step.location}: no node reads the stream of {step.callee.name!r}, so the step would not run; "
+                    "read the stream in a node, or return it"
                 )
             stay.append(f"kept {named}: {effect}")
         kept.append(step)
@@ -428,9 +428,9 @@ def merge_equal_calls(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 def fuse_inline_chains(draft: Draft) -> tuple[Draft, PassReport]:
-    """Let plain functions share one actor, where each takes the value of the one before, and is its only reader.
+    """Let plain functions share one actor, where each function is the only reader of the value before it.
 
-    No chain goes across an effect, since what is before the effect must have ended when it begins.
+    No chain crosses an effect, since all steps before the effect must have ended when the effect begins.
     """
     readers = Counter(source for step in _all_steps(draft) for source in {read.source for read in step.reads()})
     readers.update(read.source for read in reads(draft.result))
@@ -456,12 +456,12 @@ def fuse_inline_chains(draft: Draft) -> tuple[Draft, PassReport]:
     return replace(draft, steps=steps), PassReport("inline chains", draft.nodes(), len(steps), changes)
 
 
-# The number of a value that was fetched is that of the value that stays where it is, and this.
+# Added to the number of a value that stays where it is, this gives the number of the fetched value.
 _FETCHED: Final = 1 << 32
 
 
 def fetch_results(draft: Draft) -> tuple[Draft, PassReport]:
-    """Leave a result where it is, if a step reads it that runs there as well; put one `fetch` before other readers."""
+    """Leave a result where it is if a step that runs there reads it; put one `fetch` before other readers."""
     makers = {chain[-1].source: chain[-1] for chain in draft.steps}
     fetches = {source: _fetch(step) for source, step in makers.items()}
     kept: dict[int, Node[..., Any]] = {}
@@ -492,7 +492,7 @@ def fetch_results(draft: Draft) -> tuple[Draft, PassReport]:
 
 
 def _fetch(step: Step) -> Node[..., Any] | None:
-    """Return what fetches the results of a step; None if they do not stay elsewhere."""
+    """Return the node that fetches the results of a step; None if the results do not stay elsewhere."""
     callee = step.callee
     return callee.runs_on.fetch if is_node(callee) and not callee.gives_stream and not step.bodies else None
 
@@ -501,7 +501,7 @@ ALL: tuple[Pass, ...] = (validate, eliminate_dead_nodes, merge_equal_calls, fuse
 
 
 def _first_of(first: dict[Hashable, Step], step: Step, node: Node[..., Any]) -> Step:
-    """Return the first step that calls the same node with equal arguments; that is `step` if there was none before."""
+    """Return the first step that calls the same node with equal arguments: `step` itself if no earlier step does."""
     keywords = sorted(step.kwargs.items())
     identity = (
         id(node.origin), node._binding, node.policy, tuple([key(arg) for arg in step.args]),
@@ -526,7 +526,7 @@ def _renumbered(read: Read, sources: Mapping[int, int]) -> Read:
 
 
 def _effect(step: Step) -> str:
-    """Return why a step stays whose result is not read; empty if it has no effect."""
+    """Return why a step whose result is not read stays; "" if the step has no effect."""
     if step.is_statement:
         return "the call is a statement of its own"
     if is_node(step.callee) and step.callee.policy.effectful:
@@ -540,7 +540,7 @@ def _effect(step: Step) -> str:
 
 
 def _is_awaited(step: Step) -> bool:
-    """Whether the step ends with a value; a stream, and what is split into several, goes on until it was read."""
+    """Whether the step ends with a value. A stream, also a split one, goes on until it is read."""
     return step.callee.is_async or (is_node(step.callee) and not step.callee.gives_stream)
 
 
@@ -554,7 +554,7 @@ def _is_inline(step: Step) -> bool:
 
 
 def _only_argument(step: Step) -> int | None:
-    """Return the source of the only argument, if that is a whole value; None otherwise."""
+    """Return the source of the only argument, if the argument is a whole value; None otherwise."""
     if step.kwargs or len(step.args) != 1:
         return None
     argument = step.args[0]
@@ -591,7 +591,7 @@ def _check_arguments(
 
 
 def _check_failover(graph: str, step: Step, node: Node[..., Any], classes: Mapping[str, type | None]) -> None:
-    """Refuse a failover whose annotated parameters or result differ from those of its node."""
+    """Refuse a failover whose annotated parameters or result differ from the annotations of its node."""
     if node.policy.failover is None or node.policy.cache is not None or not step.bodies:
         return
     other = step.bodies[0].steps[-1].callee if step.bodies[0].steps else None
@@ -605,7 +605,7 @@ def _check_failover(graph: str, step: Step, node: Node[..., Any], classes: Mappi
             what = "returns" if mine == "return" else f"takes {mine!r} as"
             raise PlanError(
                 f"{step.location}: in graph {graph!r}, node {node.name!r} {what} {one.__name__}, but its failover "
-                f"{other.name!r} has {another.__name__} there; a failover has the parameters and the result of its node"
+                f"{other.name!r} has {another.__name__} there; take a failover with the types of the node"
             )
 
 
@@ -627,14 +627,14 @@ def _type_of(template: Template, types: Mapping[int, Any]) -> Any:
 
 
 def _is_plain_class(hint: Any) -> TypeGuard[type]:
-    # An abstract class, a protocol or a TypedDict also accepts objects whose classes do not derive from it.
+    # An abstract class, a protocol or a TypedDict also accepts objects of classes that do not derive from it.
     if not isinstance(hint, type) or hint in (object, type(None), Any):
         return False
     return get_origin(hint) is None and not isinstance(hint, ABCMeta) and not hasattr(hint, "__required_keys__")
 
 
 def _may_be(given: type, wanted: type) -> bool:
-    # The numeric tower of PEP 484: an int is fine for a float, both for a complex.
+    # The numeric tower of PEP 484: an int is accepted for a float, both for a complex.
     return given is wanted or issubclass(given, wanted) or issubclass(wanted, given) or (given, wanted) in _TOWER
 
 
@@ -657,14 +657,14 @@ def make_plan(
 
     Args:
         trace: the trace.
-        run_passes: the passes; by default `ALL`, and the passes of the executors of its nodes.
+        run_passes: the passes; by default `ALL`, and the passes of the executors of the nodes.
         without: passes to leave out.
         resources: for a body: the numbers of the resources of the graph around it.
-        effect_behind: for a body: an ordered effect of the graph around it that waits for all of its steps.
+        effect_behind: for a body: an ordered effect of the graph around it that waits for all steps of the body.
         fuse: the execution option.
 
     Raises:
-        PlanError: the graph cannot work, e.g. the type of a value does not fit the parameter that takes it.
+        PlanError: the graph cannot work; for instance, the type of a value does not fit the parameter that takes it.
     """
     shared = _resource_sources(trace, resources)
     draft = Draft(
@@ -688,7 +688,7 @@ def make_plan(
     has_effects = any(step.is_effect for step in trace.steps)
     behind = _effects_behind(draft.steps, effect_behind) if has_effects else {}
     steps: list[PlannedStep] = []
-    changes, notes = list[str](), list[str]()  # of states of loops
+    changes, notes = list[str](), list[str]()  # about states of loops
     for chain in draft.steps:
         label, *further = [labels.next(step.callee.name) for step in chain]
         bodies = [
@@ -704,7 +704,7 @@ def make_plan(
         ]
         bodies = with_donation(chain[0], bodies, changes, notes)
         joined = None
-        if chain[0].joined is not None:  # passes have been over its parts
+        if chain[0].joined is not None:  # the passes have run over its parts
             joined = make_plan(
                 chain[0].joined, run_passes=run_passes, without=(*without, eliminate_dead_nodes), resources=shared
             )
@@ -721,13 +721,13 @@ def make_plan(
 
 
 def _effects_behind(chains: Sequence[Sequence[Step]], following: Step | None) -> dict[int, Step | None]:
-    """Return for each step the first effect that waits for the steps in its bodies; None if there is none.
+    """Return for each step the first effect that waits for the steps in its bodies; None without such an effect.
 
-    In a loop with an effect, the next iteration waits for all steps of the one before.
+    In a loop with an effect, the next iteration waits for all steps of the iteration before.
 
     Args:
         chains: the steps in the order of the source.
-        following: the first effect behind all of them; None if there is none.
+        following: the first effect behind all steps; None without such an effect.
     """
     behind: dict[int, Step | None] = {}
     for step in (chain[0] for chain in reversed(chains)):
@@ -748,7 +748,7 @@ def _all_passes(trace: Trace) -> tuple[Pass, ...]:
 
 
 def _resource_sources(trace: Trace, around: frozenset[int]) -> frozenset[int]:
-    """Return the numbers of the values that are resources; `around` has those of the graph around a body."""
+    """Return the numbers of the values that are resources; `around` has the resources of the graph around a body."""
     taken = (source for source, template in trace.captured if {read.source for read in reads(template)} <= around)
     return frozenset([*trace.resources.values(), *taken])
 

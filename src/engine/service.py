@@ -120,7 +120,8 @@ def _summary(statistics: "ServiceStatistics") -> Table:
 
 
 _INHERITED = ("timeout_seconds", "max_in_flight", "trace_execution", "trace_items", "collect_metrics")
-_RUNS_AT_ONCE = 1000  # of a list of keys; other calls of the same file wait for some milliseconds meanwhile
+# how many keys a store lists at a time; other calls of the same file wait some milliseconds meanwhile
+_RUNS_AT_ONCE = 1000
 P = ParamSpec("P")
 E = TypeVar("E")
 R = TypeVar("R")
@@ -139,14 +140,14 @@ class ServiceStatistics(Rendered):
         cancelled: how many calls were cancelled because their caller left.
         admission: how many places are taken, and how many calls wait for one.
         actors: the nodes and their counters.
-        elapsed_seconds: the time that the counters cover, in seconds: from when the deployment became ready until it
-            stopped, or until now; None before it is ready.
+        elapsed_seconds: the time that the counters cover, in seconds: from the moment at which the deployment became
+            ready until it stopped, or until now; None before the deployment is ready.
         bottleneck: the node that limits the deployment, on average over that time; None if no inbox was full.
         expired: how many calls ended with `DeadlineExceeded`, also while they waited for a place. The sum
             `completed + failed + cancelled + expired + interrupted + admission.refused` counts each call of the
             service, each stream of values, and each item of a stream of calls that has ended.
-        interrupted: how many calls ended with `Interrupted`, because a node has asked a question.
-        success_rate: the share of `completed` in `completed + failed + expired`; None before the first of these.
+        interrupted: how many calls ended with `Interrupted`, because a node asked a question.
+        success_rate: the share of `completed` in `completed + failed + expired`; None before the first such call.
     """
 
     state: ServiceState
@@ -166,7 +167,7 @@ class ServiceStatistics(Rendered):
 
     @property
     def success_rate(self) -> float | None:
-        """The share of `completed` in `completed + failed + expired`; None before the first of these."""
+        """The share of `completed` in `completed + failed + expired`; None before the first such call."""
         return share(self.completed, self.failed + self.expired)
 
     def since(self, earlier: "ServiceStatistics") -> "ServiceStatistics":
@@ -176,7 +177,7 @@ class ServiceStatistics(Rendered):
             earlier: an earlier snapshot of the same deployment.
 
         Returns:
-            The counters less those of `earlier`; all values that are no counters are as in this snapshot.
+            The counters less the counters of `earlier`; all other values are the values of this snapshot.
 
         Raises:
             ValueError: `earlier` is not an earlier snapshot of the same deployment.
@@ -248,8 +249,8 @@ class Service(Generic[P, R]):
             await self.drain()
             return
         await self._deployment.end()
-        # A cancellation of the caller must go on. And the exception may be this failure itself, which need not be
-        # raised a second time.
+        # A cancellation of the caller must go on. The exception may be this failure itself, which need not be raised
+        # a second time.
         if issubclass(exc_type, Exception) and not issubclass(exc_type, DeploymentFailed):
             self._deployment.check_failed()
 
@@ -257,7 +258,7 @@ class Service(Generic[P, R]):
         """Call the first of the deployed graphs: `await service(...)`.
 
         Returns:
-            A coroutine, which returns the result of the graph and raises as `run` does.
+            A coroutine, which returns the result of the graph, and raises the errors of `run`.
         """
         # A plain `def`: a second coroutine around `_run` would cost as much as a hop between two nodes.
         graph = self._graphs[0]
@@ -281,10 +282,11 @@ class Service(Generic[P, R]):
         Args:
             call: the call; a graph without parameters may be passed itself.
             *more: nothing; arguments of the graph are part of the call.
-            durable_key: for a graph with a durable loop, the key that it is kept under; see `penstock.engine.run`.
+            durable_key: for a graph with a durable loop, the key of the loop in its store; see `penstock.engine.run`.
             answer: the answer to the question that the key waits with.
             on_finished: what to do if the key has its result already; see `penstock.engine.run`.
-            detached: for a call with `durable_key`, whether it goes on if this is cancelled; `attach` reads it then.
+            detached: for a call with `durable_key`, whether the call goes on if this coroutine is cancelled; `attach`
+                reads the call then.
             **options: `timeout_seconds`, `priority` and `trace_execution`.
 
         Returns:
@@ -299,10 +301,10 @@ class Service(Generic[P, R]):
             DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
             PlanError: the graph is not part of the deployment, or its calls give streams.
             OptionsError: an option is unknown or does not apply; or as for `durable_key=` of `penstock.engine.run`.
-            Interrupted: a node has asked a question; with its answer, the same key goes on.
-            KeyInUse: the key is under way elsewhere.
+            Interrupted: a node has asked a question; a call with the answer and the same key goes on.
+            KeyInUse: another call has the key.
         """
-        # A plain `def` for the call without options, as `__call__` is.
+        # A plain `def`, like `__call__`, for the call without options.
         if (more or options or detached or scoped.get() or durable_key is not None or type(call) is not Call
                 or answer is not ... or on_finished != "again"):  # fmt: skip
             return self._run_with(call, more, durable_key, answer, on_finished, detached, options)
@@ -323,7 +325,7 @@ class Service(Generic[P, R]):
         asked = DurableKey(durable_key, answer, on_finished)
         plan = self._deployment.graphs.one_value(call.graph, "service.run", asked).program.plan
         if detached:
-            key = cast("str", durable_key)  # `stream` refuses a call without
+            key = cast("str", durable_key)  # `stream` refuses a call without a key
             return await self.stream(
                 call, events=object, detached=True, durable_key=key, answer=answer, on_finished=on_finished, **options
             ).result()
@@ -337,21 +339,21 @@ class Service(Generic[P, R]):
     async def resume(
         self, key: str, /, *, answer: object = ..., detached: bool = False, **options: Unpack[CallOptions]
     ) -> Any:
-        """Go on with a key of a durable loop without its call, which was stored with it.
+        """Go on with a key of a durable loop. The call need not be given, since it is stored with the key.
 
         Args:
             key: the key.
             answer: the answer to the question that the key waits with.
-            detached: whether it goes on if this is cancelled, as for `run`.
-            **options: those of `run`.
+            detached: whether the call goes on if this coroutine is cancelled, as for `run`.
+            **options: the options of `run`.
 
         Returns:
-            The result of the graph, also of a key that has it already.
+            The result of the graph; a key that has a result already returns this result.
 
         Raises:
             UnknownKey: nothing is kept under the key.
-            OptionsError: its graph is not deployed here or has other parameters now, an earlier version has kept it,
-                without arguments, or two stores have the key.
+            OptionsError: the graph of the key is not deployed here, or has other parameters now; an earlier version has
+                kept the key, without arguments; or two stores have the key.
             Exception: as for `run`.
         """
         check("key", key, NAME, "service.resume(")
@@ -363,7 +365,7 @@ class Service(Generic[P, R]):
         for durable, graphs in self._durable_graphs().items():
             name, arguments = await durable._stored_call(key) or ("", {})
             if of_graph not in (None, name):
-                continue  # in this store, the key is that of another call
+                continue  # in this store, the key belongs to a call of another graph
             if name in graphs:
                 found[graphs[name]] = arguments
             else:
@@ -371,7 +373,7 @@ class Service(Generic[P, R]):
         names = [graph.name for graph in found]
         if not found and elsewhere:
             raise OptionsError(
-                f"service.resume({key!r}): the key is that of graph {elsewhere!r}, which is not part of this deployment"
+                f"service.resume({key!r}): the key belongs to graph {elsewhere!r}, which is not part of this deployment"
             )
         if not found:
             raise UnknownKey(f"service.resume({key!r}): no graph of this deployment keeps anything under this key")
@@ -393,19 +395,19 @@ class Service(Generic[P, R]):
     async def resume_all(
         self, *, concurrency: int = 8, detached: bool = False, **options: Unpack[CallOptions]
     ) -> dict[str, BaseException]:
-        """Go on with all keys that are unfinished, ask nothing, and that no call has, here or elsewhere.
+        """Go on with all unfinished keys that wait for no answer and that no call has, in any process.
 
-        Those are the keys whose calls have failed, were cancelled, or whose processes have died. This returns when all
-        of them have ended or ask; for a server, `asyncio.create_task(service.resume_all())`.
+        The calls of these keys have failed, were cancelled, or their processes have died. This coroutine returns when
+        all keys have ended or ask a question; in a server, write `asyncio.create_task(service.resume_all())`.
 
         Args:
-            concurrency: how many go on at a time.
-            detached: whether those that have begun go on if this is cancelled, and `attach` reads them.
-            **options: those of `run`, for each call.
+            concurrency: how many keys go on at a time.
+            detached: whether calls that have begun go on if this coroutine is cancelled; `attach` reads them then.
+            **options: the options of `run`, for each call.
 
         Returns:
-            The keys that have neither a result nor a question now, each with the reason: the error of its call, or why
-            there was none, as for `resume`.
+            The keys that have neither a result nor a question now, each with the reason: the error of its call, or the
+            error of `resume` if there was no call.
 
         Raises:
             OptionsError: `concurrency` is not a whole number of at least 1, or a store cannot be listed.
@@ -413,7 +415,7 @@ class Service(Generic[P, R]):
         """
         check("concurrency", concurrency, whole(1), "service.resume_all(")
         self._deployment.check_callable()
-        keys: dict[tuple[str, str], None] = {}  # each with its graph: two stores may have the same key
+        keys: dict[tuple[str, str], None] = {}  # keys with their graphs: two stores may have the same key
         for durable in self._durable_graphs():
             for state in ("failed", "stopped"):
                 last = None
@@ -479,7 +481,7 @@ class Service(Generic[P, R]):
     ) -> Stream[Any]:
         """Run many calls of deployed graphs, and yield their results in input order; or yield the values of one call.
 
-        Each call takes a place of the deployment, as a call of `run` does.
+        Each call takes a place of the deployment, like a call of `run`.
 
         Args:
             calls: the calls, from any iterable or async iterable; or a single call of a graph that returns an
@@ -487,23 +489,23 @@ class Service(Generic[P, R]):
             events: the class of the events that are read; see `penstock.engine.stream`.
             capacity: the most events that wait for their reader.
             progress: whether a bar shows the progress; see `penstock.engine.stream`.
-            durable_key: for a single call of a graph with a durable loop, the key that it is kept under; see
+            durable_key: for a single call of a graph with a durable loop, the key of the loop in its store; see
                 `penstock.engine.run`.
             answer: the answer to the question that the key waits with.
             on_finished: what to do if the key has its result already; see `penstock.engine.run`.
-            detached: for a single call with `durable_key` and `events`, whether it begins at once, waits for no reader
-                and goes on without one; see `attach`.
+            detached: for a single call with `durable_key` and `events`, whether the call begins at once, and goes on
+                without a reader; see `attach`.
             **options: `timeout_seconds`, `priority`, `trace_execution`; for many calls also `ordered`, `order_by`,
                 `on_error`, `trace_items`, and `max_in_flight` for this stream.
 
         Returns:
-            A `Stream`, an async iterator and async context manager; of a detached call a `DetachedStream`.
+            A `Stream`, an async iterator and async context manager; for a detached call a `DetachedStream`.
 
         Raises:
             TypeError: the argument is neither a call nor an iterable of calls.
             OptionsError: an option is unknown or does not apply.
             KeyInUse: a detached call of this deployment has the key.
-            PlanError: the single call is not one of this deployment, or gives one value.
+            PlanError: the graph of the single call is not deployed here, or gives one value.
             EngineClosedError: the deployment is not ready.
             ReentrantCallError: a node of the deployment makes the call.
         """
@@ -526,7 +528,7 @@ class Service(Generic[P, R]):
             if durable is None or durable_key is None or events is None or capacity is not None:
                 raise OptionsError(
                     "detached=True is for a call of a graph with a durable loop: give its durable_key=, by which a "
-                    f"reader attaches again, and events=; its last {KEPT:,} events are kept, so it has no capacity="
+                    f"reader attaches again, and events=; leave out capacity=, since the last {KEPT:,} events are kept"
                 )
             stream = stream_of(call, start, object, None, shows_progress=shows_progress)
             log = self._deployment.check_callable()[1].detached.begin((durable, durable_key), stream)
@@ -545,13 +547,13 @@ class Service(Generic[P, R]):
         Args:
             calls: the calls.
             progress: whether a bar shows the progress; see `penstock.engine.stream`.
-            **options: those of `stream`.
+            **options: the options of `stream`.
 
         Returns:
-            The results in input order; with `on_error="skip"` without those of calls that failed.
+            The results in input order; with `on_error="skip"` without the results of failed calls.
 
         Raises:
-            Exception: the error of the first call in input order that failed; the others are cancelled.
+            Exception: the error of the first failed call in input order; the other calls are cancelled.
         """
         async with self.stream(calls, progress=progress, **options) as results:
             return await results._collect()
@@ -559,25 +561,25 @@ class Service(Generic[P, R]):
     def attach(
         self, key: str, /, *, events: type[E], after: int = 0
     ) -> DetachedStream[Event[E] | Value[Any] | Missed, Any]:
-        """Read a detached call: what it has given so far, as far as that is kept, and what comes.
+        """Read a detached call: the events and values that are kept, and those that come later.
 
-        The last 1,000 events and values of a key are kept in the process of its call. If the call has ended, they are
-        given, as long as they are kept (for the 100 that ended last), and its outcome as the store has it.
+        The last 1,000 events and values of a key are kept in the process of its call. They are still kept after the end
+        of the call, for the 100 calls that ended last. The outcome of a call that has ended comes from the store.
 
         Args:
             key: the key of the call.
             events: the class of the events that are read.
-            after: the `number` of what was read last; 0 for all that there is.
+            after: the `number` of the event or value that was read last; 0 for all that are kept.
 
         Returns:
-            A `DetachedStream`. Several may read the same call. Its first read raises:
-            `UnknownKey`, if nothing is kept under the key; `KeyInUse`, if another process has it, or a call that is not
-            detached; `KeyStopped`, if it has no result and no call has it; `KeyFinished`, if its result is not kept;
-            `Interrupted`, if it waits for an answer.
+            A `DetachedStream`. Several streams may read the same call. The first read raises `UnknownKey` if nothing is
+            kept under the key; `KeyInUse` if another process, or a call that is not detached, has the key;
+            `KeyStopped` if the key has no result and no call; `KeyFinished` if the result is not kept; `Interrupted` if
+            the key waits for an answer.
 
         Raises:
             OptionsError: an argument does not accept its value.
-            EngineClosedError: the deployment takes no calls, and the call is none of its own.
+            EngineClosedError: the deployment takes no calls, and the call does not run in it.
         """
         check("key", key, NAME, "service.attach(")
         check("after", after, whole(0), "service.attach(")
@@ -589,7 +591,7 @@ class Service(Generic[P, R]):
         return DetachedStream(log, partial(self._found, key), events, after)
 
     async def _found(self, key: str) -> EventLog:
-        """Return the log of a call that runs here, or of one that has ended, with the outcome that is stored."""
+        """Return the log of a call that runs here, or of an ended call, with the outcome that is stored."""
         _, in_flight = self._deployment.check_callable()
         found = None
         for durable, graphs in self._durable_graphs().items():
@@ -600,10 +602,10 @@ class Service(Generic[P, R]):
                 continue
             except PenstockError as error:
                 log.outcome.set_exception(error)
-                log.outcome.exception()  # marks it as retrieved: the reader may leave before
+                log.outcome.exception()  # mark the error as retrieved: the reader may leave earlier
             found = log
             break
-        found = in_flight.detached.find(key) or found  # one may have begun meanwhile
+        found = in_flight.detached.find(key) or found  # a call may have begun meanwhile
         if found is not None:
             return found
         raise UnknownKey(f"service.attach({key!r}): no graph of this deployment keeps anything under this key")
@@ -618,14 +620,14 @@ class Service(Generic[P, R]):
         await self._deployment.wait_ready()
 
     async def wait_stopped(self) -> None:
-        """Wait until the deployment is stopped; for a server that has nothing else to wait for.
+        """Wait until the deployment is stopped; for a server that waits for nothing else.
 
-        This returns when the deployment was drained or aborted. Its stateful nodes may still be closing then; the end
-        of the `async with` waits for them. A task of one of its own nodes may wait here as well.
+        This returns when the deployment was drained or aborted. Stateful nodes may still be closing then; the end of
+        the `async with` waits for them. A task of a node of the deployment may call this as well.
 
         Raises:
-            DeploymentFailed: stateful nodes crashed more often than the deployment restarts them. It is raised at once,
-                so that a supervisor of the program can restart it.
+            DeploymentFailed: stateful nodes crashed more often than the deployment restarts them. This is raised at
+                once, so that a supervisor of the program can restart the program.
         """
         await self._deployment.wait_stopped()
 
@@ -633,12 +635,12 @@ class Service(Generic[P, R]):
         """Refuse new calls, finish the calls that were accepted, and stop.
 
         Args:
-            timeout_seconds: how long to wait for accepted calls, in seconds; calls that are left then are aborted. None
-                for as long as they take.
+            timeout_seconds: how long to wait for accepted calls, in seconds; the remaining calls are aborted then. None
+                waits as long as the calls take.
 
         Raises:
             OptionsError: `timeout_seconds` is neither None nor a number of seconds.
-            ReentrantCallError: a node of the deployment calls this; it would wait for itself.
+            ReentrantCallError: a node of the deployment calls this, and would wait for itself.
             DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
         """
         check("timeout_seconds", timeout_seconds, TIMEOUT)
@@ -648,19 +650,20 @@ class Service(Generic[P, R]):
         """Refuse new calls, end the calls in flight with `EngineClosedError`, and wait until their handlers have ended.
 
         Raises:
-            ReentrantCallError: a node of the deployment calls this; it would wait for itself.
+            ReentrantCallError: a node of the deployment calls this, and would wait for itself.
             DeploymentFailed: stateful nodes crashed more often than the deployment restarts them.
         """
         await self._deployment.abort()
 
     async def reload(self, resource: Node[..., Any], /) -> None:
-        """Open a resource anew, and give its new value to all calls that are admitted afterwards; no call is lost.
+        """Open a resource again, and give the new value to all calls that are admitted afterwards; no call is lost.
 
-        Calls in flight keep the old value, which is closed after the last of them. Resources belong to the Engine:
-        every other graph of the Engine that uses the resource with the same arguments gets the new value as well.
+        Calls in flight keep the old value, which is closed after the last of these calls. Resources belong to the
+        Engine: every other graph of the Engine that uses the resource with the same arguments gets the new value, too.
 
         Args:
-            resource: the resource. If the deployment uses it with different arguments, it is opened once for each.
+            resource: the resource. If the deployment uses the resource with different arguments, it is opened once for
+                each set of arguments.
 
         Raises:
             TypeError: the argument is not a resource.
@@ -722,12 +725,12 @@ class Service(Generic[P, R]):
         item = in_flight.items
         in_flight.items = item + 1
         call.launch(wired, arguments, item, scope.engine.eager_starts)
-        del arguments  # the frame alone holds them, until their last reader is done
+        del arguments  # only the frame holds the arguments, until their last reader is done
         try:
             await call.outcome_known
         except asyncio.CancelledError:
             call.cancel()
-            call.drop_unread()  # if it was done already
+            call.drop_unread()  # if the call was done already
             raise
         finally:
             if call.is_reported:
@@ -748,7 +751,7 @@ class Service(Generic[P, R]):
         return pipeline
 
     def _durable_graphs(self) -> "dict[Durable, dict[str, Graph[..., Any]]]":
-        """Return the graphs with durable loops by their names, for each place where they are kept."""
+        """Return the graphs with durable loops by their names, for each store of durable loops."""
         found: dict[Durable, dict[str, Graph[..., Any]]] = {}
         for graph in self._graphs:
             durable = self._durable(graph)
@@ -761,7 +764,7 @@ class Service(Generic[P, R]):
         return own and (self._options.durable or own)
 
     def _merged(self, verb: str, options: Mapping[str, Any]) -> ExecutionOptions:
-        """Return the options of one call: those of the deployment, if there are no others, as is nearly always so."""
+        """Return the options of one call: nearly always the options of the deployment."""
         if not options and not scoped.get():
             return self._options
         return replace(resolve(verb, options, self._inherited()), durable=self._options.durable)

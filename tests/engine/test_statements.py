@@ -428,5 +428,5 @@ def test_a_stream_that_is_a_statement_of_its_own_is_refused() -> None:
         return await double(x)
 
     for body in (opened, mapped):
-        with pytest.raises(ps.PlanError, match=r"no node reads the stream of .*, so nothing of it would run; read"):
+        with pytest.raises(ps.PlanError, match=r"no node reads the stream of .*, so the step would not run; read"):
             engine.plan(ps.graph(body))
