@@ -51,14 +51,14 @@ def compose(
 ) -> Run:
     """Return a function that runs a step with its policy.
 
-    The layers, from the inside: timeout, those of `around` (the gate of an instance, a hedge), retry, failover,
-    fallback. A layer that the policy does not ask for is left out.
+    The layers, from the inside: timeout, the layers of `around` (the gate of an instance, a hedge), retry, failover,
+    fallback. Only the layers that the policy needs are made.
 
     Args:
         policy: the policy of the node.
         around: layers around each attempt, the innermost first.
-        failover: runs the failover of the node, if it has one.
-        bound: runs one attempt; None for what its actor is bound to.
+        failover: runs the failover of the node; None without a failover.
+        bound: runs one attempt; None for `Attempt._actor.bound`.
     """
     if policy.is_once and not around and bound is None:
         return run_once
@@ -83,7 +83,7 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
         try:
             if seconds is None:
                 return await _work(bound, attempt)
-            if attempt._rest is None:  # otherwise its first step was made, and its deadline is known
+            if attempt._rest is None:  # otherwise the first step was made, and the deadline is known
                 position.attempt_deadline = attempt._member.group.loop.time() + seconds
             if bound.begins_later:
                 position.attempt_deadline, attempt._given = None, perf_counter()
@@ -94,7 +94,7 @@ def _one_attempt(seconds: float | None, other: Bound | None) -> Run:
             except TimeoutError as error:
                 if not timer.expired():
                     raise
-                if attempt._member.cancels:  # the item has ended, or its reader left, while the handler unwound
+                if attempt._member.cancels:  # the item ended, or its reader left, while the handler unwound
                     raise asyncio.CancelledError from error
                 raise NodeTimeoutError(f"node {attempt._actor.name!r} took longer than {seconds:g} s") from error
             finally:
@@ -126,7 +126,7 @@ def _work(bound: Bound, attempt: Attempt) -> Awaitable[Any]:
 
 
 def _note_failure(attempt: Attempt) -> None:
-    """Let a thread or a task of the attempt know that it has failed; they may go on nevertheless."""
+    """Mark the attempt as failed for its thread or its tasks, which may go on nevertheless."""
     call, here = attempt._member.outside_call, source.get()
     if isinstance(call, ThreadCall) and call.handling is not None:
         call.handling.has_failed = True
@@ -135,9 +135,9 @@ def _note_failure(attempt: Attempt) -> None:
 
 
 def through_gate(gate: "RestartGate") -> Around:
-    """Return a layer that lets attempts in to the instance of a stateful node.
+    """Return a layer that lets attempts pass to the instance of a stateful node.
 
-    A wait for a restart does not count in the timeout of an attempt.
+    The wait for a restart does not count in the timeout of an attempt.
     """
 
     def around(run: Run) -> Run:
@@ -151,7 +151,7 @@ def through_gate(gate: "RestartGate") -> Around:
 
 
 def noting_results(run: Run) -> Run:
-    """Note each result of an attempt, of a node with `discard=`: it is discarded unless somebody begins to read it."""
+    """Note each result of a node with `discard=`: it is discarded unless a step or a caller begins to read it."""
 
     async def noting(attempt: Attempt) -> Any:
         value = await run(attempt)
@@ -162,12 +162,12 @@ def noting_results(run: Run) -> Run:
 
 
 def reading(invoke: "Invoke", slots: Sequence[int], *, inside: bool) -> "Invoke":
-    """Return what invokes a step that begins to read results of nodes with `discard=`, which are its own then.
+    """Return an `Invoke` for a step that begins to read results of nodes with `discard=`, and then owns them.
 
     Args:
         invoke: invokes the step.
-        slots: where such results may be.
-        inside: whether it reads what is in these values as well.
+        slots: the slots that may have such results.
+        inside: whether the step also reads the results inside of these values.
     """
 
     async def invoke_reading(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
@@ -177,14 +177,14 @@ def reading(invoke: "Invoke", slots: Sequence[int], *, inside: bool) -> "Invoke"
     return invoke_reading
 
 
-# When an error of each graph and node was logged last, and how many were not logged since.
+# For each graph, node and way of handling: when an error was logged last, and how many errors were not logged since.
 _told: Final[dict[tuple[str, str, str], tuple[float, int]]] = {}
-_MOST_TOLD: Final = 1000  # graphs and nodes that are remembered; names may be made up without an end
+_MOST_TOLD: Final = 1000  # how many graphs and nodes are remembered; a program may make up names without end
 _TOLD_AGAIN_SECONDS: Final = 60.0
 
 
 def handled(attempt: Attempt, how: str, error: BaseException) -> None:
-    """Log an error that the policy of a node has handled: a line a minute for each node, with the count since."""
+    """Log an error that the policy of a node has handled: one line a minute for each node, with the count since."""
     actor, now = attempt._actor, attempt._frame.group.loop.time()
     key = actor.graph, actor.name, how
     told_at, count = _told.get(key, (math.inf, 0))
@@ -237,19 +237,19 @@ def _retried(run: Run, retry: Retry) -> Run:
 def _pause_seconds(retry: Retry, attempt: Attempt, error: Exception) -> float | None:
     """Return the pause before another attempt, in seconds; None if there is no further attempt."""
     if attempt._frame.state != "running":
-        return None  # it was cancelled, and has made another error of that
+        return None  # the item was cancelled, and the handler has raised another error then
     number = attempt._member.position.attempt
     is_last = retry.attempts is not None and number >= retry.attempts
     if is_last or not isinstance(error, retry.retry_on) or attempt._actor.bound._is_stopped:
         return None
     if any(reader.buffer.position for reader in attempt._readers):
-        return None  # the values that it has read from a stream are gone: another attempt would miss them
+        return None  # the values read from a stream are gone: another attempt would miss these values
     pause = pause_after(retry, error, number)
     if pause is None:
         return None
     deadline = attempt._frame.deadline
     if deadline is not None and attempt._member.group.loop.time() + pause >= deadline:
-        return None  # the deadline would pass before: this error says more than a timeout later
+        return None  # the deadline would pass first: this error says more than a later timeout
     return pause
 
 
@@ -257,19 +257,19 @@ _WAIT: Final = number_of("a number of seconds that is not negative, or None", la
 
 
 def pause_after(retry: Retry, error: Exception, failed_attempt: int) -> float | None:
-    """Return how long to wait after attempt number `failed_attempt`, counted from 1; None if that is too long."""
+    """Return how long to wait after attempt number `failed_attempt`, counted from 1; None if the wait is too long."""
     try:
         asked = None if retry.wait is None else retry.wait(error, failed_attempt)
-    except Exception as of_wait:  # noqa: BLE001 - user code: what follows a failure must still run
+    except Exception as of_wait:  # noqa: BLE001 - user code: failover and fallback must still run
         add_note(error, f"no further attempt: wait= of Retry raised {of_wait!r}")
         return None
     if asked is not None:
         check("wait(error, attempt)", asked, _WAIT, "the result of Retry.")
         if retry.attempts is not None:
             return None if asked > retry.max_backoff_seconds else float(asked)
-        if asked:  # a date that has passed is none: an outage would be asked without a pause
+        if asked:  # 0 is a date that has passed: without a pause, an outage would be polled all the time
             return min(float(asked), retry.max_backoff_seconds)
-    import random  # here, because the import takes a while and most programs have no retries
+    import random  # here, because the import takes time and most programs have no retries
 
     # The exponent is bounded because a float overflows at 2**1024, long after any sensible pause.
     pause = min(retry.max_backoff_seconds, retry.backoff_seconds * 2.0 ** min(failed_attempt - 1, 60))
@@ -277,7 +277,7 @@ def pause_after(retry: Retry, error: Exception, failed_attempt: int) -> float | 
 
 
 def _or_instead(run: Run, substitute: Callable[[Attempt, Exception], Awaitable[Any]]) -> Run:
-    """Return what runs a substitute after an error of the last attempt, unless the item has ended."""
+    """Return a `Run` with a substitute after an error of the last attempt, unless the item has ended."""
 
     async def run_or_substitute(attempt: Attempt) -> Any:
         try:
@@ -333,12 +333,12 @@ def _counted(run: Run) -> Run:
     return execution
 
 
-# The stack of a node without a policy: one for all, since most nodes of a graph have none.
+# The stack of nodes without a policy: one stack for all such nodes, since most nodes have no policy.
 run_once: Run = _counted(_one_attempt(None, None))
 
 
 async def traced(run: Run, attempt: Attempt) -> Any:
-    """Run a step of an item that is sampled, inside a span."""
+    """Run a step of a sampled item inside a span."""
     assert attempt._frame.span is not None
     with TracedExecution(attempt._frame.span, attempt._frame, attempt._actor) as execution:
         value = await run(attempt)
@@ -351,8 +351,8 @@ def invoking(run: Run, streams: Sequence[int] = ()) -> "Invoke":
 
     Args:
         run: the stack of the step.
-        streams: the slots of the streams that it reads; it leaves them at its end. After an attempt that has read a
-            value from a stream, there is no further attempt: that value is gone.
+        streams: the slots of the streams that the step reads; the step leaves the streams at its end. After an attempt
+            that has read a value from a stream, there is no further attempt: the value is gone.
     """
     if not streams and run is run_once:
         return invoke_general
@@ -399,23 +399,23 @@ async def invoke_outside(worker: "Worker", actor: "NodeActor", frame: Frame) -> 
 
 
 def within_handlers(invoke: "Invoke") -> "Invoke":
-    """Return `invoke` for calls that bound how many of their handlers run at a time, with `max_workers` of a run."""
+    """Return `invoke` for calls that bound how many of their handlers run at a time: runs with `max_workers`."""
 
     async def within(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
         handlers, limiter = worker.group.handlers, actor.limiter
-        if handlers is None:  # a failover, which runs in the place of its node, or a computation of a cache
+        if handlers is None:  # a failover, which takes the place of its node, or a computation of a cache
             return await invoke(worker, actor, frame)
         if handlers.locked():
-            # Who waits here has no place of the node: a handler of the call may need that, for a call of its own.
+            # Give the place of the node back while this waits: a handler of the call may need it for a nested call.
             limiter.release()
             try:
                 await handlers.acquire()
             except asyncio.CancelledError:
-                limiter.take_over_limit()  # the worker gives it back
+                limiter.take_over_limit()  # the worker gives the place back
                 raise
             if limiter.free <= 0:
                 handlers.release()
-                actor.offer(frame)  # the inbox has room: it is not bounded, or all that comes here is this frame
+                actor.offer(frame)  # the inbox has room: either no bound, or only this frame comes here
                 raise Requeued
             limiter.free -= 1
         else:
@@ -429,15 +429,15 @@ def within_handlers(invoke: "Invoke") -> "Invoke":
 
 
 def invoking_at_once(run: Run, hedge_budget: "HedgeBudget | None", *, remembers: bool) -> "Invoke":
-    """Return a function that runs an `async def` node with a policy; what only a wait needs is made at the first wait.
+    """Return a function that runs an `async def` node with a policy, and makes timer and layers only at the first wait.
 
-    A timer and the layers of the stack cost ten times what a hop costs, and a handler that ends at once needs neither.
-    So its first step is made here, and what is left of the attempt is handed over to the stack.
+    A timer and the layers of the stack cost ten times as much as a hop, and a handler that ends at once needs neither.
+    So the first step of the handler is made here, and the stack gets the rest of the attempt.
 
     Args:
         run: the stack of the step.
-        hedge_budget: counts the calls of a node that is hedged.
-        remembers: whether the handler starts tasks, which have to know its item.
+        hedge_budget: counts the calls of a hedged node.
+        remembers: whether the handler starts tasks, which have to know the item.
     """
 
     async def invoke_at_once(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
@@ -469,7 +469,7 @@ def invoking_at_once(run: Run, hedge_budget: "HedgeBudget | None", *, remembers:
                 await end_calls(worker)
             count_execution(actor, began, frame)
             return stop.value
-        except BaseException as error:  # noqa: BLE001 - the stack decides what becomes of it, as if it had made the step
+        except BaseException as error:  # noqa: BLE001 - the stack handles the error, as if the stack had made the step
             rest = _failed(error)
         attempt = Attempt(worker, actor, frame, args, kwargs)
         attempt._undisturbed, attempt._began, attempt._rest = undisturbed, began, rest
@@ -482,7 +482,7 @@ def invoking_at_once(run: Run, hedge_budget: "HedgeBudget | None", *, remembers:
 
 @coroutine
 def _resume(work: "CoroutineType[Any, Any, Any]", waits_for: Any) -> Generator[Any, Any, Any]:
-    """Await a coroutine whose first step was made, and which waits for an object since."""
+    """Await a coroutine whose first step was made; since then, the coroutine waits for `waits_for`."""
     while True:
         try:
             yield waits_for
@@ -490,7 +490,7 @@ def _resume(work: "CoroutineType[Any, Any, Any]", waits_for: Any) -> Generator[A
         except GeneratorExit:
             work.close()
             raise
-        except BaseException as error:  # noqa: BLE001 - handed on
+        except BaseException as error:  # noqa: BLE001 - passed on to the coroutine
             try:
                 waits_for = work.throw(error)
             except StopIteration as stop:
@@ -505,11 +505,11 @@ async def _failed(error: BaseException) -> NoReturn:
         del error  # breaks a cycle: the traceback of the error refers to this frame
 
 
-# Hedging: a second attempt begins beside one that takes long, and the first result of the two counts.
+# Hedging: a second attempt begins beside a slow first attempt, and the first result of the two counts.
 
 
 class HedgeBudget:
-    """How many second attempts a node may still make, over all of its call sites in an Engine."""
+    """How many second attempts a node may still make, over all its call sites in an Engine."""
 
     __slots__ = ("_share", "_tokens")
 
@@ -518,11 +518,11 @@ class HedgeBudget:
         self._tokens = 1.0
 
     def called(self) -> None:
-        """Count a call, which adds its share."""
+        """Count a call: the budget grows by the share of a call."""
         self._tokens = min(10.0, self._tokens + self._share)
 
     def take(self) -> bool:
-        """Take what one second attempt needs; return whether there was enough."""
+        """Take the budget of one second attempt; return whether there was enough."""
         if self._tokens < 1:
             return False
         self._tokens -= 1
@@ -530,11 +530,11 @@ class HedgeBudget:
 
 
 def hedged(after_seconds: float, budget: HedgeBudget) -> Around:
-    """Return a layer that runs an attempt, and perhaps another one beside it; the first result counts.
+    """Return a layer that runs an attempt, and perhaps a second attempt beside it; the first result counts.
 
     Args:
-        after_seconds: when the second attempt begins.
-        budget: bounds how many begin.
+        after_seconds: after how many seconds the second attempt begins.
+        budget: bounds the number of second attempts.
     """
 
     def around(run: Run) -> Run:
@@ -552,7 +552,7 @@ def hedged(after_seconds: float, budget: HedgeBudget) -> Around:
 
 
 def may_begin_second(first: Attempt, budget: HedgeBudget) -> bool:
-    """Whether a second attempt begins beside the first: there is a place, and the budget allows it; count it then."""
+    """Whether a second attempt may begin: a place is free, and the budget allows it. If so, count the attempt."""
     actor, frame, handlers = first._actor, first._frame, first._member.group.handlers
     if frame.state != "running" or actor.bound._is_stopped or actor.limiter.free <= 0:
         return False
@@ -565,7 +565,7 @@ def may_begin_second(first: Attempt, budget: HedgeBudget) -> bool:
 
 
 def second_won(first: Attempt) -> None:
-    """Count a second attempt whose result counts."""
+    """Count a second attempt whose result is used."""
     first._actor.counted().hedges_won += 1
     if first._frame.span is not None:
         spans.happened(names.HEDGE_WON, first._actor.name)
@@ -595,7 +595,7 @@ async def _race(run: Run, first: Attempt, after_seconds: float, budget: HedgeBud
             race.won()
         elif race.was_cancelled():
             raise asyncio.CancelledError from None
-    except BaseException:  # a question, or what ends more than the item
+    except BaseException:  # a question, or an exception that ends more than the item
         race.stop()
         raise
     else:
@@ -609,7 +609,7 @@ async def _race(run: Run, first: Attempt, after_seconds: float, budget: HedgeBud
         timer.cancel()
         race.is_over = True
     assert race.second is not None
-    race.second.has_result = False  # it is taken
+    race.second.has_result = False  # the result is taken
     return race.second.value
 
 
@@ -619,8 +619,8 @@ class HedgedAttempt:
     Attributes:
         first: the first attempt.
         second: the second attempt; None before it has begun.
-        has_lost: whether the second had its result while the first was running, which was cancelled then.
-        is_over: whether it is decided which result counts.
+        has_lost: whether the first attempt was cancelled, because the second had a result before it.
+        is_over: whether the result that counts is decided.
     """
 
     __slots__ = ("_budget", "_run", "first", "group", "has_lost", "is_over", "second")
@@ -635,7 +635,7 @@ class HedgedAttempt:
         self.is_over = False
 
     def begin_second(self) -> None:
-        """Begin the second attempt, if there is a place for it, and the budget allows it."""
+        """Begin the second attempt, if a place is free and the budget allows it."""
         if may_begin_second(self.first, self._budget):
             self.second = SecondAttempt(self, self._run, self.first)
 
@@ -656,7 +656,7 @@ class HedgedAttempt:
             first._frame.drop_unread(second.value)
 
     def was_cancelled(self) -> bool:
-        """Take back the cancellation of the first attempt; return whether its task was cancelled for another reason."""
+        """Take back the cancellation of the first attempt; return whether its task was also cancelled from outside."""
         task = self.first._member.task
         assert task is not None
         return not self.has_lost or task.uncancel() > self.first._undisturbed
@@ -674,12 +674,12 @@ class HedgedAttempt:
 
 
 class SecondAttempt:
-    """The second attempt, in a task of its own that is a member of the group of workers of its frame.
+    """The second attempt, in its own task, which is a member of the group of workers of its frame.
 
     Attributes:
-        value: its result, once `has_result`.
-        has_result: whether it has ended with a result, that was not taken yet.
-        waiter: set once it has ended, after the first has failed; None before.
+        value: the result, once `has_result` is true.
+        has_result: whether the attempt has ended with a result that was not taken yet.
+        waiter: after the first attempt has failed: resolved once the second attempt has ended; None before.
     """
 
     def __init__(self, race: HedgedAttempt, run: Run, first: Attempt) -> None:
@@ -698,15 +698,15 @@ class SecondAttempt:
         self._attempt = first._member.position.attempt
         actor.limiter.free -= 1
         self.group.joined(self)
-        context = copy_context()  # that of the first attempt: the timer has it
+        context = copy_context()  # the context of the first attempt, which the timer runs in
         context.run(source.set, self.position)
         name = f"penstock-hedge {actor.name}"
         self.task: asyncio.Task[None] | None = start_task(self.group.loop, self._work(run), name=name, context=context)
-        # A callback, because a task that is cancelled before its first step does not run a `finally` of its own.
+        # A callback, because a task that is cancelled before its first step runs no `finally`.
         self.task.add_done_callback(self._ended)
 
     def is_in(self, frame: Frame, actor: "NodeActor") -> bool:
-        """Whether it runs the handler of `actor` for `frame`."""
+        """Whether this attempt runs the handler of `actor` for `frame`."""
         return self.position.frame is frame and self.position.actor is actor
 
     def cancel_if_in(self, frame: Frame) -> None:
@@ -715,11 +715,11 @@ class SecondAttempt:
             cancel_once(self, LOST)
 
     def leave(self) -> None:
-        """Cancel the attempt, because the first has ended; a process goes on, and keeps its place."""
+        """Cancel the attempt: the first attempt has ended. A call in a process goes on, and keeps its place."""
         self.cancel_if_in(self._frame)
 
     async def over(self) -> None:
-        """Wait until it has ended, because the first attempt has failed."""
+        """Wait until the second attempt has ended: the first attempt has failed."""
         if self.task is None or self.task.done():
             return
         self.waiter = self.group.loop.create_future()
@@ -739,9 +739,9 @@ class SecondAttempt:
                 self.value = await run(second)
             self.has_result = True
         except asyncio.CancelledError:
-            pass  # by the engine, or with the loop: the first attempt decides what becomes of the item
+            pass  # cancelled by the engine, or with the loop: the first attempt decides the outcome of the item
         except BaseException as error:  # noqa: BLE001 - the first attempt decides
-            if not isinstance(error, Exception):  # as in a worker: it ends more than the item
+            if not isinstance(error, Exception):  # as in a worker: the exception ends more than the item
                 self._frame.fail(error, self._actor, self._attempt)
             elif self._race is not None:
                 handled(self._race.first, "hedge", error)

@@ -77,7 +77,7 @@ class EngineStatistics(Rendered):
         scopes: how many runs, streams and deployments are open.
         threads: the thread pool; None before its first use.
         processes: the worker processes; None before their first use.
-        actors: the nodes that `run` has used, with their counters over all of its calls.
+        actors: the nodes that `run` has used, with their counters over all calls of `run`.
     """
 
     runs_in_flight: int
@@ -110,10 +110,10 @@ class Engine:
 
     A node with `concurrency=8` handles eight items at a time in one Engine. An Engine is an async context manager, and
     belongs to one event loop: the loop of its first use. The functions of the module `penstock.engine` use a default
-    Engine for each running loop, which needs no closing.
+    Engine of the running loop, which need not be closed.
 
     Args:
-        max_processes: the most worker processes; by default as many as there are cores that this process may use.
+        max_processes: the most worker processes; by default as many as the cores that this process may use.
         **options: execution options for all calls of this Engine; `max_workers` is also the number of its threads.
 
     Raises:
@@ -131,7 +131,7 @@ class Engine:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
-        """End what is still open, then the threads and worker processes; wait until their handlers have returned."""
+        """End all open scopes, then the threads and worker processes; wait until their handlers have returned."""
         await uninterrupted(self._runtime.close())
 
     async def run(
@@ -150,15 +150,15 @@ class Engine:
         Args:
             call: the call, `search(url)`; a graph without parameters may be passed itself.
             *more: nothing; arguments of the graph are part of the call.
-            durable_key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key that the loop is
-                kept under. A call that did not give its result, since its process died, or with an error, goes on when
-                the key is run again, with the same arguments. After its result, the key begins a new loop.
-            answer: the answer to the question that the key waits with, after `Interrupted`; or an `Answer`, which is to
-                one question and no other. By default there is none.
+            durable_key: for a graph with a durable loop (`ps.while_loop(..., durable=...)`), the key of the loop in its
+                store. If the process of a call dies, or the call fails, run the key again with the same arguments, and
+                the loop goes on. After its result, the key begins a new loop.
+            answer: the answer to the question that the key waits with, after `Interrupted`; or an `Answer`, which
+                answers one particular question. By default, no answer.
             on_finished: what to do if the key has its result already: "again" begins a new loop, "return" returns the
-                result, and "raise" raises `KeyFinished`. The last two refuse other arguments, so a request that is sent
-                twice does nothing twice.
-            checkpoint: where the state of its `ps.fold` is saved, from which the next run goes on.
+                result, and "raise" raises `KeyFinished`. "return" and "raise" refuse other arguments, so a request that
+                is sent twice runs nothing twice.
+            checkpoint: where the state of the `ps.fold` of the graph is saved; the next run goes on from there.
             **options: `scheduler`, `timeout_seconds`, `max_workers`, `reuse_plans`, `device_strategy` and others; see
                 `ExecutionOptions`.
 
@@ -170,12 +170,12 @@ class Engine:
             TimeoutError: the call did not finish within `timeout_seconds`.
             GraphTraceError: the graph does something that a trace cannot represent.
             PlanError: the graph returns a stream of values: read it with `engine.stream(call)`.
-            OptionsError: an option is unknown or does not apply; a graph with a durable loop has no key, or one without
-                has one. Of these, `OtherArguments`: the key is that of a call with other arguments. `StaleAnswer`: it
-                does not wait for this answer. `KeyFinished`: it has its result, which is not wanted, or could not be
-                stored.
-            Interrupted: a node has asked a question (`ps.interrupt`); with its answer, the same key goes on.
-            KeyInUse: the key is under way elsewhere.
+            OptionsError: an option is unknown or does not apply; a graph with a durable loop has no key, or a graph
+                without one has a key. Subclasses: `OtherArguments`, if the key belongs to a call with other arguments;
+                `StaleAnswer`, if the key does not wait for this answer; `KeyFinished`, if the key has its result, and
+                `on_finished="raise"` is given or the result could not be stored.
+            Interrupted: a node has asked a question (`ps.interrupt`); a call with the answer and the same key goes on.
+            KeyInUse: another call has the key.
             NotStorable: an argument, the answer, a question or a state of the loop cannot be stored.
         """
         runtime, asked = self._runtime, DurableKey(durable_key, answer, on_finished)
@@ -225,21 +225,21 @@ class Engine:
         """Run many calls as a pipeline and yield their results in input order; or yield the values of one call.
 
         Args:
-            calls: the calls, from any iterable or async iterable; the stream asks it for the next call when there is
-                room for one. Or a single call of a graph that returns an `AsyncIterator`. The code of a plain iterable
+            calls: the calls, from any iterable or async iterable; the stream asks for the next call when it has room
+                for the call. Or a single call of a graph that returns an `AsyncIterator`. The code of a plain iterable
                 sees the context variables of the caller, but may run outside of any task, where
-                `asyncio.current_task()` is None; an async iterable is iterated in a task of its own.
+                `asyncio.current_task()` is None; an async iterable is iterated in a separate task.
             events: for a single call, also of a graph that returns one value: the class of the events to read, which
                 nodes hand out with `penstock.emit`; `object` for all. The stream is an `EventStream` then, of `Event`
                 objects, and for a graph that returns an `AsyncIterator` a stream of `Event` and `Value` objects.
-            capacity: the most events that wait for their reader; a node that emits one more waits for room. 16 by
-                default.
+            capacity: the most events that wait for their reader; a node that emits a further event waits for room. 16
+                by default.
             progress: whether a bar on standard error shows the rate, the errors, the node that limits and, if `calls`
                 has a length as a list has, the time that is left. Nothing is shown if standard error is not a terminal.
-            durable_key: for a single call of a graph with a durable loop, the key that it is kept under; see `run`.
+            durable_key: for a single call of a graph with a durable loop, the key of the loop in its store; see `run`.
             answer: the answer to the question that the key waits with.
             on_finished: what to do if the key has its result already; see `run`.
-            checkpoint: of a single call: where it is saved as it goes, and goes on from.
+            checkpoint: for a single call: where the call is saved while it runs; the next run goes on from there.
             **options: `scheduler`, `timeout_seconds`, `max_workers`, `reuse_plans`, `device_strategy`; for many calls
                 also `max_in_flight`, `ordered`, `order_by`, `on_error`, `trace_items`.
 
@@ -248,11 +248,11 @@ class Engine:
 
         Raises:
             TypeError: the argument is neither a call nor an iterable of calls.
-            PlanError: the single call is one of a graph that returns one value: use `engine.run`. Or something in the
-                graph cannot be saved with `checkpoint=`.
+            PlanError: the graph of the single call returns one value: use `engine.run`. Or a step of the graph cannot
+                be saved with `checkpoint=`.
             OptionsError: an option is unknown or does not apply.
             EngineLoopError: no event loop is running.
-            MissingExtraError: there is progress to show, and rich is not installed.
+            MissingExtraError: `progress=True` needs rich, which is not installed.
         """
         runtime, asked = self._runtime, DurableKey(durable_key, answer, on_finished)
         shows_progress = is_shown(progress)
@@ -313,22 +313,22 @@ class Engine:
         Args:
             graph: the graph that `await service(...)` calls.
             *more: further graphs, which `service.run(call)` calls; all graphs share the instances of stateful nodes.
-            strategy: when a stateful node crashes, which of the others are restarted with it: none ("one_for_one"), all
-                ("one_for_all"), or those that were started after it ("rest_for_one").
-            max_restarts: how many restarts there may be within `within_seconds`; one more ends the deployment with
-                `DeploymentFailed`.
+            strategy: which other stateful nodes are restarted together with a crashed one: none ("one_for_one"), all
+                ("one_for_all"), or the nodes that were started after it ("rest_for_one").
+            max_restarts: how many restarts are allowed within `within_seconds`; a further restart ends the deployment
+                with `DeploymentFailed`.
             within_seconds: the length of the window in which restarts are counted, in seconds.
             warmup: whether the deployment compiles the programs of its device nodes before it is ready, for the
-                `sample_input=` of each.
-            key: returns whose call it is, such as the tenant; it has the parameters of the graph, and with several
-                graphs it is given the `Call`. The places are then shared fairly between the keys that want them: by the
-                time for which their calls hold them, so a stream counts for as long as it is open. Within a key, calls
-                of higher priority come first. When the queue is full, a call of the key that is furthest over its share
-                gives way: the newest that waits there is refused in the place of the one that comes. Actors see the key
-                in `Work.key`.
-            weights: the weights of keys; a key with weight 2 has twice the share of one without, whose weight is 1.
-            max_in_flight_per_key: how many places one key may hold at a time; None for all.
-            max_queue_per_key: how many calls of one key may wait; further ones are refused. None without a limit.
+                `sample_input=` of each node.
+            key: a function that returns the key of a call, such as its tenant. The function has the parameters of the
+                graph; with several graphs, its argument is the `Call`. Keys share the places fairly, by the time for
+                which their calls hold places; a stream holds its place as long as it is open. Within a key, calls of
+                higher priority come first. When the queue is full, the newest waiting call of the key that is furthest
+                over its share is refused in the place of the new call. Actors see the key in `Work.key`.
+            weights: the weights of keys; a key with weight 2 has twice the share of a key without a weight, which has
+                weight 1.
+            max_in_flight_per_key: how many places one key may hold at a time; None for all places.
+            max_queue_per_key: how many calls of one key may wait; further calls are refused. None without a limit.
             **options: `max_in_flight`, `max_queue`, `max_workers`, `scheduler`, `timeout_seconds`, `reuse_plans`,
                 `device_strategy`.
 
@@ -350,7 +350,7 @@ class Engine:
         return Service(runtime, graphs, merged, flags, warms_up=warmup, shares=shares)
 
     def plan(self, graph: Graph[..., object], /) -> Plan:
-        """Return the plan of a graph: its steps after the planning passes, and what each pass changed.
+        """Return the plan of a graph: its steps after the planning passes, and the changes of each pass.
 
         No event loop is needed. `print(engine.plan(graph))` shows the plan.
 
@@ -375,17 +375,18 @@ class Engine:
         items: int | None = None,
         **options: Unpack[CallOptions],
     ) -> "engine.MemoryReport":
-        """Run a call once and report how much memory it takes; or how much the device nodes of a plan will take.
+        """Run a call once and report its memory; or report how much memory the device nodes of a plan will take.
 
-        For each device node the report has the bytes of arguments, outputs and temporaries of its programs, as XLA
-        says; for each node the bytes of an item, of a result and of its full inbox in a pipeline; and the most that was
-        in flight at a time. Measuring takes time, so it is not for production. Programs are compiled off the loop.
+        For each device node, the report has the bytes of arguments, outputs and temporaries of its programs, as XLA
+        states them. For each node, it has the bytes of an item, of a result and of a full inbox in a pipeline. It also
+        has the most bytes in flight at a time. Measuring takes time, so do not use it in production. Programs are
+        compiled off the loop.
 
         Args:
             what: a call, which runs once; or a plan (`engine.plan(graph)`), which does not run: its device nodes with
                 `sample_input=` are compiled.
             items: for a call that gives a stream, how many values are read; all by default.
-            **options: those of `run`.
+            **options: the options of `run`.
 
         Returns:
             A `MemoryReport`; `str()` shows it as a table.
@@ -419,12 +420,13 @@ class Engine:
 
 
 class DefaultEngine(Engine):
-    """The Engines of the running loops, one each, whose methods are the functions of `penstock.engine`.
+    """One Engine for each running loop. Its methods are the functions of `penstock.engine`.
 
-    No `async with` closes one: its processes end with its last scope, its threads with the loop.
+    No `async with` closes such an Engine: its processes end with its last scope, its threads with the loop.
     """
 
-    # Not a WeakKeyDictionary: each Engine refers to its loop, so no key would ever go. Closed loops are removed below.
+    # Not a WeakKeyDictionary: each Engine refers to its loop, so no key would ever vanish. Closed loops are removed
+    # below.
     _runtimes: ClassVar[dict[asyncio.AbstractEventLoop, Runtime]] = {}
 
     def __init__(self) -> None:
@@ -441,13 +443,13 @@ class DefaultEngine(Engine):
         runtime = self._runtimes.get(loop)
         if runtime is None:
             for other in [other for other in list(self._runtimes) if other.is_closed()]:
-                self._runtimes.pop(other, None)  # another thread with a loop of its own may have removed it already
+                self._runtimes.pop(other, None)  # another thread may have removed the loop already
             runtime = self._runtimes[loop] = _runtime_of({}, None, is_default=True)
         return runtime
 
 
 def _runtime_of(options: Mapping[str, Any], max_processes: int | None, *, is_default: bool = False) -> Runtime:
-    # A `with execution_options(...)` is for the calls made inside it; it does not size the threads of an Engine.
+    # A `with execution_options(...)` applies to the calls inside; it does not set the number of threads of an Engine.
     return Runtime(of_engine(options).max_workers or DEFAULT_WORKERS, max_processes, is_default=is_default)
 
 
@@ -460,7 +462,8 @@ default = DefaultEngine()
 def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, asked: DurableKey) -> Checkpointer:
     if asked.key is not None:
         raise OptionsError(
-            "a call has durable_key=, for a durable loop, or checkpoint=, for a stream or a fold, and not both"
+            "a call has durable_key= for a durable loop, or checkpoint= for a stream or a fold, but not both: leave "
+            "out one of the two"
         )
     return Checkpointer(checkpoint, call, plan)
 
@@ -468,7 +471,7 @@ def _saving(checkpoint: Checkpoint, call: Call[Any], plan: Plan, asked: DurableK
 async def _run_call(
     runtime: Runtime, call: Call[Any], options: ExecutionOptions, plan: Plan, saving: Checkpointer | None = None
 ) -> Any:
-    """Run one call from start to end; when this returns or raises, none of its tasks and threads is left."""
+    """Run one call from start to end. When this returns or raises, no task and no thread of the call is left."""
     wired = None if saving is not None else runtime.shared_wiring(plan, chosen(options), options)
     if wired is None:
         return await _run_in_own_scope(runtime, call, options, plan, saving=saving)
@@ -535,7 +538,7 @@ class _Run(RunningCall):
         self._over: asyncio.Future[None] = loop.create_future()
 
     async def started(self, starting: Coroutine[Any, Any, T]) -> T:
-        """Wait for the resources and stateful nodes of the graph to start; the deadline of the call covers that."""
+        """Wait for the resources and stateful nodes of the graph to start; the deadline covers the start."""
         try:
             return await started(starting, self._graph, self.ends_at, self._options)
         except BaseException as error:
@@ -555,7 +558,7 @@ class _Run(RunningCall):
             await self._over
         except asyncio.CancelledError:
             self.cancel()
-            self.drop_unread()  # if it was done already
+            self.drop_unread()  # if the call was done already
             await until(lambda: not self._unwinding(), lambda: asyncio.wait(self._unwinding()))
             raise
         finally:
@@ -566,13 +569,13 @@ class _Run(RunningCall):
         return self.outcome()
 
     def new_scope(self) -> Scope:
-        """Return a scope for what its handlers call; see `RunningCall`."""
+        """Return a scope for nested calls of handlers; see `RunningCall`."""
         scope = Scope(self._runtime, self._options, "parallel", is_one_call=True, threads=self.threads)
         scope.on_failed = self.fail_with
         return scope
 
     def fail_with(self, make_error: Callable[[str], DeploymentFailed]) -> None:
-        """Fail the call, because its stateful nodes crash too often."""
+        """Fail the call: its stateful nodes crash too often."""
         if self in self._runtime.frames and self.state == "running":
             self.fail(make_error(f"the run of graph {self._call.graph.name!r}"))
 
@@ -582,5 +585,5 @@ class _Run(RunningCall):
             self._over.set_result(None)
 
     def _unwinding(self) -> list[asyncio.Task[None]]:
-        # The tasks are asked, not `ended`: a task that is cancelled before its first step never calls that.
+        # Ask the tasks, and do not rely on `ended`: a task that is cancelled before its first step never calls `ended`.
         return [worker.task for worker in self.workers if worker.task and not worker.task.done()]

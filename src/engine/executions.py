@@ -37,7 +37,7 @@ class OnTheLoop(Execution):
     _is_here = _is_inline = True
 
     def check(self, node: Node[..., Any]) -> None:
-        """Refuse what nothing could end: a plain `def` holds the loop."""
+        """Refuse a timeout or a hedge of a plain `def`, which holds the loop so that nothing could end it."""
         policy = node.policy
         if node._reads_streams or (policy.timeout_seconds is None and policy.hedge is None):
             return
@@ -48,13 +48,13 @@ class OnTheLoop(Execution):
         )
 
     def places(self, node: Node[..., Any], scope: Scope) -> Places:
-        """Return one place for a plain `def`, and the places of the scope for an `async def`; in a pipeline."""
+        """Return, in a pipeline, one place for a plain `def`, and the places of the scope for an `async def`."""
         if node.gives_stream or scope._max_workers is None:
             return NO_LIMIT  # a stream holds its place until it has ended, and streams may wait for each other
         return _places(scope._max_workers if node.is_async else 1)
 
     def bind(self, site: Site) -> Bound:
-        """Return what calls the handler."""
+        """Return the `Bound` that calls the handler."""
         node = site.node
         if node.gives_stream:
             return Opening(site._instance)
@@ -68,7 +68,7 @@ class OnTheLoop(Execution):
     def bind_batch(
         self, fn: Callable[[list[Any]], Any], name: str, scope: Scope
     ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
-        """Return what calls the function on the event loop."""
+        """Return a function that calls `fn` on the event loop."""
         report = functools.partial(report_blocking, fn, name, None)
 
         def in_steps(items: list[Any]) -> Awaitable[Any]:
@@ -84,7 +84,7 @@ class OnTheLoop(Execution):
         return in_steps if is_async(fn) else inline
 
     def _directly(self, actor: NodeActor, run: Run, hedge_budget: HedgeBudget | None) -> None:
-        """Have workers call a plain `def`, or await an `async def`, themselves if it has no policy."""
+        """Let workers themselves call a plain `def`, or await an `async def`, if the node has no policy."""
         is_plain, starts_others = bool(actor.bound._links), isinstance(actor.bound, StartsTasks)
         if actor.policy.is_once and not starts_others:
             actor.mode = INLINE if is_plain else ASYNC
@@ -102,17 +102,17 @@ class InThreads(Execution):
     _pool = "threads"
 
     def check(self, node: Node[..., Any]) -> None:
-        """Refuse what is no plain `def`."""
+        """Refuse a function that is not a plain `def`."""
         _check_plain(node, self.name)
 
     def places(self, node: Node[..., Any], scope: Scope) -> Places:
-        """Return as many places as there are threads for the scope."""
+        """Return as many places as the scope has threads."""
         if not scope._has_places_in_threads:
             return Places()
         return Places(scope._pools.max_threads if scope._threads is None else scope._threads.limit)
 
     def bind(self, site: Site) -> Bound:
-        """Return what calls the function."""
+        """Return the `Bound` that calls the function in a thread."""
         policy, scope, limiter = site.node.policy, site.scope, site._limiter
         ahead = 0
         if policy.concurrency is not None and site._instance is None:
@@ -133,7 +133,7 @@ class InProcesses(Execution):
     _pool = "processes"
 
     def check(self, node: Node[..., Any]) -> None:
-        """Refuse what is no plain `def`, and what supposes one instance, which sees all items."""
+        """Refuse a function that is not a plain `def`, and options that need one instance for all items."""
         _check_plain(node, self.name)
         policy, template = node.policy, cast("Any", node.template)
         if template is None:
@@ -147,7 +147,7 @@ class InProcesses(Execution):
             if is_given:
                 raise TypeError(
                     f'stateful node {node.name!r} with runs_on="process" has an instance in each worker process, for '
-                    f"what is slow to make, such as a model, and not for state: {option} does not apply"
+                    f"objects that are slow to make, such as a model, and not for state: leave out {option}"
                 )
         if hasattr(template, "__aenter__"):
             cls = template if isinstance(template, type) else type(template)
@@ -162,7 +162,7 @@ class InProcesses(Execution):
         return Places(processes, _items_ahead(node.policy, AHEAD_ITEMS * processes))
 
     def bind(self, site: Site) -> Bound:
-        """Return what has a worker process make the call."""
+        """Return the `Bound` that lets a worker process make the call."""
         from ..actors.process_messages import process_target
 
         node, scope = site.node, site.scope
@@ -174,13 +174,13 @@ class InProcesses(Execution):
     def make_instance(
         self, scope: Scope, cls: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return a stand-in: each worker process makes its own instance, when it is first called there."""
+        """Return a stand-in: each worker process makes its own instance at the first call in the process."""
         return _InWorkers(scope._pools, args, kwargs)
 
     def bind_batch(
         self, fn: Callable[[list[Any]], Any], name: str, scope: Scope
     ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
-        """Return what has a worker process call the function."""
+        """Return a function that lets a worker process call `fn`."""
         function, bound_to, pools = getattr(fn, "__func__", fn), getattr(fn, "__self__", None), scope._pools
 
         async def in_process(items: list[Any]) -> Any:
@@ -190,7 +190,7 @@ class InProcesses(Execution):
             facts = {"node": name, "batch_size": len(items)}
             try:
                 return await pools.processes().run(target, (*receiver, items), {}, facts)
-            except NotSentError as error:  # and so nothing has run: the others of the batch do not fail with this item
+            except NotSentError as error:  # nothing has run: so the other items of the batch need not fail
                 if len(items) == 1:
                     return [error]
                 middle = len(items) // 2
@@ -200,12 +200,12 @@ class InProcesses(Execution):
         return in_process
 
 
-# Numbers of instances in worker processes, which serve all Engines of this process one after the other.
+# Numbers of instances in worker processes. Worker processes serve all Engines of this process one after the other.
 _in_workers = itertools.count(1)
 
 
 class _InWorkers:
-    """Stands for the instances that worker processes make of a class for one scope."""
+    """A stand-in for the instances of a class that worker processes make for one scope."""
 
     def __init__(self, pools: "Pools", args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         from ..actors.process_messages import WorkerInstance  # few programs need it
@@ -214,7 +214,7 @@ class _InWorkers:
         self.instance = WorkerInstance(next(_in_workers), args, kwargs)
 
     async def __aenter__(self) -> None:
-        """Do nothing: the first call in a worker process makes its instance."""
+        """Do nothing: the first call in a worker process makes the instance."""
 
     async def __aexit__(self, *error: object) -> None:
         """Leave the instances that were made."""
@@ -228,7 +228,7 @@ class InLoopsOfTheirOwn(Execution):
     _runs_loop = _gathers = True
 
     def bind(self, site: Site) -> Bound:
-        """Return what puts items into the inbox of the loop."""
+        """Return the `Bound` that puts items into the inbox of the loop."""
         loop: Any = site._instance
         return InOwnLoop(loop.host, loop)
 
@@ -241,17 +241,17 @@ class InLoopsOfTheirOwn(Execution):
 
 
 class InBatches(InLoopsOfTheirOwn):
-    """Gathers items of many calls, for one node whose function takes a list of them.
+    """Gathers items of many calls, for one node whose function takes a list of items.
 
     Args:
         inner: how the function runs.
         fn: the function.
         batch: how items are gathered.
-        at_once: how many calls of the function there are at a time.
+        at_once: how many calls of the function run at a time.
     """
 
     def __init__(self, inner: Execution, fn: Callable[..., Any], batch: Batch, at_once: int | None) -> None:
-        self.name = "own loop"  # and no name of its own by which it pickles
+        self.name = "own loop"  # not registered, so this execution does not pickle
         self._inner, self._fn = inner, fn
         size: Any = batch.max_size
         self._batch, self._at_once, self._holds = batch, at_once, size * (at_once or 1)
@@ -266,7 +266,7 @@ class InBatches(InLoopsOfTheirOwn):
         return self.name if self._inner._is_here or self._inner._pool is not None else self._inner._place
 
     def check(self, node: Node[..., Any]) -> None:
-        """Refuse second attempts."""
+        """Refuse hedge= and discard=."""
         if node.policy.hedge is not None or node.policy.discard is not None:
             option, why = "discard=", "a batch does not know which of its results are wanted"
             if node.policy.hedge is not None:
@@ -278,15 +278,15 @@ class InBatches(InLoopsOfTheirOwn):
         return self._inner._batcher(fn, self._batch, self._at_once or 1, node.origin.name, scope)
 
 
-_places: Final = functools.cache(Places)  # scopes are wired again and again
+_places: Final = functools.cache(Places)  # cached, since scopes are wired again and again
 BUILT_IN: Final = OnTheLoop("loop"), InThreads("thread"), InProcesses("process"), InLoopsOfTheirOwn("own loop")
 
 
 def _check_plain(node: Node[..., Any], name: str) -> None:
     if node.gives_stream:
         raise TypeError(
-            f'node {node.name!r} is an async generator, to which runs_on="{name}" does not apply: its body runs on the '
-            "event loop, step by step"
+            f"node {node.name!r} is an async generator, whose body runs on the event loop, step by step: leave out "
+            f'runs_on="{name}"'
         )
     if node.is_async:
         raise TypeError(
@@ -295,7 +295,7 @@ def _check_plain(node: Node[..., Any], name: str) -> None:
 
 
 def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
-    """Have an actor run the steps of a node with its policy, which is composed here."""
+    """Make an actor run the steps of a node with the policy of the node, which is composed here."""
     policy, streams, gate = site.node.policy, site._unit.streams, site._gate
     if site.node.gives_stream:
         _open(execution, site, actor)
@@ -304,7 +304,8 @@ def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
     around: tuple[Around, ...] = () if policy.discard is None else (attempts.noting_results,)
     if gate is not None:
         around += (attempts.through_gate(gate),)
-    if policy.hedge is not None and not streams:  # what the first attempt reads of a stream is gone
+    # a second attempt could not read the values that the first attempt has read
+    if policy.hedge is not None and not streams:
         budget = site.scope._pools.hedge_budget(site.node.origin, policy.hedge.max_share)
         around += (hedged(policy.hedge.after_seconds, budget),)
     failover = None if site._failover is None else failing_over(*site._failover)
@@ -313,14 +314,15 @@ def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
         execution._directly(actor, run, budget)
     else:
         actor.invoke = attempts.invoking(run, streams)
-    if site.scope._counts_handlers and not streams:  # one that reads a stream waits for others, which need places
+    # a handler that reads a stream waits for other handlers, which need places
+    if site.scope._counts_handlers and not streams:
         count_handlers(actor)
     if policy.ordered and not site.node._is_replaced:
         actor.invoke = in_input_order(actor.invoke)
 
 
 def count_handlers(actor: NodeActor) -> None:
-    """Have the handlers of a step count in those that its call runs at a time."""
+    """Count the handlers of a step among the handlers that its call runs at a time."""
     if actor.mode != GENERAL:
         actor.mode, actor.invoke = GENERAL, attempts.invoke_general
     actor.begin = None
@@ -328,13 +330,13 @@ def count_handlers(actor: NodeActor) -> None:
 
 
 def _open(execution: Execution, site: Site, actor: NodeActor) -> None:
-    """Have an actor open the streams of a node that gives some."""
+    """Make an actor open the streams of a node that gives streams."""
     policy, failover, gate = site.node.policy, site._failover, site._gate
     if policy.fallback is not None:
         policy = replace(policy, fallback=values_of(policy.fallback, site.node.name))
     is_opened = not (execution._is_here or execution._runs_loop)
     bound = OpeningElsewhere(actor.bound) if is_opened else Opening(site._instance)
-    if is_opened:  # the iterator is made somewhere else, of the arguments
+    if is_opened:  # the iterator is made in another place, from the arguments
         actor.fn = functools.wraps(actor.fn, updated=())(lambda *args, **kwargs: (args, kwargs))
     around: tuple[Around, ...] = () if gate is None else (staying_inside(gate),)
     if policy.hedge is not None and not site._unit.streams and site._place is None:
@@ -351,9 +353,9 @@ def _open(execution: Execution, site: Site, actor: NodeActor) -> None:
 
 
 def _items_ahead(policy: Policy, most: int) -> int:
-    """Return how many items of a node may be sent to processes or threads besides those that run."""
-    # A hedged node has none: second attempts would begin because the first wait behind others. And the bytes of an item
-    # count while it is in the inbox.
+    """Return how many items of a node may be sent ahead to processes or threads, besides the items that run."""
+    # None for a hedged node: second attempts would begin because first attempts wait behind other items. None with
+    # `max_bytes`: the bytes of an item count while the item is in the inbox.
     if policy.hedge is not None or policy.max_bytes is not None:
         return 0
     return most if policy.capacity is None else min(most, policy.capacity)

@@ -1,4 +1,4 @@
-"""What a graph takes of memory: its compiled programs, its inboxes, and what is in flight, measured on a call."""
+"""The memory of a graph: its compiled programs, its inboxes, and its values in flight, measured on a call."""
 
 import asyncio
 from collections import deque
@@ -34,14 +34,14 @@ class NodeMemory:
     """How much memory one node takes, in bytes.
 
     Attributes:
-        graph: name of its graph, or of the body of control flow that it belongs to.
-        node: its name, as drawn.
-        programs: for a device node, the programs that the call used; for a plan, all of its programs.
+        graph: the name of the graph of the node, or of its body of control flow.
+        node: the name of the node, as in drawings.
+        programs: for a device node, the programs that the call used; for a plan, all programs of the node.
         item_bytes: the largest size of the arguments of one item; None if there was no item.
-        result_bytes: the largest size of a result, or of one value of a stream; None if there was none.
-        inbox_bytes: the size of its full inbox in a pipeline, or of its full stream: `max_bytes`, or `inbox_items` of
-            the largest items. None if unknown, and in bodies of control flow, whose items wait in the step around them.
-        inbox_items: how many items its inbox, or its stream, has room for.
+        result_bytes: the largest size of a result, or of one value of a stream; None if there was no result.
+        inbox_bytes: the size of a full inbox in a pipeline, or of a full stream: `max_bytes`, or `inbox_items` of the
+            largest items. None if unknown, and in bodies of control flow, whose items wait in the step around them.
+        inbox_items: how many items the inbox, or the stream, has room for.
     """
 
     graph: str
@@ -57,16 +57,15 @@ class NodeMemory:
 class MemoryReport(Rendered):
     """How much memory a graph takes. `str()` shows it as a table.
 
-    Sizes are those of arrays, bytes and text, including those inside lists, tuples, dictionaries and dataclasses; other
-    objects count nothing.
+    Arrays, bytes and text count, also inside lists, tuples, dictionaries and dataclasses; other objects count nothing.
 
     Attributes:
-        graph: name of the graph.
-        nodes: its nodes, in the order of the plan.
-        in_flight_bytes: the most that the values of the call took at a time, including those that streams and stages
+        graph: the name of the graph.
+        nodes: the nodes, in the order of the plan.
+        in_flight_bytes: the most bytes that the values of the call took at a time, with values that streams and stages
             held, and results that waited for their turn; None for a plan, which runs nothing.
-        in_flight_device_bytes: how much of this was in arrays of JAX.
-        without_sample: for a plan, the device nodes without `sample_input=`, about which nothing is known.
+        in_flight_device_bytes: how many of these bytes were in arrays of JAX.
+        without_sample: for a plan, the device nodes without `sample_input=`, whose memory is unknown.
     """
 
     graph: str
@@ -88,7 +87,7 @@ class MemoryReport(Rendered):
             facts=tuple(facts),
             columns=(Column("node", is_number=False), *map(Column, titles)),
             rows=tuple(map(_row, ordered)),
-            remark="Arguments, outputs and temporaries are those of a device node's largest program; item, result and "
+            remark="Arguments, outputs and temporaries are of the largest program of a device node; item, result and "
             "inbox are of the largest values that were seen",
             headings=tuple(node.graph for node in ordered),
         )
@@ -121,14 +120,14 @@ async def memory_of_call(
     run: Callable[[Callable[[Scope], None]], Any],
     items: int | None,
 ) -> MemoryReport:
-    """Run a call once, and return what it took.
+    """Run a call once, and return its memory.
 
     Args:
         runtime: the inside of the Engine.
         call: the call.
-        options: how it runs.
-        run: runs a call that gives one value, and tells of its scope before it begins.
-        items: how many values are read of a stream; None for all.
+        options: the options of the call.
+        run: runs a call that gives one value; calls its argument with the scope before the call begins.
+        items: how many values of a stream are read; None for all.
     """
     plan = call.graph._planned(options)
     steps = list(_steps(plan))
@@ -163,7 +162,7 @@ async def memory_of_call(
 
 
 async def memory_of_plan(runtime: Runtime, plan: Plan, options: ExecutionOptions) -> MemoryReport:
-    """Compile what the samples of a plan's device nodes need, and return what that takes; nothing runs."""
+    """Compile the programs for the samples of a plan's device nodes, and return their memory; nothing runs."""
     scope = Scope(runtime, options, "parallel", is_one_call=True)
     unknown: list[str] = []
     nodes: list[NodeMemory] = []
@@ -177,7 +176,7 @@ async def memory_of_plan(runtime: Runtime, plan: Plan, options: ExecutionOptions
                     continue
                 try:
                     await warm_up_node(one.program, unit, executor, runtime.pools, options.device_strategy, known)
-                except PlanError:  # it has no samples
+                except PlanError:  # the node has no samples
                     unknown.append(unit.step.label)
                 programs = await asyncio.to_thread(executor._programs)
                 nodes.append(NodeMemory(one.program.name, unit.step.label, tuple(programs)))
@@ -187,7 +186,7 @@ async def memory_of_plan(runtime: Runtime, plan: Plan, options: ExecutionOptions
 
 
 def _wired(scope: Scope, wired: Wired) -> Iterator[Wired]:
-    """Yield the actors of a plan, and those of its bodies."""
+    """Yield the actors of a plan, and the actors of its bodies."""
     yield wired
     for step in wired.program.plan.steps:
         for body in step.run_bodies:
@@ -212,7 +211,7 @@ class _WatchedScope(OwnScope):
         self._watch = watch
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
-        """Have its actors looked at."""
+        """Watch the actors of the scope."""
         scope, wired, number = await super().admit(call, priority, deadline)
         self._watch.begin(scope)
         return scope, wired, number
@@ -230,7 +229,7 @@ class _Seen:
 
 
 class _Watch:
-    """Looks at the values of a call whenever a step has ended."""
+    """Measures the values of a call whenever a step has ended."""
 
     def __init__(self) -> None:
         self.most_bytes = self.most_device_bytes = 0
@@ -242,11 +241,11 @@ class _Watch:
         self._asked = self._next_look = 0
 
     def begin(self, scope: Scope) -> None:
-        """Look at what the actors of a scope get and give from now on."""
+        """Measure the arguments and results of the actors of a scope from now on."""
         self._bounds = [actor.bound for actor in scope.wiring.actors()]
         for actor in scope.wiring.actors():
             seen = self._seen.setdefault((actor.graph, actor.name), _Seen())
-            # The general way to run a step; none is handed over to a device before a worker has it.
+            # The general way to run a step; no step goes to a device before a worker has it.
             actor.mode, actor.begin = GENERAL, None
             actor.invoke = partial(self._invoke, actor.invoke, seen)
             kind = unwrapped(actor.fn)
@@ -277,14 +276,14 @@ class _Watch:
         self.look(value)
 
     def look(self, value: Any) -> None:
-        """Add up what is there now, and a value; the more there was so far, the less often."""
+        """Add up all values that are alive now, and `value`. The longer the call runs, the more rarely this is done."""
         self._asked += 1
         if self._asked < self._next_look:
             return
         self._next_look = self._asked + max(1, self._asked // 16 - 20)
         self._buffers = [one for one in self._buffers if one.held or not (one.ended or one.abandoned)]
         there = [value, *(held for one in self._buffers for held in one.held)]
-        for frame in list(self._frames):  # one that has ended may wait for its turn
+        for frame in list(self._frames):  # a frame that has ended may wait for its turn
             there += frame.values if frame.state == "running" else [frame.result]
         sizes = [
             sizes_of(there),
@@ -298,7 +297,7 @@ class _Watch:
     def node(
         self, graph: str, label: str, node: Node[..., Any], programs: list[ProgramMemory], *, is_in_body: bool
     ) -> NodeMemory:
-        """Return what a node takes."""
+        """Return the memory of a node."""
         seen, policy = self._seen.get((graph, label), _Seen()), node.policy
         if is_in_body and not node.gives_stream:
             return NodeMemory(graph, label, tuple(programs), seen.item_bytes, seen.result_bytes)
@@ -306,18 +305,18 @@ class _Watch:
         size = seen.result_bytes if node.gives_stream else seen.item_bytes
         held = None if size is None else size * places
         if held is not None and policy.max_bytes is not None:
-            held = max(min(held, policy.max_bytes), size or 0)  # one that is larger than all of it enters alone
+            held = max(min(held, policy.max_bytes), size or 0)  # an item that is larger than max_bytes enters alone
         return NodeMemory(graph, label, tuple(programs), seen.item_bytes, seen.result_bytes, held, places)
 
 
 class _Held(deque[Any]):
-    """The values that a stream holds, which tells of each."""
+    """The values that a stream holds; calls a function with each new value."""
 
     def __init__(self, on_value: Callable[[Any], None], values: Iterable[Any]) -> None:
         super().__init__(values)
         self._on_value = on_value
 
     def append(self, value: Any, /) -> None:
-        """Tell of a value."""
+        """Add a value, and call the function with it."""
         super().append(value)
         self._on_value(value)
