@@ -278,9 +278,7 @@ def _execution(kind: type[Execution], name: str) -> Execution:
     """Return the execution of this process with a name; `pickle` imports the module of its class before."""
     found = _named.get(name)
     if found is None:
-        raise LookupError(
-            f"this process has no {kind.__name__} with the name {name!r}: first import the module that makes it"
-        )
+        raise LookupError(f"this process has no {kind.__name__} named {name!r}: first import the module that makes it")
     return found
 
 

@@ -242,7 +242,7 @@ def _message_of_circle(graph: str, circle: list[_Wait]) -> str:
     )
     return (
         f"{circle[0].step.location}: in graph {graph!r}, {told}, so calls would wait for each other for ever; for one "
-        f"of these nodes, {_remedy(circle[0].held)}"
+        f"of them, {_remedy(circle[0].held)}"
     )
 
 
