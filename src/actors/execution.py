@@ -1,4 +1,4 @@
-"""Execution of steps: attempts of an item, what one call site has of its execution, and steps without a worker."""
+"""Execution of steps: attempts of an item, the part of an execution at one call site, and steps without a worker."""
 
 import asyncio
 import sys
@@ -30,7 +30,7 @@ Outcome = Literal["done", "failed", "cancelled", "expired", "interrupted", "refu
 
 
 def outcome_of(state: str, error: BaseException | None) -> Outcome:
-    """Return the outcome of a call, from the state of its frame, or from the error that it ended with before."""
+    """Return the outcome of a call, from the state of its frame, or from the error of a call without a frame."""
     if isinstance(error, DeadlineExceeded):
         return "expired"
     if isinstance(error, Overloaded):
@@ -90,7 +90,7 @@ class TracedExecution(NodeSpan):
 
 
 def tell_consumers(parent: FrameSpan, actor: "NodeActor") -> None:
-    """Note the time at which the readers of a value get it; their spans say how long they waited since."""
+    """Note the time at which the readers of a value get it; their spans show how long they waited since then."""
     parent.completed([consumer.index for consumer in actor.consumers])
 
 
@@ -98,16 +98,16 @@ class Requeued(BaseException):
     """Ends an execution before its handler has begun: the frame is in the inbox of the actor again."""
 
 
-# How a worker runs the handler. The first two are the hot path, of plain functions and of `async def` without a policy:
-# `invoke` runs so many executions, and looks at each; then the worker calls the handler itself. All other actors are
-# GENERAL: `invoke` runs every execution.
+# How a worker runs the handler. INLINE and ASYNC are the hot path, for plain functions and `async def` without a
+# policy: `invoke` runs this many first executions, and watches each; then the worker calls the handler itself. All
+# other actors are GENERAL: `invoke` runs every execution.
 INLINE: Final = 1
 ASYNC: Final = WATCHED
 GENERAL: Final = 1 << 62
 
 
 def cancel_once(member: "Member", reason: str) -> None:
-    """Cancel a handler, unless this or its timeout has done so already: nothing cuts its cleanup short."""
+    """Cancel a handler, unless it was cancelled before, also by its timeout: nothing cuts its cleanup short."""
     if member.cancels or member.task is None:
         return
     member.cancels += 1
@@ -119,14 +119,14 @@ def cancel_once(member: "Member", reason: str) -> None:
 
 
 async def end_calls(position: "Position") -> None:
-    """End what a handler has begun with `penstock.call` and not awaited: it has ended."""
+    """End the calls that a handler has begun with `penstock.call` and not awaited; the handler has ended."""
     calls, position.calls = position.calls, None
     if calls is not None:
         await calls.end()
 
 
 async def invoke_plain(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-    """Run an `async def` node without a policy, as the worker itself would, in a span or timed for a profile."""
+    """Run an `async def` node without a policy like the worker itself, in a span or timed for a profile."""
     args, kwargs = actor.arguments(frame.values)
     parent, task, sampler = frame.span, worker.task, actor.sampler
     assert task is not None
@@ -158,12 +158,12 @@ async def invoke_plain(worker: "Worker", actor: "NodeActor", frame: Frame) -> An
 LEFT_OUT.add(invoke_plain.__code__)
 
 
-# Why the task of an attempt is cancelled whose result is not needed: work that cannot be interrupted may go on.
+# The reason to cancel the task of an attempt whose result is not needed: work that cannot be interrupted may go on.
 LOST: Final = "penstock: the other attempt has a result"
 
 
 class Attempt:
-    """An item in one step: what runs the step is given it for each attempt.
+    """An attempt of an item in one step; the execution gets this object for each attempt.
 
     Attributes:
         args: the positional arguments of the node.
@@ -192,37 +192,38 @@ class Attempt:
         self._actor = actor  # the call site
         self._frame = frame
         self._undisturbed = task.cancelling()  # before the first attempt
-        self._began = self._given = perf_counter()  # the first attempt; and when this one was given to its execution
-        self._rest: Awaitable[Any] | None = None  # of a first attempt that has made its first step already
-        self._readers = readers  # of the streams that the step reads
+        # when the first attempt began; when this attempt was given to its execution
+        self._began = self._given = perf_counter()
+        self._rest: Awaitable[Any] | None = None  # the rest of a first attempt whose first step was made already
+        self._readers = readers  # the readers of the streams that the step reads
         member.position.attempt = 1
 
     @property
     def info(self) -> ItemInfo:
-        """The item, the node and the attempt, as `penstock.current()` returns them; it pickles."""
+        """The item, the node and the attempt, as `penstock.current()` returns them; the object pickles."""
         return Handling(self._member.position, self._frame, self._actor).info()
 
     @property
     def deadline(self) -> float | None:
-        """When the call or the attempt has to have ended, in the time of the event loop; None without a deadline."""
+        """When the call and the attempt must have ended, on the clock of the event loop; None without a deadline."""
         found = [at for at in (self._frame.deadline, self._member.position.attempt_deadline) if at is not None]
         return min(found, default=None)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether the item has ended, so that nobody waits for its result; the task of the attempt is cancelled."""
+        """Whether the item has ended, so that no caller waits for the result; the task of the attempt is cancelled."""
         return self._frame.cancelled
 
     def trace_context(self) -> dict[str, str]:
-        """Return the headers by which spans somewhere else become a part of the trace; none if it is not sampled."""
+        """Return the headers that make spans in another process a part of the trace; empty if it is not sampled."""
         return {} if self._frame.span is None else outgoing()
 
     def begun(self, waited_seconds: float | None = None) -> None:
-        """Note that the work has begun now: its timeout and its busy seconds count from here.
+        """Note that the work has begun now: the timeout and the busy seconds count from this moment.
 
         Args:
-            waited_seconds: how long the item has waited for that, earlier attempts included; None for the time since
-                `Bound.run` was given the attempt.
+            waited_seconds: how long the item has waited for the beginning, with earlier attempts; None for the time
+                since `Bound.run` got the attempt.
         """
         if waited_seconds is None:
             waited_seconds = self._member.position.waited_seconds + perf_counter() - self._given
@@ -234,89 +235,90 @@ class Attempt:
             timer.reschedule(position.attempt_deadline)
 
     def ran_on(self, machine: str, worker: str) -> None:
-        """Note where the work runs: attributes of its span.
+        """Note where the work runs, as attributes of its span.
 
         Args:
             machine: the name of the machine.
-            worker: the name of the process there.
+            worker: the name of the process on the machine.
         """
         if self._frame.span is not None:
             note_on_span({names.MACHINE: machine, names.WORKER: worker})
 
     def keeps_place_until(self, done: "OutsideCall | asyncio.Future[Any]") -> None:
-        """Have the node keep the place of this item until work outside of the loop has ended.
+        """Let the node keep the place of this item until work outside of the loop has ended.
 
         Args:
-            done: a future that is done then, also if the attempt has ended before.
+            done: a future that is done when the work has ended, even if the attempt ended before.
         """
         self._member.outside_call = OutsideFuture(done) if isinstance(done, asyncio.Future) else done
 
 
-# Runs one layer of the policy of a step, and those inside of it.
+# Runs one layer of the policy of a step, and the layers inside of it.
 Run = Callable[[Attempt], Awaitable[Any]]
 # Puts a further layer around one attempt.
 Around = Callable[[Run], Run]
 
 
 class Bound:
-    """What one call site of a node has of its execution, in one scope; a class for each way in which steps run."""
+    """The part of an execution that belongs to one call site of a node, in one scope; one class for each execution."""
 
     __slots__ = ("_emits", "_instance", "_links", "_spans_others")
 
     begins_later: bool = False
-    """Whether `run` tells by `Attempt.begun` when the work begins: a timeout counts from then."""
+    """Whether `run` calls `Attempt.begun` when the work begins: then a timeout counts from this moment."""
 
     can_emit: ClassVar[bool] = False
-    """Whether handlers may call `penstock.emit`: `run` and `open` hand on what comes from them."""
+    """Whether handlers may call `penstock.emit`: then `run` and `open` pass the events on."""
 
-    _goes_on: ClassVar = False  # whether its handler goes on after `run`: it is a generator
+    _goes_on: ClassVar = False  # whether the handler goes on after `run`, as a generator does
 
-    _most_begun: int = sys.maxsize  # the most items of a stream to begin with at a time: further items would wait here
+    _most_begun: int = sys.maxsize  # the most items of a stream to begin at a time: further items would wait here
 
     def __init__(self, instance: Child | None = None) -> None:
-        self._instance = instance  # of a stateful node: the child of the supervisor of the scope
+        self._instance = instance  # for a stateful node: the child of the supervisor of the scope
         self._links: tuple[Link, ...] = ()  # the plain functions of a chain
-        self._emits = False  # whether its handler may call `penstock.emit`
-        self._spans_others = False  # whether it gives or reads a stream: its time includes that of other nodes
+        self._emits = False  # whether the handler may call `penstock.emit`
+        # whether the node gives or reads a stream: then its time includes the time of other nodes
+        self._spans_others = False
 
     def run(self, attempt: Attempt) -> Awaitable[Any]:
         """Run one attempt, and return its result. The task is cancelled when the attempt has to end."""
         raise NotImplementedError
 
     def open(self, attempt: Attempt) -> AsyncIterator[Any]:
-        """Open the stream of a node that gives one: return its values; its iterator is closed by `aclose`."""
+        """Open the stream of a node that gives a stream: return its values; `aclose` closes the iterator."""
         raise NotImplementedError
 
     def _begin(
         self, actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> "DetachedStep | None":
-        """Begin one execution without a worker; it settles the step in a later turn of the loop, when it has ended.
+        """Begin one execution without a worker. Its end settles the step, in a later turn of the loop.
 
         Returns:
-            The step; None if it needs a worker, because something has to be awaited first.
+            The step; None if the step needs a worker, because it has to await something first.
         """
         return None
 
     def figures(self) -> Sequence[Figure]:
-        """Return figures of its own, which statistics, metrics, `top` and verdicts show; call sites are added up."""
+        """Return further figures, which statistics, metrics, `top` and verdicts show, summed over call sites."""
         return ()
 
     def held_bytes(self) -> int:
-        """Return how many bytes of items and results it holds, which `engine.memory` adds up."""
+        """Return how many bytes of items and results this object holds; `engine.memory` adds them up."""
         return 0
 
     @property
     def _inbox(self) -> Mailbox[Any] | None:
-        """The inbox of the loop that the node owns; None if it owns none."""
+        """The inbox of the loop that the node owns; None if the node owns no loop."""
         return None
 
     @property
     def _is_stopped(self) -> bool:
-        """Whether its instance, or its loop, has ended and is not restarted, so that further attempts would fail."""
+        """Whether the instance, or the loop, has ended and is not restarted, so that further attempts would fail."""
         return self._instance is not None and self._instance.is_stopped
 
     def _cache_statistics(self) -> "CacheStatistics | None":
-        """Return a snapshot of the counters of its cache; None if it keeps no results."""
+        """Return a snapshot of the counters of the cache; None without a cache."""
         return None
 
 
@@ -324,7 +326,7 @@ class OutsideCall(Protocol):
     """Work outside of the event loop, which may go on after its attempt has ended, since it cannot be cancelled."""
 
     def abandon(self) -> bool:
-        """Note that its attempt has ended; return whether the work still runs."""
+        """Note that the attempt has ended; return whether the work still runs."""
         ...
 
     def then(self, callback: Callable[[], None]) -> None:
@@ -350,11 +352,11 @@ class OutsideFuture:
 
 
 class ThreadCall:
-    """A job in a thread, which goes on if its attempt ends before it.
+    """A job in a thread, which goes on if its attempt ends first.
 
     Attributes:
-        handling: what the job finds in its context; None before it was submitted.
-        began: when the job has begun, by `perf_counter`; 0 before.
+        handling: the `Handling` in the context of the job; None before the job was submitted.
+        began: when the job began, by `perf_counter`; 0 before.
     """
 
     __slots__ = ("_then", "abandoned", "began", "handling", "returned", "submitted")
@@ -368,14 +370,14 @@ class ThreadCall:
         self._then: list[Callable[[], None]] = []
 
     def run(self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run the job, in the thread; skip it if it was abandoned before."""
+        """Run the job, in the thread; skip a job that was abandoned before."""
         self.began = perf_counter()
         return None if self.abandoned else fn(*args, **kwargs)
 
     def abandon(self) -> bool:
         """Note that the attempt has ended; return whether the job still holds a thread."""
         # This writes `abandoned` and then reads `began`; `run` writes `began` and then reads `abandoned`. So at
-        # least one of the two threads sees what the other has written.
+        # least one of the two threads sees the write of the other thread.
         self.abandoned = True
         if not self.submitted and not self.returned:
             self.on_returned()
@@ -383,7 +385,7 @@ class ThreadCall:
 
     @property
     def is_ahead(self) -> bool:
-        """Whether the job was given to the threads, and none has begun it."""
+        """Whether the job was given to the threads, and no thread has begun it."""
         return self.submitted and not self.began
 
     def on_returned(self) -> None:
@@ -408,7 +410,7 @@ async def take_thread(worker: "Member") -> None:
 
 
 def count_execution(actor: "NodeActor", began: float, frame: Frame, position: "Position | None" = None) -> None:
-    """Count an execution that ends now, also in a profile if one is taken; without what it has waited."""
+    """Count an execution that ends now, also in a profile that is being taken. Time that it waited does not count."""
     ended = perf_counter()
     if position is not None and position.waited_seconds:
         began += position.waited_seconds
@@ -419,7 +421,7 @@ def count_execution(actor: "NodeActor", began: float, frame: Frame, position: "P
 
 
 async def outside_call_ended(worker: "Member") -> None:
-    """Wait until the last call of a worker in a thread has ended, which goes on after its attempt."""
+    """Wait until the last call of a worker in a thread has ended; the call may go on after its attempt."""
     call = worker.outside_call
     if call is not None and call.abandon():
         waiter = worker.group.loop.create_future()
@@ -435,7 +437,7 @@ def leave_outside_call(worker: "Member", actor: "NodeActor", frame: Frame) -> No
 
 
 def abandon(call: OutsideCall, actor: "NodeActor", frame: Frame) -> None:
-    """Stop waiting for a call; if it still runs, it keeps a place of the node until it has ended."""
+    """Stop waiting for a call. A call that still runs keeps a place of the node until it has ended."""
     if call.abandon():
         actor.limiter.take_over_limit()
         actor.counted().abandoned += 1
@@ -443,15 +445,16 @@ def abandon(call: OutsideCall, actor: "NodeActor", frame: Frame) -> None:
         frame.leaves_running(call)
 
 
-# DetachedStep: the first step of a frame, if it runs outside of the loop, such as on a device; it needs no worker.
+# DetachedStep: the first step of a frame, if the step runs outside of the loop, such as on a device; it needs no
+# worker.
 #
-# A worker would only hand the step over and wait for the result, and making its task costs more than all other work of
-# such a call on the loop. Instead, when the result arrives, it carries the frame on: to its end, or to a worker for the
-# steps that follow.
+# A worker would only hand the step over and wait for the result, and the task of the worker would cost more than all
+# other work of such a call on the loop. Instead, the arrival of the result carries the frame on: to its end, or to a
+# worker for the steps that follow.
 
 
 def begin_detached(actor: "NodeActor", frame: Frame) -> bool:
-    """Begin the first step of a frame without a worker; return False if it needs one, or a place that is not free."""
+    """Begin the first step of a frame without a worker. Return False if it needs a worker, or no place is free."""
     values, begin, limiter = frame.values, actor.begin, actor.limiter
     if begin is None or limiter.free <= 0:
         return False
@@ -461,7 +464,7 @@ def begin_detached(actor: "NodeActor", frame: Frame) -> bool:
         args = (values[actor.slot],) if actor.slot >= 0 else actor.args_of(values)
         step = begin(actor, frame, args, {} if actor.kwargs_of is None else actor.kwargs_of(values))
     except BaseException as error:  # noqa: BLE001 - any exception is the outcome of its item
-        step = frame.detached or DetachedRequest(actor, frame)  # the one that has begun, if any
+        step = frame.detached or DetachedRequest(actor, frame)  # the step that has begun, if any
         step.fail_soon(error)
     if step is None:
         frame.detached = None
@@ -471,14 +474,14 @@ def begin_detached(actor: "NodeActor", frame: Frame) -> bool:
 
 
 STEP_SLOTS: Final = ("_actor", "_began", "_frame", "_is_left", "_is_over")
-_NO_SLOTS: Final[tuple[str, ...]] = ()  # of a class that may be the second base of another one
+_NO_SLOTS: Final[tuple[str, ...]] = ()  # for a class that may be the second base of another class
 
 
 class DetachedStep:
     """The first step of a frame, while it runs outside of the loop.
 
-    It has the methods by which the result of a future is set. What runs the step is a subclass, with `STEP_SLOTS`: so
-    step and call are one object.
+    The class has the methods that set the result of a future. The call that runs the step is a subclass, with
+    `STEP_SLOTS`: so step and call are one object.
 
     Attributes:
         returned: whether the execution has ended.
@@ -494,7 +497,7 @@ class DetachedStep:
     _is_over: bool
 
     def step_begins(self, actor: "NodeActor", frame: Frame) -> None:
-        """Set the attributes of a step, and tell its frame; to be called once, before anything else."""
+        """Set the attributes of the step, and register it with its frame. Call this once, before anything else."""
         self._actor = actor
         self._frame = frame
         self._began = perf_counter()
@@ -502,26 +505,26 @@ class DetachedStep:
         frame.detached = self
 
     def withdraw(self) -> None:
-        """Skip the execution if it has not begun, because its caller has left."""
+        """Skip the execution if it has not begun: the caller has left."""
         raise NotImplementedError
 
     def abandon(self) -> bool:
-        """Note that its caller has left; return whether the execution still runs. As of an `OutsideCall`."""
+        """Note that the caller has left; return whether the execution still runs. See `OutsideCall`."""
         raise NotImplementedError
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the execution has ended. As of an `OutsideCall`."""
+        """Call `callback` once the execution has ended. See `OutsideCall`."""
         raise NotImplementedError
 
     def leave(self) -> None:
-        """Give the step up, because its frame has ended."""
+        """Give the step up: its frame has ended."""
         self._is_over = self._is_left = True
         self.withdraw()
         self._over()
         self._actor.limiter.release()
 
     def cancel(self) -> bool:
-        """Fail the frame, because the step will not run; return False if the step has ended already."""
+        """Fail the frame: the step will not run. Return False if the step has ended already."""
         if self._is_over:
             return False
         self.set_exception(NodeCancelledError(f"the device of node {self._actor.name!r} has given up its call"))
@@ -565,7 +568,7 @@ class DetachedStep:
     def fail_soon(self, error: BaseException) -> None:
         """Fail the frame in a later turn of the loop, unless it has ended by then."""
         assert self._frame is not None
-        # Later: if calls failed at once, a caller that makes many would keep the loop from other tasks.
+        # Later: if calls failed at once, a caller that makes many calls would keep the loop from other tasks.
         self._frame.group.loop.call_soon(self.set_exception, error)
 
     def set_exception(self, error: BaseException) -> None:
@@ -580,7 +583,7 @@ class DetachedStep:
         actor, frame = self._actor, self._frame
         assert frame is not None
         self._is_over = True
-        self._frame = None  # what runs the step may still hold it, and must not keep the frame alive
+        self._frame = None  # the call may still hold the step, and must not keep the frame alive
         frame.detached = None
         if not self.returned:
             abandon(self, actor, frame)
@@ -592,7 +595,7 @@ class DetachedStep:
 
 
 class DetachedRequest(DetachedStep):
-    """A step in an actor that owns its loop; or one that could not begin."""
+    """A step in an actor that owns its loop; or a step that could not begin."""
 
     __slots__ = (*STEP_SLOTS, "request")
 
@@ -610,5 +613,5 @@ class DetachedRequest(DetachedStep):
                 self._frame.leaves_running(self.request)
 
     def _over(self) -> Frame:
-        self.request = None  # it refers to this step
+        self.request = None  # the request refers to this step
         return super()._over()

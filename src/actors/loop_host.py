@@ -1,4 +1,4 @@
-"""Loop host: runs an actor that owns its loop for one scope, restarts it, and gives it items."""
+"""Loop host: runs an actor that owns its loop for one scope, restarts the actor, and gives items to it."""
 
 import asyncio
 from collections import deque
@@ -50,11 +50,11 @@ class RestartGate:
     """The gate that attempts pass to an instance: open, held while the instance is restarted, or stopped for good.
 
     An attempt that finds the gate held waits in line, and its item keeps its place in the node. So later items wait in
-    the inbox, as always, and the rest of the engine need not know of the gate.
+    the inbox, as always, and no other part of the engine needs to know about the gate.
 
     Args:
         name: the name of the node, for errors.
-        restart_on: the exceptions of an attempt that mean that the instance is broken.
+        restart_on: the exceptions of an attempt after which the instance is broken.
         on_crash: called with such an exception, once the attempt has left.
     """
 
@@ -83,12 +83,12 @@ class RestartGate:
         return self._state == "stopped"
 
     def open(self) -> None:
-        """Let attempts in; the first in line goes in, and lets in the next."""
+        """Let attempts in. The first attempt in line enters, and lets the next attempt in."""
         self._state = "open"
         self._wake()
 
     def hold(self) -> None:
-        """Have attempts wait from now on; those inside go on."""
+        """Let attempts wait from now on; attempts inside go on."""
         self._state = "held"
 
     def stop(self, cause: BaseException | None, why: str | None = None) -> None:
@@ -104,13 +104,13 @@ class RestartGate:
         self._wake()
 
     async def clear(self, cause: BaseException | None) -> None:
-        """End the attempts inside, with `ActorRestarted` or `ActorStopped`; wait until they and threads have left."""
+        """End the attempts inside with `ActorRestarted` or `ActorStopped`; wait until they and threads have left."""
         for attempt in self._inside:
             attempt.end(cause)
         await self._someone_left.wait_for(lambda: not self._inside and not self._threads)
 
     def admit(self, worker: "Member") -> "GatedAttempt":
-        """Return a context manager to run an attempt in."""
+        """Return an async context manager in which an attempt runs."""
         return GatedAttempt(self, worker)
 
     async def enter(self, attempt: "GatedAttempt") -> None:
@@ -155,7 +155,7 @@ class RestartGate:
                 await waiter
                 if self._state != "held":
                     return
-                # The gate was held again before this attempt ran: it stays the first in line.
+                # The gate was held again before this attempt ran: the attempt stays the first in line.
                 self._waiters[0] = waiter = asyncio.get_running_loop().create_future()
         finally:
             self._waiters.remove(waiter)
@@ -198,41 +198,41 @@ class GatedAttempt:
         if task.cancelling() > self._cancelling:  # unless the handler has called uncancel() itself
             task.uncancel()
         if task.cancelling() > self._cancelling or not isinstance(error, Exception | asyncio.CancelledError | None):
-            return  # its item or its worker was cancelled as well, which counts more
+            return  # the item or the worker was cancelled as well, which takes precedence
         raise self._gate.error(self._cause)
 
     def end(self, cause: BaseException | None) -> None:
-        """Cancel the attempt; it ends with the error of its gate, even if the handler returns a result."""
+        """Cancel the attempt. It ends with the error of its gate, even if the handler returns a result."""
         task = self.worker.task
         if self._is_ended or self.worker.cancels or task is None:
-            return  # it is unwinding already, and a second cancel would interrupt that
+            return  # the attempt is unwinding already, and a second cancel would interrupt its cleanup
         self._is_ended = True
         self._cause = cause
         task.cancel(_ENDED)
 
 
-# The default of OTP for workers. A loop that runs so long after its inbox was closed waits for something else.
+# The default of OTP for workers. A loop that still runs this long after the end of its inbox waits for something else.
 SHUTDOWN_SECONDS = 5.0
 
 
 class LoopHost:
     """Runs an actor that owns its loop: an async context manager.
 
-    The actor has a task of its own, which enters the instance, runs its loop, and leaves it.
+    The actor has its own task, which enters the instance, runs the loop, and leaves the instance.
 
     Args:
         make: makes the instance whose loop runs.
-        name: the name of its node, for errors.
-        capacity: the most items that wait in its inbox.
-        max_bytes: the most bytes of values that wait there, counted for values that know their size.
+        name: the name of the node, for errors.
+        capacity: the most items that wait in the inbox.
+        max_bytes: the most bytes of values that wait in the inbox, counted for values that know their size.
         shutdown_seconds: for how many seconds the loop may go on after its inbox was closed, before it is cancelled.
-        on_exit: called when the loop ends before its inbox was closed, which is a crash: with the host, and the error
-            or None if the loop returned. It has to decide what becomes of the items, with `abandon`, or with
-            `fail_taken` and `start`. Without it, all items fail.
+        on_exit: called when the loop ends before its inbox was closed, which is a crash. The arguments are the host,
+            and the error or None if the loop returned. The function has to decide the fate of the items: with
+            `abandon`, or with `fail_taken` and `start`. Without `on_exit`, all items fail.
 
     Attributes:
         inbox: the work that waits for the loop.
-        told: what the instance has told of itself, by name.
+        told: the figures that the instance has reported, by name.
     """
 
     def __init__(
@@ -248,15 +248,16 @@ class LoopHost:
         self.name = name
         self.inbox: Mailbox[Any] = Mailbox(capacity or DEFAULT_CAPACITY, max_bytes=max_bytes)
         self.told: dict[str, float] = {}
-        self.figures: Callable[[], Iterable[Figure]] = tuple  # what its function tells besides, if that is elsewhere
+        # further figures of its function, if the function runs elsewhere
+        self.figures: Callable[[], Iterable[Figure]] = tuple
         self._make = make
         self._shutdown_seconds = SHUTDOWN_SECONDS if shutdown_seconds is None else shutdown_seconds
         self._on_exit = on_exit
-        self._unsettled: dict[AnyRequest[Any], None] = {}  # in the order in which it came
+        self._unsettled: dict[AnyRequest[Any], None] = {}  # in the order in which the work came
         self._task: asyncio.Task[None] | None = None
         self._closing = False
         self._halting = False
-        # Resolved when the loop has ended. The task then leaves the instance, and is not cancelled while it does.
+        # Resolved when the loop has ended. Then the task leaves the instance, and is not cancelled meanwhile.
         self._loop_over: asyncio.Future[None] | None = None
         self._why = "its scope ends"
         self._cause: BaseException | None = None
@@ -269,10 +270,10 @@ class LoopHost:
         await self.close()
 
     async def start(self) -> None:
-        """Make an instance, enter it, and begin its loop; after an end of the loop, the new one continues the inbox.
+        """Make an instance, enter it, and begin its loop. After an end of the loop, the new loop continues the inbox.
 
         Raises:
-            Exception: the error of its `__init__` or `__aenter__`.
+            Exception: the error of `__init__` or `__aenter__` of the instance.
         """
         if fault_at_start is not None:
             await fault_at_start(self.name)
@@ -299,7 +300,7 @@ class LoopHost:
             self._task = None
             if task.cancelled():
                 raise NodeCancelledError(f"the start of actor {self.name!r} was cancelled, but not by the engine")
-            task.result()  # raises what kept it from being entered
+            task.result()  # raises the error of the start
 
     async def halt(self) -> None:
         """Cancel the loop, and leave the instance; the inbox keeps its work for the next `start`.
@@ -307,7 +308,7 @@ class LoopHost:
         Raises:
             Exception: the error that the loop, or the exit of the instance, raised meanwhile.
         """
-        self.inbox.suspend()  # so that tasks of the loop take no more work until the cancellation reaches them
+        self.inbox.suspend()  # tasks of the loop must take no more work before the cancellation reaches them
         task = self._task
         if task is None or task.done():
             return
@@ -343,8 +344,8 @@ class LoopHost:
         if not task.done() and not loop_over.done():
             logs.warning(
                 "actor.shutdown_timeout", node=self.name, seconds=seconds,
-                remedy="let InboxClosed end the loop, and wait for nothing but the inbox while there is no work; or "
-                "give it more time: @node(shutdown_seconds=...)",
+                remedy="let InboxClosed end the loop, and wait only for the inbox while there is no work; or give the "
+                "loop more time: @node(shutdown_seconds=...)",
             )  # fmt: skip
         await self._end(task)
         if not task.cancelled():
@@ -358,7 +359,7 @@ class LoopHost:
         key: Hashable = None,
         on_left: Callable[[AnyRequest[Any]], None] | None = None,
     ) -> Any:
-        """Have the actor handle one item; return its result.
+        """Let the actor handle one item; return the result.
 
         Args:
             value: the argument of the call.
@@ -382,7 +383,7 @@ class LoopHost:
             del work  # breaks a cycle: an error refers to this call, and the work to the error
 
     async def submit(self, work: AnyRequest[Any]) -> None:
-        """Put work into the inbox, waiting for room, and keep it until it is settled or cancelled.
+        """Put work into the inbox, waiting for room, and keep the work until it is settled or cancelled.
 
         Raises:
             ActorStopped: the loop has ended.
@@ -400,7 +401,7 @@ class LoopHost:
             raise
 
     def submit_nowait(self, work: AnyRequest[Any]) -> bool:
-        """Do as `submit`, if the inbox has room now; return whether it had.
+        """Like `submit`, but only if the inbox has room now; return whether it had room.
 
         Raises:
             ActorStopped: the loop has ended.
@@ -415,7 +416,7 @@ class LoopHost:
         return True
 
     def fail_taken(self, make_error: Callable[[], Exception]) -> None:
-        """Fail the work that the loop has taken and not settled, each with an error of its own."""
+        """Fail all work that the loop has taken and not settled, each work with a new error."""
         for work in [work for work in self._unsettled if work.taken]:
             work.give_up(make_error())
 
@@ -423,7 +424,7 @@ class LoopHost:
         """Fail all work with `ActorStopped`, now and later.
 
         Args:
-            error: the error of the loop; None if it returned.
+            error: the error of the loop; None if the loop returned.
             why: the reason, for the error; None if the loop has ended by itself.
         """
         if why is not None:
@@ -445,10 +446,10 @@ class LoopHost:
             await until(task.done, lambda: asyncio.wait([task]))
         finally:
             if not task.cancelled():
-                task.exception()  # marks it as retrieved: a caller that is cancelled meanwhile raises the cancellation
+                task.exception()  # mark the error as retrieved: a cancelled caller raises the cancellation instead
 
     async def _run(self, entered: "asyncio.Future[None]", loop_over: "asyncio.Future[None]") -> None:
-        current.source.set(None)  # the loop works for no particular item
+        current.source.set(None)  # the loop does not work for one particular item
         no_item.set("in the loop of an actor or in a batch, which are for many items: use a node of one item")
         instance = self._make()
         self.told, self.figures = told_by(instance), getattr(instance, "_penstock_figures", tuple)
@@ -492,12 +493,12 @@ class LoopHost:
         except InboxClosed:
             pass  # the clean end
         except BaseExceptionGroup as group:
-            if group.split(InboxClosed)[1] is not None:  # with nothing but InboxClosed, it is a clean end, too
+            if group.split(InboxClosed)[1] is not None:  # a group of InboxClosed only is a clean end, too
                 raise
         except asyncio.CancelledError as error:
             if task.cancelling():
                 raise
-            # The task was not cancelled, but something that it awaited was: an error as any other.
+            # The task was not cancelled, but an awaited object was: an error like any other.
             raise RuntimeError(f"the loop of actor {self.name!r} awaited something that was cancelled") from error
 
     def _stopped_error(self) -> ActorStopped:
@@ -510,7 +511,7 @@ class LoopHost:
 
 
 class LoopStream:
-    """The parts that an actor gives for one item, as an async iterator; the item is submitted with the first `anext`.
+    """The parts that an actor gives for one item, as an async iterator. The first `anext` submits the item.
 
     Args:
         host: runs the actor.
@@ -550,7 +551,7 @@ class LoopStream:
         return await anext(self._reader)
 
     async def pour(self, buffer: StreamBuffer[Any]) -> None:
-        """Have the actor put the remaining parts straight into `buffer`, instead of passing them on one by one.
+        """Let the actor put the remaining parts straight into `buffer`, instead of passing them on one by one.
 
         This returns when the actor has finished the item, or when the reader of `buffer` has left.
 
@@ -575,35 +576,35 @@ More = TypeVarTuple("More")
 class Reporter:
     """The common part of `Actor` and `StreamActor`."""
 
-    _penstock_is_shared = False  # whether the loops of all scopes run on one and the same instance
+    _penstock_is_shared = False  # whether the loops of all scopes run on the same instance
 
     def report(self, **figures: float) -> None:
-        """Tell figures of the actor: statistics, `penstock top`, metrics and the verdict of a profile show them.
+        """Report figures of the actor, which statistics, `penstock top`, metrics and the verdict of a profile show.
 
-        A figure stays as it was told last, until the actor ends or is restarted. Call it as often as you like, such as
-        in each step of a loop: it only keeps the numbers. What is not finite is not shown.
+        A figure keeps its last value until the actor ends or is restarted. Call this method as often as you like, such
+        as in each step of a loop: it only stores the numbers. Numbers that are not finite are not shown.
 
         Args:
             **figures: numbers by name. A name may end with its unit, `_seconds` or `_bytes`; other figures are counts.
 
         Raises:
-            OptionsError: a figure is no number, or a whole one that does not fit into 64 bits.
+            OptionsError: a figure is not a number, or is a whole number that does not fit into 64 bits.
         """
         for name, value in figures.items():
             check(name, value, _FIGURE, "report(")
         told_by(self).update(figures)
 
     def step_span(self, works: "Iterable[Work[Any, Any] | StreamWork[Any, Any]]", /) -> AbstractContextManager[None]:
-        """Have a span around a step of the loop, in a trace of its own: `with self.step_span(works):`.
+        """Make a span around a step of the loop, in a new trace: `with self.step_span(works):`.
 
-        The span is linked to the items in the step, as that of a batch on a device is. What the step calls on a device
-        is inside of the span. There is none if no item is sampled.
+        The span is linked to the items in the step, like the span of a batch on a device. Spans of device calls in the
+        step are inside of this span. No span is made if no item is sampled.
 
         Args:
             works: the items that are in the step.
 
         Raises:
-            TypeError: `works` is one item, and no list of items.
+            TypeError: `works` is one item, and not a list of items.
         """
         if isinstance(works, AnyRequest):
             raise TypeError(f"step_span takes the items that are in the step, got {works!r}: write step_span([work])")
@@ -613,21 +614,21 @@ class Reporter:
 
 
 def told_by(instance: object) -> dict[str, float]:
-    """Return what an actor has told of itself, by name; later reports change it."""
+    """Return the figures that an actor has reported, by name; later reports change the dictionary."""
     found: dict[str, float] = vars(instance).setdefault("_penstock_told", {})
     return found
 
 
 # Metrics have integers of 64 bits.
 _FIGURE = OptionRule(
-    "a number: int() or float() makes one of a scalar, and float() of a whole number of 2**63 or more",
+    "a number: int() or float() converts a scalar, and float() converts a whole number of 2**63 or more",
     lambda value: isinstance(value, float) or (isinstance(value, int) and -(2**63) <= value < 2**63),
 )
 _UNITS = {"seconds": "s", "bytes": "By"}
 
 
 def figure_of(name: str, value: float) -> Figure:
-    """Return what an actor has told under a name, of which the unit may be the last word."""
+    """Return a figure that an actor has reported; the last word of its name may be the unit."""
     what, _, unit = name.rpartition("_")
     return Figure(what, _UNITS[unit], value) if what and unit in _UNITS else Figure(name, f"{{{name}}}", value)
 
@@ -635,8 +636,8 @@ def figure_of(name: str, value: float) -> Figure:
 class Actor(Reporter, Generic[In, Out]):
     """Base class of an actor that owns its loop and gives one result for each item.
 
-    Decorate the class with `@ps.node` and write the method `loop`. Each scope (`run`, `stream`, `deploy`) makes an
-    instance of its own and starts its loop once; all items go through its inbox.
+    Decorate the class with `@ps.node` and write the method `loop`. Each scope (`run`, `stream`, `deploy`) makes its own
+    instance and starts the loop of the instance once; all items go through the inbox of the loop.
 
         @ps.node
         class Doubler(ps.Actor[int, int]):
@@ -645,13 +646,13 @@ class Actor(Reporter, Generic[In, Out]):
                     work = await inbox.get()
                     work.finish(work.value * 2)
 
-    An `Actor[tuple[A, B], Out]` may be called with an A and a B; the value of its work is a tuple of both.
+    An `Actor[tuple[A, B], Out]` may be called with an A and a B; the value of the work is a tuple of both.
     """
 
     async def loop(self, inbox: Inbox[Work[In, Out]], /) -> None:
-        """Take work out of the inbox and settle it, in any order, until `inbox.get()` raises `InboxClosed`.
+        """Take work out of the inbox and settle the work, in any order, until `inbox.get()` raises `InboxClosed`.
 
-        If it returns, or raises anything else, while the scope goes on, the actor has crashed.
+        If `loop` returns, or raises another exception, while the scope goes on, the actor has crashed.
         """
         raise NotImplementedError(f"{type(self).__name__} needs `async def loop(self, inbox)`")
 
@@ -674,13 +675,13 @@ class Actor(Reporter, Generic[In, Out]):
 class StreamActor(Reporter, Generic[In, Out]):
     """Base class of an actor that owns its loop and gives many parts for each item.
 
-    It works as `Actor` does, but a call of an instance gives an async iterator, and `loop` gets `StreamWork`.
+    Like `Actor`, but a call of an instance gives an async iterator, and `loop` gets `StreamWork`.
     """
 
     async def loop(self, inbox: Inbox[StreamWork[In, Out]], /) -> None:
-        """Take work out of the inbox, put parts into it, and settle it, until `inbox.get()` raises `InboxClosed`.
+        """Take work out of the inbox, put parts into the work, and settle it, until `inbox.get()` raises `InboxClosed`.
 
-        If it returns, or raises anything else, while the scope goes on, the actor has crashed.
+        If `loop` returns, or raises another exception, while the scope goes on, the actor has crashed.
         """
         raise NotImplementedError(f"{type(self).__name__} needs `async def loop(self, inbox)`")
 
@@ -699,7 +700,7 @@ class StreamActor(Reporter, Generic[In, Out]):
 
 _BASES: tuple[type[Any], ...] = (Actor, StreamActor)
 OwnsLoop: TypeAlias = Actor[Any, Any] | StreamActor[Any, Any]
-"""An actor that owns its loop; one with `__aenter__` is entered before, and left after it."""
+"""An actor that owns its loop; an actor with `__aenter__` is entered before the loop, and left after it."""
 
 
 def owns_loop(cls: type[Any]) -> bool:
@@ -708,26 +709,26 @@ def owns_loop(cls: type[Any]) -> bool:
 
 
 def takes_tuples(cls: type[Any]) -> bool:
-    """Whether the items of a class that owns its loop are tuples, or of no known class."""
+    """Whether the items of a class that owns its loop are tuples, or their class is not known."""
     bases = [base for base in getattr(cls, "__orig_bases__", ()) if get_origin(base) in _BASES]
     items = [get_args(base)[0] for base in bases]
     return all((kind := get_origin(item) or item) is tuple or not isinstance(kind, type) for item in items)
 
 
 def check_loop(cls: type[Any], call: Any) -> None:
-    """Check that a class has a loop that gets its items.
+    """Check that a class has a method `loop`, and that its items go through this loop.
 
     Args:
         cls: the class, derived from `Actor` or `StreamActor`.
-        call: its `__call__`.
+        call: the `__call__` of the class.
 
     Raises:
-        TypeError: the class has no loop of its own, or has a `__call__` of its own.
+        TypeError: the class does not define `loop`, or defines `__call__`.
     """
     if call not in [base.__call__ for base in _BASES]:
         raise TypeError(
             f"@node on class {cls.__name__!r}, which owns its loop: its items go through `loop`, and a __call__ of its "
-            "own would never run"
+            "own would never run; remove __call__"
         )
     if cls.loop in [base.loop for base in _BASES]:
         raise TypeError(f"@node on class {cls.__name__!r} needs a method `async def loop(self, inbox)`")

@@ -35,40 +35,40 @@ from .worker_process import (
     where_script_runs,
 )
 
-# ProcessPool: each worker is spawned, never forked, and has sockets of its own. So a worker that dies fails only the
-# call that it runs; `concurrent.futures.ProcessPoolExecutor` fails all queued calls. A thread for each worker waits for
-# its answers and sends it calls, which keeps pickling and large writes off the event loop.
+# ProcessPool: each worker is spawned, never forked, and has its own sockets. So a worker that dies fails only the call
+# that it runs; `concurrent.futures.ProcessPoolExecutor` fails all queued calls. A thread for each worker sends calls
+# and waits for answers, which keeps pickling and large writes off the event loop.
 # docs/decisions/0002-process-workers.md compares the alternatives.
 
 # How long `__exit__` of an instance in a worker may take when its scope ends.
 _CLOSE_SECONDS = 5.0
 _CLOSE_INSTANCES = "penstock.actors._process_worker:close_instances"
-# How long an idle worker may take for its exit handlers, which send its spans, before it is killed.
+# How long an idle worker may take for its exit handlers, which send spans, before it is killed.
 _EXIT_GRACE_SECONDS = 0.5
-# For how long a worker is given calls ahead, by the mean time that calls of the same function took. It has to be longer
-# than the way of an answer and the next call, which is 0.1 to 1 ms where the event loop is busy, and than the pause
-# below. Measured: decision 0002.
+# For how many seconds of work a worker gets calls ahead, by the mean time of calls of the same function. The time has
+# to be longer than the way of an answer and of the next call, which is 0.1 to 1 ms with a busy event loop, and longer
+# than the pause below. Measured: decision 0002.
 _AHEAD_SECONDS = 0.015
-# If a call takes so much longer than that, what waits behind it is taken back.
+# If a call takes longer than this, the calls that wait behind it are taken back.
 _OVERDUE_SECONDS = 2 * _AHEAD_SECONDS
-# A worker that has calls for less time than this answers before its thread could send it another one.
+# A worker with less work than this answers before its thread could send another call.
 _HAND_OVER_SECONDS = 0.0002
-# A worker that has several calls is not asked for each answer: its thread, the event loop and the switches between
-# them take 50 to 100 us of a processor each time. For half of what it has to do, and no longer than this, its answers
-# gather in the socket.
+# With several calls, the thread does not read each answer at once: the thread, the event loop and the switches between
+# them take 50 to 100 us of a processor each time. Answers gather in the socket for half of the expected work, and no
+# longer than this.
 _GATHER_SECONDS = 0.0075
 # A slot for `engine/interception.py`: called with the target of each call. It may raise in place of the call, or
-# return True to have the worker of the call killed.
+# return True, and then the worker of the call is killed.
 fault_at_call: Callable[[str], Awaitable[bool]] | None = None
 
 
 class ProcessPool(ThreadOwner):
     """Runs functions in at most `max_workers` processes, for the event loop of the first `run`.
 
-    Processes start on demand and are reused. A worker that runs short calls has its next ones already. Calls begin in
-    the order of priority and then of arrival, but one of higher priority does not overtake those that a worker has:
-    as many as take 15 ms, by the mean of their function. What waits behind a call that takes longer than 30 ms is taken
-    back, for another worker or for later.
+    Processes start on demand and are reused. A worker that runs short calls gets its next calls ahead: calls for 15 ms,
+    by the mean time of their function. Calls begin in the order of priority and then of arrival, but a call of higher
+    priority does not overtake calls that a worker already has. Calls that wait behind a call of more than 30 ms are
+    taken back, for another worker or for later.
     """
 
     def __init__(self, max_workers: int) -> None:
@@ -91,22 +91,22 @@ class ProcessPool(ThreadOwner):
         self._killed = 0
         self._refusal: str | None = None  # why no worker can start
         self._numbers = itertools.count()
-        self._mean_seconds: dict[str, float] = {}  # of the calls of each function
+        self._mean_seconds: dict[str, float] = {}  # the mean time of the calls of each function
         self._futures: set[asyncio.Future[Any]] = set()  # touched on the loop only
         self.begin_without_threads()
         super().__init__()
 
     def begin_without_threads(self) -> None:
-        """Forget all workers; for a new pool, and in a forked process, which has none of the workers of its parent."""
-        # It guards all state that the threads and the loop share. A forked process needs a new one: a thread of the
-        # parent may hold the old one.
+        """Forget all workers; for a new pool, and in a forked process, which has no workers of its parent."""
+        # The lock guards all state that the threads and the loop share. A forked process needs a new lock: a thread of
+        # the parent may hold the old lock.
         self._lock = threading.Lock()
         self._arrived: deque[WorkerCall] = deque()
-        self._waiting: list[WorkerCall] = []  # a heap, of those that had arrived when a thread looked
+        self._waiting: list[WorkerCall] = []  # a heap of the calls that had arrived when a thread looked
         self._drivers = 0  # threads that start, drive or end a worker
         self._workers: set[WorkerProcess] = set()
         self._idle: list[WorkerProcess] = []
-        self._has_room: set[WorkerProcess] = set()  # workers that run calls, and would get another one
+        self._has_room: set[WorkerProcess] = set()  # workers that run calls, and can get another call
         self._mailbox = None if self._loop is None else LoopMailbox(self._loop)
 
     async def run(
@@ -123,25 +123,25 @@ class ProcessPool(ThreadOwner):
     ) -> Any:
         """Run a function in a worker process.
 
-        Cancelling this takes the call back, or kills the worker that has begun it; a new one is started on demand.
+        Cancelling this takes the call back, or kills the worker that has begun it; a new worker starts on demand.
 
         Args:
             target: the name of the function; see `process_target`.
-            args: its positional arguments; they are pickled when a worker is free.
-            kwargs: its keyword arguments.
+            args: the positional arguments; they are pickled when a worker is free.
+            kwargs: the keyword arguments.
             item: the fields for log records of the call: graph, node, item and attempt.
-            instance: for a class, its instance in the worker, which is called in its place.
-            priority: calls of a higher one begin earlier.
+            instance: for a class, the instance in the worker, which is called in the place of the function.
+            priority: calls of a higher priority begin earlier.
             begun: called on the loop once the worker has begun the call.
             took: called on the loop with the seconds that the call took in the worker, before this returns.
 
         Returns:
-            The result of the function. Arrays are rebuilt on memory of their own, and are writable if they were.
+            The result of the function. Arrays are rebuilt in new memory, and are writable if they were writable.
 
         Raises:
             EngineClosedError: the pool was closed.
             WorkerDied: the process that ran this call died.
-            TypeError: an argument or the result does not pickle; the message names it and its type.
+            TypeError: an argument or the result does not pickle; the message names the value and its type.
             MemoryError: there is no memory for the result.
             BaseException: the error of the function; its `__cause__` shows the traceback in the worker.
         """
@@ -154,8 +154,8 @@ class ProcessPool(ThreadOwner):
         request = process_messages.CallRequest(target, args, kwargs, spans.outgoing(), item, instance)
         future: asyncio.Future[Any] = self._loop.create_future()
         call = WorkerCall(request, priority, future, begun, took, kills_worker, next(self._numbers))
-        # Without the lock, which a thread may hold while it sends. A thread that is about to rest has said so before it
-        # looks here for the last time.
+        # Without the lock, which a thread may hold while it sends. A thread that is about to rest adds its worker to
+        # `_idle` before it looks at `_arrived` for the last time.
         self._arrived.append(call)
         self._futures.add(future)
         try:
@@ -178,9 +178,9 @@ class ProcessPool(ThreadOwner):
             )  # fmt: skip
 
     async def close_instances(self, keys: Collection[int]) -> None:
-        """Have the workers leave the instances of a scope that has ended; wait for those that run no call now.
+        """Make the workers leave the instances of a scope that has ended. Wait for the workers that are idle now.
 
-        Those that run one do it after that. A worker that takes too long is killed.
+        Busy workers leave their instances after the present call. A worker that takes too long is killed.
         """
         closing: dict[asyncio.Future[Any], WorkerProcess] = {}
         with self._lock:
@@ -203,7 +203,7 @@ class ProcessPool(ThreadOwner):
                 await asyncio.wait(hanging)
 
     async def aclose(self) -> None:
-        """Cancel all calls, kill the workers that run one, let the idle ones end, and wait until all are gone.
+        """Cancel all calls, kill the busy workers, let the idle workers end, and wait until all workers are gone.
 
         An idle worker has half a second for its exit handlers.
         """
@@ -229,16 +229,16 @@ class ProcessPool(ThreadOwner):
                 worker.kill()
 
     def join(self) -> None:
-        """Block until the threads have ended, which wait for their workers."""
+        """Block until the threads have ended; each thread waits for its worker."""
         self._threads.join()
 
     def _recruit(self) -> None:
-        """Have a worker look for calls: an idle one, or a new one, or one that has room for more. Runs on the loop."""
+        """Let a worker look for calls: an idle worker, a new worker, or a worker with room. Runs on the loop."""
         with self._lock:
             if self._closed or not self._is_waiting():
                 return
             if self._idle:
-                self._idle.pop().wake()  # the one used last, whose caches are warm
+                self._idle.pop().wake()  # the worker that was used last, whose caches are warm
                 return
             if self._drivers >= self._max_workers:
                 if self._has_room:
@@ -257,16 +257,17 @@ class ProcessPool(ThreadOwner):
             call.is_cancelled = True
             worker = call.worker
             if worker is None:
-                call.request, call.message = NO_REQUEST, None  # it must not keep its arguments until it is next
+                # the call must not keep its arguments until it is next in line
+                call.request, call.message = NO_REQUEST, None
             elif not worker.killed:
                 self._put_back(worker.take_back())
-                # Nothing can begin there now. So if this call was the last to begin, the worker is not at another one.
+                # No further call can begin there now. So if this call began last, the worker runs no other call.
                 if worker.calls and worker.calls[-1] is call:
                     worker.kill()
                 worker.wake()
 
     def _put_back(self, calls: Iterable[WorkerCall]) -> None:
-        """Have calls wait that were taken back, at their places in the order; with the lock held."""
+        """Let calls that were taken back wait again, at their places in the order; with the lock held."""
         assert self._mailbox is not None
         for call in calls:
             if not call.is_cancelled:
@@ -274,7 +275,7 @@ class ProcessPool(ThreadOwner):
                 self._mailbox.post(self._recruit)
 
     def _drive(self) -> None:
-        """Start a worker, give it calls and settle them until it ends; then another one, while calls wait.
+        """Start a worker, send calls and settle them until the worker ends; then start the next, while calls wait.
 
         Runs in a thread of the pool.
         """
@@ -291,7 +292,7 @@ class ProcessPool(ThreadOwner):
             self._remove(worker, error)
 
     def _start(self) -> WorkerProcess | None:
-        """Return a new worker; None if no call waits. A call that cannot be pickled needs none."""
+        """Return a new worker; None if no call waits. A call that cannot be pickled needs no worker."""
         while True:
             with self._lock:
                 self._drivers -= 1
@@ -309,7 +310,7 @@ class ProcessPool(ThreadOwner):
             began, before = time.perf_counter(), self._completed
             try:
                 worker = WorkerProcess()
-            except BaseException as error:  # noqa: BLE001 - such as too many files or processes; the error of the call
+            except BaseException as error:  # noqa: BLE001 - such as too many files or processes: this becomes the error of the call
                 self._fail_next(error)
                 continue
             with self._lock:
@@ -353,7 +354,7 @@ class ProcessPool(ThreadOwner):
             self._post([_Outcome(call, error=error)])
 
     def _serve(self, worker: WorkerProcess) -> None:
-        """Give a worker calls and settle them, until the pool is closed; raises EOFError or OSError if it dies."""
+        """Send a worker calls and settle them, until the pool is closed. Raises EOFError or OSError if it dies."""
         outcomes: list[_Outcome] = []
         try:
             while True:
@@ -365,16 +366,17 @@ class ProcessPool(ThreadOwner):
                         seconds = _OVERDUE_SECONDS if len(worker.calls) > 1 else ALIVE_CHECK_SECONDS
                         if not self._is_waiting() and worker.expected_seconds > _HAND_OVER_SECONDS:
                             self._has_room.add(worker)
-                    elif self._closed or worker.killed:  # its last call was answered at the same moment
+                    elif self._closed or worker.killed:  # the last call was answered at the same moment
                         return
                     else:
-                        # It has said so before it looks for calls the last time: see `run`.
+                        # Add the worker to `_idle` before looking for calls for the last time: see `run`.
                         self._idle.append(worker)
                         if worker.errands or self._is_waiting():
                             self._idle.remove(worker)
                             continue
                         worker.is_resting, seconds = True, None
-                # Only now: the event loop needs the GIL for the results, which this thread gives up while it waits.
+                # Only now: the event loop needs the GIL for the results, and this thread releases the GIL while it
+                # waits.
                 outcomes = self._post(outcomes)
                 if seconds is None:
                     worker.doorbell.get()
@@ -394,14 +396,14 @@ class ProcessPool(ThreadOwner):
             self._post(outcomes)
 
     def _leave_to_others(self, worker: WorkerProcess) -> None:
-        """Take back what waits behind a call that takes too long."""
+        """Take back the calls that wait behind a call that takes too long."""
         with self._lock:
             if len(worker.calls) < 2 or time.monotonic() - worker.since < _OVERDUE_SECONDS:
                 return
             self._put_back(worker.take_back())
 
     def _feed(self, worker: WorkerProcess, outcomes: "list[_Outcome]") -> None:
-        """Send a worker as many calls as it may have; before one that takes long to send, settle what has ended."""
+        """Send a worker as many calls as it may have. Before a call that takes long to send, settle ended calls."""
         while True:
             with self._lock:
                 call = self._next_for(worker)
@@ -429,8 +431,8 @@ class ProcessPool(ThreadOwner):
                 process_messages.send(worker.connection, call.message or [])
 
     def _next_for(self, worker: WorkerProcess) -> WorkerCall | None:
-        """Take the next call for a worker; None if it has enough. With the lock held."""
-        if worker.errands:  # each alone: behind a call that takes long it would be taken back again and again
+        """Take the next call for a worker; None if it has enough calls. With the lock held."""
+        if worker.errands:  # each alone: behind a long call, an errand would be taken back again and again
             return None if worker.calls else worker.errands.popleft()
         waiting = self._waiting
         if self._closed or worker.killed or not self._is_waiting():
@@ -438,7 +440,7 @@ class ProcessPool(ThreadOwner):
         if worker.calls:
             sent = sum([len(one.calls) for one in self._workers])
             if worker.calls[0].is_large or len(worker.calls) * self._max_workers >= len(waiting) + sent:
-                return None  # the others get their share
+                return None  # the other workers get their share
             mean_seconds = self._mean_seconds.get(waiting[0].request.target, _AHEAD_SECONDS)
             if waiting[0].is_large or worker.expected_seconds + mean_seconds > _AHEAD_SECONDS:
                 return None
@@ -450,7 +452,7 @@ class ProcessPool(ThreadOwner):
         return call
 
     def _encode(self, call: WorkerCall) -> bool:
-        """Pickle a call; if that fails, its caller gets the error."""
+        """Pickle a call. If pickling fails, the caller gets the error."""
         if call.message is None:
             try:
                 call.message = message = process_messages.encode_request(call.request)
@@ -485,7 +487,7 @@ class ProcessPool(ThreadOwner):
                 return
 
     def _post(self, outcomes: "list[_Outcome]") -> "list[_Outcome]":
-        """Have calls settled on the loop; return an empty list for the next outcomes."""
+        """Settle calls on the loop; return an empty list for the next outcomes."""
         assert self._mailbox is not None
         if not outcomes:
             return outcomes
@@ -493,9 +495,9 @@ class ProcessPool(ThreadOwner):
         return []
 
     def _remove(self, worker: WorkerProcess, error: BaseException | None = None) -> str:
-        """Wait for a process that is ending, and settle what it has begun; return a text that says how it ended."""
+        """Wait for a process that is ending, and settle the calls that it began; return a text about its end."""
         assert self._mailbox is not None
-        with self._lock:  # once it is not a member of `_workers`, no other thread kills it
+        with self._lock:  # once the worker is not in `_workers`, no other thread kills it
             self._workers.discard(worker)
             self._has_room.discard(worker)
             if worker in self._idle:
@@ -523,9 +525,9 @@ class _Outcome:
 
     Attributes:
         call: the call.
-        value: its result.
-        error: its error; None if it has a result.
-        seconds: how long it took in the worker; None if unknown.
+        value: the result of the call.
+        error: the error of the call; None if the call has a result.
+        seconds: how long the call took in the worker; None if unknown.
     """
 
     call: WorkerCall
@@ -563,7 +565,7 @@ def _died(call: WorkerCall, worker: WorkerProcess, end: str) -> WorkerDied:
             f"{'less at a time' if size is None else 'fewer items in a batch'}"
         )
     elif "SIG" in end:
-        remedy = ". The environment variable PYTHONFAULTHANDLER=1 has it print where it was"
+        remedy = ". With the environment variable PYTHONFAULTHANDLER=1, the worker prints its stack"
     return WorkerDied(f"worker process {worker.pid} {end} while it ran {call.request.target!r}; {whom}{remedy}")
 
 
