@@ -8,14 +8,14 @@ from typing import Any, Generic, Self, TypeVar
 from .._errors import DataError, with_cause
 
 # A stream buffer touches the event loop only when one side has to wait: `put_nowait`, and a reader that finds a value,
-# are plain calls on a deque. The producer holds the buffer, and the reader a `Reader`: so the producer notices also if
-# the reader is dropped without being closed.
+# are plain calls on a deque. The producer holds the buffer, and the reader holds a `Reader`: so the producer also
+# notices a reader that is dropped without being closed.
 
 T = TypeVar("T")
 
-# Frames that an inbox holds, and values that a stream holds. 16 hides the gap between two turns of the loop (a burst is
-# rarely longer) and is small enough that a slow node or reader holds back at once what is before it; larger ones made
-# no measurable difference (benchmarks, "chain").
+# How many frames an inbox holds, and how many values a stream holds. 16 hides the gap between two turns of the loop (a
+# burst is rarely longer), and is small enough that a slow node or reader holds back the steps before it at once. Larger
+# capacities made no measurable difference (benchmarks, "chain").
 DEFAULT_CAPACITY = 16
 
 
@@ -23,20 +23,21 @@ class StreamBuffer(Generic[T]):
     """A bounded queue of values with one producer and one reader, on one event loop.
 
     Args:
-        capacity: the most values it holds.
+        capacity: the most values that the buffer holds.
 
     Attributes:
         held: the values that wait for the reader.
         position: how many values the reader has taken.
         ended: whether no more values will come.
         abandoned: whether the reader has left, or has read to the end, so that further values are useless.
-        on_abandoned: called once when the reader leaves before it has read to the end; None if that does not matter,
-            e.g. when the producer has ended.
-        waiter: the future with which the reader waits; it is resolved when there is a value, or at the end.
-        putter: what the producer waits with; it is resolved when a quarter of the room is free, or the reader has left.
-        filled_by: the `GeneratorTask` of the producer, if it has one.
-        read_by: the `Worker` or `GeneratorTask` that reads it, if that is known, and all that it reads.
-        reader_is_busy: the reader goes on by itself, too, whether it gets a value or not.
+        on_abandoned: called once when the reader leaves before it has read to the end; None if nobody needs to know,
+            for instance when the producer has ended.
+        waiter: the future with which the reader waits; resolved when there is a value, or at the end.
+        putter: the future with which the producer waits; resolved when a quarter of the room is free, or the reader has
+            left.
+        filled_by: the `GeneratorTask` of the producer; None without one.
+        read_by: the `Worker` or `GeneratorTask` that reads the stream, if it is known, with all streams that it reads.
+        reader_is_busy: whether the reader also makes progress without a value.
     """
 
     __slots__ = (
@@ -62,11 +63,11 @@ class StreamBuffer(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """The error at the end of the stream; None if there is none, or if the reader has seen it."""
+        """The error at the end of the stream; None without an error, or if the reader has seen it."""
         return self._error
 
     def put_nowait(self, value: T) -> bool:
-        """Put a value if there is room; return False if there is none, or if the reader has left."""
+        """Put a value if there is room; return False without room, or if the reader has left."""
         held = self.held
         if len(held) >= self.capacity or self.ended or self.abandoned:
             return False
@@ -89,7 +90,7 @@ class StreamBuffer(Generic[T]):
         return True
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the stream: the reader gets the values that are left, and then the error or the end.
+        """End the stream: the reader gets the remaining values, and then the error or the end.
 
         Only the first call has an effect.
         """
@@ -126,7 +127,7 @@ class StreamBuffer(Generic[T]):
                 try:
                     raise StopAsyncIteration if error is None else error
                 finally:
-                    del error  # breaks a cycle: its traceback refers to this stack frame
+                    del error  # breaks a cycle: the traceback of the error refers to this stack frame
             await self.wait()
         return self.take()
 
@@ -134,12 +135,12 @@ class StreamBuffer(Generic[T]):
         """Take the next value; there must be one in `held`."""
         self.position += 1
         value = self.held.popleft()
-        # Not for each value where the buffer holds several: a turn of the loop costs more than to make a value.
+        # Do not wake the producer for each value of a large buffer: a turn of the loop costs more than making a value.
         if self.putter is not None and 4 * len(self.held) <= 3 * self.capacity:
             self.wake_producer()
         return value
 
-    pass_on = take  # for a step that hands values on to others
+    pass_on = take  # for a step that passes values on to other steps
 
     async def wait(self) -> None:
         """Wait until there is a value, or the end.
@@ -172,20 +173,20 @@ class StreamBuffer(Generic[T]):
             self.waiter.set_result(None)
 
     def wake_producer(self) -> None:
-        """Have a producer that waits for room look again."""
+        """Let a producer that waits for room look again."""
         putter, self.putter = self.putter, None  # once: the reader may take many values before the producer runs
         if putter is not None and not putter.done():
             putter.set_result(None)
 
 
 class Barrier:
-    """A place between two values of a stream, at which each step that it passes tells its state.
+    """A place between two values of a stream. Each step that the barrier passes adds its state to the barrier.
 
     Attributes:
-        record: how many records the source had given before.
-        is_asked: whether the source waits until the snapshot is made that a `checkpoint()` has asked for.
-        states: what the steps that it has passed have told, by their names.
-        copied_bytes: how many bytes were copied for these.
+        record: how many records the source had given before the barrier.
+        is_asked: whether a `checkpoint()` has asked for the snapshot; then the source waits until it is made.
+        states: the states of the steps that the barrier has passed, by name.
+        copied_bytes: how many bytes were copied for these states.
     """
 
     __slots__ = ("copied_bytes", "is_asked", "record", "states")
@@ -203,17 +204,17 @@ class Barrier:
 
 
 class BarrierBuffer(StreamBuffer[T]):
-    """A stream buffer that barriers may be in.
+    """A stream buffer that may contain barriers.
 
-    What is behind the first barrier is kept apart. So a reader that has taken what is before it finds the buffer empty,
-    and has to wait as ever: that is the moment in which it asks for the value behind the barrier, and in which the
+    The values behind the first barrier are kept apart. So a reader that has taken all values before the barrier finds
+    the buffer empty, and has to wait as usual. At this moment the reader asks for the value behind the barrier, and the
     barrier is passed.
 
     Attributes:
-        barrier: the first barrier; None if there is none.
-        given: how many values were put, those before a restart included.
-        on_barrier: passes the first barrier on and takes it out with `release`; called when the reader asks for what is
-            behind it.
+        barrier: the first barrier; None without a barrier.
+        given: how many values were put, with the values before a restart.
+        on_barrier: passes the first barrier on and removes it with `release`; called when the reader asks for the value
+            behind the barrier.
         is_draining: whether values are put without a bound, until the next barrier.
     """
 
@@ -229,7 +230,7 @@ class BarrierBuffer(StreamBuffer[T]):
         self._end: tuple[BaseException | None] | None = None  # the end behind the barriers
 
     def put_barrier(self, barrier: Barrier) -> None:
-        """Put a barrier behind the values that were put; there is always room for it."""
+        """Put a barrier behind all values that were put; there is always room for a barrier."""
         if not self.ended and not self.abandoned:
             self._behind.append((barrier, []))
             self.barrier = self.barrier or barrier
@@ -237,7 +238,7 @@ class BarrierBuffer(StreamBuffer[T]):
             self._wake_reader()
 
     def release(self) -> None:
-        """Take the first barrier out, so that the reader gets what is behind it."""
+        """Remove the first barrier, so that the reader gets the values behind it."""
         if self.barrier is None:  # the stream has failed, or the reader has left
             return
         _, values = self._behind.popleft()
@@ -251,12 +252,12 @@ class BarrierBuffer(StreamBuffer[T]):
         self.wake_producer()
 
     async def pass_barrier(self) -> None:
-        """Pass the first barrier on, because the reader asks for what is behind it."""
+        """Pass the first barrier on: the reader asks for the value behind it."""
         assert self.on_barrier is not None
         await self.on_barrier()
 
     async def until_barrier(self) -> bool:
-        """Wait for the next barrier without passing it on; returns False if the stream has ended before."""
+        """Wait for the next barrier without passing it on. Return False if the stream ended before."""
         while self.barrier is None and not self.ended and not self.abandoned:
             await super().wait()
         return self.barrier is not None
@@ -267,14 +268,14 @@ class BarrierBuffer(StreamBuffer[T]):
         self.wake_producer()
 
     def put_nowait(self, value: T) -> bool:
-        """Put a value; behind the last barrier, if there is one."""
+        """Put a value; behind the last barrier, if the buffer has barriers."""
         is_full = len(self.held) >= self.capacity and not self.is_draining
         if is_full or self._end is not None or self.ended or self.abandoned:
             return False
         self.given += 1
         if self.barrier is not None:
             self._behind[-1][1].append(value)
-            self.capacity -= 1  # so that every check for room counts it
+            self.capacity -= 1  # so that every check for room counts the value
             return True
         self.held.append(value)
         waiter = self.waiter
@@ -283,7 +284,7 @@ class BarrierBuffer(StreamBuffer[T]):
         return True
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the stream; the end, too, is behind the barriers."""
+        """End the stream; the end stays behind the barriers, too."""
         if self.barrier is None:
             super().end(error)
         elif self._end is None:
@@ -295,11 +296,11 @@ class BarrierBuffer(StreamBuffer[T]):
         super().fail(error)
 
     def abandon(self) -> None:
-        """Note that the reader has left; the barriers go as well."""
+        """Note that the reader has left, and forget the barriers."""
         self._forget()
         super().abandon()
 
-    # Not `async`: each wait of a call that is saved would take one coroutine more.
+    # Not `async`: otherwise each wait of a call that is saved would take a further coroutine.
     def wait(self) -> Coroutine[Any, Any, None]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Wait for a value or the end, or pass the barrier on; the caller looks again."""
         return super().wait() if self.barrier is None or self.held else self.pass_barrier()
@@ -311,19 +312,19 @@ class BarrierBuffer(StreamBuffer[T]):
 
 
 # How often a split that waits for room checks whether there can ever be room. A person who waits for the error does not
-# notice it, and it costs nothing beside the values.
+# notice this delay, and the checks cost nothing compared with the values.
 _LOOK_SECONDS = 0.25
 
 
 class SplitBuffer(Generic[T]):
-    """Several streams of the same values, from one producer to a reader each; for a producer it is like one stream.
+    """Several streams of the same values, each with its own reader; for the producer they are like one stream.
 
     Args:
-        parts: the streams. Each holds as many values as its capacity, while others wait for more.
-        is_stuck: whether the reader of one of the streams waits, through whatever else, for this producer.
+        parts: the streams. Each stream holds as many values as its capacity, while other streams wait for more.
+        is_stuck: whether the reader of a stream waits, directly or through other steps, for this producer.
 
     Attributes:
-        parts: the same.
+        parts: the streams.
         on_abandoned: called once when the last reader has left.
     """
 
@@ -337,21 +338,21 @@ class SplitBuffer(Generic[T]):
 
     @property
     def ended(self) -> bool:
-        """No more values will come."""
+        """Whether no more values will come."""
         return self.parts[0].ended
 
     @property
     def abandoned(self) -> bool:
-        """All readers have left, or read to the end."""
+        """Whether all readers have left, or read to the end."""
         return all(part.abandoned for part in self.parts)
 
     @property
     def error(self) -> BaseException | None:
-        """What the streams ended with, as long as a reader has not seen it."""
+        """The error at the end of the streams, as long as a reader has not seen it."""
         return next((part.error for part in self.parts if part.error is not None), None)
 
     def put_nowait(self, value: T) -> bool:
-        """Put a value if there is room in each; returns False if there is none, or all readers have left."""
+        """Put a value if each stream has room; return False without room, or if all readers have left."""
         read = [part for part in self.parts if not part.abandoned]
         if not read or self.ended or any(len(part.held) >= part.capacity for part in read):
             return False
@@ -360,7 +361,7 @@ class SplitBuffer(Generic[T]):
         return True
 
     async def put(self, value: T) -> bool:
-        """Put a value, waiting for room in each; returns False if all readers have left.
+        """Put a value, waiting for room in each stream; return False if all readers have left.
 
         Raises:
             DataError: the readers wait for each other.
@@ -390,23 +391,23 @@ class SplitBuffer(Generic[T]):
         full.putter.set_exception(
             DataError(
                 f"the branches of a split wait for each other: branch {self.parts.index(full)} holds {full.capacity} "
-                f"values, and its reader waits for branch {asked}, which has none; read them in step with "
-                "ps.map_each(fn, a, b), or let one get further ahead, with ahead="
+                f"values, and its reader waits for branch {asked}, which has none; read the branches in step with "
+                "ps.map_each(fn, a, b), or let a branch get further ahead, with ahead="
             )
         )
 
     def end(self, error: BaseException | None = None) -> None:
-        """No more values will come; see `StreamBuffer.end`."""
+        """End all streams; see `StreamBuffer.end`."""
         for part in self.parts:
             part.end(error)
 
     def fail(self, error: BaseException) -> None:
-        """End at once; see `StreamBuffer.fail`."""
+        """End all streams at once; see `StreamBuffer.fail`."""
         for part in self.parts:
             part.fail(error)
 
     def reader(self) -> "list[Reader[T]]":
-        """Return the reading ends; asked for once."""
+        """Return the reading ends; to be called once."""
         return [part.reader() for part in self.parts]
 
     def _left(self) -> None:
@@ -419,8 +420,8 @@ class SplitBuffer(Generic[T]):
 class Reader(Generic[T]):
     """The reading end of a stream of values: an async iterator with `aclose`, like an async generator.
 
-    A task that is cancelled while it waits for a value may go on reading. To close or drop the reader is to leave the
-    stream, which ends its producer.
+    A task that is cancelled while it waits for a value may go on reading. Closing or dropping the reader leaves the
+    stream, which ends the producer.
     """
 
     __slots__ = ("_loop", "buffer")
@@ -444,7 +445,7 @@ class Reader(Generic[T]):
         self.buffer.abandon()
 
     async def aclose(self) -> None:
-        """Stop reading, as `aclose` of an async generator does. Idempotent."""
+        """Stop reading, like `aclose` of an async generator. Idempotent."""
         self.buffer.abandon()
 
     def __del__(self) -> None:
@@ -455,7 +456,7 @@ class Reader(Generic[T]):
 
 
 def plain_error(error: Any, origin: str) -> Any:
-    """Return the error; but a RuntimeError for Stop(Async)Iteration, which would end the loop of a reader silently."""
+    """Return the error; a RuntimeError in place of Stop(Async)Iteration, which would silently end a reader's loop."""
     if not isinstance(error, StopIteration | StopAsyncIteration):
         return error
     return with_cause(RuntimeError(f"{origin} raised {type(error).__name__}"), error)

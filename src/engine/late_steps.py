@@ -1,4 +1,4 @@
-"""Late steps: `call`, by which a handler runs a node or graph that is known at run time, as a step of its item."""
+"""Late steps: with `call`, a handler runs a node or graph that is known only at run time, as a step of its item."""
 
 import asyncio
 from collections import Counter
@@ -32,36 +32,37 @@ def call(called: Callable[P, Awaitable[R]], /, *args: P.args, **kwargs: P.kwargs
 @overload
 def call(called: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, R]: ...
 def call(called: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-    """Run a node or a graph that is known at run time only, such as a tool that a model has chosen.
+    """Run a node or a graph that is known only at run time, such as a tool that a model has chosen.
 
         result = await ps.call(tools[choice.name], **choice.arguments)
 
-    In an `async def` node it is a step of the present item: with its policy, its places, the deadline, the priority and
-    the key of the item, and with spans, events and questions. A stateful node takes the instance of the run, stream or
-    deployment. The handler keeps its place meanwhile. A failure is raised here and ends nothing else. Calls that are
-    still under way when the attempt of the handler ends, in tasks that it has not awaited, are cancelled and waited
-    for. They do not count in `max_workers`. Without an engine, it just awaits.
+    In an `async def` node, the call is a step of the present item: with the policy and the places of the called node,
+    with the deadline, the priority and the key of the item, and with spans, events and questions. A stateful node uses
+    the instance of the run, stream or deployment. The handler keeps its place meanwhile. A failure is raised here and
+    ends nothing else. Calls in tasks that the handler has not awaited are cancelled when its attempt ends, and the
+    attempt waits until they have unwound. These calls do not count in `max_workers`. Without an engine, `call` only
+    awaits the node or graph.
 
     Args:
-        called: a node, an instance of a stateful node, or a graph; one that gives a value and no stream.
-        *args: its arguments.
-        **kwargs: its keyword arguments.
+        called: a node, an instance of a stateful node, or a graph; it has to give one value, not a stream.
+        *args: the arguments of the node or graph.
+        **kwargs: the keyword arguments.
 
     Returns:
-        A coroutine of its result.
+        A coroutine of the result.
 
     Raises:
-        GraphTraceError: it was called in a graph, where a node is called as it is.
+        GraphTraceError: `call` was used in a graph, where a node is called directly.
         TypeError: `called` is neither a node nor a graph, or takes other arguments.
-        PlanError: it was called in a thread, a process, a plain `def`, a batch or the loop of an actor; or what is
-            called gives a stream, or has a durable loop.
-        ReentrantCallError: it would wait for a place that it keeps itself.
-        UnknownItemError: it was called in a task whose handler has ended, or is not known.
+        PlanError: `call` was used in a thread, a process, a plain `def`, a batch or the loop of an actor; or the called
+            node or graph gives a stream, or has a durable loop.
+        ReentrantCallError: the call would wait for a place that its own item holds.
+        UnknownItemError: `call` was used in a task whose handler has ended, or is not known.
     """
     if active() is not None:
         raise GraphTraceError(
             f"{call_location()}: ps.call is for nodes, which run for each item; in a graph, call the node or graph "
-            "itself: its steps are known beforehand"
+            "itself: its steps are known in advance"
         )
     found: Any = called if isinstance(called, Graph) else as_node(called)  # pyright: ignore[reportUnknownVariableType]
     if found is None:
@@ -83,7 +84,7 @@ def _handler(name: str) -> Handling | None:
     """Return the handler that makes a call; None if no handler does.
 
     Raises:
-        PlanError: nothing could wait for the call.
+        PlanError: no handler could wait for the call.
         UnknownItemError: the handler has ended.
     """
     where, place = source.get(), no_item.get()
@@ -94,7 +95,7 @@ def _handler(name: str) -> Handling | None:
         return None
     position = where if isinstance(where, Position) else where.position
     if position.is_own:
-        handling = position.remember()  # so that the tasks that it starts know their item, too
+        handling = position.remember()  # so that tasks of the handler know their item, too
         if handling is None:
             return None
     else:
@@ -102,8 +103,8 @@ def _handler(name: str) -> Handling | None:
     frame = handling.frame
     if handling.actor.bound._links or (frame is not None and frame.group.loop is not asyncio._get_running_loop()):
         raise PlanError(
-            f"ps.call({name}, ...) was called in a thread or in a plain `def`, which cannot wait for it: call it in an "
-            "`async def` node"
+            f"ps.call({name}, ...) was called in a thread or in a plain `def`, which cannot wait for the call: call it "
+            "in an `async def` node"
         )
     if frame is None or not handling.is_present:
         raise UnknownItemError(
@@ -119,39 +120,40 @@ class _Calls:
         handling: the attempt.
 
     Attributes:
-        counts: how many there were of each name.
+        counts: how many calls there were of each name.
     """
 
     def __init__(self, handling: Handling) -> None:
         self.counts: Counter[str] = Counter()
         self._of = handling._frame, handling.actor, handling.attempt
-        self._stops: dict[object, Callable[[], object]] = {}  # what cancels each call that has begun and not ended
+        # a function that cancels each call that has begun and not ended
+        self._stops: dict[object, Callable[[], object]] = {}
         self._is_over = False
         self._changed = Condition()
 
     @classmethod
     def of(cls, handling: Handling) -> "_Calls":
-        """Return those of an attempt."""
+        """Return the calls of an attempt."""
         calls: _Calls | None = handling.position.calls
         if calls is None or calls._of != (handling._frame, handling.actor, handling.attempt):
             calls = handling.position.calls = cls(handling)
         return calls
 
     async def end(self) -> None:
-        """Cancel those that run, and wait until they have unwound: the attempt has ended."""
+        """Cancel the calls that run, and wait until they have unwound: the attempt has ended."""
         self._is_over = True
         for stop in list(self._stops.values()):
             stop()
         await until(lambda: not self._stops, self._changed.wait)
 
     async def run(self, called: Any, args: Any, kwargs: Any, handling: Handling, name: str) -> Any:
-        """Open what a call needs, and run it as the bodies of control flow run, in the task that awaits it."""
+        """Open the actors of a call, and run the call like a body of control flow, in the task that awaits it."""
         frame, actor, position, call = self._wanted(handling), handling.actor, handling.position, object()
         if actor.mode == ASYNC:
-            actor.mode = GENERAL  # so that its further executions end what they leave
+            actor.mode = GENERAL  # so that later executions of the actor end the calls that they leave
         around = position if isinstance(position, Worker) else None
         if around is not None and not around.is_own:
-            # If the worker calls the handler itself, it comes to `_let_others_run` next, which ends what is left.
+            # If the worker calls the handler itself, `_let_others_run` comes next, and ends the remaining calls.
             around.budget, around = 0, None
         scope, is_for_this = _scope_of(actor, frame)
         self._stops[call] = cast("asyncio.Task[Any]", asyncio.current_task()).cancel
@@ -162,7 +164,7 @@ class _Calls:
             body._group.caller = actor  # for `refuse_if_endless`: the handler keeps its place
             self._stops[call] = body.stop
             [value] = await body.run([()], 1, frame.item)
-            frame.reads([value])  # a result with `discard=` is the handler's now
+            frame.reads([value])  # a result with `discard=` belongs to the handler now
             return value
         finally:
             del self._stops[call]
@@ -179,8 +181,8 @@ class _Calls:
 
 
 async def _opened(scope: Scope, called: Any, args: Any, kwargs: Any) -> tuple[Wired, tuple[Any, ...]]:
-    """Open what a call needs; return its actors and its arguments."""
-    if is_node(called):  # equal copies have one graph; a method is bound anew each time
+    """Open the actors of a call; return the actors and the arguments."""
+    if is_node(called):  # equal copies share one graph, since each access of a method makes a new node
         key = called._identity, called.policy, called.name
         called = scope.called.get(key) or scope.called.setdefault(key, graph(called))
     of: Graph[..., Any] = called
@@ -195,12 +197,12 @@ async def _opened(scope: Scope, called: Any, args: Any, kwargs: Any) -> tuple[Wi
 
 
 def _scope_of(actor: NodeActor, frame: Frame) -> tuple[Scope, bool]:
-    """Return the scope of a handler, and whether it is for one call alone; of actors that runs share, that of a run."""
+    """Return the scope of a handler, and whether it is for this call only. For actors that runs share: of the run."""
     if actor.owner.opened is not None:
         return actor.owner.opened, False
     around = list(frame.lineage())
     run = next(one for one in around if isinstance(one, RunningCall))
-    if any(one.waiters for one in around[: around.index(run)]):  # a computation of a cache is no run's own
+    if any(one.waiters for one in around[: around.index(run)]):  # a computation of a cache does not belong to one run
         return run.new_scope(), True
     if run.late_scope is None:
         run.late_scope = run.new_scope()

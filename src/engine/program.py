@@ -1,8 +1,8 @@
-"""Plan: what a graph will do, after the passes; and its program, laid out for frames: slots, countdowns, readers.
+"""Plan: a graph after the passes; and its program, laid out for frames: slots, countdowns, readers.
 
-A step waits for the steps that it reads, and for effects before it in the source. A scheduler
-is nothing but additional edges. "sequential" lets each step wait for the one before, "wave" each level for
-the whole level before; "actors" and "parallel" add none and differ in how scopes bound their inboxes.
+A step waits for the steps that it reads, and for effects before it in the source. A scheduler only adds edges.
+"sequential" lets each step wait for the step before it, "wave" each level for the whole level before; "actors" and
+"parallel" add no edges and differ in how scopes bound their inboxes.
 """
 
 from collections import defaultdict
@@ -31,13 +31,14 @@ class Draft:
     """A graph between two passes.
 
     Attributes:
-        name: name of the graph.
+        name: the name of the graph.
         parameter_sources: the numbers of the values that frames begin with: parameters and resources.
-        resource_sources: the numbers of the values that are resources; in a body, also those of the graph around it.
+        resource_sources: the numbers of the values that are resources; in a body, also resources of the graph around
+            it.
         annotations: the annotations of `parameter_sources`; None where unknown.
         steps: chains of steps in topological order; all steps of a chain share an actor.
         result: the template of the result.
-        effect_behind: for a body: an ordered effect of the graph around it that waits for all of its steps.
+        effect_behind: for a body: an ordered effect of the graph around it that waits for all steps of the body.
         fuse: the execution option.
     """
 
@@ -57,15 +58,15 @@ class Draft:
 
 @dataclass(frozen=True)
 class PassReport:
-    """What one pass did.
+    """The report of one pass.
 
     Attributes:
         name: the name of the pass.
-        before: how many steps there were before it; for fusion, how many actors; for items, how many would be taken on
-            the event loop.
-        after: the same number after it.
+        before: how many steps there were before the pass; for fusion, how many actors; for items, how many items would
+            be taken on the event loop.
+        after: the same number after the pass.
         changes: a line for each change.
-        notes: a line for each change that one could expect but that the pass did not make, with the reason.
+        notes: a line for each change that a reader could expect but that the pass did not make, with the reason.
     """
 
     name: str
@@ -75,7 +76,7 @@ class PassReport:
     notes: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Return what `print(plan)` shows of it."""
+        """Return the lines of the report in `print(plan)`."""
         changed = "nothing to change" if not self.changes else f"{self.before} → {self.after}"
         if self.name == "validate":
             changed = f"{self.before} argument types checked"
@@ -87,7 +88,7 @@ class PassReport:
         return lines
 
 
-# The passes of which `print(plan)` shows what they have changed in bodies.
+# The passes whose changes in bodies `print(plan)` shows.
 _SHOWN_OF_BODIES: Final = ("regions", "items")
 Pass: TypeAlias = Callable[[Draft], tuple[Draft, PassReport]]
 
@@ -98,10 +99,10 @@ class PlannedStep:
 
     Attributes:
         label: the name of the first step, unique in the plan: "fetch", "fetch#2".
-        chain: the steps that the actor runs one after the other; nearly always one.
+        chain: the steps that the actor runs one after the other; nearly always one step.
         tail_labels: the labels of the further steps of the chain.
         bodies: the plans of the bodies of a control-flow step.
-        joined: of the last of several stages of a stream that run as one: the plan of the body of all of them.
+        joined: for the last of several stages of a stream that run as one: the plan of the joint body of the stages.
     """
 
     label: str
@@ -112,7 +113,7 @@ class PlannedStep:
 
     @property
     def run_bodies(self) -> tuple["Plan", ...]:
-        """The plans of the bodies that run: not those of stages that run as one."""
+        """The plans of the bodies that run; without the bodies of stages that run as a part of another stage."""
         joined = () if self.joined is None else (self.joined,)
         return joined if joined or self.head.is_joined else self.bodies
 
@@ -137,13 +138,13 @@ class Plan:
         parameter_sources: the numbers of the values of the parameters.
         steps: the steps, in topological order.
         result: the template of the result.
-        captures: for a body: the values that it takes from the enclosing graph.
-        resource_sources: the numbers of the values that are resources; in a body, also of resources that it takes from
-            the enclosing graph.
-        reports: what each pass changed.
+        captures: for a body: the values that the body takes from the enclosing graph.
+        resource_sources: the numbers of the values that are resources; in a body, also of resources that the body takes
+            from the enclosing graph.
+        reports: the report of each pass.
         trace: the recorded steps, before the passes.
-        keeps_results: whether nodes with `cache=` keep their results; not with `reuse_plans=False`.
-        overwrites: for the body of a loop: the step that may overwrite the state, its first parameter; None for none.
+        keeps_results: whether nodes with `cache=` keep their results; False with `reuse_plans=False`.
+        overwrites: for the body of a loop: the step that may overwrite the state, its first parameter; or None.
     """
 
     name: str
@@ -160,19 +161,19 @@ class Plan:
 
     @cached_property
     def _kept_by_engines(self) -> WeakKeyDictionary[object, object]:
-        """The actors that each Engine keeps for this plan; they go when the plan or the Engine goes."""
+        """The actors that each Engine keeps for this plan; they are freed with the plan or with the Engine."""
         return WeakKeyDictionary()
 
     @cached_property
     def _drawn(self) -> "tuple[str, Drawing]":
-        """The drawing of what it runs, behind its digest."""
+        """The digest and the drawing of the planned graph."""
         from .picture import planned_drawing
 
         return planned_drawing(self)
 
     @cached_property
     def _programs_with_resources(self) -> "WeakKeyDictionary[object, dict[ChosenScheduler, Program]]":
-        """For the resources of each Engine, the programs whose frames have them."""
+        """For the resources of each Engine, the programs whose frames have these resources."""
         return WeakKeyDictionary()
 
     @cached_property
@@ -192,9 +193,9 @@ class Plan:
 
     @cached_property
     def _durable(self) -> "Durable | None":
-        """Where the durable loop of the graph is kept; None if it has none."""
+        """The `Durable` of the durable loop of the graph; None without a durable loop."""
         for planned in self.steps:
-            # `Control` has it. Control flow imports what a plan is made of, so this file cannot import that.
+            # Only `Control` has `durable`; importing it here would be a circle.
             found: Durable | None = getattr(planned.head.callee, "durable", None)
             for durable in (found, *(body._durable for body in planned.bodies)):
                 if durable is not None:
@@ -209,7 +210,7 @@ class Plan:
 
     @property
     def scheduler_reason(self) -> str:
-        """A sentence that says which scheduler "auto" stands for, and why."""
+        """A sentence that says which scheduler "auto" selects, and why."""
         return (
             'auto: "parallel" for one call (run), where each node fires as soon as its inputs are there; '
             '"actors" for many (stream, deploy), which overlap in a pipeline'
@@ -217,7 +218,7 @@ class Plan:
 
     @property
     def _all_bodies(self) -> "Iterator[Plan]":
-        """The plans of all bodies that run, those inside of others included."""
+        """The plans of all bodies that run, also of bodies inside of bodies."""
         for step in self.steps:
             for body in step.run_bodies:
                 yield body
@@ -263,17 +264,17 @@ class Unit:
     Attributes:
         index: the number of the unit; larger than the numbers of its inputs.
         step: the step; None for a unit that the program adds.
-        role: "step"; "barrier", between two waves; "input", which opens a stream that came as an argument; or "result",
-            which hands the stream that a graph returns to its reader.
+        role: "step"; "barrier", between two waves; "input", which opens a stream that was passed as an argument; or
+            "result", which hands the stream that a graph returns to its reader.
         source: the number of the value that the unit produces; for an input, the number of its parameter.
         sources: the numbers of the values that the unit reads.
         slot: the slot of the only argument; -1 if there are several arguments, or only a part of a value is passed.
         args_of, kwargs_of: functions that build the arguments from the values of a frame.
         out: the slot of the value.
         reads: the slots that the unit releases when it is done.
-        streams: the slots of the streams that it reads.
-        consumers: the units that wait for this one.
-        countdown: how many units this one waits for.
+        streams: the slots of the streams that the unit reads.
+        consumers: the units that wait for this unit.
+        countdown: how many units this unit waits for.
     """
 
     index: int
@@ -305,10 +306,10 @@ class Program:
         readers: for each slot, how many readers it has.
         sinks: how many units have no consumers.
         slots: for each value, by its number, its slot in a frame.
-        resources: the resources that frames have from the beginning, in the slots after those of the parameters.
-        is_filled: whether `blank` has all of these resources, so that new frames get them.
+        resources: the resources that frames have from the beginning, in the slots after the parameters.
+        is_filled: whether `blank` has all these resources, so that new frames get them.
         result: builds the result of the graph from the values of a frame.
-        result_slots: the slots that it reads.
+        result_slots: the slots that `result` reads.
     """
 
     def __init__(self, plan: Plan, scheduler: ChosenScheduler) -> None:
@@ -340,15 +341,15 @@ class Program:
         self.blank: tuple[Any, ...] = (None,) * (len(self.readers) - len(plan.parameter_sources))
         self.countdown = [unit.countdown for unit in self.units]
         self.sinks = sum(not unit.consumers for unit in self.units)
-        # If there is one end and no unit with two inputs, there is one beginning, too. A graph with streams is not a
-        # line, because a stream goes on beside the steps.
+        # A program with one end and no unit with two inputs also has one beginning. A graph with streams is not a line,
+        # because a stream goes on beside the steps.
         self.is_line = (
             self.sinks == 1
             and not plan._has_streams
             and all(unit.countdown <= 1 and not unit.reads for unit in self.units)
         )
         self.entries = tuple(unit.index for unit in self.units if not unit.countdown)
-        # A stream is handed to its reader by the "result" unit, long before the frame ends, so nothing is built here.
+        # A stream is handed to its reader by the "result" unit, long before the frame ends, so no result is built here.
         result = Constant(None) if plan._gives_stream else plan.result
         self.result: Callable[[Values], Any] = builder(result, self.slots)
         self.result_slots = tuple(self.slots[read.source] for read in reads(result))
@@ -368,7 +369,7 @@ class Program:
         """Give each value a slot.
 
         A step that is the only reader of a slot writes its own value into that slot. So a chain needs one slot in all,
-        and its steps release none.
+        and its steps release no slots.
         """
         plan = self.plan
         counts: dict[int, int] = defaultdict(int)
@@ -395,7 +396,7 @@ class Program:
                 unit.reads = (unit.out,)
 
     def _place_input(self, unit: Unit, counts: dict[int, int]) -> None:
-        """Have an "input" unit replace the argument by a reader of that stream, in the same slot."""
+        """Let an "input" unit replace the argument by a reader of the stream, in the same slot."""
         assert unit.source is not None
         unit.slot = unit.out = self.slots[unit.source]
         if not counts[unit.source]:  # no step reads the stream: the unit releases its slot, which closes the stream
@@ -414,7 +415,7 @@ class Program:
         taken_over = next((source for source in sources if counts[source] == 1), None)
         given_up = [self.slots[source] for source in sources if source != taken_over]
         count = counts[step.source]
-        if not count:  # no step reads the value: this unit itself releases it, at once
+        if not count:  # no step reads the value: this unit itself releases it at once
             count = 1
             unit.out = -1
         if taken_over is None:
@@ -471,7 +472,7 @@ def _waits_for_effects(chains: Sequence[Sequence[Step]]) -> list[str]:
 
 
 def _add_barriers(units: list[Unit], edges: dict[int, set[int]]) -> None:
-    """Put a barrier between every two levels: a unit of its own, since edges between all steps would be quadratic."""
+    """Put a barrier between every two levels: an additional unit, since edges between all steps would be quadratic."""
     levels: list[list[int]] = []
     level_of: dict[int, int] = {}
     for index in range(len(units)):
@@ -494,7 +495,7 @@ class Wired:
     Attributes:
         program: the program, which all its frames share.
         actors: the actors, one for each unit of the program.
-        entries: the actors in which a frame begins, because they wait for no other.
+        entries: the actors in which a frame begins, because they wait for no other actor.
     """
 
     program: Program
@@ -503,7 +504,7 @@ class Wired:
 
     @cached_property
     def chain(self) -> NodeActor | None:
-        """The only actor of a graph that is nothing but a chain of plain functions; None for any other graph."""
+        """The only actor of a graph that consists of one chain of plain functions; None for any other graph."""
         actor = self.actors[0] if len(self.actors) == 1 else None
         return actor if actor is not None and actor.mode == INLINE and actor.ends_line else None
 

@@ -1,4 +1,4 @@
-"""Stages of streams: the iterators that read streams and give another one, and their role in a checkpoint."""
+"""Stages of streams: iterators that read streams and give a new stream, and their role in a checkpoint."""
 
 import asyncio
 import functools
@@ -19,19 +19,20 @@ T = TypeVar("T")
 
 
 class StageRole(NamedTuple):
-    """What a stage does to the values of a stream; a call with `checkpoint=` decides by it how the stage goes on.
+    """The effect of a stage on the values of a stream. A call with `checkpoint=` restarts the stage accordingly.
 
     Attributes:
-        gives: what comes out. "any" stands for any number of values, "one_to_one" for one for each that comes in, and
-            "placed" for the same value on a device. Of several streams, "in_turns" has one value of each in turn,
-            "mix" counts in `taken` how many are those of each, and "arrival" has another order after a restart, so it
-            is refused. A source gives "records", or an "order", which may begin anywhere (`after`).
+        gives: the values that come out. "any": any number of values; "one_to_one": one value for each value that comes
+            in; "placed": the same value on a device. For stages that read several streams: "in_turns" gives one value
+            of each stream in turn; "mix" counts in `taken` how many values come from each stream; "arrival" has another
+            order after a restart, so it is refused. A source gives "records", or an "order", which may begin anywhere
+            (`after`).
         calls: the settings of the stage that are functions of the user, whose state is saved as well.
-        holds_values: whether the arrays in its state are those of values that it has read, and does not change. Then
-            each is copied once, however many snapshots it is in.
-        may_change: the settings that may be others when a call goes on with `on_mismatch="resize"`: whatever they are,
-            no record is lost or comes twice.
-        may_be_absent: whether the stage may be left out, or added, when a call goes on so.
+        holds_values: whether the arrays in the state belong to values that the stage has read and does not change. Then
+            each array is copied once, no matter in how many snapshots it is.
+        may_change: the settings that may differ when a call goes on with `on_mismatch="resize"`: with any values of
+            these, no record is lost or comes twice.
+        may_be_absent: whether the stage may be left out, or added, when a call goes on in this way.
     """
 
     gives: Literal["any", "one_to_one", "placed", "in_turns", "mix", "arrival", "records", "order"] = "any"
@@ -42,21 +43,21 @@ class StageRole(NamedTuple):
 
     @property
     def is_source(self) -> bool:
-        """Whether its own state says where it goes on; another stage needs the state of what it reads as well."""
+        """Whether the state of the stage alone says where it goes on; other stages also need the states before them."""
         return self.gives in ("records", "order")
 
 
 class StageIterator(AsyncIterator[T]):
     """A stage at work: an iterator with the state of the stage, made for each stream that is open.
 
-    A subclass has `__anext__`, which returns the next value. It is asked for its state between two values.
+    A subclass has `__anext__`, which returns the next value. `state` is called between two values.
 
     Args:
-        *streams: the streams that it reads.
+        *streams: the streams that the stage reads.
 
     Attributes:
-        role: what it does to the values; the same for all instances.
-        streams: the iterators of the streams that it reads.
+        role: the effect of the stage on the values; the same for all instances.
+        streams: the iterators of the streams that the stage reads.
     """
 
     role: ClassVar[StageRole] = StageRole()
@@ -68,17 +69,17 @@ class StageIterator(AsyncIterator[T]):
         return self
 
     def state(self) -> Any:
-        """Return what it keeps between two values, as values that can be stored: here nothing."""
+        """Return the state between two values, as values that can be stored: here None."""
         return None
 
     def restore(self, state: Any) -> None:
-        """Take a state that `state` has returned, before the first value."""
+        """Set a state that `state` has returned; called before the first value."""
 
     def place_again(self, place: Callable[[Any], Any]) -> None:
-        """Have a function place the values that were restored: they go to another device now."""
+        """Place the restored values with a function: they go to another device now."""
 
     def held_bytes(self) -> tuple[int, int]:
-        """Return how many bytes it holds between two values, and how many of them are on devices."""
+        """Return how many bytes the stage holds between two values, and how many of these are on devices."""
         from .sizes import sizes_of  # few programs need it
 
         return (0, 0) if self.role.is_source else sizes_of([self.state()], with_streams=False)
@@ -95,35 +96,35 @@ def stage_node(
     """Return the node of a stage, which a graph calls with the streams that the stage reads.
 
     Args:
-        name: how it is drawn and named.
-        kind: the class of its iterators, a `StageIterator`.
-        capacity: the values that its stream holds; 16 by default.
-        **settings: the arguments of the iterator, beside the streams. Numbers and texts among them must be the same
-            when a call goes on.
+        name: the name of the node, also in drawings.
+        kind: the class of the iterators, a `StageIterator`.
+        capacity: how many values the stream of the stage holds; 16 by default.
+        **settings: the arguments of the iterator besides the streams. Numbers and texts among these must be the same
+            when a saved call goes on.
     """
     return Node(functools.partial(kind, **settings), Policy(capacity=capacity), name=name)
 
 
 def role_of(made_by: Any) -> StageRole:
-    """Return the role of what a node calls: the class of a stage, or a function that places values."""
+    """Return the role of the class of a stage, or of a function that places values; the default role for others."""
     role: object = getattr(unwrapped(made_by), "role", None)
     return role if isinstance(role, StageRole) else StageIterator.role
 
 
 def has_state(value: object) -> bool:
-    """Whether an object, or the instances of a class, can tell and take its state, without waiting."""
+    """Whether an object, or the instances of a class, have plain methods `state` and `restore`."""
     methods = [getattr(value, name, None) for name in ("state", "restore")]
     return all(callable(one) and not inspect.iscoroutinefunction(one) for one in methods)
 
 
 def is_stream(value: object) -> bool:
-    """Whether a value is a stream of a graph: one that a step reads or, while the graph is traced, stands for one."""
+    """Whether a value is a stream of a graph: a reader; or, while the graph is traced, a symbolic stream."""
     tracer = active()
     return isinstance(value, Reader) or (tracer is not None and tracer.is_stream(value))
 
 
 def has_value(stream: object) -> bool:
-    """Whether the next value of a stream that a step reads is there, so that `anext` need not wait."""
+    """Whether the next value of a stream that a step reads is there, so that `anext` does not wait."""
     return isinstance(stream, Reader) and bool(cast("Reader[Any]", stream).buffer.held)  # type: ignore[redundant-cast]
 
 
@@ -148,7 +149,7 @@ class ThreadIterator(AsyncIterator[T]):
         if self._asked is None:
             self._asked = self._thread.submit(copy_context(), None, next, self._values, _END)
         asked = self._asked
-        await asyncio.wait([asked])  # a read that is cancelled leaves the value to the next one
+        await asyncio.wait([asked])  # a cancelled read leaves the value to the next read
         if asked.exception() is None and asked.result() is _END:
             await self._thread.aclose()
             raise StopAsyncIteration
@@ -160,7 +161,7 @@ class ThreadIterator(AsyncIterator[T]):
         """Wait until the thread has ended, and close a generator."""
         await self._thread.aclose()
         if self._asked is not None and not self._asked.cancelled():
-            self._asked.exception()  # retrieved, so that asyncio does not log it
+            self._asked.exception()  # mark the error as retrieved, so that asyncio does not log it
         values: object = self._values
         if isinstance(values, Generator):
             values.close()

@@ -352,7 +352,7 @@ def test_what_cannot_be_a_node() -> None:
 
     with pytest.raises(TypeError, match="write `async def` with `yield`"):
         ps.node(plain_generator)
-    with pytest.raises(TypeError, match='runs_on="thread" does not apply: its body runs on the event loop'):
+    with pytest.raises(TypeError, match='whose body runs on the event loop, step by step: leave out runs_on="thread"'):
         ps.node(runs_on="thread")(stream)
     with pytest.raises(TypeError, match="pure=True does not apply: equal calls would be merged"):
         ps.node(pure=True)(stream)
