@@ -102,7 +102,7 @@ class Wiring(Scope):
         self._saving = saving
         self.opened: Any = None
         self.opened_at = time()
-        self._sites: tuple[int, list[StepSite]] = (0, [])  # of so many programs
+        self._sites: tuple[int, list[StepSite]] = (0, [])  # the number of programs, and their call sites
         # How many profiles and looks have asked for the timing of handlers, and how many of these for all depths.
         self._measured = 0, 0
         self._looked_at = 0.0
@@ -211,7 +211,7 @@ class Wiring(Scope):
         return own if self._bodies is None else [*own, *self._bodies._wired.values()]
 
     def measure(self, *, on: bool, depths: bool = True) -> None:
-        """Turn the timing of handlers on or off; it stays on until it has been turned off as often as on.
+        """Turn the timing of handlers on or off. Timing stays on until it was turned off as often as on.
 
         Args:
             on: whether it is turned on.
