@@ -1,6 +1,6 @@
 """A program that exposes itself and runs what a page has to show: all kinds of steps, and names that are no text.
 
-    python -m tests.studio.alive SOCKET [kinds | moves | holds | gil | long | reader | worker | many | hostile]
+    python -m tests.studio.alive SOCKET [kinds | moves | holds | gil | long | reader | worker | many | hostile | scopes]
 
 It reads lines: of "moves", each line is the name of the node that is slow from then on.
 """
@@ -226,7 +226,7 @@ hostile = ps.graph(_hostile)
 async def run(kind: str) -> None:
     graph = {
         "kinds": kinds, "moves": moves, "holds": holds, "gil": gil, "long": long, "reader": reader, "many": many,
-        "worker": worker, "hostile": hostile,
+        "worker": worker, "hostile": hostile, "scopes": moves,
     }[kind]  # fmt: skip
 
     async def calls() -> AsyncIterator[ps.Call[int]]:
@@ -235,10 +235,13 @@ async def run(kind: str) -> None:
                 await asyncio.sleep(0.05)
             yield graph(number)
 
-    async with engine.stream(calls()) as results:
-        async for _ in results.outcomes():
-            if kind == "reader":
-                await asyncio.sleep(0.02)
+    async def one_stream() -> None:
+        async with engine.stream(calls()) as results:
+            async for _ in results.outcomes():
+                if kind == "reader":
+                    await asyncio.sleep(0.02)
+
+    await asyncio.gather(*[one_stream() for _ in range(2 if kind == "scopes" else 1)])
 
 
 if __name__ == "__main__":

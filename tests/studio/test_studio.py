@@ -1,5 +1,6 @@
 """`penstock studio` as a browser asks it: who may look, and what the page is told of several processes."""
 
+import json
 import re
 import signal
 import subprocess
@@ -163,6 +164,27 @@ def test_a_page_gets_what_is_newer_than_it_has(tmp_path: Path) -> None:
         assert studio.looks(number + 1)["processes"][0]["look"] is None
         times = studio.looks(number - 1)["processes"][0]["series"]["times"]
         assert 1 <= len(times) <= 2
+
+
+def test_one_of_several_scopes_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "app.sock"
+    with exposed(path, "tests.studio.alive", "scopes"), Studio(path) as studio:
+        whole = until(studio, 0, lambda one: one["look"] and len(one["look"]["graphs"][0]["scopes"]) == 2)["look"]
+        [graph] = whole["graphs"]
+        (scope, label), _ = graph["scopes"]
+        assert label.startswith("stream ")
+
+        def done(look: dict[str, Any]) -> int:
+            at = [title for title, _ in look["columns"]].index("done")
+            step: dict[str, Any] = look["steps"][graph["id"]][0]
+            return int(step["cells"][at - 1].replace(",", ""))
+
+        def of_scope() -> int:
+            return done(json.loads(studio.ask(f"/looks?scope={scope}")[2])["processes"][0]["look"])
+
+        give_up = monotonic() + 30
+        while not 0 < of_scope() < 0.75 * done(studio.looks()["processes"][0]["look"]):
+            assert monotonic() < give_up
 
 
 # --- What runs badly ---

@@ -1,6 +1,7 @@
 """The live page in a browser: it shows each box of a drawing with its figures, follows what changes, and obeys."""
 
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -22,7 +23,12 @@ from .browser import Browser, installed
 from .studio import Studio
 
 _PROGRAM = installed()
-pytestmark = [needs_package("chromium", _PROGRAM), pytest.mark.timeout(180)]
+# `make test-long` sets this. There, nothing is skipped for want of a browser or of npm, but fails.
+_NOTHING_IS_SKIPPED = "PENSTOCK_TEST_EFFORT" in os.environ
+pytestmark = [
+    needs_package("chromium", "chromium" if _NOTHING_IS_SKIPPED else _PROGRAM),
+    pytest.mark.timeout(180),
+]
 
 KINDS = ("kinds", "moves", "hostile", "many")
 
@@ -75,7 +81,7 @@ class Shown:
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shown]:
-    assert _PROGRAM is not None
+    assert _PROGRAM is not None, "make test-long needs the Debian package chromium"
     folder = tmp_path_factory.mktemp("studio")
     with ExitStack() as stack:
         apps = {kind: stack.enter_context(App(folder / f"{kind}.sock", kind)) for kind in KINDS}
@@ -208,12 +214,12 @@ def test_a_hidden_page_asks_for_nothing_and_gets_what_it_has_missed(shown: Shown
     asked = len(browser.requests())
     number = shown.studio.looks()["number"]
     give_up = monotonic() + 30
-    while shown.studio.looks()["number"] < number + 3 * len(KINDS) and monotonic() < give_up:
+    while shown.studio.looks()["number"] < number + 2 * len(KINDS) and monotonic() < give_up:
         browser.painted()
     assert len(browser.requests()) <= asked + 1  # one may have been under way
     browser.run(hide % "false")
     browser.run("document.dispatchEvent(new Event('visibilitychange'))")
-    browser.until(f"{points} >= {before} + 2")
+    browser.until(f"{points} > {before}")
 
 
 # --- Who would like to do more ---
@@ -282,19 +288,20 @@ AXE = "axe-core@4.10.3"
 @pytest.fixture(scope="module")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The script of axe-core, from npm."""
+    leave = pytest.fail if _NOTHING_IS_SKIPPED else pytest.skip
     npm, folder = shutil.which("npm"), tmp_path_factory.mktemp("axe")
     if npm is None:
-        pytest.skip(f"needs npm, for {AXE}")
+        leave(f"needs npm, for {AXE}")
     packed = subprocess.run(
         [npm, "pack", "--silent", AXE], cwd=folder, capture_output=True, text=True, timeout=120, check=False
     )
     if packed.returncode:
-        pytest.skip(f"npm has no {AXE}: {packed.stderr.strip()[-200:]}")
+        leave(f"npm has no {AXE}: {packed.stderr.strip()[-200:]}")
     subprocess.run(["tar", "xzf", packed.stdout.split()[-1]], cwd=folder, check=True)
     return (folder / "package" / "axe.min.js").read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize("width", [1280, pytest.param(390, marks=pytest.mark.long)])
 def test_axe_finds_nothing(shown: Shown, axe: str, width: int) -> None:
     browser = shown.open("kinds", width=width)
     browser.run(axe + "; 0")

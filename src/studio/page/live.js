@@ -243,6 +243,8 @@
     keep(at("scope"), [["", `all ${scopes.length}`], ...scopes], ([id]) => id, ([id]) => make("option", { value: id }),
       (option, [, label]) => write(option, label));
     at("scope").value = state.scope;
+    const [only] = graph && graph.scopes.length === 1 ? graph.scopes : scopes.filter(([id]) => id === state.scope);
+    write(at("about"), only ? only[1] : "");
   };
 
   const showTables = (process, graph, steps) => {
