@@ -213,6 +213,8 @@
     write(at("verdict-title"), title);
     write(at("reason"), process.alive ? (verdict ? verdict.reason : "") : process.says);
     at("try").hidden = !(process.alive && verdict && verdict.remedy);
+    at("evidence").hidden = !(process.alive && verdict && verdict.evidence);
+    write(at("evidence").lastElementChild, verdict ? verdict.evidence : "");
     write(at("remedy"), verdict ? verdict.remedy : "");
     write(at("gain"), verdict ? verdict.gain : "");
     keep(at("facts"), process.look ? process.look.facts : [], ([label]) => label, ([label]) => {

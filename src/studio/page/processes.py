@@ -429,9 +429,10 @@ def _verdict(look: LiveSnapshot, names: Names) -> dict[str, Any] | None:
     if verdict is None:
         return None
     graph, key = names.steps.get((verdict.graph or "", verdict.node or ""), (None, None))
-    reason = ". ".join(map(_sentence, filter(None, (verdict.reason, verdict.spent, *look.evidence))))
+    reason = ". ".join(map(_sentence, filter(None, (verdict.reason, verdict.spent))))
     return {
         "graph": graph, "key": key, "title": printable(verdict.name) or _sentence(verdict.reason),
+        "evidence": "".join([f"{_sentence(one)}. " for one in look.evidence]),
         "reason": f"{reason}." if verdict.node else "", "remedy": f"{printable(verdict.remedy)}.",
         "gain": f"{_sentence(verdict.gain)}." if verdict.gain else "",
     }  # fmt: skip
@@ -454,7 +455,10 @@ def _graph(
     return {
         "id": graph, "name": printable(names.titles[graph]), "drawing": drawings.get(graph) is not None,
         "rate": rate(fastest) if fastest else "",
-        "scopes": [(scope.id, _scope(scope, look.when)) for scope in scopes],
+        "scopes": [
+            (scope.id, _scope(scope, number if len(scopes) > 1 else None, look.when))
+            for number, scope in enumerate(scopes, start=1)
+        ],
     }  # fmt: skip
 
 
@@ -463,8 +467,11 @@ def _whole_seconds(seconds: float) -> str:
     return f"{max(round(seconds), 0)} s" if seconds < 59.5 else duration(round(seconds))
 
 
-def _scope(scope: ScopeLook, now: float) -> str:
-    words = [f"{scope.kind} {scope.id}", f"open for {duration(max(now - scope.opened, 0))}"]
+def _scope(scope: ScopeLook, number: int | None, now: float) -> str:
+    words = [
+        scope.kind if number is None else f"{scope.kind} {number}",
+        f"open for {duration(max(now - scope.opened, 0))}",
+    ]
     if scope.admitted is not None:
         words.append(f"{of(scope.admitted, scope.max_admitted)} admitted")
     if scope.done is not None:
