@@ -174,7 +174,7 @@ async def over_http(url: str, clients: int) -> float:
 
 async def peers() -> None:
     """Print tokens a second over llama.cpp, alone and for 16 requests at once, both over HTTP."""
-    app = serving.openai({"smollm2": chat(made((1, 4, 16)), weights, tokenizer)}, max_in_flight=64)
+    app = serving.openai({"smollm2": chat(made((1, 4, 16)), weights, tokenizer.prompt)}, max_in_flight=64)
     with llama() as other:
         async with served(app) as url:
             for clients in (1, 16):
@@ -186,7 +186,7 @@ async def peers() -> None:
 
 async def http() -> None:
     """Print 32 clients over HTTP over the same streams in the process."""
-    graph = chat(made((1, 32)), weights, tokenizer)
+    graph = chat(made((1, 32)), weights, tokenizer.prompt)
     service = engine.deploy(graph, max_in_flight=64)
     request = serving.Request.model_validate(BODY)
 
@@ -242,7 +242,7 @@ def memory_mib() -> int:
 async def soak(minutes: float) -> None:
     """Print the memory each half minute while there are 1.5 times as many clients as slots; a third of them leave."""
     chance, ends_at, outcomes = random.Random(0), perf_counter() + 60 * minutes, [0, 0]
-    app = serving.openai({"smollm2": chat(made((1, 8)), weights, tokenizer)}, max_in_flight=64)
+    app = serving.openai({"smollm2": chat(made((1, 8)), weights, tokenizer.prompt)}, max_in_flight=64)
 
     async def client(http: httpx.AsyncClient, url: str) -> None:
         while perf_counter() < ends_at:

@@ -55,13 +55,8 @@ class Part(NamedTuple):
 class Decoder(Protocol):
     """Makes text of tokens; a character may need several."""
 
-    def add(self, token: int, /) -> str:
-        """Return the text that is whole with one more token."""
-        ...
-
-    def rest(self) -> str:
-        """Return the text that is left at the end."""
-        ...
+    def add(self, token: int, /) -> str: ...
+    def rest(self) -> str: ...
 
 
 class Text:
@@ -69,7 +64,7 @@ class Text:
 
     def __init__(self, decoder: Decoder, stop: Sequence[str]) -> None:
         self.stopped = False
-        self._decoder, self._stop, self._held = decoder, stop, ""
+        self._decoder, self._stop, self._held = decoder, [*filter(None, stop)], ""
 
     def add(self, token: int) -> str:
         """Return what can be told after one more token."""
@@ -98,20 +93,12 @@ class Answer:
     """A request that has a slot."""
 
     work: Work
+    weights: Parameters
+    asked: Asked
     text: Text
     limit: int  # of tokens
     written: int = 0
     full: asyncio.Task[None] | None = None  # waits until its reader has read something
-
-    @property
-    def weights(self) -> Parameters:
-        """The weights that it is answered with."""
-        return self.work.value[0]
-
-    @property
-    def asked(self) -> Asked:
-        """What is asked for."""
-        return self.work.value[1]
 
     @property
     def position(self) -> int:
@@ -199,34 +186,32 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
                     continue
                 if coming is None and self._scheduler.free:
                     coming = asyncio.create_task(inbox.get())
-                waits: list[asyncio.Task[Any] | None] = [coming, *(one.full for one in self._answers.values())]
-                tasks = [task for task in waits if task is not None and not task.done()]
-                if tasks:
+                if tasks := [task for task in self._waits(coming) if not task.done()]:
                     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
                 elif coming is not None:
                     coming.result()  # raises InboxClosed: all are answered, and no more come
         finally:
-            waits = [coming, *(one.full for one in self._answers.values())]
-            left = [task for task in waits if task is not None]
-            for task in left:
+            for task in self._waits(coming):
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*self._waits(coming), return_exceptions=True)
+
+    def _waits(self, coming: asyncio.Task[Any] | None) -> list[asyncio.Task[Any]]:
+        """Return the tasks that wait for a request and for readers."""
+        return [task for task in (coming, *(one.full for one in self._answers.values())) if task is not None]
 
     def _admit(self, work: Work) -> None:
         """Give a request a slot; one that has no room for an answer is an error, as a prompt is never cut."""
-        _, asked = work.value
+        weights, asked = work.value
         room = self.model.context - len(asked.prompt)
         if not asked.prompt or room < 1:
-            raise serving.APIError(
-                400,
+            said = (
                 f"the prompt has {len(asked.prompt)} tokens, and has to have 1 to {self.model.context - 1}: prompt and "
-                f"answer share a context of {self.model.context} tokens",
-                "messages",
-                "context_length_exceeded",
             )
+            said += f"answer share a context of {self.model.context} tokens"
+            raise serving.APIError(400, said, "messages", "context_length_exceeded")
         slot = self._scheduler.admit(len(asked.prompt))
         limit = room if asked.max_tokens is None else min(asked.max_tokens, room)
-        self._answers[slot] = Answer(work, Text(self.decoder(), asked.stop), limit)
+        self._answers[slot] = Answer(work, weights, asked, Text(self.decoder(), asked.stop), limit)
         for array, value in zip(self._sampling, (asked.seed, asked.temperature, asked.top_k, asked.top_p), strict=True):
             array[slot] = value
 

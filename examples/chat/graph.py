@@ -1,35 +1,18 @@
 """A language model as a graph behind OpenAI's protocol: chats become tokens, and tokens become text."""
 
 import secrets
-from collections.abc import AsyncIterator, Collection, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 import penstock as ps
 from penstock import serving
 
-from .actor import Asked, Decoder, Part, Writer
+from .actor import Asked, Part, Writer
 from .model import Parameters
 
 Messages = list[dict[str, Any]]
 # What the authors of SmolLM2 recommend, for clients that do not say.
 TEMPERATURE, TOP_P = 0.2, 0.9
-
-
-class Tokens(Protocol):
-    """The tokenizer of a model that chats."""
-
-    @property
-    def ends(self) -> Collection[int]:
-        """The tokens that end an answer."""
-        ...
-
-    def prompt(self, messages: Sequence[Mapping[str, Any]], /) -> list[int]:
-        """Return the tokens of a chat, up to where the answer begins."""
-        ...
-
-    def decoder(self) -> Decoder:
-        """Return what makes the text of an answer."""
-        ...
 
 
 def text_of(content: str | list[dict[str, Any]] | None) -> str:
@@ -60,7 +43,6 @@ def asked_of(request: serving.Request, prompt: Sequence[int]) -> Asked:
     top_k = body.get("top_k") or 0  # not in the protocol, and yet sent by many
     if not isinstance(top_k, int) or not 0 <= top_k <= 256:
         raise serving.APIError(400, f"top_k: it is 0 to 256, and not {top_k!r}", "top_k")
-    stop = request.stop or []
     return Asked(
         prompt,
         max_tokens=body.get("max_completion_tokens") or request.max_tokens,
@@ -68,20 +50,19 @@ def asked_of(request: serving.Request, prompt: Sequence[int]) -> Asked:
         top_k=top_k,
         top_p=TOP_P if request.top_p is None else request.top_p,
         seed=secrets.randbits(32) if request.seed is None else request.seed % 2**32,
-        stop=[stop] if isinstance(stop, str) else [each for each in stop if each],
+        stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
     )
 
 
 def chat(
-    writer: Writer, weights: ps.Resource[[], Parameters], tokens: Tokens
+    writer: Writer, weights: ps.Resource[[], Parameters], tokens_of: Callable[[Messages], list[int]]
 ) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
-    """Return a graph that answers chats with a model."""
+    """Return a graph that answers chats with a model; `tokens_of` writes a chat up to where the answer begins."""
 
     @ps.node(runs_on="thread")
     def read(messages: Messages, request: serving.Request) -> Asked:
-        texts = [{**message, "content": text_of(message.get("content"))} for message in messages]
         try:
-            prompt = tokens.prompt(texts)
+            prompt = tokens_of([{**message, "content": text_of(message.get("content"))} for message in messages])
         except ValueError as error:  # such as a role that the template does not know
             raise serving.APIError(400, f"messages: {error}", "messages") from error
         return asked_of(request, prompt)
@@ -99,7 +80,6 @@ def chat(
 
     @ps.graph
     async def answer(messages: Messages, request: serving.Request) -> AsyncIterator[str | serving.Delta]:
-        asked = read(messages, request)
-        return told(asked, writer(await weights(), asked))
+        return told(asked := read(messages, request), writer(await weights(), asked))
 
     return answer

@@ -387,6 +387,6 @@ async def test_an_answer_ends_at_a_stop_string_and_at_the_end_token() -> None:
     stop = whole[5:8]
     answer = graph_of(writer())
     async with engine.deploy(answer) as service:
-        parts = await parts_of(service, answer, Asked([1, 2, 3], max_tokens=40, temperature=1, seed=3, stop=[stop]))
+        parts = await parts_of(service, answer, Asked([1, 2, 3], max_tokens=40, temperature=1, seed=3, stop=["", stop]))
     assert "".join(part.text for part in parts) == whole[: whole.index(stop)]
     assert (len(parts), parts[-1].finish_reason) == (whole.index(stop) + 3, "stop")

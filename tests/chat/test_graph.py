@@ -35,7 +35,7 @@ async def loaded() -> AsyncIterator[Parameters]:
 
 def tiny(**more: Any) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
     options: dict[str, Any] = {"rows": (1, 8), "sizes": (4, 16), "budget": 40, "device": "cpu", **more}
-    return chat(Writer(Recurrent(), Letters, [END], weights(), **options), loaded, Letters())
+    return chat(Writer(Recurrent(), Letters, [END], weights(), **options), loaded, Letters().prompt)
 
 
 def body(text: str | list[dict[str, str]], **more: Any) -> dict[str, Any]:
