@@ -1,4 +1,4 @@
-"""Actors that own an accelerator, through JAX. Importing this loads no JAX; the first use of a device does."""
+"""Actors that own an accelerator, through JAX. Importing this package loads no JAX; the first use of a device does."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""The thread that compiles."""
+"""The thread that compiles programs."""
 
 import asyncio
 import threading
@@ -11,15 +11,16 @@ from .._errors import EngineClosedError
 from ..actors.tasks import until
 from ..actors.threads import ThreadOwner
 
-# The compile thread calls it with None to compile, or with the error that prevents that. It must not raise.
+# The compile thread calls a compilation with None to compile, or with the error that prevents it. Must not raise.
 Compilation: TypeAlias = Callable[[BaseException | None], None]
 
 
 class CompileThread(ThreadOwner):
-    """Runs compilations one after the other. It starts with the first of them, and ends with the last lease."""
+    """Runs compilations one after the other. The thread starts with the first one, and ends with the last lease."""
 
     # Ownership: `_lock` guards `_leases` and `_run`, which any thread may change. A run that was taken out of `_run`
-    # belongs to who took it out: that one ends it, and waits for it. `_ended` belongs to the thread that exits.
+    # belongs to the thread that took it out, which ends the run and waits for it. `_ended` belongs to the thread that
+    # exits.
 
     def __init__(self) -> None:
         self._ended: threading.Thread | None = None
@@ -27,7 +28,7 @@ class CompileThread(ThreadOwner):
         super().__init__()
 
     def begin_without_threads(self) -> None:
-        """Begin without a thread and leases: at first, and in a process that was forked."""
+        """Begin without a thread and leases: at first, and in a forked process."""
         self._lock = threading.Lock()
         self._leases = 0
         self._run: _Run | None = None
@@ -45,13 +46,13 @@ class CompileThread(ThreadOwner):
         """
         with self._lock:
             if self._leases == 0:
-                raise EngineClosedError("nothing can be compiled: the last Engine that uses devices was closed")
+                raise EngineClosedError("no program can be compiled: the last Engine that uses devices was closed")
             if self._run is None:
                 self._run = _Run()
             self._run.compilations.put(job)
 
     def release(self) -> None:
-        """Give a lease back. The last one fails the compilations that wait, and blocks until the running one has ended.
+        """Give a lease back. The last lease fails the waiting compilations, and blocks until the running one has ended.
 
         An event loop calls `arelease` instead.
         """
@@ -68,7 +69,7 @@ class CompileThread(ThreadOwner):
         try:
             await until(ended.is_set, ended.wait)
         finally:
-            thread.join()  # it has nothing left to do but return
+            thread.join()  # the thread is about to return
 
     def abandon(self) -> None:
         """End all leases: the thread ends after the running compilation."""
@@ -77,7 +78,7 @@ class CompileThread(ThreadOwner):
         self._ended = self._give_back(on_ended=None)
 
     def join(self) -> None:
-        """Block until the running compilation has ended; after `abandon`."""
+        """Block until the running compilation has ended. Called after `abandon`."""
         if self._ended is not None:
             self._ended.join()
 
@@ -92,7 +93,7 @@ class CompileThread(ThreadOwner):
 
 
 class _Run:
-    """A thread and its queue, which None ends. The next thread may start before this one has ended."""
+    """A thread and its queue. None in the queue ends the thread. The next thread may start before this one ends."""
 
     def __init__(self) -> None:
         self.compilations: SimpleQueue[Compilation | None] = SimpleQueue()
@@ -101,7 +102,7 @@ class _Run:
         self.thread.start()
 
     def end(self, on_ended: Callable[[], object] | None) -> None:
-        """Fail the compilations that wait; the running one still ends, and no other begins."""
+        """Fail the waiting compilations. The running one goes on to its end, and no other begins."""
         waiting: list[Compilation | None] = []
         with suppress(Empty):
             while True:

@@ -1,4 +1,4 @@
-"""Compiling: what a program is made from, how it is made, and the cache that has it made and holds it."""
+"""Compiling: the functions that programs are made from, how a program is made, and the cache of programs."""
 
 import inspect
 import itertools
@@ -24,8 +24,8 @@ from .shardings import Placement
 from .untyped_jax import jax
 from .wrong_fusions import compiler_options
 
-# A captured array becomes a part of the program: a matrix of 64 MB made 134 MB of HLO, once per program. Tables and
-# masks take less than a megabyte, and the parameters of a model take more.
+# A captured array becomes a part of the program: a matrix of 64 MB made 134 MB of HLO, in each program. Tables and
+# masks take less than a megabyte, and the parameters of a model take more than that.
 LARGE_BYTES: Final = 1 << 20
 _MAX_NAMED: Final = 3
 
@@ -60,7 +60,7 @@ def _collect(jaxpr: Any, found: dict[int, Any], seen: set[int]) -> None:
     if id(jaxpr) in seen:
         return
     seen.add(id(jaxpr))
-    # A closed jaxpr has constants. Where JAX hoists them out, they are literals among the operands instead.
+    # A closed jaxpr has constants. Where JAX hoists the constants out, they are literals among the operands instead.
     found.update((id(constant), constant) for constant in getattr(jaxpr, "consts", ()))
     for equation in jaxpr.eqns:
         found.update((id(operand.val), operand.val) for operand in equation.invars if hasattr(operand, "val"))
@@ -84,9 +84,9 @@ def _bytes(constant: Any) -> int:
 # The errors that JAX raises if a function needs a value while there are only shapes; JAXTypeError is a TypeError.
 _NOT_TRACEABLE: Final[tuple[type[Exception], ...]] = (TypeError, IndexError, jax.errors.JAXTypeError)
 _HOW_TO_TRACE: Final = (
-    "While JAX traces a function, arrays have a shape and a dtype, and no values: replace `if` and `while` over them "
-    "by jnp.where, jax.lax.cond or jax.lax.while_loop, take sizes from shapes, and name arguments that the function "
-    "must know the value of in static=(...)."
+    "While JAX traces a function, arrays have a shape and a dtype, and no values: replace `if` and `while` over arrays "
+    "by jnp.where, jax.lax.cond or jax.lax.while_loop, take sizes from shapes, and name the arguments whose values the "
+    "function must know in static=(...)."
 )
 
 
@@ -95,19 +95,20 @@ class JittedFunction:
     """A JAX function for one placement. Its identity is its key: there is one object for each function and its options.
 
     Attributes:
-        fn: plain JAX; already vmapped if it is for a batch.
+        fn: plain JAX; already vmapped if the function is for a batch.
         name: name of the node, for errors, statistics and logs.
         parameters: names of the arguments.
-        placement: where it runs.
+        placement: the device or mesh that runs the function.
         donate_argnums: positions of the arguments whose memory the result may take.
-        static_argnums: positions of the hashable arguments that it is compiled for.
-        in_specs: a PartitionSpec or a prefix of them per argument, also for static ones; None copies to every device.
-        out_specs: a prefix of the result's structure; None lets XLA choose.
+        static_argnums: positions of the hashable arguments that the function is compiled for.
+        in_specs: for each argument, static ones included, a PartitionSpec or a prefix pytree of specs; None is a copy
+            on every device.
+        out_specs: a prefix of the result's structure; with None, XLA chooses.
         pure: whether a function with effects that JAX knows of is refused.
-        bucketed: for a function of a batch, the padded axes of each argument, that of the items too; an argument that
-            all items share has none. Empty for any other function.
-        from_resources: positions of the arguments that came from resources at its first call.
-        log: counts the programs of the node; all programs of a node share it.
+        bucketed: for a function of a batch, the padded axes of each argument, the axis of the items included. An
+            argument that all items share has no such axes. Empty for any other function.
+        from_resources: positions of the arguments that came from resources at the first call.
+        log: counts the programs of the node. All programs of a node share the log.
         serial: number of the object.
     """
 
@@ -133,13 +134,14 @@ class JittedFunction:
         """Return the sharding that each leaf of an argument needs.
 
         Raises:
-            ValueError: the specs do not fit its structure or its shapes; the message names node, parameter and remedy.
+            ValueError: the specs do not fit the argument's structure or shapes; the message names node, parameter and
+                remedy.
         """
         specs = None if self.in_specs is None else self.in_specs[position]
         return self.placement.shardings(specs, value, f"node {self.name!r}, argument {self.parameter(position)!r}")
 
     def facts(self, configuration: Configuration, signature: Signature) -> Compiled:
-        """Return what explanations need to know of its program for a signature."""
+        """Return the facts about the program for a signature that explanations of recompilations need."""
         family = (
             self.placement,
             self.donate_argnums,
@@ -154,7 +156,7 @@ class JittedFunction:
 
 
 def build(jitted: JittedFunction, configuration: Configuration, signature: Signature) -> Executable:
-    """Trace, lower and compile a function; this takes milliseconds to minutes.
+    """Trace, lower and compile a function. This takes milliseconds to minutes.
 
     Raises:
         OptionsError: a pure program has effects.
@@ -175,7 +177,7 @@ def build(jitted: JittedFunction, configuration: Configuration, signature: Signa
 def _build(jitted: JittedFunction, signature: Signature) -> Executable:
     placement, fn = jitted.placement, jitted.fn
 
-    # JAX's caches hold the function weakly: when this one, which is our own, is freed, all their entries go with it.
+    # JAX's caches hold the function weakly. `call` is a new function, so when it is freed, all entries for it go, too.
     def call(*args: Any) -> Any:
         result = fn(*args)
         placement.shardings(jitted.out_specs, result, f"the result of node {jitted.name!r}")  # before JAX refuses it
@@ -196,7 +198,7 @@ def _build(jitted: JittedFunction, signature: Signature) -> Executable:
     if placement.mesh is None:
         traced = wrapped.trace(*arguments)
     else:
-        with jax.set_mesh(placement.mesh):  # so that the function may name its axes by PartitionSpec alone
+        with jax.set_mesh(placement.mesh):  # so that the function may name mesh axes by PartitionSpec alone
             traced = wrapped.trace(*arguments)
     _refuse_effects(jitted, traced.jaxpr)
     warn_of_constants(jitted.name, traced, jitted.log)
@@ -236,7 +238,7 @@ def _is_none(value: object) -> bool:
 
 
 class _Described:
-    """Wraps a leaf of a signature, because JAX takes a tuple for a pytree and not for a leaf."""
+    """Wraps a leaf of a signature, because JAX takes a tuple for a pytree instead of a leaf."""
 
     def __init__(self, leaf: Leaf) -> None:
         self.leaf = leaf
@@ -260,7 +262,7 @@ def _refuse_effects(jitted: JittedFunction, jaxpr: Any) -> None:
         effects = ", ".join(sorted({str(effect) for effect in jaxpr.effects}))
         raise OptionsError(
             f"node {jitted.name!r} is pure, but has the effect {effects}: a pure program may run twice, or in a "
-            "batch, or as a part of another. Write @device_node(pure=False), or take the effect out."
+            "batch, or as a part of another program. Write @device_node(pure=False), or take the effect out."
         )
 
 
@@ -270,16 +272,16 @@ _Waiter: TypeAlias = tuple[OnCompiled, Context | None, _IsWanted]
 
 
 class CompileCache(Programs[JittedFunction]):
-    """Compiles programs and holds them; compiling needs a lease.
+    """Compiles programs and keeps them. To compile, a lease is needed.
 
     The threads of devices call `find` and `last_program`; any thread may call the other methods.
     """
 
-    # Ownership: `_waiting` is under `_lock`, as what is held is, so that a program is either held or waited for, and
-    # compiled once. The thread that compiles calls back those that wait, without the lock.
+    # Ownership: `_lock` guards `_waiting` and the held programs, so that a program is either held or waited for, and is
+    # compiled once. The compile thread calls the waiters back without the lock.
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
-        """Begin empty, and without a thread.
+        """Make an empty cache, without a thread.
 
         Args:
             capacity: the most programs to keep.
@@ -293,20 +295,20 @@ class CompileCache(Programs[JittedFunction]):
         metrics.opened(self)
 
     def counters(self) -> Iterator[Reading]:
-        """Yield how often each program in the cache was found, for metrics; the rest is counted where it happens."""
+        """Yield how often each program in the cache was found, for metrics. Other counts are kept by the events."""
         for (jitted, *_), executable in list(self._held.items()):
             yield _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits)
 
     def levels(self) -> Iterable[Reading]:
-        """Return nothing: how many programs are held belongs to no node."""
+        """Return nothing: the number of held programs belongs to no node."""
         return ()
 
     def acquire(self) -> None:
-        """Take a lease: until it is given back, programs can be compiled."""
+        """Take a lease. Until `release`, programs can be compiled."""
         self._thread.acquire()
 
     def release(self) -> None:
-        """Give a lease back. The last one fails compilations that wait, and blocks until the running one has ended."""
+        """Give a lease back. The last lease fails the waiting compilations, and blocks until the running one ends."""
         self._thread.release()
 
     async def arelease(self) -> None:
@@ -323,16 +325,16 @@ class CompileCache(Programs[JittedFunction]):
     ) -> None:
         """Compile a program on the compile thread, under the configuration of the calling thread.
 
-        Callers of one program and signature share one compilation. A failure is not kept: the next call tries again.
+        Callers of one function and signature share one compilation. A failure is not kept: the next call tries again.
 
         Args:
             jitted: the function to compile.
-            args: as in a call; the arrays are not kept. `jax.ShapeDtypeStruct`s may stand for them.
-            on_done: called with the executable, or with an error that no other caller gets, on the compile thread; or
-                at once, if the program was compiled meanwhile. It must not raise.
-            trace: the context with the sampled span that waits for it; None without one.
-            is_wanted: called on the compile thread when the turn of the program has come. If no caller wants the
-                program, it is not compiled, and `on_done` is called with a `DeviceError`.
+            args: the arguments of a call; the arrays are not kept. `jax.ShapeDtypeStruct`s may stand for arrays.
+            on_done: called with the executable, or with an error object that no other caller gets. The call comes on
+                the compile thread, or at once if the program was compiled meanwhile. Must not raise.
+            trace: the context with the sampled span that waits for the program; None if there is none.
+            is_wanted: called on the compile thread before it compiles the program. If no caller wants the program, it
+                is not compiled, and `on_done` is called with a `DeviceError`.
 
         Raises:
             TypeError: an argument is neither an array nor static.
@@ -356,7 +358,7 @@ class CompileCache(Programs[JittedFunction]):
         on_done(executable)
 
     def resize(self, capacity: int) -> None:
-        """Hold at most this many programs from now on; those beyond that go at once. Callable from any thread."""
+        """Hold at most this many programs from now on, and drop further ones at once. Callable from any thread."""
         with self._lock:
             self._capacity = capacity
             evicted = self._evict()
@@ -406,10 +408,10 @@ class CompileCache(Programs[JittedFunction]):
             collectors.report(Collector.device_worked, work)
         for number, (on_done, *_) in enumerate(waiting):
             _tell(on_done, copy_of(outcome) if number and isinstance(outcome, BaseException) else outcome)
-        del outcome  # an error refers to this frame
+        del outcome  # break the cycle of error, traceback and frame
 
     def _left(self, key: tuple[Any, ...]) -> list[_Waiter]:
-        """Take out and return the waiters of a program if all of them have left; else return an empty list."""
+        """Remove and return the waiters of a program if all of them have left; otherwise return an empty list."""
         with self._lock:
             if any(is_wanted() for *_, is_wanted in self._waiting[key]):
                 return []
@@ -417,7 +419,7 @@ class CompileCache(Programs[JittedFunction]):
 
 
 def _let_go(evicted: list[tuple[JittedFunction, Executable]]) -> None:
-    """Count the programs that were evicted, and free them before the callers of the new one get it."""
+    """Count the programs that were evicted, and free them before the callers of the new program get it."""
     while evicted:
         jitted, executable = evicted.pop(0)
         jitted.log.dropped(executable)
@@ -440,18 +442,18 @@ def _tell(on_done: OnCompiled, outcome: Executable | BaseException) -> None:
         logs.warning("program.callback_failed", error=repr(error))
 
 
-# One for the process: a program never changes and costs seconds, and event loops may come and go.
+# One cache for the process: a program never changes and costs seconds, while event loops come and go.
 CACHE: Final = CompileCache()
 
 
 def set_program_cache(*, max_programs: int = DEFAULT_CAPACITY) -> None:
     """Set how many compiled programs this process keeps, of all device nodes together.
 
-    Beyond that, the least recently used programs are dropped, and compiled again when they are needed again.
-    `compile_statistics()` of a node says which ones were. A small program takes about 0.4 MB of memory on a CPU.
+    If there are more, the least recently used programs are dropped, and compiled again when they are needed again.
+    `compile_statistics()` of a node lists its dropped programs. A small program takes about 0.4 MB of memory on a CPU.
 
     Args:
-        max_programs: the most programs; 256 by default. If there are more now, they are dropped at once.
+        max_programs: the most programs; 256 by default. Programs beyond this number are dropped at once.
 
     Raises:
         OptionsError: `max_programs` is not a number above 0.

@@ -31,7 +31,7 @@ class Subscripts:
 
     @classmethod
     def parse(cls, text: str, operands: int) -> "Subscripts":
-        """Read subscripts; without "->", the result has the indices that occur once, in alphabetical order.
+        """Read subscripts. Without "->", the result has the indices that occur once, in alphabetical order.
 
         Args:
             text: the subscripts.
@@ -46,7 +46,7 @@ class Subscripts:
             _check_term(term, text)
         if len(inputs) != operands:
             raise ValueError(
-                f"einsum({text!r}): it is for {_counted(len(inputs))}, and {_counted(operands)} given"
+                f"einsum({text!r}): the subscripts are for {_counted(len(inputs))}, and {_counted(operands)} given"
             )  # fmt: skip
         if not arrow:
             occurrences = Counter("".join(inputs).replace(_ELLIPSIS, ""))
@@ -97,11 +97,11 @@ _Path: TypeAlias = list[tuple[int, ...]]
 class Contraction:
     """An einsum as a function of its operands, some of which may be einsums themselves.
 
-    Then all of them are one sum over many operands, computed in the order that opt_einsum finds: XLA would compute
-    products in the order in which they are written, and `(A @ A) @ v` costs 250 times as much as `A @ (A @ v)` at a
-    size of 500. The written order is kept if the other one costs more operations or larger intermediate values, and if
-    one sum would give another result: dtypes that differ are converted at each step, and an axis of length 1 that is
-    broadcast has another length in the next step.
+    Nested einsums are one sum over many operands, computed in the order that opt_einsum finds. XLA would compute
+    products in the order in which they are written: `(A @ A) @ v` costs 250 times as much as `A @ (A @ v)` at a size of
+    500. The written order is kept if the found order costs more operations or larger intermediate values. It is also
+    kept if one sum would give another result: dtypes that differ are converted at each step, and an axis of length 1
+    that is broadcast has another length in the next step.
 
     Attributes:
         subscripts: the subscripts of the outermost einsum.
@@ -122,11 +122,11 @@ class Contraction:
         return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
     def absorbing(self, inner: "Sequence[Contraction | None]") -> "Contraction":
-        """Return this einsum with others in the place of operands; their operands become its own."""
+        """Return this einsum with other einsums in the place of operands. Their operands become its own."""
         return Contraction(self.subscripts, tuple(inner))
 
     def __call__(self, *arrays: Any) -> Any:
-        """Compute the einsum from the operands of the innermost einsums, which stand from left to right.
+        """Compute the einsum from the operands of the innermost einsums, in the order from left to right.
 
         Raises:
             ValueError: shapes do not fit the subscripts.
@@ -192,7 +192,7 @@ class Contraction:
             own: dict[str, int] = {}
             for index, size in zip(term, shape, strict=True):
                 sizes.setdefault(index, set()).add(size)
-                if own.setdefault(index, size) != size:  # of a diagonal; JAX would broadcast an axis of length 1
+                if own.setdefault(index, size) != size:  # an index twice is a diagonal; JAX would broadcast length 1
                     problem = f"index {index!r} has the lengths {own[index]} and {size} in operand {number}"
         for index, found in sizes.items():
             if len(found - {1}) > 1:
@@ -208,9 +208,9 @@ class _Written:
     """The result of an einsum in the written order.
 
     Attributes:
-        shape: its shape; None if it is not known, because axes have no index.
-        cost: operations that it takes, by opt_einsum's count; None where it is not a plain sum of products.
-        largest: number of elements of the largest array that it needs.
+        shape: the shape of the result; None if it is not known, because axes have no index.
+        cost: number of operations, by opt_einsum's count; None if the einsum is not a plain sum of products.
+        largest: number of elements of the largest array that is needed.
     """
 
     shape: _Shape | None
@@ -227,6 +227,6 @@ def _search(subscripts: str, shapes: Sequence[Any], largest: int | None = None) 
 def _path(subscripts: str, shapes: Sequence[_Shape], cost: float, largest: int) -> _Path | None:
     """Return an order that needs no more operations and no larger intermediate values; None if none was found."""
     path, found = _search(subscripts, shapes, largest)
-    # If no order keeps to the limit, opt_einsum joins all remaining operands in one step, which JAX cannot do.
+    # If no order stays below the limit, opt_einsum joins all remaining operands in one step, which JAX cannot compute.
     is_binary = all(len(step) <= 2 for step in path)
     return path if is_binary and found.opt_cost <= cost else None

@@ -24,7 +24,7 @@ def actor(device: "str | Device | DeviceMesh | jax.sharding.Mesh", /) -> "Device
     """Return a device for code that keeps its own state there.
 
     Args:
-        device: which one, as `select` takes it.
+        device: the device or mesh, as `select` takes it.
 
     Raises:
         MissingExtraError: JAX is not installed.
@@ -36,13 +36,14 @@ def actor(device: "str | Device | DeviceMesh | jax.sharding.Mesh", /) -> "Device
 class DeviceActor:
     """A device or mesh for code that keeps its own state there: parameters, an optimizer's state, a cache.
 
-    Made by `penstock.devices.actor`. Functions run in the order of the calls; several are in flight. The event loop
-    neither compiles nor dispatches, and never blocks. Inside of a node it belongs to the Engine that runs the node, and
-    takes turns with the device nodes and the other device actors there; outside, to the default Engine.
+    Made by `penstock.devices.actor`. Functions run in the order of the calls; several may be in flight. The event loop
+    neither compiles nor dispatches, and never blocks. Inside of a node, the actor belongs to the Engine that runs the
+    node, and takes turns with the device nodes and other device actors of that Engine. Outside, it belongs to the
+    default Engine.
     """
 
     def __init__(self, device: Any) -> None:
-        from .device_pool import DeviceFunction, put  # once, as every call would pay for it; it needs JAX
+        from .device_pool import DeviceFunction, put  # needs JAX; imported here so that calls do not pay for the import
 
         self._device = device
         self._put = put
@@ -55,8 +56,8 @@ class DeviceActor:
 
         For a function that is called again and again with arguments of the same structure, shapes and dtypes, such as a
         training step: `step = actor.bind(train_step, donate_argnums=(0,), ready=False)`, and then
-        `self.state, loss = await step(self.state, batch)`. Whether a call waits for its result is chosen here, and not
-        with each call, as one place in a loop always does the same; bind the function twice to do both.
+        `self.state, loss = await step(self.state, batch)`. `ready` is chosen here instead of in each call, because one
+        place in a loop always does the same. To do both, bind the function twice.
 
         Args:
             fn: see `run`.
@@ -75,16 +76,17 @@ class DeviceActor:
     async def put(self, value: Any, specs: Any = None, /) -> Any:
         """Put arrays on the device, such as the weights of a model; off the event loop.
 
-        Functions of this actor take them without another transfer. The caller may change or drop its arrays of NumPy
-        afterwards. An array that is there already is returned as it is, so donating the one takes the other.
+        Functions of this actor take these arrays without another transfer. The caller may change or drop its arrays of
+        NumPy afterwards. An array that is on the device already is returned unchanged: if one of the two is donated,
+        the other is gone, too.
 
         Args:
-            value: an array of NumPy or JAX, a number, or a pytree of them.
-            specs: for a mesh, how the arrays are split: a `PartitionSpec` for all of them, or a prefix of the
-                structure of `value` with one for each; None is a copy on every device.
+            value: an array of NumPy or JAX, a number, or a pytree of these.
+            specs: how the arrays are split over a mesh: one `PartitionSpec` for all arrays, or a prefix of the
+                structure of `value` with a spec for each array. None is a copy on every device.
 
         Returns:
-            The value with arrays of JAX, when they are there.
+            The value with arrays of JAX, once they are on the device.
 
         Raises:
             ValueError: `specs` does not fit the value or the device.
@@ -98,23 +100,23 @@ class DeviceActor:
     ) -> R:
         """Run a function of arrays on the device.
 
-        It is compiled when it is called with new shapes or dtypes, so pass the same function each time, not a new
-        lambda.
+        The function is compiled when it is called with new shapes or dtypes, so pass the same function each time
+        instead of a new lambda.
 
-        A call that donates is not interrupted once the device has begun with it: after that, a cancelled caller gets
-        the result, and the cancellation is raised where the caller waits next. A cancellation before that is raised at
-        once, and nothing was donated. So `self.state = await actor.run(step, self.state, donate_argnums=(0,))` always
-        leaves a state that can be used.
+        A call that donates is not interrupted once the device has begun to run it: a cancelled caller then gets the
+        result, and the cancellation is raised where the caller waits next. An earlier cancellation is raised at once,
+        and nothing was donated. So `self.state = await actor.run(step, self.state, donate_argnums=(0,))` always leaves
+        a state that can be used.
 
         Args:
             fn: plain JAX.
-            *args: arrays of JAX or NumPy, scalars, and pytrees of them.
-            donate_argnums: positions of the arguments whose memory the result may take; they cannot be used again.
-            ready: whether to wait until the result is computed; if not, the result is an array to pass to the next
-                call.
+            *args: arrays of JAX or NumPy, scalars, and pytrees of these.
+            donate_argnums: positions of the arguments whose memory the result may take. Donated arguments cannot be
+                used again.
+            ready: whether to wait until the result is computed. If False, pass the returned arrays to the next call.
 
         Returns:
-            What the function returns, on the device.
+            The result of the function, on the device.
 
         Raises:
             OptionsError: an option does not accept its value.
@@ -126,7 +128,7 @@ class DeviceActor:
 
 
 class BoundFunction(Generic[*Ts, R]):
-    """A function on a device, which it was bound to; made by `DeviceActor.bind`."""
+    """A function that is bound to a device; made by `DeviceActor.bind`."""
 
     def __init__(self, function: "DeviceFunction") -> None:
         self._call = function.call
@@ -135,28 +137,28 @@ class BoundFunction(Generic[*Ts, R]):
     async def warmup(self, *samples: tuple[Any, ...], on_progress: Callable[[int, int], object] | None = None) -> int:
         """Compile the programs for calls like these before the first call.
 
-        Shapes that were announced so are no recompilations, such as the sizes of the batches that a loop makes. Shapes
-        that come later and were not announced are logged as `program.recompiled`.
+        Shapes that were announced here do not count as recompilations, such as the sizes of the batches that a loop
+        makes. Later shapes that were not announced are logged as `program.recompiled`.
 
         Args:
-            *samples: for each program, the arguments of a call as a tuple. In the place of an array may stand a
-                `jax.ShapeDtypeStruct`.
-            on_progress: called after each program, with how many are compiled and how many there are.
+            *samples: for each program, the arguments of a call as a tuple. A `jax.ShapeDtypeStruct` may stand for an
+                array.
+            on_progress: called after each program, with the number of compiled programs and the number of all programs.
 
         Returns:
-            How many different programs that are, those that were compiled before included.
+            The number of different programs, including programs that were compiled before.
 
         Raises:
             DeviceError: there is no such device.
-            TypeError: a sample is no tuple, such as an array: `warmup((x,))` is right.
+            TypeError: a sample is no tuple, such as an array: write `warmup((x,))`.
             Exception: the error that the function raised while it was traced.
         """
         return await self._compile(samples, on_progress)
 
     def __call__(self, *args: *Ts) -> Coroutine[Any, Any, R]:
-        """Run the function, as `DeviceActor.run` does, and return what it returns.
+        """Run the function, as `DeviceActor.run` does, and return its result.
 
         Args:
-            *args: arrays of JAX or NumPy, scalars, and pytrees of them.
+            *args: arrays of JAX or NumPy, scalars, and pytrees of these.
         """
         return self._call(args)

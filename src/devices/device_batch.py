@@ -1,4 +1,4 @@
-"""Batches on a device: stacked and padded ones, and rows that several items share."""
+"""Batches on a device: batches of stacked and padded items, and of rows that several items share."""
 
 from bisect import bisect_left
 from collections.abc import Mapping
@@ -19,26 +19,27 @@ class DeviceBatch(Batch):
     """A `penstock.Batch` for device nodes, with the sizes and lengths that arrays are padded to.
 
     Arrays of different lengths are stacked if `pad_axes` names their parameter. They are padded with zeros to the next
-    of `length_buckets`, and a mask tells the function which elements are real: an array of bool of the padded lengths,
-    True for each element of the item. So the function has a parameter `<name>_mask=None` for each padded parameter
-    `<name>`, behind those that callers pass; if only one is padded, it may be called `mask`. The mask is None when the
-    function is called by itself, for one item as it is. Results that keep a padded axis have its padded length.
+    length of `length_buckets`. A mask tells the function which elements are real: an array of bool with the padded
+    lengths, True for each element of the item. So the function needs a parameter `<name>_mask=None` for each padded
+    parameter `<name>`, behind the parameters that callers pass; if only one parameter is padded, its mask may be called
+    `mask`. The mask is None when the function is called directly, with one item without padding. Results that keep a
+    padded axis have its padded length.
 
     Args:
-        max_size: the most items in one batch; "auto" is what `devices.fit` recommends for the node's `sample_input=`,
-            found out at warm-up or before the first call.
-        max_wait_seconds: how long the first item of a batch waits for further items, in seconds; with 0, a batch has
+        max_size: the most items in one batch. "auto" takes the size that `devices.fit` recommends for the node's
+            `sample_input=`, which is found at warm-up or before the first call.
+        max_wait_seconds: how long the first item of a batch waits for further items, in seconds. With 0, a batch has
             the items that are waiting already.
-        max_queue: how many items may wait in addition to those of the next batch; further items are refused with
+        max_queue: how many items may wait in addition to those of the next batch. Further items are refused with
             `Overloaded`. None: all callers wait.
         max_cost: the most that the items of one batch may cost together; see `penstock.Batch`.
-        cost: a function that returns what an item costs, called with the arguments that are stacked.
-        buckets: the sizes that a batch is padded to, in ascending order; `max_size` is always one of them. Each size
-            needs a program.
-        pad_axes: by name of the parameter: the axis, or axes, whose length differs from item to item, counted from 0 in
-            the array of one item. If an argument holds several arrays, all need the same length there.
-        length_buckets: the lengths that those axes are padded to, in ascending order; an item that is longer fails
-            alone. The powers of two begin at 8.
+        cost: a function that returns the cost of an item, called with the arguments that are stacked.
+        buckets: the sizes that a batch is padded to, in ascending order; `max_size` is always one of the sizes. Each
+            size needs a program.
+        pad_axes: by name of the parameter, the axis or axes whose length differs from item to item, counted from 0 in
+            the array of one item. If an argument holds several arrays, all need the same length along these axes.
+        length_buckets: the lengths that these axes are padded to, in ascending order. An item that is longer than the
+            last length fails alone. The powers of two begin at 8.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -46,14 +47,16 @@ class DeviceBatch(Batch):
 
     _: KW_ONLY
     buckets: Buckets = "powers_of_two"
-    # Left out of the hash: a mapping has none, and equal batches have equal hashes without it.
+    # Left out of the hash: a mapping has no hash, and equal batches have equal hashes without the field.
     pad_axes: Mapping[str, int | tuple[int, ...]] = field(default_factory=dict[str, Any], hash=False)
     length_buckets: Buckets = "powers_of_two"
 
     def __post_init__(self) -> None:
         self._check(_DEVICE_BATCH_FIELDS)
         if isinstance(self.buckets, tuple) and (self.max_size == "auto" or self.buckets[-1] > self.max_size):
-            raise OptionsError(f"DeviceBatch(buckets={self.buckets!r}): none of them above max_size={self.max_size}")
+            raise OptionsError(
+                f"DeviceBatch(buckets={self.buckets!r}): no bucket may be above max_size={self.max_size}"
+            )
         for name, axes in self.pad_axes.items():
             if not _are_axes(axes):
                 raise OptionsError(
@@ -63,43 +66,46 @@ class DeviceBatch(Batch):
             raise OptionsError(
                 f"DeviceBatch(length_buckets={self.length_buckets!r}) needs pad_axes=, which names the axes"
             )
-        object.__setattr__(self, "pad_axes", MappingProxyType(dict(self.pad_axes)))  # and read-only from here on
+        object.__setattr__(self, "pad_axes", MappingProxyType(dict(self.pad_axes)))  # a read-only copy
 
 
-# Items that do not fit a batch, and are passed over for later ones that do. With 512, 64 texts of 3 to 256 tokens fill
-# rows of 256 to 0.93 in the median; the look takes 0.2 ms of the event loop for a batch.
+# How many items that do not fit a batch are passed over for later items that do. With 512, 64 texts of 3 to 256 tokens
+# fill rows of 256 to 0.93 in the median; the search takes 0.2 ms of the event loop for a batch.
 LOOK_AHEAD: Final = 512
 
 
 @dataclass(frozen=True)
 class PackedBatch(Batch):
-    """A `penstock.Batch` for device nodes whose items are sequences: several share a row, so that little is padding.
+    """A `penstock.Batch` for device nodes whose items are sequences. Several items share a row, which saves padding.
 
-    The function is written for rows, and not for one item. Each array that callers pass, of shape [length, ...], is put
-    into an array of shape [rows, row length, ...] beside those of other callers; padding is 0. The function has a
-    parameter `segments=None`, and, if it needs them, `positions=None`, behind those that callers pass. Both are arrays
-    of int32 [rows, row length]: `segments` is 1 for the first item of a row, 2 for the next, and 0 for padding;
-    `positions` is the place of an element in its item, from 0. The function has to keep the items of a row apart, such
-    as by attention that is masked where segments differ. All arrays of an item have the same length. Arguments that are
-    named in `shared=`, come from resources or are written in the graph are passed as they are. Called outside of a
-    graph, the node is the plain function of rows.
+    The function is written for rows instead of one item. Each array that callers pass, of shape [length, ...], is put
+    into an array of shape [rows, row length, ...] beside the arrays of other callers; padding is 0. All arrays of an
+    item have the same length. Arguments that are named in `shared=`, come from resources or are written in the graph
+    are passed as they are.
 
-    A batch has the oldest item of the highest priority, and of those behind it what fills the rows; at most 512 that do
-    not fit are passed over. What is left has a program for one row, and so has a single caller.
+    The function needs a parameter `segments=None`, behind the parameters that callers pass, and may have
+    `positions=None`. Both are arrays of int32 [rows, row length]. `segments` is 1 for the first item of a row, 2 for
+    the next, and 0 for padding. `positions` is the place of an element in its item, from 0. The function has to keep
+    the items of a row apart, such as by attention that is masked where segments differ. Called outside of a graph, the
+    node is the plain function of rows.
+
+    A batch has the oldest item of the highest priority, and as many later items as fill the rows. At most 512 items
+    that do not fit are passed over. There is a second program with a single row, for a single caller and for the items
+    that are left.
 
     Args:
-        lengths: how many elements a row has, such as tokens: one number, or a few in ascending order. An item goes into
-            rows of the first length that it fits; a longer one than all fails alone. Each length has its programs.
-        rows: how many rows run at once. There is one program for so many, and one for a single row; on a mesh that
-            splits them, both numbers are rounded up to a multiple of its devices.
+        lengths: how many elements (such as tokens) a row has: one number, or a few in ascending order. An item goes
+            into rows of the first length that holds it. An item that is longer than the last length fails alone. Each
+            length has its programs.
+        rows: how many rows run at once. There is one program for this number of rows, and one for a single row. On a
+            mesh that splits the rows, both numbers are rounded up to a multiple of its devices.
         items_per_row: the most items that share a row.
-        results: what the function returns, in each of its arrays: "items", one entry for each item, of shape [rows,
-            items_per_row, ...], where entry 0 is for segment 1; or "tokens", one for each element, of shape [rows, row
-            length, ...]. A caller gets the entry of its item, or the entries of its elements, in an array of the length
-            of its item.
-        max_wait_seconds: how long the first item of a batch waits for further items, in seconds; with 0, a batch has
+        results: the form of each array that the function returns. "items": one entry for each item, of shape [rows,
+            items_per_row, ...], where entry 0 belongs to segment 1. "tokens": one entry for each element, of shape
+            [rows, row length, ...]. A caller gets the entry of its item, or an array of the entries of its elements.
+        max_wait_seconds: how long the first item of a batch waits for further items, in seconds. With 0, a batch has
             the items that are waiting already.
-        max_queue: how many items may wait in addition to the most of one batch; further items are refused with
+        max_queue: how many items may wait in addition to those of a full batch. Further items are refused with
             `Overloaded`. None: all callers wait.
 
     Attributes:
@@ -166,13 +172,13 @@ _PACKED_BATCH_FIELDS: Final = {
 
 
 def on_device(batch: Batch | None) -> DeviceBatch | PackedBatch | None:
-    """Return the batch of a node as a `DeviceBatch`, with the defaults for what `penstock.Batch` does not say."""
+    """Return the batch of a node as a `DeviceBatch`, with defaults for the options that `penstock.Batch` lacks."""
     if batch is None or isinstance(batch, DeviceBatch | PackedBatch):
         return batch
     return DeviceBatch(**{each.name: getattr(batch, each.name) for each in fields(batch)})
 
 
-# Programs and batches of their own for lengths of 1, 2 and 4 would cost more than at most 7 elements of padding.
+# Separate programs and batches for lengths of 1, 2 and 4 would cost more than at most 7 elements of padding.
 SHORTEST_LENGTH = 8
 
 
@@ -181,10 +187,10 @@ def batch_sizes(batch: DeviceBatch | PackedBatch, multiple: int = 1) -> tuple[in
 
     Args:
         batch: the batch of a node.
-        multiple: each size is a multiple of this: the number of devices that share the rows of a batch.
+        multiple: the number of devices that share the rows of a batch; each size is a multiple of this number.
     """
     largest = batch.max_size
-    assert largest != "auto"  # by now it is known
+    assert largest != "auto"  # the size was found before
     if isinstance(batch, PackedBatch):
         sizes = [1, batch.rows]
     elif isinstance(batch.buckets, tuple):
@@ -195,7 +201,7 @@ def batch_sizes(batch: DeviceBatch | PackedBatch, multiple: int = 1) -> tuple[in
 
 
 def padded_length(length: int, buckets: Buckets) -> int | None:
-    """Return the length that an axis is padded to; None if it is longer than the last bucket."""
+    """Return the length that an axis is padded to; None if the axis is longer than the last bucket."""
     if isinstance(buckets, tuple):
         index = bisect_left(buckets, length)
         return buckets[index] if index < len(buckets) else None

@@ -1,4 +1,4 @@
-"""Errors of devices: which computation one comes from, and what it means."""
+"""Errors of devices: the computation that an error comes from, and explanations of JAX's errors."""
 
 import itertools
 import weakref
@@ -12,9 +12,9 @@ from .untyped_jax import jax
 
 # Origins: which computation an asynchronous error comes from.
 #
-# A result that is handed on before it is ready may turn out to be an error later, and then each computation that reads
-# it fails with that error, too: on any device, and perhaps before the first one is known to have failed. The error
-# belongs to the first.
+# A result that is handed on before it is ready may turn out to be an error later. Then each computation that reads the
+# result fails with that error, too: on any device, and perhaps before the first computation is known to have failed.
+# The error belongs to the first computation.
 
 
 class Origin:
@@ -22,7 +22,7 @@ class Origin:
 
     Args:
         label: label of the node in its graph; None if the computation does not come from a node.
-        inputs: the arrays that it reads.
+        inputs: the arrays that the computation reads.
     """
 
     __slots__ = ("_error", "_inputs", "_label")
@@ -44,15 +44,17 @@ class Origin:
         self._inputs = ()
 
     def cause_of(self, error: BaseException) -> BaseException:
-        """Return the error of the computation that failed first, where this one has failed with `error`."""
-        inputs = self._inputs  # before the error: `over` sets that first
+        """Return the error of the computation that failed first, if this computation has failed with `error`."""
+        inputs = self._inputs  # read before the error, because `over` sets the error first
         if self._error is not None:
             return copy_of(self._error)
         return self._blamed(ORIGINS.cause_of(error, inputs))
 
     def taken_over(self, error: BaseException) -> None:
-        """Add a note to an error: the result was donated, so it cannot be asked whether it is the cause."""
-        error.add_note(f"it computed in the memory of the result of node {self._label!r}, which may be what has failed")
+        """Add a note to an error: the result was donated, so JAX cannot tell whether that result is the cause."""
+        error.add_note(
+            f"this computation took over the memory of the result of node {self._label!r}: that node may have failed"
+        )
 
     def _blamed(self, error: BaseException) -> BaseException:
         if self._label is not None:
@@ -63,12 +65,12 @@ class Origin:
 class Origins:
     """Maps arrays that were handed on before they were ready to their computations, until these have succeeded."""
 
-    # Ownership: the entry of a computation is written by the threads of its device alone, and it ends in one of them.
-    # The last reference to an array may go on any thread, and takes the entry out. All threads read all entries, from
-    # copies; each single write of the dictionary is whole, as the interpreter sees to it.
+    # Ownership: only the threads of a computation's device write its entry, and the computation ends on one of these.
+    # The last reference to an array may go on any thread, which removes the entry. All threads read all entries, from
+    # copies; the interpreter makes each single write of the dictionary atomic.
 
     def __init__(self) -> None:
-        # Of a computation that has not ended, which holds its results, these; then weak references to them.
+        # For a computation that has not ended, the arrays of its result; after its end, weak references to the arrays.
         self._results: dict[Origin, list[Any]] = {}  # arrays are not hashable
 
     def add(self, arrays: list[Any], origin: Origin) -> None:
@@ -78,11 +80,11 @@ class Origins:
     def over(self, origin: Origin, error: BaseException | None) -> None:
         """Note that a computation has ended, with an error or without one."""
         origin.over(error)
-        # One write: another device, whose computation fails meanwhile, looks for the entry.
+        # One write: the thread of another device, whose computation fails meanwhile, looks for the entry.
         arrays = self._results.get(origin, ())
         if error is None:
-            # If all were donated, none can be asked how it ended, and one of them stands for all. A number that says
-            # how a step has gone is often the last of what it gives.
+            # If all arrays were donated, none can tell how the computation ended, and one array stands for all. The
+            # check begins with the last array: in a training step that is often the loss, which is not donated.
             arrays = arrays[:1] if all(array.is_deleted() for array in reversed(arrays)) else ()
         if arrays:
             self._results[origin] = [weakref.ref(array, self._forget(origin)) for array in arrays]
@@ -135,22 +137,22 @@ def _failure_of(array: Any) -> BaseException | None:
     return None
 
 
-# One for the process: results go from device to device.
+# One object for the process: results go from device to device.
 ORIGINS = Origins()
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Return whether a device had too little memory; JAX has no error type for that."""
+    """Return whether a device had too little memory. JAX has no error type for that."""
     return str(error).startswith("RESOURCE_EXHAUSTED")
 
 
 def explained(error: BaseException, jitted: Names, args: Sequence[Any]) -> BaseException:
-    """Return an error that says more than JAX's, about NaNs and about arguments that were donated; else the error.
+    """Return an error that says more than JAX's, for NaNs and for donated arguments; other errors unchanged.
 
     Args:
-        error: that of the call of the program.
-        jitted: what was called.
-        args: with what.
+        error: the error of the call of the program.
+        jitted: the function that was called.
+        args: the arguments of the call.
     """
     text, found = str(error), ""
     kind: type[Exception] = DeviceError
@@ -163,14 +165,14 @@ def explained(error: BaseException, jitted: Names, args: Sequence[Any]) -> BaseE
     for one, other in ((one, other) for (one, array), (other, same) in pairs if array is same):
         found = found or (
             f"{jitted.name!r}: arguments {jitted.parameter(one)!r} and {jitted.parameter(other)!r} hold the same "
-            "array, and its memory is donated: pass a copy as one of them, or do not donate it"
+            "array, and its memory is donated: pass a copy as one of the two, or do not donate the array"
         )
-    # A call that fails after it has begun has lost what it donates, too.
+    # A call that fails after it has begun has lost its donated arguments, too.
     gone = (place for place, leaf in leaves if "has been deleted" in text and leaf.is_deleted())
     if not found and (place := next(gone, None)) is not None:
         found = (
-            f"{jitted.name!r}: the memory of argument {jitted.parameter(place)!r} was donated to an earlier call, and "
-            "it cannot be read again: pass what that call returned, or do not donate it"
+            f"{jitted.name!r}: the memory of argument {jitted.parameter(place)!r} was donated to an earlier call, so "
+            "the argument cannot be read again: pass the result of that call, or do not donate the argument"
         )
     if not found:
         return error

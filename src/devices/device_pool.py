@@ -45,11 +45,11 @@ if TYPE_CHECKING:
 
 
 class DevicePool:
-    """The devices that one Engine uses; one is opened when it is first used.
+    """The devices that one Engine uses. A device is opened when it is first used.
 
     Attributes:
-        placed: the nodes that run there, by a key that tells them apart.
-        fitting: a lock; the node whose sizes of batches are tried holds it.
+        placed: the nodes that run on these devices, by a key that tells the nodes apart.
+        fitting: a lock, held while the batch sizes of a node are tried.
     """
 
     def __init__(self) -> None:
@@ -64,23 +64,23 @@ class DevicePool:
         CACHE.acquire()
 
     def opened(self, device: Hashable, replicas: int = 1) -> "tuple[EngineDevice, ...] | None":
-        """Return devices that were opened before by this name and number; None if they were not."""
+        """Return the devices that were opened before by this name and number; None if they were not opened."""
         return self._by_name.get((device, replicas))
 
     async def open(self, device: Hashable, replicas: int = 1) -> "tuple[EngineDevice, ...]":
-        """Return a device, as `select` names it, and those that follow it.
+        """Return a device, as `select` names it, and the next devices of its platform.
 
         Args:
-            device: the first one.
-            replicas: how many.
+            device: the first device.
+            replicas: how many devices to return.
 
         Raises:
-            DeviceError: there is no such device, or there are fewer.
+            DeviceError: there is no such device, or there are fewer than `replicas`.
             EngineClosedError: the Engine was closed.
         """
-        # The first use takes seconds: JAX is imported, and looks for devices.
+        # The first use of a device takes seconds: JAX is imported, and looks for devices.
         found = self._opening.get((device, replicas)) or self._find(device, replicas)
-        await asyncio.wait([found])  # a caller that is cancelled leaves the search to the others
+        await asyncio.wait([found])  # the search goes on for other callers if this one is cancelled
         if (error := found.exception()) is not None:
             raise copy_of(error)
         if self._closed:
@@ -95,7 +95,7 @@ class DevicePool:
         return device
 
     async def aclose(self) -> None:
-        """Refuse more calls, wait for those that run, and give the threads back."""
+        """Refuse further calls, wait for the running calls, and give the threads back."""
         if self._closed:
             return
         self._closed = True
@@ -109,7 +109,7 @@ class DevicePool:
         await CACHE.arelease()
 
     def _find(self, device: Hashable, replicas: int) -> "asyncio.Future[list[Placement]]":
-        """Look for devices on a thread, once for all callers that ask meanwhile; closing the pool waits for it."""
+        """Look for devices on a thread, once for all callers that ask meanwhile. Closing the pool waits for that."""
         found: asyncio.Future[list[Placement]] = self._loop.create_future()
 
         def work() -> None:
@@ -119,9 +119,9 @@ class DevicePool:
                 self._mailbox.post(found.set_exception, error)
 
         def is_over(_: "asyncio.Future[list[Placement]]") -> None:
-            thread.join()  # it has nothing left to do but return
+            thread.join()  # the thread is about to return
             del self._opening[device, replicas]
-            found.exception()  # so that asyncio does not warn of it if the callers have left
+            found.exception()  # marks the error as seen: asyncio does not warn of it if the callers have left
 
         thread = threading.Thread(target=work, name="penstock-device-open", daemon=False)
         thread.start()
@@ -131,10 +131,10 @@ class DevicePool:
 
 
 def placements_of(device: Any, replicas: int) -> list[Placement]:
-    """Return a device, as `select` names it, and those that follow it; for a thread, because this may start JAX.
+    """Return a device, as `select` names it, and the next devices. Call it in a thread, because it may start JAX.
 
     Raises:
-        DeviceError: there is no such device, or there are fewer.
+        DeviceError: there is no such device, or there are fewer than `replicas`.
     """
     start_backends()
     found = cast("Any", select(device))
@@ -143,7 +143,7 @@ def placements_of(device: Any, replicas: int) -> list[Placement]:
     return [Placement.of_device(one) for one in following(found, replicas)]
 
 
-# All functions share one log, which so can tell a function that is made anew for each call from a new shape.
+# All functions share one log, so that it can tell a function that is made anew for each call from a new shape.
 _LOG = CompileLog()
 
 
@@ -158,7 +158,7 @@ class DeviceFunction:
 
     Args:
         device: the device, as `select` takes it.
-        owner: takes turns with others on the device, whatever number of functions it has.
+        owner: the device actor. Actors and nodes take turns on a device, however many functions an actor has.
         fn: the function.
         donate_argnums: positions of the arguments whose memory the result may take.
         ready: whether a call waits until its result is computed.
@@ -176,17 +176,17 @@ class DeviceFunction:
         self._fn = fn
         self._donate_argnums = donate_argnums
         self._ready = ready
-        self._jitted: JittedFunction | None = None  # for the device of the last call
+        self._jitted: JittedFunction | None = None  # the function for the device of the last call
 
     async def compile(
         self, samples: Iterable[tuple[Any, ...]], on_progress: Callable[[int, int], object] | None
     ) -> int:
-        """Compile the programs for arguments like these; return how many programs that are."""
+        """Compile the programs for arguments like these, and return the number of programs."""
         given: list[Any] = [*samples]
         if wrong := [sample for sample in given if not isinstance(sample, tuple)]:
             name = getattr(self._fn, "__name__", self._fn)
             raise TypeError(
-                f"warmup of {name}: a sample is the tuple of the arguments of a call, got "
+                f"warmup of {name}: a sample is a tuple of the arguments of a call, got "
                 f"{type(wrong[0]).__name__}; write warmup((x,)) for one argument x"
             )
         pool = (pools_around() or default._runtime.pools).pool("devices", DevicePool)
@@ -199,7 +199,7 @@ class DeviceFunction:
         with _LOG.announced(wanted):
             programs = [device.compile(jitted, args) for jitted, args in wanted.values()]
             try:
-                for count, program in enumerate(programs, 1):  # they are compiled one after the other
+                for count, program in enumerate(programs, 1):  # programs are compiled one after the other
                     await program
                     if on_progress is not None:
                         on_progress(count, len(programs))
@@ -231,12 +231,12 @@ class DeviceFunction:
 
 
 async def put(device: Any, value: Any, specs: Any) -> Any:
-    """Return a value on a device of the Engine that makes this call, or of the default one, when it is there.
+    """Put a value on a device of the Engine that makes this call, or of the default Engine; return it when it is there.
 
     Args:
         device: the device, as `select` takes it.
         value: a pytree of arrays.
-        specs: how they are split over a mesh; a prefix of the structure of the value.
+        specs: how the arrays are split over a mesh: a prefix of the structure of the value.
     """
     pools = pools_around() or default._runtime.pools
     pool = pools.pool("devices", DevicePool)
@@ -252,16 +252,18 @@ async def put(device: Any, value: Any, specs: Any) -> Any:
 
 
 async def to_host(value: Any, /) -> Any:
-    """Wait for arrays in a thread, and return them as NumPy arrays; the event loop goes on meanwhile.
+    """Wait for arrays in a thread, and return them as NumPy arrays. The event loop is free meanwhile.
 
-    Inside of a node, the thread is one of the Engine that runs the node. A loop calls its next step before it awaits
-    the results of this one: `reading = asyncio.ensure_future(devices.to_host(tokens))`.
+    Inside of a node, the thread belongs to the Engine that runs the node. A loop can begin its next step before it
+    awaits the results of the present step: `reading = asyncio.ensure_future(devices.to_host(tokens))`.
 
     Args:
-        value: an array of JAX, ready or not, or a pytree with some; what a later call donates cannot be read any more.
+        value: an array of JAX, ready or not, or a pytree with such arrays. An array that a later call donates can no
+            longer be read.
 
     Returns:
-        The value with arrays of NumPy, which may not be writable; random keys and what is no array of JAX as they are.
+        The value with arrays of NumPy, which may not be writable. Random keys, and leaves that are no arrays of JAX,
+        stay as they are.
 
     Raises:
         EngineClosedError: the Engine was closed.
@@ -277,9 +279,10 @@ async def to_host(value: Any, /) -> Any:
 
 
 def _kept(args: tuple[Any, ...], mesh: Any) -> "tuple[Any, ...] | None":
-    """Return the structure of the arguments and their specs, if some are split over the mesh already.
+    """Return the structure of the arguments and their specs, if any argument is split over the mesh already.
 
-    None if none is: then all arguments are copied to every device.
+    Returns:
+        None if no argument is split: then all arguments are copied to every device.
     """
     leaves, tree = jax.tree.flatten(args)
     shardings = [leaf.sharding if is_device_array(leaf) else None for leaf in leaves]
@@ -290,7 +293,7 @@ def _kept(args: tuple[Any, ...], mesh: Any) -> "tuple[Any, ...] | None":
     return (tree, specs) if any(spec is not None for spec in specs) else None
 
 
-# Few programs have two hundred functions, and functions that are made anew for each call must not pile up.
+# Few programs use two hundred functions, and functions that are made anew for each call must not pile up.
 @lru_cache(maxsize=256)
 def _jitted(
     fn: Callable[..., Any], placement: Placement, donate_argnums: tuple[int, ...], kept: "tuple[Any, ...] | None"

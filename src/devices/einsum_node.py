@@ -22,8 +22,8 @@ else:
 def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.Array":
     """Sum products of arrays over indices, as `jax.numpy.einsum` does.
 
-    In a graph, a call is a device node. If the result of one einsum is only read by another einsum, the two become one
-    sum over all of their operands, which is computed in the order that costs least.
+    In a graph, a call is a device node. If only another einsum reads the result of an einsum, the two become one sum
+    over all of their operands, which is computed in the order that costs least.
 
     Args:
         subscripts: the indices of each operand and of the result: `"ij,jk->ik"`. They must be known while the graph is
@@ -55,8 +55,8 @@ def einsum(subscripts: str, *operands: Any, device: Hashable = "auto") -> "jax.A
     return jax.numpy.einsum(subscripts, *operands)  # pyright: ignore[reportUnknownMemberType]
 
 
-# More than a large program has. A node that was evicted is made again, but is not merged with equal calls of the old
-# one.
+# More nodes than a large program has. A node that was evicted is made again, but its calls are not merged with equal
+# calls of the old node.
 @lru_cache(maxsize=1024)
 def _node(subscripts: "Subscripts", device: Hashable) -> DeviceNode[..., Any]:
     from .contraction import Contraction
@@ -66,5 +66,5 @@ def _node(subscripts: "Subscripts", device: Hashable) -> DeviceNode[..., Any]:
 
 def _checked_text(subscripts: object) -> str:
     if isinstance(subscripts, Ref | PendingRef) or not isinstance(subscripts, str):
-        raise TypeError(f"einsum: its subscripts are {subscripts!r}; write them as text, before the operands")
+        raise TypeError(f"einsum: the subscripts are {subscripts!r}; write them as text, before the operands")
     return subscripts

@@ -1,4 +1,4 @@
-"""Device nodes that other processes run: each of these compiles the function, for a device that it has."""
+"""Device nodes that other processes run: each process compiles the function for a device of its own."""
 
 import asyncio
 from collections.abc import Callable, Mapping
@@ -22,20 +22,21 @@ if TYPE_CHECKING:
 
 
 class CompiledThere:
-    """What another process calls in the place of a device node; with `batch=`, with a list of the arguments of items.
+    """A callable that another process calls instead of a device node; with `batch=`, with a list of items' arguments.
 
-    It pickles by the name of the node, or by the contents of its function where the node has none.
+    The object is pickled by the import name of the node, or by the contents of its function if no import finds the
+    node.
 
     Args:
         fn: the function.
         name: the name of the node.
-        options: the options of `device_node` for a device of the process that calls it.
+        options: the options of `device_node`, for a device of the process that makes the call.
         make: `device_node`.
     """
 
     def __init__(self, fn: Callable[..., Any], name: str, options: Mapping[str, Any], make: Callable[..., Any]) -> None:
         self.function, self.name, self.options, self.make = fn, name, options, make
-        self.node: Node[..., Any] | None = None  # where it was declared
+        self.node: Node[..., Any] | None = None  # set in the process that declares the node
         self._service: Any = None
         self._open = AsyncExitStack()
         self._opening = asyncio.Lock()
@@ -60,7 +61,7 @@ class CompiledThere:
             kind, given = options["batch"]
             options["batch"] = kind(**given)
         node = self.make(**options, name=self.name)(self.function)
-        # With donate=, what came with a call is copied on the device: that copy is the node's own, and may be donated.
+        # With donate=, the arguments of a call are copied on the device. The copies belong to the node: donate them.
         copied = self.make(name="copied", device=options["device"], fuse=False)(_same)
         kept = set(signature_of(self.function).parameters if not options["donate"] else options["static"])
 
@@ -70,7 +71,7 @@ class CompiledThere:
                 given.arguments[name] = value if name in kept else copied(value)
             return node(*given.args, **given.kwargs)
 
-        signature = signature_of(graph(node).fn)  # without masks, which the batch makes
+        signature = signature_of(graph(node).fn)  # without the masks, because the batch makes them
         made: Any = called
         made.__name__, made.__signature__ = self.name, signature
         return graph(made)
@@ -96,13 +97,13 @@ def _there(node: Node[..., Any]) -> CompiledThere:
 
 
 class GatheredHere(InBatches):
-    """Gathers items of a device node that runs somewhere else; an item is the arguments of a call.
+    """Gathers items of a device node that other processes run. An item is the arguments of a call.
 
     Args:
-        inner: where it runs.
-        there: what is called there.
+        inner: the execution that runs the node.
+        there: the callable that the other processes call.
         batch: how items are gathered.
-        at_once: how many batches there are at a time.
+        at_once: how many batches run at a time.
     """
 
     def __init__(self, inner: Execution, there: CompiledThere, batch: Batch, at_once: int | None) -> None:
@@ -117,18 +118,18 @@ class GatheredHere(InBatches):
         super().__init__(inner, there, plain, at_once)
 
     def bind(self, site: Site) -> "InGatheredBatch":
-        """Return what puts the arguments of calls into the inbox of the loop."""
+        """Return the object that puts the arguments of calls into the inbox of the loop."""
         loop: Any = site._instance
         return InGatheredBatch(loop.host, loop)
 
 
 class InGatheredBatch(InOwnLoop):
-    """Puts the arguments of a call into the inbox of what gathers a batch."""
+    """Puts the arguments of a call into the inbox of the loop that gathers a batch."""
 
     __slots__ = ()
 
     async def run(self, attempt: Attempt) -> Any:
-        """Give them, and return the result."""
+        """Hand over the arguments of a call, and return the result."""
         frame, item = attempt._frame, (attempt.args, attempt.kwargs)
         return await self._host.run(item, frame.priority, attempt.deadline, frame.key, frame.leaves_running)
 
@@ -141,7 +142,7 @@ class InGatheredBatch(InOwnLoop):
 def compiled_there(
     fn: Callable[..., Any], name: str, options: Mapping[str, Any], batch: Batch | None, make: Callable[..., Any]
 ) -> CompiledThere:
-    """Return what another process calls; the caller gathers the items of a batch, so that it need not wait for them."""
+    """Return the callable for other processes. This process gathers the items of a batch, so the others do not wait."""
     there = None
     if batch is not None:
         given = {one.name: getattr(batch, one.name) for one in fields(batch) if one.init}

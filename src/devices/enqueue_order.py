@@ -1,4 +1,4 @@
-"""Enqueue order of programs that span several devices, and resharding, which keeps it."""
+"""Enqueue order of programs that span several devices, and resharding, which keeps that order."""
 
 import re
 import threading
@@ -18,14 +18,14 @@ from .wrong_fusions import compiler_options
 
 # Enqueue order: a program that spans several devices is enqueued on all of them before any other program.
 #
-# A program with collectives waits on each of its devices for the others. If two of them were enqueued in different
-# orders on two devices, they would wait for each other for ever. A program on one device waits for no other device, and
-# may overtake.
+# A program with collectives waits on each of its devices for the other devices. If two such programs were enqueued in
+# different orders on two devices, they would wait for each other for ever. A program on one device waits for no other
+# device, and may overtake.
 #
 # The devices of a CPU are threads of one pool, with a thread for each core of the machine. A program with collectives
-# holds a thread for each of its devices until all of them have arrived, so two such programs could hold some threads
-# each and wait for ever: after 40 seconds XLA aborts the process. So on a CPU one of them is in flight at a time,
-# whichever devices it uses.
+# holds a thread for each of its devices until all of them have arrived. So two such programs could hold some threads
+# each and wait for ever: after 40 seconds XLA aborts the process. Therefore one such program is in flight at a time on
+# a CPU, whichever devices it uses.
 
 Locks: TypeAlias = tuple[threading.Lock, ...]
 
@@ -34,7 +34,7 @@ class EnqueueOrder:
     """The locks of the devices of this process. Meshes may overlap in any way, and threads may serve any event loop."""
 
     # Ownership: any thread calls any method. `_lock` guards `_locks`, which only grows. `_alone` and `_given` belong to
-    # whoever holds the locks that `locks` returned: only programs of CPUs run alone, and all of these share one lock.
+    # the thread that holds the locks that `locks` returned: only programs of CPUs run alone, and all share one lock.
 
     def __init__(self) -> None:
         # Results of the last program that had to run alone: one of its arrays, and weak references to all of them.
@@ -44,8 +44,8 @@ class EnqueueOrder:
         self._locks: dict[tuple[str, int], threading.Lock] = {}
 
     def locks(self, devices: Iterable[Device]) -> Locks:
-        """Return the locks to hold while a program is enqueued on these devices; none for a single one."""
-        # All threads take them in one order: otherwise two threads could each hold a lock that the other one needs.
+        """Return the locks to hold while a program is enqueued on these devices; no lock for a single device."""
+        # All threads take locks in one order: otherwise two threads could each hold a lock that the other thread needs.
         keys = sorted({(device.platform, device.id) for device in devices})
         if len(keys) < 2:
             return ()
@@ -58,31 +58,33 @@ class EnqueueOrder:
         """Block until the last program that had to run alone has ended; called while the locks are held.
 
         Args:
-            read: an array that the next program reads. If that is a result of the last program, the device runs the two
-                in order, and there is no need to wait here.
+            read: an array that the next program reads. If the array is a result of the last program, the device runs
+                the two in order, so no wait is needed here.
         """
         if self._alone is None or (read is not None and any(one() is read for one in self._given)):
             return
-        with suppress(RuntimeError, ValueError):  # it was donated since, or has failed: its own callers get the error
+        with suppress(RuntimeError, ValueError):  # the result was donated since, or failed: its callers get the error
             self._alone.block_until_ready()
 
     def begun_alone(self, given: Any) -> None:
         """Note the result of a program that has to run alone; called while the locks are held."""
         arrays: list[Any] = jax.tree.leaves(given)
-        self._alone = min(arrays, key=attrgetter("nbytes"), default=None)  # the smallest, as it stays in memory
+        self._alone = min(
+            arrays, key=attrgetter("nbytes"), default=None
+        )  # the smallest array, because it is kept alive
         self._given = [*map(weakref.ref, arrays)]
 
 
 @contextmanager
 def holding(locks: Locks) -> Generator[None]:
-    """Hold locks of `EnqueueOrder.locks`; the thread must not hold others."""
+    """Hold the locks that `EnqueueOrder.locks` returned. The thread must hold no other locks of that kind."""
     with ExitStack() as stack:
         for lock in locks:
             stack.enter_context(lock)
         yield
 
 
-# One for the process, as the devices are.
+# One object for the process, because the process shares the devices.
 ENQUEUE_ORDER: Final = EnqueueOrder()
 
 
@@ -96,10 +98,9 @@ def has_collectives(compiled: Any) -> bool:
 
 # Resharding: moves an array from one device or mesh to another, without waiting until it is computed.
 #
-# `jax.device_put` between meshes gives the right values, but the calling thread waits for the array unless its parts
-# happen to be the same (measured with JAX 0.10.1 on CPU; a compiled program does not wait). So a compiled identity
-# first gives the array the wanted layout on the devices where it is, and then each part is copied to the device that
-# takes it.
+# `jax.device_put` between meshes gives the right values, but the calling thread waits for the array unless source and
+# target have the same parts (measured with JAX 0.10.1 on CPU; a compiled program does not wait). So a compiled identity
+# first gives the array the wanted layout on the devices that hold it. Then each part is copied to its target device.
 
 
 def reshard(array: Any, target: Sharding) -> Any:
@@ -117,7 +118,7 @@ def reshard(array: Any, target: Sharding) -> Any:
 
 
 def _ready_to_copy(array: Any, source: NamedSharding, target: Sharding) -> Any:
-    """Return an array of a mesh laid out so that each part of `target` is one of its parts, or whole on one device."""
+    """Return an array of a mesh laid out so that each part of `target` is a part of the array, or all of it."""
     there = devices_of(target)
     if isinstance(target, NamedSharding) and len(there) == len(devices_of(source)):
         mesh, wanted = cast("Mesh", source.mesh), cast("Mesh", target.mesh)
@@ -138,7 +139,7 @@ def _lay_out(array: Any, sharding: NamedSharding) -> Any:
     return given
 
 
-# One program per layout and shape. Sixty-four layouts are more than a process has, and each is small.
+# One program for each layout and shape. No process has 64 layouts, and each program is small.
 @lru_cache(maxsize=64)
 def _laid_out(sharding: NamedSharding) -> Any:
     device = next(iter(devices_of(sharding)))

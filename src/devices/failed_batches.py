@@ -1,4 +1,4 @@
-"""Batches that failed, run again in parts, on the event loop."""
+"""Failed batches, which run again in parts. This code runs on the event loop."""
 
 from collections.abc import Callable
 
@@ -9,21 +9,21 @@ from .engine_device import BatchCallQueue, DeviceCall
 
 
 class PartsOfBatch:
-    """Runs a batch that failed in parts, until each of its calls has its result or an error of its own.
+    """Runs a failed batch again in parts, until each call has its result or an error of its own.
 
-    Where memory was short, the parts are as large as fits by now; else they are halves. So n calls of which k fail run
-    at most 2 k ceil(log2 n) times again, and never more than 2 n times.
+    If memory was short, the parts are as large as the present limit; otherwise they are halves. So n calls of which k
+    fail run at most 2 k ceil(log2 n) times again, and never more than 2 n times.
 
     Args:
         queue: runs the parts.
-        job: the batch that failed.
+        job: the failed batch.
         on_over: called after the last part.
     """
 
     def __init__(self, queue: BatchCallQueue, job: BatchJob, on_over: Callable[[], None]) -> None:
         self._queue = queue
         self._on_over = on_over
-        # The next one is the last: its calls, and how many rows it has; None for the fewest that hold them.
+        # A stack of parts, the next one last: the calls, and the number of rows; None for as few as hold the calls.
         self._parts: list[tuple[list[DeviceCall], int | None]] = []
         self._ended(job)
 
@@ -34,7 +34,7 @@ class PartsOfBatch:
         elif stacked is not None and isinstance(error, Exception) and job.has_run and len(calls) > 1:
             job.take_error()
             half = (len(calls) + 1) // 2
-            # Of the same size, whose program is there.
+            # The halves are padded to the same size, whose program exists already.
             self._parts += [(calls[half:], stacked.size), (calls[:half], stacked.size)]
         else:
             job.settle()
@@ -53,7 +53,7 @@ class PartsOfBatch:
         self._queue.run_batch(calls, self._ended, rows)
 
     def _too_large(self, job: BatchJob) -> None:
-        """Have the calls of a batch that did not fit the memory run in smaller ones; fail them if none is smaller."""
+        """Run the calls of a batch that did not fit the memory in smaller batches; fail them if none is smaller."""
         queue, calls, cause = self._queue, job.calls, job.take_error()
         if queue.exceeded(job):
             self._parts.append((calls, None))

@@ -41,16 +41,16 @@ class RegionCall:
     """One call inside of a region.
 
     Attributes:
-        source: the number of its value.
-        name: name of its node.
+        source: the number of the call's value.
+        name: name of the node.
         location: "file:line" of the call.
-        fn: the function.
+        fn: the function of the node.
         call: calls the function with one argument for each parameter.
-        executor: of its node.
-        names: of its parameters.
-        static: positions of its static arguments.
-        templates: of its arguments.
-        axes: of the rows in each argument, if it runs in chunks.
+        executor: the executor of the node.
+        names: names of the parameters.
+        static: positions of the static arguments.
+        templates: templates of the arguments.
+        axes: the axes of the rows in each argument, if the node runs in chunks.
     """
 
     source: int
@@ -71,15 +71,15 @@ class RegionCall:
 
 
 class Inputs:
-    """The values that a region takes from outside; equal values are taken once.
+    """The values that a region takes from outside. Equal values are taken once.
 
-    Inside of it, the values of members are numbered from 0, and those from outside from -1 downwards.
+    Inside of the region, the values of members are numbered from 0, and values from outside from -1 downwards.
 
     Attributes:
-        templates: templates of the values, outside.
+        templates: templates of the values, with the numbers that they have outside.
         names: names of the parameters.
         static: the parameters that are static.
-        axes: for each parameter those of the rows, if the region runs in chunks.
+        axes: for each parameter the axes of the rows, if the region runs in chunks.
     """
 
     def __init__(self, members: Sequence[RegionCall]) -> None:
@@ -93,7 +93,7 @@ class Inputs:
 
     @property
     def shared(self) -> tuple[str, ...]:
-        """Parameters that all members that take them name in `shared=`."""
+        """The parameters that every member with such a parameter names in `shared=`."""
         return tuple(itertools.compress(self.names, self._is_shared))
 
     def have_rows(self, resource_sources: Set[int]) -> bool:
@@ -115,14 +115,14 @@ class Inputs:
             children = [self._inside(member, position, child, is_part=True) for child in template.children]
             return dataclasses.replace(template, children=tuple(children))
         name, is_static = member.names[position], not is_part and position in member.static
-        # Numbers are a part of the program, as if they were written in the function.
+        # Numbers become a part of the program, as if they were written in the function.
         if isinstance(template, Constant) and (is_static or type(template.value) in _SCALARS):
             return template
         is_shared = not is_part and name in member.executor.options.shared
         axes = None if is_part else member.axes[position]
         try:
             index = self._found.setdefault((key(template), is_static, axes), len(self.templates))
-        except TypeError:  # unhashable, so it cannot be compared with others
+        except TypeError:  # unhashable, so the value cannot be compared with other values
             index = len(self.templates)
         if index == len(self.templates):
             self.templates.append(template)
@@ -130,7 +130,7 @@ class Inputs:
             self.static += [self.names[-1]] * is_static
             self.axes.append(axes)
             self._is_shared.append(is_shared)
-        self._is_shared[index] &= is_shared  # rows for one member are rows for all: shared, no argument might have any
+        self._is_shared[index] &= is_shared  # an argument that has rows for one member has rows for all members
         return Read(-1 - index)
 
     def _free(self, name: str) -> str:
@@ -139,7 +139,7 @@ class Inputs:
 
 
 def as_arrays(value: Any) -> Any:
-    """Return a result as the next program would get it: with arrays of JAX for those of NumPy and for numbers."""
+    """Return a result as the next program would get it: arrays of NumPy and numbers become arrays of JAX."""
 
     def as_array(leaf: Any) -> Any:
         return leaf if isinstance(leaf, jax.Array) else jax.numpy.asarray(leaf)
@@ -147,7 +147,7 @@ def as_arrays(value: Any) -> Any:
     return jax.tree.map(as_array, value)
 
 
-# Graphs that are traced again, or share a part, have the same regions, whose programs are compiled once.
+# Graphs that are traced again, or share a part, have equal regions. The programs of equal regions are compiled once.
 _known: "WeakValueDictionary[Hashable, Node[..., Any]]" = WeakValueDictionary()
 
 
@@ -163,8 +163,8 @@ def region_node(steps: Sequence[Step]) -> "tuple[Node[..., Any], tuple[Template,
     """Make one node of several.
 
     Args:
-        steps: calls of pure device nodes with equal options, in topological order; the last one gives the result, and
-            no other is read outside.
+        steps: calls of pure device nodes with equal options, in topological order. The last step gives the result, and
+            no step outside reads any other.
 
     Returns:
         The node, and the templates of its arguments.
@@ -188,7 +188,7 @@ def region_node(steps: Sequence[Step]) -> "tuple[Node[..., Any], tuple[Template,
 def _can_be_batched(steps: Sequence[Step], resource_sources: Set[int]) -> bool:
     """Return whether a region of batched nodes would have an argument with a row for each call.
 
-    Numbers that are written in the graph have rows for a node by itself, and are a part of the program of a region.
+    A number that is written in the graph has rows for a single node, but is a part of the program of a region.
     """
     if _executor(steps[0]).options.batch is None:
         return True
@@ -211,7 +211,7 @@ def _member(step: Step) -> RegionCall:
     rows = executor.rows if isinstance(executor, ChunkedExecutor) else None
     fn, arguments = executor.fn if rows is None else rows.fn, executor.arguments(frozenset())
     bound = arguments.bind(step.args, dict(step.kwargs))
-    # A parameter that is not passed has its default.
+    # A parameter without an argument has its default.
     templates = tuple([one if isinstance(one, Constant | Read | Container) else Constant(one) for one in bound])
     return RegionCall(
         step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), executor,
@@ -221,7 +221,7 @@ def _member(step: Step) -> RegionCall:
 
 
 def _with_contractions(members: list[RegionCall]) -> list[RegionCall]:
-    """Return the members after merging each einsum that only one other einsum reads into that one."""
+    """Return the members after each einsum that only one other einsum reads was merged into its reader."""
     readers = Counter(read.source for member in members for read in reads(*member.templates))
     open_ones: dict[int, RegionCall] = {}
     absorbed: set[int] = set()
@@ -301,7 +301,7 @@ def _samples(members: Sequence[RegionCall], inputs: Inputs) -> Samples:
 
 
 def _sample_of(member: RegionCall, number: int, known: Mapping[int, Any]) -> dict[int, Any]:
-    """Return the values from outside that a sample of a member has, by their numbers."""
+    """Return the values from outside in a sample of a member, by their numbers."""
     given = member.executor.options.sample_input
     if not given:
         return {}
@@ -340,10 +340,10 @@ def _joined(names: Iterable[str]) -> str:
     return " → ".join(name if length == 1 else f"{name} ×{length}" for name, length in runs)
 
 
-# The most nodes of one region. Time to compile grows with it, and the first result waits for all of it: 50 nodes took
-# 1.5 to 3.7 times as long as one of them alone (sin, three elementwise operations, a dot product, a layer of a network;
-# JAX 0.10.1 on two CPU cores, 30-70 ms when these are idle), 200 took 3.3 to 8.4 times as long. A larger region could
-# save at most one call of the device in 50.
+# The most nodes of one region. The time to compile grows with the nodes, and the first result waits for the whole
+# compilation. To compile 50 nodes took 1.5 to 3.7 times as long as one node alone (sin, three elementwise operations, a
+# dot product, a layer of a network; JAX 0.10.1 on two idle CPU cores, 30-70 ms), 200 nodes 3.3 to 8.4 times as long. A
+# larger region could save at most one call of the device in 50.
 MAX_NODES: Final = 50
 
 _PLAIN: Final = Policy(pure=True)
@@ -351,13 +351,13 @@ _Chain: TypeAlias = tuple[Step, ...]
 
 
 def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
-    """Make one device node of adjacent pure ones that run in the same place, if no other step reads between them.
+    """Make one device node of adjacent pure nodes that run on the same device, if no other step reads between them.
 
     No region goes across an ordered effect.
 
-    One value leaves a region, that of its last step; all readers of the other values are inside. So no path leaves a
+    One value leaves a region: that of its last step. All readers of the other values are inside. So no path leaves a
     region and comes back, and fusing makes no cycle. If a region waits for a step that a node does not wait for, the
-    node is left out: by itself, it may run meanwhile.
+    node is left out of the region, because it may run meanwhile.
     """
     if not draft.fuse:
         count = len(draft.steps)
@@ -371,7 +371,7 @@ def fuse_regions(draft: Draft) -> tuple[Draft, PassReport]:
         region = survey.region_of[index]
         if region is None or len(region.members) == 1:
             steps.append(chain)
-        elif index == region.members[0]:  # its last step: before it, all values that it reads are made
+        elif index == region.members[0]:  # the last step of the region: all values that the region reads exist by then
             members = survey.steps(region)
             node, arguments = region_node(members)
             last = members[-1]
@@ -389,8 +389,8 @@ class _Region:
     """Steps that become one program.
 
     Attributes:
-        kind: a key that they have in common.
-        waits_for: the steps that each of them waits for, as the bits of a number.
+        kind: a key that the steps have in common.
+        waits_for: the steps that every member waits for, as the bits of a number.
         members: indexes of the steps, the last one first.
     """
 
@@ -403,14 +403,14 @@ class _Survey:
     """Finds the regions of a draft, in time that is linear in its steps.
 
     Attributes:
-        region_of: for each step the region that it is in; None for a step that is not fused.
+        region_of: the region of each step; None for a step that is not fused.
     """
 
     def __init__(self, draft: Draft) -> None:
         self._chains = draft.steps
         self._makers = {chain[-1].source: chain[-1] for chain in draft.steps}
         self._alone: dict[str, None] = {}
-        parts = itertools.accumulate(chain[0].is_effect for chain in draft.steps)  # of the graph, between its effects
+        parts = itertools.accumulate(chain[0].is_effect for chain in draft.steps)  # effects cut the graph into parts
         kinds = map(self._kind, draft.steps)
         self._kinds = [None if kind is None else (part, kind) for part, kind in zip(parts, kinds, strict=True)]
         self._waits_for = self._find_waits()
@@ -423,7 +423,7 @@ class _Survey:
         return [self._chains[member][0] for member in reversed(region.members)]
 
     def notes(self) -> tuple[str, ...]:
-        """Return which device nodes were left as they are, and why."""
+        """Return a line for each device node that was not fused, with the reason."""
         return tuple(self._alone)
 
     def _kind(self, chain: _Chain) -> Hashable | None:
@@ -443,13 +443,13 @@ class _Survey:
         return options.device, options.batch, options.replicas, options.prefetch, chunk
 
     def _rows_of(self, template: Template) -> RowAxes | None:
-        """Return the axes of the rows of the whole result of a node that runs in chunks, if a template is one."""
+        """Return the axes of the rows, if a template is the whole result of a node that runs in chunks; else None."""
         maker = self._makers.get(template.source) if isinstance(template, Read) else None
         executor = maker.callee.runs_on if maker is not None and is_node(maker.callee) else None
         return executor.rows if isinstance(executor, ChunkedExecutor) else None
 
     def _fits_chunks(self, step: Step, executor: ChunkedExecutor) -> bool:
-        """Whether all arguments have chunks that a program with others could take."""
+        """Whether one program could take the chunks of all arguments together with those of other nodes."""
         return all(
             executor.rows.joins(position, template, None)
             or ((rows := self._rows_of(template)) is not None and executor.rows.joins(position, template, rows))
@@ -457,7 +457,7 @@ class _Survey:
         )
 
     def _not_by_chunks(self, step: Step) -> Iterable[int]:
-        """Return the values that a step takes whole, or in other chunks than they are made in."""
+        """Return the values that a step takes whole, or in other chunks than those in which they were made."""
         executor = _executor(step)
         if not isinstance(executor, ChunkedExecutor):
             return
@@ -467,16 +467,18 @@ class _Survey:
                 yield from (read.source for read in reads(template))
 
     def _find_waits(self) -> list[int]:
-        """Return for each step the set of those before it that cannot be in its region, as the bits of a number.
+        """Return for each step the set of earlier steps that cannot be in its region, as the bits of a number.
 
         A device computes one program after the other, so a step that waits only for other nodes of the same kind gains
         nothing by beginning early.
         """
         waits: list[int] = []
-        produced: dict[int, tuple[Hashable | None, int, int]] = {}  # kind, what it waits for, its own bit
+        produced: dict[
+            int, tuple[Hashable | None, int, int]
+        ] = {}  # by value: kind, bits that it waits for, its own bit
         for index, chain in enumerate(self._chains):
             if chain[0].is_effect:
-                produced.clear()  # all steps behind it wait for all before it
+                produced.clear()  # all steps behind an effect wait for all steps before it
             kind, mask = self._kinds[index], 0
             for read in _reads(chain):
                 if read in produced:
@@ -489,7 +491,7 @@ class _Survey:
 
     def _find_regions(self, result: set[int]) -> None:
         escapes = _Region(None, 0)
-        into = dict.fromkeys(result, escapes)  # for each value the region that has all of its readers
+        into = dict.fromkeys(result, escapes)  # for each value the region that holds all readers of the value
         for index in reversed(range(len(self._chains))):
             chain, kind = self._chains[index], self._kinds[index]
             region = into.get(chain[-1].source, escapes)
@@ -511,7 +513,7 @@ class _Survey:
             steps = self.steps(region)
             if len(steps) > 1 and not _can_be_batched(steps, resource_sources):
                 name = _joined(step.callee.name for step in steps)
-                self._alone[f"{name} is not one program: no argument of it would have a row for each call"] = None
+                self._alone[f"{name} is not one program: no argument would have a row for each call"] = None
                 for member in region.members:
                     self.region_of[member] = None
 
@@ -521,7 +523,7 @@ class _Survey:
         if region.kind != kind or len(region.members) >= MAX_NODES:
             return _Region(kind, waits_for)
         name, last = self._chains[index][0].callee.name, self._chains[region.members[0]][0].callee.name
-        if _executor(self._chains[index][0]).options.donate:  # what is made of its result may not fit into the memory
+        if _executor(self._chains[index][0]).options.donate:  # the region's result may not fit the donated memory
             self._alone[f"{name} is not in one program with {last} behind it: it overwrites, by donate=True"] = None
             return _Region(kind, waits_for)
         if region.waits_for != waits_for:

@@ -1,4 +1,4 @@
-"""JAX as Penstock uses it: it is imported and started at its first use, and untyped parts get types here."""
+"""JAX as Penstock uses it: JAX is imported and started at the first use, and its untyped parts get types here."""
 
 import importlib
 import os
@@ -41,11 +41,11 @@ class Device(Protocol):
 
     @property
     def process_index(self) -> int:
-        """Number of the process that it belongs to; 0 unless `jax.distributed` is in use."""
+        """Number of the process that the device belongs to; 0 unless `jax.distributed` is in use."""
         ...
 
     def memory_stats(self) -> dict[str, int] | None:
-        """Return the counters of its allocator, in bytes; None if it has none."""
+        """Return the counters of the device's allocator, in bytes; None if the allocator has no counters."""
         ...
 
 
@@ -71,11 +71,11 @@ def put(value: Any, device: Device) -> "jax.Array":
 def jit(function: Callable[P, R], platform: str) -> Callable[P, R]:
     """Return a function that JAX compiles at its first call, with the options of device nodes.
 
-    They leave out what JAX is known to compile to wrong values.
+    The options switch off fusions that JAX is known to compile to wrong values.
 
     Args:
         function: takes and returns arrays, of any shapes.
-        platform: name of the platform that it runs on, such as "cpu".
+        platform: name of the platform that runs the function, such as "cpu".
 
     Returns:
         The function, compiled anew for each combination of shapes and types.
@@ -107,8 +107,8 @@ def is_device(value: object) -> TypeGuard[Device]:
     return isinstance(value, jax.Device)  # pyright: ignore[reportUnknownMemberType]
 
 
-# Modules of this folder are imported with `penstock`, which must not import JAX. So they import its types under
-# `TYPE_CHECKING`, and a function that needs JAX calls `require_jax()` first and then imports it.
+# Modules of this folder are imported with `penstock`, which must not import JAX. So they import JAX's types under
+# `TYPE_CHECKING`, and a function that needs JAX calls `require_jax()` first and then imports JAX.
 
 # Starting JAX changes the environment of the process and restores it, so only one thread at a time may do that.
 _starting = threading.Lock()
@@ -138,22 +138,22 @@ def require_jax() -> None:
 
 
 def start_backends() -> None:
-    """Import JAX and have it look for devices, which starts its backends. The environment variables stay as they are.
+    """Import JAX and have it look for devices, which starts its backends. The environment variables do not change.
 
-    While JAX is imported, it sets variables for the log level of its C++ part and for TPUs. Its backends read them when
-    they start; after that, the variables would only confuse child processes, so they are restored. The same is done for
-    the flag that makes JAX compute right values on a CPU.
+    While JAX is imported, it sets variables for the log level of its C++ part and for TPUs. Its backends read these
+    variables when they start. After that, the variables would only confuse child processes, so they are restored. The
+    same is done for the flag that makes JAX compute right values on a CPU.
 
     Raises:
         MissingExtraError: JAX is not installed.
-        DeviceError: JAX cannot start the platform that the environment or the configuration asks for, or had started
-            before this process was forked.
+        DeviceError: JAX cannot start the platform that the environment or the configuration asks for, or JAX had
+            started before this process was forked.
     """
     if _stayed_in_parent:
         raise DeviceError(
             "JAX had started before this process was forked: its threads stayed in the parent, and a computation here "
             "would wait for them for ever. Start JAX in the forked processes alone: make no array, and call no device, "
-            "before they are forked (under `gunicorn --preload`, while modules are imported). Or have them spawned: "
+            "before they are forked (under `gunicorn --preload`, while modules are imported). Or spawn the processes: "
             'gunicorn without --preload, multiprocessing.get_context("spawn").'
         )
     with _starting:
@@ -175,7 +175,7 @@ def _start_backends() -> None:
         wish = f" (JAX_PLATFORMS, or jax_platforms of its configuration, says {asked!r})" if asked else ""
         raise DeviceError(
             f"JAX cannot start its backend{wish}: {str(error) or 'no such platform is here'}. Unset JAX_PLATFORMS to "
-            "take what there is, or install the JAX that is made for this accelerator."
+            "use a platform that is here, or install the JAX that is made for this accelerator."
         ) from error
     finally:
         for key, value in set_by_jax.items():
@@ -190,7 +190,7 @@ def _start_backends() -> None:
 def _look_what_stayed() -> None:
     global _stayed_in_parent, _starting  # noqa: PLW0603 - one for the process, as JAX is
     _starting = threading.Lock()  # a thread of the parent may have held it
-    # Code that makes an array starts JAX as well. Public functions cannot tell whether it has started: they start it.
+    # Code that makes an array starts JAX, too. No public function tells whether JAX has started: each would start it.
     bridge = sys.modules.get("jax._src.xla_bridge")
     _stayed_in_parent |= _is_started or (bridge is not None and bridge.backends_are_initialized())
 
@@ -201,12 +201,12 @@ os.register_at_fork(after_in_child=_look_what_stayed)
 def persistent_compile_cache(folder: str | Path, *, min_compile_seconds: float = 0.0, min_bytes: int = 0) -> None:
     """Keep compiled programs in a folder, for this process and later ones. This changes the configuration of JAX.
 
-    A program that takes 400 ms to compile takes 14 ms to read. Processes may share a folder; a process finds the
-    programs there that were compiled by the same JAX for the same kind of device, and adds others.
+    A program that takes 400 ms to compile takes 14 ms to read. Processes may share a folder. A process finds the
+    programs that were compiled by the same JAX for the same kind of device, and adds its own.
 
     Args:
         folder: the folder; made if it does not exist. JAX never removes a file from it.
-        min_compile_seconds: programs that compile in less time are not kept.
+        min_compile_seconds: programs that compile in less time, in seconds, are not kept.
         min_bytes: smaller programs are not kept.
 
     Raises:

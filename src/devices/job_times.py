@@ -1,4 +1,4 @@
-"""How long the phases of a job took, while a profile is taken."""
+"""How long the phases of a job take, measured while a profile is taken."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -48,13 +48,13 @@ class _Part(NamedTuple):
 
 @dataclass(slots=True)
 class JobTimes:
-    """Measures the phases of one job: how long it waited, compiled, was transferred, computed, and was fetched.
+    """Measures the phases of one job: waiting, compiling, transferring, computing, and fetching the result.
 
-    Its methods are called one after the other: on the threads of the device and of the compiler, and the last ones on
-    the event loop.
+    The methods are called one after the other: on the threads of the device and of the compiler, and the last methods
+    on the event loop.
 
     Args:
-        submitted: when it was handed to the thread of the device, in seconds.
+        submitted: when the job was handed to the thread of the device, in seconds of `time.perf_counter`.
     """
 
     submitted: float = 0.0
@@ -121,12 +121,12 @@ class JobTimes:
         Args:
             inputs: the arrays that the job reads.
             given: the arrays of its result.
-            busy_until: when the computation that was enqueued before it was ready, in seconds of `time.perf_counter`.
+            busy_until: when the computation before this one was ready, in seconds of `time.perf_counter`.
 
         Raises:
             JaxRuntimeError: the computation failed.
         """
-        # Work of the host is hidden while the device is busy with an earlier computation: it delays nothing.
+        # While the device is busy with an earlier computation, work of the host is hidden: it delays nothing.
         hidden = max(0.0, busy_until - self._began)
         seconds, computed = self._host_seconds
         left = max(0.0, seconds - hidden)
@@ -137,8 +137,8 @@ class JobTimes:
         self._put = []
         if put:
             began = self._placing_began
-            # Arrays that have arrived by now came while the device was busy with another computation. The moment is not
-            # known.
+            # Arrays that have arrived by now came while the device was busy with another computation. When they came is
+            # not known.
             if not are_ready(put):
                 with suppress(Exception):  # the program that reads the array fails with the same error
                     wait_until_ready(filter(is_device_array, inputs))
@@ -150,7 +150,7 @@ class JobTimes:
             wait_until_ready(given)
         finally:
             ended = perf_counter()
-            # A device runs one computation at a time, in the order in which they were enqueued.
+            # A device runs one computation at a time, in the order in which computations were enqueued.
             self._parts.append(_Part("compute", min(max(arrived, busy_until), ended), ended))
 
     def fetch(self, given: Any) -> Any:
@@ -177,10 +177,10 @@ class JobTimes:
 
         Args:
             node: name of the node whose program the job ran.
-            device: name of the device that it ran on.
-            frames: the frame of each call that it ran for; None for a call that does not come from a node.
-            samplers: what times the node of each of them.
-            rows: rows of the batch, padding included; 0 for no batch.
+            device: name of the device that ran the job.
+            frames: the frame of each call of the job; None for a call that does not come from a node.
+            samplers: the sampler of each call, which measures the node.
+            rows: rows of the batch, padding included; 0 without a batch.
             padding_share: share of the elements that was padding, 0 to 1.
         """
         self.compile_ended()

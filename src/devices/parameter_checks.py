@@ -1,4 +1,4 @@
-"""What the parameters of a device node have to be, so that its options can be what they are."""
+"""Checks that the parameters of a device node fit its options."""
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -21,12 +21,12 @@ def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:
 
 
 def check_names(name: str, found: Mapping[str, inspect.Parameter], **options: Iterable[str]) -> None:
-    """Check that a program can have all of the parameters, and that options name some of them.
+    """Check that a program can have all of the parameters, and that options name existing parameters.
 
     Args:
         name: name of the node, for errors.
-        found: the parameters of its function.
-        options: the names that each option has.
+        found: the parameters of the node's function.
+        options: by option, the names of parameters that were passed.
 
     Raises:
         TypeError: there is `*args` or `**kwargs`, or an option names no parameter.
@@ -34,7 +34,7 @@ def check_names(name: str, found: Mapping[str, inspect.Parameter], **options: It
     for parameter in found.values():
         if parameter.kind in _UNSUPPORTED:
             raise TypeError(
-                f"device node {name!r}: the parameter {parameter} has no place in a program; give each one a name"
+                f"device node {name!r}: the parameter {parameter} has no place in a program; give each argument a name"
             )
     for option, names in options.items():
         for one in names:
@@ -47,17 +47,17 @@ def check_names(name: str, found: Mapping[str, inspect.Parameter], **options: It
 def check_shared(
     name: str, shared: frozenset[str], static: tuple[str, ...], batch: DeviceBatch | PackedBatch | None
 ) -> None:
-    """Check that no parameter is named in `shared=` and in another option that it does not go with.
+    """Check that no parameter is named both in `shared=` and in an option that excludes `shared=`.
 
     Raises:
-        TypeError: one is.
+        TypeError: a parameter is named in both.
     """
     padded = batch.pad_axes if isinstance(batch, DeviceBatch) else ()
     for option, others in (("static", static), ("batch=DeviceBatch(pad_axes=...)", padded)):
         for one in shared & {*others}:
             raise TypeError(
                 f"device node {name!r}: {one!r} is in shared= and in {option}: an argument that all calls of a batch "
-                "share is neither compiled in nor padded, so name it in one of them"
+                "share is neither compiled in nor padded, so name the parameter in one of the two options"
             )
 
 
@@ -69,10 +69,10 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
     Args:
         signature: the signature of the function.
         padded: names of the padded parameters, the keys of `DeviceBatch(pad_axes=...)`.
-        node: its name, for errors.
+        node: name of the node, for errors.
 
     Returns:
-        For each padded parameter the name of the one that takes its mask, in the order of the padded ones.
+        For each padded parameter, in order, the name of the parameter that takes its mask.
 
     Raises:
         TypeError: a padded name is not a parameter, or the function has no parameter for its mask.
@@ -89,7 +89,7 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
         mask = next((one for one in wanted if one in parameters and one not in names), None)
         if mask is None:
             raise TypeError(
-                f"node {node!r} pads {name!r}, so it has to tell padding from elements: add the parameter "
+                f"node {node!r} pads {name!r}, so the function has to tell padding from elements: add the parameter "
                 f"{' or '.join(f'{one}=None' for one in wanted)}, an array of bool, True where an element is real"
             )
         found[name] = mask
@@ -98,7 +98,7 @@ def mask_parameters(signature: inspect.Signature, padded: Iterable[str], node: s
 
 
 def row_parameters(signature: inspect.Signature, node: str) -> tuple[str, ...]:
-    """Return the parameters that say which elements of a row belong together: `segments`, and `positions` if it is one.
+    """Return the parameters that tell the items of a row apart: `segments`, and `positions` if the function has it.
 
     Raises:
         TypeError: the function does not take `segments`, or takes one of the two in another way.
@@ -107,18 +107,18 @@ def row_parameters(signature: inspect.Signature, node: str) -> tuple[str, ...]:
     found = tuple(name for name in ("segments", "positions") if name in parameters)
     if "segments" not in found:
         raise TypeError(
-            f"node {node!r} has batch=PackedBatch(...), so it has to tell the items of a row apart: add the parameter "
-            "segments=None, an array of int32 [rows, length], 0 where a row is padding"
+            f"node {node!r} has batch=PackedBatch(...), so its function has to tell the items of a row apart: add the "
+            "parameter segments=None, an array of int32 [rows, length], 0 where a row is padding"
         )
     _check_masks(parameters, {*found}, node)
     return found
 
 
 def _check_masks(parameters: Mapping[str, inspect.Parameter], masks: set[str], node: str) -> None:
-    """Refuse masks that a caller could pass by position, or has to pass.
+    """Refuse mask parameters that a caller could pass by position, or has to pass.
 
     Raises:
-        TypeError: one is such a parameter, or stands before one that callers pass.
+        TypeError: a mask parameter can be passed by position or has no default, or stands before a caller's parameter.
     """
     first: str | None = None
     for name, parameter in parameters.items():

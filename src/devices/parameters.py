@@ -1,4 +1,4 @@
-"""Parameters: arguments that come from resources; they are placed on a device once, and not with each call."""
+"""Parameters: arguments that come from resources. They are placed on a device once, instead of with each call."""
 
 import sys
 from collections.abc import Container, Sequence
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class PlacedParameters:
     """The parameters that programs use on one device or mesh.
 
-    The present value of each parameter stays on the device; after a reload, the old value is released with the last
+    The present value of each parameter stays on the device. After a reload, the old value is released with the last
     call that uses it. Parameters of several nodes that are the same object share one copy on the device.
     """
 
@@ -38,9 +38,9 @@ class PlacedParameters:
         """Return the array of a parameter on the device; its transfer may still be under way. On the dispatch thread.
 
         Args:
-            user: the program and the position of the argument; a value stays on the device while a user has it.
-            value: the parameter; compared with others by identity.
-            span: the span of the job that needs it.
+            user: the program and the position of the argument. A value stays on the device while a user has it.
+            value: the parameter. Parameters are compared by identity.
+            span: the span of the job that needs the parameter.
         """
         present = self._present.get(user)
         if present is None or present.value is not value:
@@ -63,7 +63,7 @@ class PlacedParameters:
 
 
 def owned(value: Any) -> Any:
-    """Return a pytree with copies of NumPy arrays: on a CPU, JAX would use the arrays of the user in place."""
+    """Return a pytree with copies of its NumPy arrays: on a CPU, JAX would use the arrays of the user in place."""
     if isinstance(value, np.ndarray):
         return aligned_copy(value)
     leaves, structure = jax.tree.flatten(value)
@@ -73,11 +73,11 @@ def owned(value: Any) -> Any:
 
 
 def all_owned(args: tuple[Any, ...], size_bytes: int | None) -> tuple[Any, ...]:
-    """Return arguments, each as `owned`.
+    """Return arguments with copies of their NumPy arrays, as `owned` makes them.
 
     Args:
         args: the arguments.
-        size_bytes: how many bytes of them are on the host; None if that is not known.
+        size_bytes: how many bytes of the arguments are on the host; None if that is not known.
     """
     copied_bytes, own = 0, list(args)
     for at, arg in enumerate(args):
@@ -89,7 +89,7 @@ def all_owned(args: tuple[Any, ...], size_bytes: int | None) -> tuple[Any, ...]:
     return tuple([owned(arg) if mine is arg else mine for arg, mine in zip(args, own, strict=True)])
 
 
-EVERYTHING: Final = range(sys.maxsize)  # it has the id of every object
+EVERYTHING: Final = range(sys.maxsize)  # contains the id of every object
 
 
 class LoopState(NamedTuple):
@@ -97,7 +97,7 @@ class LoopState(NamedTuple):
 
     Attributes:
         value: the state.
-        kept: the ids of arrays that something else may still read.
+        kept: the ids of arrays that another reader may still need.
     """
 
     value: Any
@@ -105,7 +105,7 @@ class LoopState(NamedTuple):
 
 
 def overwritable(args: tuple[Any, ...], donated: tuple[int, ...]) -> tuple[Any, ...]:
-    """Return arguments with a `LoopState` replaced by the state, of which arrays with other readers are copied.
+    """Return arguments with a `LoopState` replaced by the state. Arrays of the state with other readers are copied.
 
     XLA refuses a donated array that stands twice in the arguments.
     """
@@ -131,7 +131,7 @@ def check_same_shapes(old: Any, new: Any) -> None:
     """
     before, structure = jax.tree_util.tree_flatten_with_path(old)
     after, other = jax.tree_util.tree_flatten_with_path(new)
-    remedy = "parameters with other shapes are those of another model: deploy it beside this one"
+    remedy = "parameters with other shapes belong to another model: deploy that model beside this one"
     if structure != other:
         raise DeviceError(f"the new parameters have the structure {other}, the present ones {structure}; {remedy}")
     for (path, left), (_, right) in zip(before, after, strict=True):
@@ -154,13 +154,13 @@ def _size_bytes(value: Any) -> int:
 
 
 def put_there(value: Any, shardings: Any, placement: "Placement", name: str) -> Any:
-    """Return a pytree of arrays on a device or mesh, without waiting until they are there.
+    """Return a pytree of arrays on a device or mesh, without waiting until the arrays are there.
 
     Args:
         value: the pytree; arrays of NumPy in it may be changed afterwards.
         shardings: the same pytree of shardings.
         placement: the device or mesh.
-        name: the name of what needs them, for a profile.
+        name: the name of the node or function that needs the arrays, for a profile.
     """
 
     def put(leaf: Any, sharding: Any) -> Any:
@@ -187,7 +187,7 @@ class SameParameters:
     `f([weights["a"], weights["b"]], x)` makes a new list for each call, and `f(weights[0], x)` a new view of an array.
 
     Attributes:
-        last: what stands for those that came last.
+        last: the object that stands for the parameters that came last.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ class SameParameters:
         self._structure: Any = None
 
     def of(self, value: Any) -> Any:
-        """Return the last object if it has the same arrays in the same structure as `value`; else `value`."""
+        """Return the last object if it holds the same arrays in the same structure as `value`; otherwise `value`."""
         leaves, structure = jax.tree.flatten(value)
         if self._structure is not None and structure == self._structure and all(map(_is_same, leaves, self._leaves)):
             return self.last
@@ -205,7 +205,7 @@ class SameParameters:
 
 
 def with_same(parameters: Sequence[tuple[int, SameParameters]], values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Return arguments with the last parameters at each position in the place of equal ones."""
+    """Return arguments in which parameters equal to the last ones are replaced by the last ones."""
     for position, same in parameters:
         value = values[position]
         if value is not same.last and (known := same.of(value)) is not value:

@@ -1,4 +1,4 @@
-"""Placer: values go to a device or a mesh in a thread, while others are computed with."""
+"""Placer: puts values on a device or a mesh in a thread, while the program computes with earlier values."""
 
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from .jax_import import require_jax
 
 @dataclass(frozen=True, eq=False)
 class Placer:
-    """A function that places values, called in a thread; a snapshot has its state: do they go elsewhere now?
+    """A function that places values, called in a thread. A snapshot keeps its state, to notice another device later.
 
     Args:
         device: the device or mesh, as `devices.select` takes it.
         specs: for a mesh, how the arrays are split, as `data.to_device` takes it.
 
     Attributes:
-        role: what it does to the values of a stream.
+        role: the effect on the values of a stream; see `StageRole`.
 
     Raises:
         MissingExtraError: JAX is not installed.
@@ -38,7 +38,7 @@ class Placer:
         require_jax()
 
     @cached_property
-    def _node(self) -> Callable[[Any], Any]:  # all streams share its one place
+    def _node(self) -> Callable[[Any], Any]:  # all streams share this node, which handles one value at a time
         return Node(self, Policy(concurrency=1), name="to_device", runs_on="thread")
 
     def stream(self, values: AsyncIterator[Any], ahead: int = 2) -> AsyncIterator[Any]:
@@ -46,12 +46,12 @@ class Placer:
 
         Args:
             values: the stream.
-            ahead: how many values are placed, or on their way there, before the reader asks for them.
+            ahead: how many values are on the device, or on their way, before the reader asks for them.
         """
         return mapped_ahead(self._node, values, "to_device", max(1, ahead - 1))
 
     def __call__(self, value: Any) -> Any:
-        """Return a value on the device, when it is there; its arrays and numbers are arrays of JAX then."""
+        """Put a value on the device, and return it when it is there, with arrays of JAX for arrays and numbers."""
         from .device_pool import placements_of
         from .untyped_jax import jax
 
@@ -63,7 +63,7 @@ class Placer:
         for index, (leaf, sharding) in enumerate(zip(leaves, shardings, strict=True)):
             if isinstance(leaf, str | bytes):
                 continue
-            # On a CPU, the array of a user would be that on the device, where the user can still write to it.
+            # On a CPU, the device would use the user's array itself, to which the user can still write.
             own = aligned_copy(leaf) if is_on_host and isinstance(leaf, np.ndarray) else leaf
             if several:
                 leaves[index] = jax.make_array_from_process_local_data(sharding, own)
@@ -73,19 +73,19 @@ class Placer:
         return jax.tree.unflatten(tree, leaves)
 
     def again(self, value: Any) -> Any:
-        """Return a value of a snapshot as if it had been placed now; what was made of placed ones stays as it is."""
+        """Return a value of a snapshot placed anew. Values that were computed from placed values stay as they are."""
         from .untyped_jax import jax
 
         if not all(isinstance(leaf, jax.Array | str | bytes) for leaf in jax.tree.leaves(value)):
             return value
         try:
             return self(value)
-        except ValueError:  # the specs are not those of such a value
+        except ValueError:  # the specs do not fit this value
             return value
 
     def state(self) -> str:
-        """Return a text of where values go."""
-        devices = getattr(self.device, "devices", None)  # of a mesh of JAX
+        """Return a text that names the device or mesh."""
+        devices = getattr(self.device, "devices", None)  # a mesh of JAX has these
         numbers = "" if devices is None else f" of {[device.id for device in devices.flat]}"
         return f"{self.device!r}{numbers}, {self.specs!r}"
 
@@ -94,7 +94,7 @@ class Placer:
 
 
 class _Global:
-    """The shape of an array of which each process has as many rows."""
+    """The shape of a global array, of which each process has the same number of rows."""
 
     def __init__(self, leaf: Any, processes: int) -> None:
         local = np.shape(leaf)

@@ -1,4 +1,4 @@
-"""Projection: a planning pass that has programs return those parts of their results that are read."""
+"""Projection: a planning pass that has programs return only those parts of their results that are read."""
 
 import dataclasses
 import functools
@@ -18,7 +18,7 @@ from ..engine.tracing.tracer import Step
 from .executor import DeviceExecutor
 from .fusion import as_arrays
 
-# From a value to something in it, as of `Read`.
+# The way from a value to a part of the value; see `Read`.
 Path: TypeAlias = tuple[Access, ...]
 _Part: TypeAlias = Callable[[Any], Any]
 
@@ -28,8 +28,8 @@ def projected_node(step: Step, paths: Sequence[Path]) -> "Node[..., Any]":
 
     Args:
         step: a call of a device node.
-        paths: where those parts are in the present result. The node returns a tuple of them, or the only one itself.
-            The first is the whole result if the node has `out_specs`.
+        paths: where the parts are in the present result. The node returns a tuple of the parts, or the only part. The
+            first part is the whole result if the node has `out_specs`.
     """
     node = step.callee
     assert is_node(node)
@@ -83,16 +83,16 @@ def _fallback(fallback: Callable[[Exception], Any], part: _Part) -> Callable[[Ex
     return given
 
 
-# If `f` returns a tuple, the item in `g(f(x)[0])` exists already. If `f` returns an array, the item is a computation:
-# its reader would dispatch that on the event loop, and compile it there the first time. So the program of `f` returns
-# the item.
+# If `f` returns a tuple, the item in `g(f(x)[0])` exists already. If `f` returns an array, taking the item is a
+# computation: the reader would dispatch it on the event loop, and compile it there the first time. So the program of
+# `f` returns the item.
 
-# Attributes of an array that are computed from its elements; the others describe it.
+# Attributes of an array that are computed from its elements. The other attributes describe the array.
 _COMPUTED: Final = frozenset(["T", "mT", "real", "imag"])
 
 
 def give_items(draft: Draft) -> tuple[Draft, PassReport]:
-    """Have programs of device nodes return those parts of their results that are read and may be computations."""
+    """Have programs of device nodes return the parts of their results that are read and may need a computation."""
     items = _find_items(draft)
     if not items:
         return draft, PassReport("items", 0, 0)
@@ -117,12 +117,12 @@ class _Items:
 
     Args:
         hint: annotation of the result.
-        found: all reads of it.
+        found: all reads of the result.
         with_whole: whether the program has to return the whole result, too.
 
     Attributes:
-        paths: the parts that the program returns: a tuple of them, or the only one itself.
-        are_computed: whether any may be a computation.
+        paths: the parts that the program returns: a tuple of parts, or the only part.
+        are_computed: whether any part may need a computation.
     """
 
     def __init__(self, hint: Any, found: Iterable[Read], *, with_whole: bool) -> None:
@@ -142,7 +142,7 @@ class _Items:
         return Read(read.source, there + read.path[len(path) :], str(read))
 
     def _computed(self, read: Read) -> Path:
-        """Return the beginning of a path, up to the last access that may be a computation."""
+        """Return the beginning of a path, up to the last access that may need a computation."""
         hint, length = self._hint, 0
         for number, access in enumerate(read.path, 1):
             how, what = access
@@ -170,7 +170,7 @@ def _find_items(draft: Draft) -> dict[int, _Items]:
             continue  # the failover gives the whole result
         options = executor.options
         if options.batch is not None or executor.runs_many_programs:
-            continue  # its results are rows of NumPy, whose items are views
+            continue  # the results are rows of NumPy, whose items are views
         with_whole = options.donate or options.out_specs is not None  # both options describe the whole result
         one = _Items(callee._result_annotation(), found[source], with_whole=with_whole)
         if one.are_computed:
@@ -183,6 +183,6 @@ def _key(path: Path) -> Hashable:
 
 
 def _is_container(hint: Any) -> bool:
-    """Return whether an annotation is that of a container, whose items are not computed."""
+    """Return whether an annotation is a container, whose items exist without a computation."""
     kind: object = get_origin(hint) or hint
     return is_dataclass(kind) or (isinstance(kind, type) and issubclass(kind, Mapping | Sequence))

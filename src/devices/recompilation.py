@@ -1,4 +1,4 @@
-"""Recompilations: which programs a node has had compiled, and what made it need another one."""
+"""Recompilations: the programs that a node had compiled, and why the node needed another one."""
 
 import inspect
 import threading
@@ -16,8 +16,8 @@ from .shardings import sharding_text
 from .statistics import CompileStatistics, Recompilation, Transfer
 from .untyped_jax import jax
 
-# Powers of two from 1 to 128 are eight sizes: more than that is no longer a handful of sizes, and each has cost a
-# compilation (300 random sizes: 183 programs and 12 s without buckets, 9 and 0.6 s with them).
+# Powers of two from 1 to 128 are eight sizes. More sizes than that look unbounded, and each has cost a compilation
+# (300 random sizes: 183 programs and 12 s without buckets, 9 programs and 0.6 s with buckets).
 MANY_SHAPES: Final = 8
 
 _SAME_SHAPE: Final = "pass arrays of the same shape"
@@ -28,11 +28,11 @@ _REMEDIES: Final = {
     "weak type": "pass an array with a dtype instead of a Python number, or always the number",
     "structure": "pass the same structure each time; None in the place of an array is another structure",
     "static value": "take the argument out of static=(...) if the function can compute with it as an array",
-    "resource": "a batch has a row for each item of what callers pass, and of what a resource gives there is one for "
-    "all, which are two programs: let the argument come from a @resource wherever the node is called, or nowhere",
-    "constant": "a batch has a row for each item of what callers pass, and an array that is written in the graph is "
-    "passed once for all, which are two programs: name the parameter in shared=(...), which passes it once wherever "
-    "the node is called; warmup(..., constants={...}) and deploy(warmup=True) compile for an array in the graph",
+    "resource": "in a batch, an argument that callers pass has a row for each item, and one from a @resource is passed "
+    "once, which are two programs: let the argument come from a @resource wherever the node is called, or nowhere",
+    "constant": "in a batch, an argument that callers pass has a row for each item, and an array that is written in "
+    "the graph is passed once, which are two programs: name the parameter in shared=(...), which passes it once at all "
+    "call sites; warmup(..., constants={...}) and deploy(warmup=True) compile for an array in the graph",
     "configuration": "set JAX's configuration once, before the first call",
     "function": "define the function once, outside of the loop or method that passes it: each object is compiled",
     "eviction": "the process needs more programs than the cache keeps: bound the shapes of the nodes that have most, "
@@ -47,18 +47,19 @@ _PASSED_ONCE: Final = {
 
 @dataclass(frozen=True)
 class Compiled:
-    """The facts about a program that explanations need; it holds no arrays, and not the function.
+    """The facts about a program that explanations need. This object holds no arrays, and does not hold the function.
 
     Attributes:
-        family: programs of one family are compared; a node has others on purpose, such as one for each placement.
+        family: a key; only programs of one family are compared. A node has several families on purpose, such as one for
+            each placement.
         serial: number of the `JittedFunction`.
-        origin: name, file and line of its function.
-        parameters: names of its arguments.
-        static_argnums: positions of those that it is compiled for.
-        configuration: the one that it was compiled under.
-        signature: the one that it was compiled for.
-        bucketed: the padded axes of each argument, as the `JittedFunction` has them.
-        from_resources: positions of the arguments that came from resources at its first call.
+        origin: name, file and line of the function.
+        parameters: names of the arguments.
+        static_argnums: positions of the static arguments.
+        configuration: the configuration that the program was compiled under.
+        signature: the signature that the program was compiled for.
+        bucketed: the padded axes of each argument, as in the `JittedFunction`.
+        from_resources: positions of the arguments that came from resources at the first call.
     """
 
     family: tuple[Any, ...]
@@ -78,7 +79,7 @@ def parameter_name(parameters: tuple[str, ...], position: int) -> str:
 
 
 def arguments_text(parameters: tuple[str, ...], signature: Signature) -> str:
-    """Return the arguments that a signature is for, as text: "x: float32[4]"."""
+    """Return the arguments of a signature as text: "x: float32[4]"."""
     return ", ".join(f"{parameter_name(parameters, i)}: {described(part)}" for i, part in enumerate(signature))
 
 
@@ -108,7 +109,7 @@ class _Text(str):
         return str(self)
 
 
-# Argument, cause, what it was and is now, and the remedy.
+# Argument, cause, the text before and after, and the remedy.
 _Difference: TypeAlias = tuple[str, str, str, str, str]
 
 
@@ -160,16 +161,16 @@ def _argument_differences(after: Compiled, position: int, old: Any, new: Any) ->
 
 
 def _remedy_of_shape(after: Compiled, position: int, old: tuple[int, ...], new: tuple[int, ...]) -> str:
-    """Return how to bound the shapes of an argument; an empty text if its buckets do already."""
+    """Return a remedy that bounds the shapes of an argument; an empty text if its buckets bound them already."""
     if not after.bucketed:
         return _REMEDIES["shape"]
     padded = after.bucketed[position]
     changed = {axis for axis, (was, is_now) in enumerate(zip_longest(old, new)) if was != is_now}
     if len(old) == len(new) and changed <= padded:
         return ""
-    if len(old) != len(new) or not padded:  # padding adds no axes, and only arguments with rows are padded
+    if len(old) != len(new) or not padded:  # padding adds no axes, and pads only arguments with rows
         return _SAME_SHAPE
-    axes = sorted(axis - 1 for axis in changed | padded if axis)  # of one item
+    axes = sorted(axis - 1 for axis in changed | padded if axis)  # counted in the array of one item
     wanted, name = axes[0] if len(axes) == 1 else tuple(axes), parameter_name(after.parameters, position)
     return f"{_SAME_SHAPE}, or have its Batch pad them to a few: pad_axes={{{name!r}: {wanted}}}"
 
@@ -179,16 +180,16 @@ def _leaf_text(leaf: Any) -> str:
     return f"{'weakly typed ' if weak_type else ''}{dtype}[{', '.join(map(str, shape))}]"
 
 
-# More reasons than a reader of the table looks at; the bound counts where every item has a shape of its own.
+# More reasons than anyone reads in the table. The bound matters where every item has another shape.
 _MAX_REASONS: Final = 100
 _MAX_REMEMBERED: Final = 64
 
 
 class CompileLog:
-    """Counts what `compile_statistics()` of a node returns. Its programs share it; any thread may call it."""
+    """Counts the `CompileStatistics` of a node. All programs of the node share the log; any thread may call it."""
 
-    # Ownership: `_lock` guards all fields. The threads of devices count `hits` and `transfers` of a program that is
-    # held without it, so the numbers are read as they are at that moment.
+    # Ownership: `_lock` guards all fields. The threads of devices count `hits` and `transfers` of a held program
+    # without the lock, so a reader gets the numbers of that moment.
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -204,11 +205,11 @@ class CompileLog:
         self._reasons: deque[Recompilation] = deque(maxlen=_MAX_REASONS)
         self._told: set[Hashable] = set()
         self._shapes: dict[str, int] = {}
-        self._announced: set[Hashable] = set()  # by the serial of the function and the signature
+        self._announced: set[Hashable] = set()  # pairs of a function's serial number and a signature
 
     @contextmanager
     def announced(self, programs: Iterable[tuple[int, Signature]]) -> Generator[None, None, None]:
-        """Take these programs for wanted, which are compiled inside of the block: they are no recompilations."""
+        """Count none of these programs, which are compiled inside of the block, as a recompilation."""
         programs = set(programs)
         with self._lock:
             self._announced |= programs
@@ -223,7 +224,7 @@ class CompileLog:
         with self._lock:
             transfers = Counter(self._transfers_of_dropped)
             for executable in self._executables:
-                transfers.update(dict(executable.transfers))  # a copy, because the devices' threads go on counting
+                transfers.update(dict(executable.transfers))  # a copy, because the devices' threads count on
             return CompileStatistics(
                 programs=len(self._executables),
                 hits=self._hits_of_dropped + sum(executable.hits for executable in self._executables),
@@ -242,7 +243,7 @@ class CompileLog:
             )
 
     def programs(self) -> list[ProgramMemory]:
-        """Return the memory of the programs that are held; a program of which XLA does not say it is left out."""
+        """Return the memory of the held programs, without programs whose memory XLA does not tell."""
         with self._lock:
             held = list(self._executables.items())
         return [
@@ -255,7 +256,7 @@ class CompileLog:
         ]  # fmt: skip
 
     def is_first(self, cause: Hashable) -> bool:
-        """Return True the first time that it is called with a cause, so that each cause is logged once."""
+        """Return True at the first call with a cause, so that each cause is logged once."""
         with self._lock:
             if cause in self._told:
                 return False
@@ -268,14 +269,14 @@ class CompileLog:
             self._misses += 1
 
     def spent(self, seconds: float) -> None:
-        """Add time spent compiling, also if the compilation has failed."""
+        """Add time spent compiling; failed compilations count, too."""
         with self._lock:
             self._seconds += seconds
 
     def compiled(self, node: str, this: Compiled, executable: Executable) -> list[Recompilation]:
-        """Count a program, and find out why the node needed another one; return the causes.
+        """Count a program, and return the causes why the node needed it.
 
-        These are the differences from the most similar earlier program. Each cause that was not intended is logged
+        The causes are the differences from the most similar earlier program. Each cause that was not intended is logged
         once, and once more if the number of an argument's shapes seems to have no bound.
         """
         with self._lock:

@@ -1,4 +1,4 @@
-"""The devices of this process, and how one is selected: by name, by number, as a mesh, or as an object of JAX."""
+"""The devices of this process, and how to select a device: by name, by number, as a mesh, or as an object of JAX."""
 
 import math
 from dataclasses import dataclass, replace
@@ -31,9 +31,9 @@ def devices_of(platform: str) -> list[Device]:
     if platform == AUTO:
         return local_devices()
     try:
-        # JAX would take an empty name for the default platform.
+        # JAX would take an empty name as the default platform.
         found = local_devices(platform.lower()) if platform else []
-    except RuntimeError:  # the platform is unknown to JAX; the error below says more
+    except RuntimeError:  # JAX does not know the platform; the error below says more
         found = []
     if not found:
         raise DeviceError(f"there is no platform {platform!r}; {available()}")
@@ -41,7 +41,7 @@ def devices_of(platform: str) -> list[Device]:
 
 
 def by_platform() -> dict[str, list[Device]]:
-    """Start JAX, and return the devices of each platform, those of other processes included; the default one is first.
+    """Start JAX, and return the devices of each platform, of all processes. The default platform is first.
 
     Raises:
         MissingExtraError: JAX is not installed.
@@ -67,11 +67,11 @@ def available() -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceMesh:
-    """A mesh of the devices of this process. The devices are looked up at its first use, so a module can define one.
+    """A mesh of the devices of this process. A module can define a mesh: its devices are looked up at the first use.
 
-    Its axes are of type Auto: a node is plain JAX code for one item and does not refer to the mesh, so the compiler
+    The axes are of type Auto. A node is plain JAX code for one item, which does not refer to the mesh. So the compiler
     chooses the shardings inside of the node from the `in_specs` and `out_specs` at its border. With Explicit axes, each
-    product in the node would have to name the sharding of its result; for that, pass a mesh of `jax.make_mesh`.
+    product in the node would have to name the sharding of its result; for such axes, pass a mesh of `jax.make_mesh`.
 
     Args:
         shape: how many devices there are along each axis.
@@ -89,7 +89,7 @@ class DeviceMesh:
     _positions: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        # Lists are taken, too: what is written in a configuration file.
+        # Lists are accepted, too: a configuration file has no tuples.
         object.__setattr__(self, "shape", tuple(self.shape))
         object.__setattr__(self, "axis_names", tuple(self.axis_names))
         if not self.shape or not all(is_whole(length, 1) for length in self.shape):
@@ -113,7 +113,7 @@ class DeviceMesh:
 
     @property
     def size(self) -> int:
-        """How many devices it has."""
+        """Number of devices of the mesh."""
         return math.prod(self.shape)
 
     def split(self, axis_name: str) -> "tuple[DeviceMesh, ...]":
@@ -122,10 +122,10 @@ class DeviceMesh:
         The axis stays, with length 1, so that the same specs fit the whole mesh and its parts.
 
         Args:
-            axis_name: which axis.
+            axis_name: the name of the axis.
 
         Raises:
-            ValueError: there is no such axis.
+            ValueError: the mesh has no such axis.
         """
         if axis_name not in self.axis_names:
             raise ValueError(f"the mesh has no axis {axis_name!r}; it has {', '.join(self.axis_names)}")
@@ -143,10 +143,10 @@ class DeviceMesh:
         ])  # fmt: skip
 
     def resolve(self) -> "jax.sharding.Mesh":
-        """Return the mesh as JAX has it, of the first devices; equal ones for equal calls.
+        """Return a mesh of JAX over the first devices of the platform. Equal calls return equal meshes.
 
         Raises:
-            DeviceError: there are fewer devices; the message lists them, and says how to simulate more.
+            DeviceError: there are too few devices; the message lists them, and says how to simulate more.
             MissingExtraError: JAX is not installed.
         """
         if self._whole is not None:
@@ -188,7 +188,7 @@ def select(device: "DeviceMesh | jax.sharding.Mesh") -> "jax.sharding.Mesh": ...
 def select(device: "str | Device | DeviceMesh | jax.sharding.Mesh" = AUTO) -> "Device | jax.sharding.Mesh":
     """Return a device or a mesh.
 
-    The first use of JAX in a process imports it and starts its backends, which takes about a second: do not do that on
+    The first use of JAX in a process imports JAX and starts its backends. That takes about a second: do not do it on
     the event loop.
 
     Args:
@@ -223,10 +223,10 @@ def is_selectable(device: object) -> bool:
 
 
 def following(device: Device, count: int) -> list[Device]:
-    """Return `count` devices of a platform, beginning with this one.
+    """Return `count` devices of a platform, beginning with `device`.
 
     Raises:
-        DeviceError: there are fewer devices; the message lists them.
+        DeviceError: there are too few devices; the message lists them.
     """
     if count == 1:
         return [device]

@@ -1,8 +1,8 @@
 """The self-check: a JAX that computes wrong values is refused before it has computed anything for a user.
 
-JAX 0.10.2 on a CPU does, and later versions do: a dot that is followed by a reduction, with a constant of equal
-elements, gives NaN or garbage. Penstock sets compiler options that avoid this (`wrong_fusions`), and the self-check
-finds out whether they work.
+JAX 0.10.2 and later compute wrong values on a CPU: a dot that is followed by a reduction, with a constant of equal
+elements, gives NaN or garbage. Penstock sets compiler options that avoid this fault (`wrong_fusions`), and the
+self-check finds out whether these options work.
 """
 
 import threading
@@ -40,11 +40,11 @@ class SelfCheckResult:
     """The result of the self-check for one kind of device.
 
     Attributes:
-        platform: the name of its platform: "cpu", "gpu", "tpu".
-        kind: the name of its hardware, as JAX gives it.
-        passed: whether it computed right values.
-        seconds: how long the check took, most of it for compiling.
-        error: what is wrong, and what to do about it; None if it passed.
+        platform: the name of the platform: "cpu", "gpu", "tpu".
+        kind: the name of the hardware, as JAX gives it.
+        passed: whether the device computed right values.
+        seconds: how long the check took; most of the time goes into compiling.
+        error: the fault and its remedy; None if the device passed.
     """
 
     platform: str
@@ -55,20 +55,20 @@ class SelfCheckResult:
 
 
 class SelfCheck:
-    """Checks each kind of device once in a process, whichever thread uses one first."""
+    """Checks each kind of device once in a process, whichever thread uses such a device first."""
 
     def __init__(self, compute: "Callable[[Device, Matrix], Matrix] | None" = None) -> None:
-        """Make a check that nothing has passed yet.
+        """Make a check that no device has passed yet.
 
         Args:
-            compute: computes `(x @ ones).sum(0)` of a matrix on a device; a test replaces it by one that is wrong.
+            compute: computes `(x @ ones).sum(0)` of a matrix on a device; a test passes a function that is wrong.
         """
         self._compute = compute or _dot_and_reduce
         self._lock = threading.Lock()
         self._results: dict[tuple[str, str], SelfCheckResult] = {}
 
     def check(self, device: Device) -> SelfCheckResult:
-        """Check the kind of a device, if it was not checked before; concurrent callers wait for the same check.
+        """Check the kind of a device, if that kind was not checked before. Concurrent callers wait for the same check.
 
         The check blocks for about 50 ms, to compile: call it in the thread of the device, never on the event loop.
         """
@@ -80,10 +80,10 @@ class SelfCheck:
         return self._results[key]
 
     def verify(self, device: Device) -> None:
-        """Check the kind of a device, as `check` does, and refuse one that computes wrong values.
+        """Check the kind of a device, as `check` does, and refuse a device that computes wrong values.
 
         Raises:
-            DeviceError: it computes wrong values; the message says what to install.
+            DeviceError: the device computes wrong values; the message says what to install.
         """
         result = self.check(device)
         if result.error is not None:
@@ -91,11 +91,11 @@ class SelfCheck:
 
     def _run(self, device: Device) -> SelfCheckResult:
         require_jax()
-        # Small whole numbers, which are exact even if the device rounds the inputs of a product to bfloat16 or TF32.
+        # Small whole numbers are exact even if the device rounds the inputs of a product to bfloat16 or TF32.
         matrix = (np.arange(_SIZE * _SIZE, dtype=np.float32).reshape(_SIZE, _SIZE) % 7) - 3
         right = (matrix @ np.ones((_SIZE, _SIZE), np.float32)).sum(0)
         start = time.perf_counter()
-        # In a thread of its own: meshes, tracing and other contexts of JAX belong to the thread that entered them.
+        # In a new thread: meshes, tracing and other contexts of JAX belong to the thread that entered them.
         with ThreadPoolExecutor(1, thread_name_prefix="penstock-self-check") as thread:
             found = thread.submit(self._compute, device, matrix).result()
         seconds = time.perf_counter() - start
@@ -122,7 +122,7 @@ def _explanation(device: Device, found: Any, right: Any) -> str:
         text += f" Unset {OPTION}: then Penstock avoids the fault of JAX {', '.join(sorted(WRONG_JAXLIBS))}."
     elif device.platform == "cpu":
         text += (
-            f" Install a version that computes right ones: pip install {_RIGHT_JAX}; or try whether XLA_FLAGS="
+            f" Install a version that computes right values: pip install {_RIGHT_JAX}; or try whether XLA_FLAGS="
             f"{XLA_FLAG} (nothing behind the equals sign), set before Python starts, avoids the fault."
         )
     else:
@@ -130,12 +130,12 @@ def _explanation(device: Device, found: Any, right: Any) -> str:
     return text
 
 
-# One for the process, as the devices are.
+# One object for the process, because the process shares the devices.
 _SELF_CHECK: Final = SelfCheck()
 
 
 def check_device(device: Device) -> SelfCheckResult:
-    """Check whether a kind of device computes right values; the first check of a kind compiles, and blocks for 50 ms.
+    """Check whether a kind of device computes right values. The first check of a kind compiles, and blocks for 50 ms.
 
     Args:
         device: the device, as `select` returns it.

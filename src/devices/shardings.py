@@ -1,4 +1,4 @@
-"""Where programs run, one device or a mesh, and how arrays are split over it."""
+"""Placements (one device or a mesh), and how arrays are split over a mesh."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -15,12 +15,12 @@ from .untyped_jax import jax
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """One device, or a mesh; two of them are equal if the same programs can run there.
+    """One device, or a mesh. Two placements are equal if the same programs can run there.
 
     Attributes:
-        devices: the devices in the order of the mesh.
+        devices: the devices, in the order of the mesh.
         name: "cpu:0", or "mesh(data=4, model=2)".
-        mesh: None for a single device.
+        mesh: the mesh; None for a single device.
     """
 
     devices: tuple[Device, ...]
@@ -41,10 +41,10 @@ class Placement:
         """Return the sharding of an array here: whole on the device, or split over the mesh by `spec`.
 
         Args:
-            spec: axes of the mesh per axis of the array; None is a copy on every device.
+            spec: for each axis of the array, the axes of the mesh; None is a copy on every device.
 
         Raises:
-            ValueError: `spec` splits an array, and this is a single device.
+            ValueError: `spec` splits an array, and the placement is a single device.
         """
         if self.mesh is not None:
             return NamedSharding(self.mesh, REPLICATED if spec is None else spec)
@@ -53,7 +53,7 @@ class Placement:
         return SingleDeviceSharding(cast("Any", self.devices[0]))
 
     def shardings(self, specs: Any, value: Any, name: str = "the array") -> Any:
-        """Return `value` with the sharding of each leaf in its place.
+        """Return `value` with each leaf replaced by the sharding of the leaf.
 
         Args:
             specs: a prefix of the structure of `value`.
@@ -106,12 +106,12 @@ def sharding_text(sharding: Sharding) -> str:
 
 
 def devices_of(sharding: Sharding) -> set[Device]:
-    """Return the devices that hold a part of such an array."""
+    """Return the devices that hold a part of an array with this sharding."""
     return cast("set[Device]", cast("Any", sharding).device_set)
 
 
 def parts_of(entry: Any, axes: Mapping[str, int]) -> int:
-    """Return into how many parts an entry of a spec splits its axis: 1 for None, else the devices along its axes."""
+    """Return into how many parts an entry of a spec splits an axis: 1 for None, else the devices along its axes."""
     return math.prod([axes[axis] for axis in axes_of(entry)])
 
 
@@ -135,8 +135,8 @@ def _check_parts(shape: tuple[int, ...], spec: PartitionSpec, axes: Mapping[str,
             padded = -(-size // parts) * parts
             raise ValueError(
                 f"{place} has {size} elements along axis {axis}, shape {shape}, and its spec {spec_text(spec)} splits "
-                f"them over {parts} devices, {entry!r} of the mesh: {size} is no multiple of {parts}. Pad them to "
-                f"{padded} where the function can tell padding from elements, or put None in the place of {entry!r}"
+                f"them over {parts} devices, {entry!r} of the mesh: {size} is no multiple of {parts}. Pad the axis to "
+                f"{padded} if the function can tell padding from elements, or put None in the place of {entry!r}"
             )
 
 
@@ -145,17 +145,17 @@ def _is_spec(node: object) -> bool:
 
 
 class Specs:
-    """The specs of one node; each is a `PartitionSpec` or a prefix of a pytree of them, and None is a copy everywhere.
+    """The specs of one node. Each is a `PartitionSpec` or a prefix pytree of these; None is a copy on every device.
 
     Args:
-        node: its name, for errors.
-        device: where it runs.
-        names: its parameters.
-        in_specs: one spec for each parameter, in a tuple or by name; or one for all.
-        out_specs: of the result.
+        node: name of the node, for errors.
+        device: the device or mesh that runs the node.
+        names: the parameters of the node.
+        in_specs: one spec for each parameter, in a tuple or by name; or one spec for all parameters.
+        out_specs: the specs of the result.
 
     Raises:
-        TypeError: they do not fit the parameters or the mesh.
+        TypeError: the specs do not fit the parameters or the mesh.
     """
 
     def __init__(self, node: str, device: Any, names: tuple[str, ...], in_specs: Any, out_specs: Any) -> None:
@@ -165,7 +165,7 @@ class Specs:
         if self._axes is None and (in_specs is not None or out_specs is not None):
             raise TypeError(
                 f"device node {node!r} has in_specs= or out_specs=, which split arrays over a mesh, and "
-                f"device={device!r} is one device: make it a DeviceMesh, or leave the specs out"
+                f"device={device!r} is one device: pass a DeviceMesh as device=, or leave the specs out"
             )
         self._by_name = {name: self._specs(spec, name) for name, spec in self._named(names, in_specs).items()}
         self.result = self._specs(out_specs, "the result")
@@ -175,13 +175,13 @@ class Specs:
         return self._by_name.get(name)
 
     def of_mask(self, name: str) -> PartitionSpec | None:
-        """Return the spec of the mask of a parameter: its rows are split as those of the parameter are."""
+        """Return the spec of a parameter's mask: its rows are split as the rows of the parameter."""
         leaves: list[Any] = jax.tree.leaves(self.of(name), is_leaf=_is_spec_or_sharding)
         first = next((entry for spec in leaves for entry in _entries(spec)[:1]), None)
         return None if first is None else cast("Any", PartitionSpec)(first)
 
     def row_multiple(self, stacked: Iterable[str]) -> int:
-        """Return the number of which the rows of a batch have to be a multiple, so that they can be split.
+        """Return the number that must divide the rows of a batch, so that the rows can be split over the mesh.
 
         Args:
             stacked: the parameters that have a row for each item.
@@ -194,7 +194,7 @@ class Specs:
         """Refuse shardings over other devices than those of the node.
 
         Raises:
-            TypeError: a spec has such a sharding.
+            TypeError: a spec is a `NamedSharding` over another mesh.
         """
         for mesh in self._meshes:
             if mesh != placement.mesh:
@@ -218,7 +218,7 @@ class Specs:
             if len(specs) != len(names):
                 raise TypeError(
                     f"{what} has {len(specs)} specs, and there are {len(names)} parameters: {', '.join(names)}. Give "
-                    "one for each, None for a copy on every device; or name those that are split: {'"
+                    "a spec for each, None for a copy on every device; or name the parameters that are split: {'"
                     f"{names[0] if names else 'x'}': P(...)}}"
                 )
             return dict(zip(names, specs, strict=True))
@@ -236,7 +236,7 @@ class Specs:
             return None
         if isinstance(spec, NamedSharding):
             if spec.memory_kind != NamedSharding(spec.mesh, spec.spec).memory_kind:
-                raise TypeError(f"{place} asks for memory of the kind {spec.memory_kind!r}: take the default one")
+                raise TypeError(f"{place} asks for memory of the kind {spec.memory_kind!r}: use the default kind")
             self._meshes.append(cast("Mesh", spec.mesh))
             spec = spec.spec
         if not isinstance(spec, PartitionSpec):

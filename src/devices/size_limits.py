@@ -1,28 +1,29 @@
-"""How many calls of a batch fit the memory of a device, as tries have shown. It runs nothing."""
+"""How many calls of a batch fit the memory of a device, learnt from batches that ran. This module runs nothing."""
 
 from bisect import bisect_right
 from collections.abc import Hashable, Sequence
 from typing import Final
 
-# Batches that fit before a larger one is tried, at first, and at most after tries that have failed. A try that fails
-# costs one run more, of what would have run anyway: a 16th of the work, and less than a thousandth in the end. A batch
-# that fills a device takes milliseconds and more, so the limit follows within seconds or minutes when memory is free.
+# How many batches must fit before a larger batch is tried: at first, and at most after failed tries. A failed try costs
+# one more run of work that would have run anyway: a 16th of the work at first, and less than a thousandth in the end. A
+# batch that fills a device takes milliseconds and more, so the limit recovers within seconds or minutes when memory is
+# free again.
 _FIRST_PATIENCE: Final = 16
 _LAST_PATIENCE: Final = 1024
 
-# Kinds of items of which a batch did not fit. One that is forgotten is learnt again.
+# The most kinds of items (groups) whose limit is remembered. A limit that was forgotten is learnt again.
 _MOST_LIMITS: Final = 256
 
 
 class SizeLimit:
     """The largest batch that fits, for items of one shape.
 
-    What held the memory may be gone by now: another process, or another node. So when enough batches as large as the
-    limit have fitted in a row, one of the next larger size is tried. If it does not fit, that takes twice as many the
-    next time.
+    Another process or another node that held the memory may be gone by now. So when enough batches as large as the
+    limit have fitted in a row, a batch of the next larger size is tried. If that batch does not fit, twice as many
+    batches must fit before the next try.
 
     Args:
-        sizes: that batches are padded to, in ascending order.
+        sizes: the sizes that batches are padded to, in ascending order.
 
     Attributes:
         size: the largest batch to run; a larger one runs as several batches, unless it is a try.
@@ -31,12 +32,12 @@ class SizeLimit:
     def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
         self.size = sizes[-1]
-        self._fitted = 0  # in a row, of that size
-        self._patience: dict[int, int] = {}  # for each size that did not fit, how many that takes before it is tried
+        self._fitted = 0  # how many batches of that size have fitted in a row
+        self._patience: dict[int, int] = {}  # by size that did not fit: how many batches must fit before it is tried
 
     @property
     def max_calls(self) -> int | None:
-        """The most calls of the next batch; None for as many as there may ever be."""
+        """The most calls of the next batch; None without a limit."""
         larger = self._larger
         return None if larger is None else larger if self._has_patience_for(larger) else self.size
 
@@ -46,14 +47,14 @@ class SizeLimit:
         return self._larger is None and self._has_patience_for(self.size)
 
     def begins_trial(self, count: int) -> bool:
-        """Note that a batch of so many calls begins; returns whether it is a try."""
+        """Note that a batch of `count` calls begins; return whether the batch is a try."""
         if count <= self.size:
             return False
-        self._fitted = 0  # it is the only one
+        self._fitted = 0  # one try at a time
         return True
 
     def fitted(self, size: int, *, is_try: bool) -> None:
-        """Note that a batch padded to `size` did fit, and whether it was a try; other larger ones are from before."""
+        """Note that a batch padded to `size` did fit. A larger batch that was no try began before the limit was set."""
         if size == self.size:
             self._fitted += 1
         elif is_try and size == self._larger:
@@ -63,7 +64,7 @@ class SizeLimit:
         """Note that a batch padded to `size` did not fit, which halves the limit.
 
         Returns:
-            Whether smaller batches may fit; if not, its items cannot be computed.
+            Whether smaller batches may fit. If not, the items of the batch cannot be computed.
         """
         self._fitted = 0
         self._patience[size] = min(2 * self._patience.get(size, _FIRST_PATIENCE // 2), _LAST_PATIENCE)
@@ -83,14 +84,15 @@ class SizeLimit:
 
 
 class SizeLimits:
-    """The limits of one node on one device, by group of calls: a batch that is too large for one group fits others.
+    """The limits of one node on one device. Each group of calls has its own limit, because its items have other sizes.
 
     Args:
-        sizes: that batches are padded to, in ascending order.
-        largest: that of the queue: for each group that is limited, the most calls of the next batch. This keeps it.
+        sizes: the sizes that batches are padded to, in ascending order.
+        largest: `CallQueue.largest` of the queue, which this object updates: for each limited group, the most calls of
+            the next batch.
 
     Attributes:
-        by_group: the limit of each group that has one.
+        by_group: the limit of each group that has a limit.
     """
 
     def __init__(self, sizes: Sequence[int], largest: dict[Hashable, int]) -> None:
@@ -99,12 +101,12 @@ class SizeLimits:
         self.by_group: dict[Hashable, SizeLimit] = {}
 
     def size(self, group: Hashable) -> int | None:
-        """Return the largest batch to run of a group; None if it has no limit."""
+        """Return the largest batch to run of a group; None if the group has no limit."""
         limit = self.by_group.get(group)
         return None if limit is None else limit.size
 
     def begins_trial(self, group: Hashable, count: int) -> bool:
-        """Note that a batch of so many calls begins; returns whether it is larger than the limit, as a try."""
+        """Note that a batch of `count` calls begins; return whether the batch is a try above the limit."""
         limit = self.by_group.get(group)
         if limit is None or not limit.begins_trial(count):
             return False
@@ -112,7 +114,7 @@ class SizeLimits:
         return True
 
     def fitted(self, group: Hashable, size: int, *, is_try: bool) -> None:
-        """Note that a batch padded to `size` did fit, and whether it began as a try."""
+        """Note that a batch padded to `size` did fit. `is_try` says whether it began as a try."""
         limit = self.by_group.get(group)
         if limit is None:
             return
@@ -122,7 +124,7 @@ class SizeLimits:
         self._tell(group, limit)
 
     def exceeded(self, group: Hashable, size: int) -> bool:
-        """Note that a batch padded to `size` did not fit; returns whether a smaller one may."""
+        """Note that a batch padded to `size` did not fit; return whether a smaller batch may fit."""
         limit = self.by_group.get(group)
         if limit is None:
             if len(self.by_group) >= _MOST_LIMITS:

@@ -1,4 +1,4 @@
-"""How many items a call of a device node takes: sizes are tried, within the free memory, up to the knee."""
+"""How many items one call of a device node should take: sizes are tried within the free memory, up to the knee."""
 
 import asyncio
 import functools
@@ -39,15 +39,15 @@ if TYPE_CHECKING:
     from .compiling import JittedFunction
     from .programs import Executable
 
-# What neither XLA's analysis nor the allocator counts: fragments, the code of programs, what other nodes hold.
+# A reserve for memory that neither XLA's analysis nor the allocator counts: fragments, program code, other nodes.
 _RESERVE_SHARE: Final = 0.1
 # The knee gives this share of the best throughput. On two cores, medians of one size differ by some percent.
 _KNEE_SHARE: Final = 0.9
-# The search ends when so many sizes in a row have given no more than the best before, or one run has taken so long.
+# The search ends when so many sizes in a row were no better than the best size before, or one run has taken so long.
 _MOST_IN_VAIN: Final = 3
 _LONGEST_RUN_SECONDS: Final = 2.0
 _LARGEST: Final = 1 << 20
-# Each size is run for so long, and at least so often.
+# Each size runs for at least so long, and at least so often.
 _SECONDS_A_SIZE: Final = 0.1
 _FEWEST_RUNS: Final = 3
 _MOST_RUNS: Final = 30
@@ -63,7 +63,7 @@ class MemoryLimit:
 
     Attributes:
         bytes: how much memory may be taken.
-        source: what sets the limit, in words, with the amounts that are subtracted from it.
+        source: where the limit comes from, in words, with the amounts that were subtracted.
         reserve_bytes: how much of the free memory is left in reserve; 0 if the limit was given.
     """
 
@@ -80,11 +80,11 @@ class TriedSize:
         size: items in a call.
         bytes: the memory on each device: the arguments, outputs and temporaries of the program, as XLA says, and the
             arguments of the calls that are transferred meanwhile (`prefetch=`).
-        median_seconds: from the call until the result is there; None if it did not run.
-        low_seconds: a quarter of the runs took at most this.
-        high_seconds: three quarters of the runs took at most this.
-        items_per_second: at the median.
-        why_not: why it did not run ("over the limit"), or not to its end ("no memory left"); empty if it did.
+        median_seconds: time from the call until the result is there; None if the size did not run.
+        low_seconds: a quarter of the runs took at most this time.
+        high_seconds: three quarters of the runs took at most this time.
+        items_per_second: items a second, at the median time.
+        why_not: why the size did not run ("over the limit") or did not end ("no memory left"); empty if it ran.
     """
 
     size: int
@@ -98,15 +98,15 @@ class TriedSize:
 
 @dataclass(frozen=True, kw_only=True)
 class TriedSizes:
-    """The sizes of calls of a device node that were tried, and what they tell.
+    """The sizes of calls of a device node that were tried, and the size to use.
 
     Attributes:
         node: name of the node.
         device: the device on which sizes were tried.
-        platform: name of its platform.
-        is_mesh: whether it is a mesh, over which rows are split.
-        limit: the memory on a device.
-        host_limit: the memory for the data on the host.
+        platform: name of the device's platform.
+        is_mesh: whether the device is a mesh, over which rows are split.
+        limit: the memory that may be taken on a device.
+        host_limit: the memory that the data may take on the host.
         tried: the sizes, in ascending order.
         recommended_size: the knee: the smallest size that gives at least nine tenths of the best throughput.
         largest_size: the most items that fit, by the formula; None if the memory does not grow with the items.
@@ -137,12 +137,12 @@ async def try_sizes(
     *,
     resources: Mapping[str, Any] | None = None,
 ) -> TriedSizes:
-    """Try sizes of calls of a device node, as `fit` does, which also tells how to compute all items.
+    """Try sizes of calls of a device node, as `fit` does. `fit` also says how to compute all items.
 
     Args:
-        node: a device node; one without `batch=` is tried as if it had one.
+        node: a device node. A node without `batch=` is tried as if it had a batch.
         sample: the arguments of one item, without those that come from resources.
-        limit: the most bytes on each device; "auto" takes what is free.
+        limit: the most bytes on each device; "auto" takes the free memory.
         items: how many items there are to compute; larger sizes are not tried.
         resources: by parameter, the arguments that will come from resources.
 
@@ -150,7 +150,7 @@ async def try_sizes(
         DeviceError: there is no such device, not even one item fits, or the sample has nothing to stack.
         OptionsError: `limit` or `items` does not accept its value.
         TypeError: the node is not a device node, or the sample does not fit its parameters.
-        Exception: what the function raised while it was traced, or ran.
+        Exception: the error that the function raised while it was traced or ran.
     """
     check("limit", limit, _LIMIT, "fit(")
     check("items", items, optional(whole(1)), "fit(")
@@ -159,7 +159,7 @@ async def try_sizes(
         raise TypeError(f"devices.fit takes a node made by @ps.device_node, got {node!r}")
     given: Any = sample
     if not isinstance(given, tuple):
-        raise TypeError(f"devices.fit takes a tuple, of the arguments of one item, got {given!r}: write (argument,)")
+        raise TypeError(f"devices.fit takes a tuple of the arguments of one item, got {given!r}: write (argument,)")
     if isinstance(executor.options.batch, PackedBatch):
         raise TypeError(f"devices.fit tries sizes of batches, and node {executor.name!r} packs its items into rows")
     if executor.options.batch is None:
@@ -216,7 +216,7 @@ async def search_sizes(
 async def find_size(
     executor: DeviceExecutor, pools: "Pools", device_strategy: str, arguments: "Arguments", values: tuple[Any, ...]
 ) -> int:
-    """Return how many items pay."""
+    """Return the smallest size of a batch that gives at least nine tenths of the best throughput."""
     return (await search_sizes(executor, pools, device_strategy, arguments, values)).recommended_size
 
 
@@ -225,7 +225,7 @@ class _Trial:
     """Tries sizes of one node, on one device or mesh.
 
     Attributes:
-        item_bytes: of the arguments of one item that are stacked.
+        item_bytes: bytes of the arguments of one item that are stacked.
     """
 
     executor: DeviceExecutor
@@ -242,11 +242,11 @@ class _Trial:
         self.item_bytes = self._item.size_bytes
         (self._least,) = self.executor.batch_sizes(
             DeviceBatch(1), self.arguments
-        )  # over so many devices rows are split
+        )  # the rows are split over so many devices
         self._queue = SingleCallQueue(self.executor.name, self.device, self._jitted, self.arguments.parameters)
 
     async def run(self, items: int | None) -> list[TriedSize]:
-        """Return what sizes in ascending order have given."""
+        """Try sizes in ascending order, and return the results."""
         tried: list[TriedSize] = []
         best, in_vain, size = 0.0, 0, self._least
         while size <= min(_LARGEST, items or _LARGEST) or not tried:
@@ -285,14 +285,14 @@ class _Trial:
         )  # fmt: skip
 
     async def _compiled(self, size: int) -> "Executable":
-        """Return the program for so many items, compiled off the loop from shapes alone."""
+        """Return the program for `size` items, compiled off the event loop, from shapes alone."""
         args = [*self.arguments.stack([self._item], self._group, self._least)[0]]
         for position in (*self.arguments.stacked, *range(len(self.arguments.names), len(args))):
             args[position] = jax.tree.map(functools.partial(_shape_of, size), args[position])
         return await self.device.compile(self._jitted, tuple(args))
 
     async def _timed(self, args: tuple[Any, ...], size: int) -> list[float]:
-        """Return how long runs took, without the first, which may set up what later ones find."""
+        """Return how long the runs took, without the first run, which may set up things for later runs."""
         seconds: list[float] = []
         until = math.inf
         while len(seconds) < _MOST_RUNS and (len(seconds) <= _FEWEST_RUNS or perf_counter() < until):
@@ -324,7 +324,7 @@ def _causes(error: BaseException) -> Iterator[BaseException]:
 
 
 def _formula(tried: list[TriedSize]) -> tuple[int, int]:
-    """Return what a call takes however many items it has, and what each item adds, by the two largest sizes."""
+    """Return the bytes of a call without items, and the bytes that each item adds, from the two largest sizes."""
     last = tried[-1]
     if len(tried) == 1:
         return 0, last.bytes // last.size
@@ -334,7 +334,7 @@ def _formula(tried: list[TriedSize]) -> tuple[int, int]:
 
 
 def _limits(device: EngineDevice, limit: "int | Literal['auto']") -> tuple[MemoryLimit, MemoryLimit]:
-    """Return how much memory there is on each device of a node, and on the host; for a thread."""
+    """Return how much memory there is on each device of a node, and on the host. Call it in a thread."""
     host = _less_reserve(*min(_of_host(read_cgroup_limits(), read_slurm(os.environ))))
     if not isinstance(limit, str):
         return MemoryLimit(bytes=limit, source="as given", reserve_bytes=0), host

@@ -1,4 +1,4 @@
-"""Regions across stages: which device stages of a stream become one program, and why others do not."""
+"""Regions across stages: which device stages of a stream become one program, and why other stages do not."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,15 +16,15 @@ from .executor import DeviceExecutor
 
 
 def join_stages(draft: Draft) -> tuple[Draft, list[str], list[str]]:
-    """Make one of device stages of a stream that follow each other, if their bodies become one program.
+    """Make one stage of device stages that follow each other in a stream, if their bodies become one program.
 
     Returns:
-        The draft; a line for each change; and a line for each two stages that stay apart, with the reason.
+        The draft; a line for each change; and a line for each pair of stages that stay apart, with the reason.
     """
-    ends: dict[int, _Stages] = {}  # by the stream that the last of them gives
+    ends: dict[int, _Stages] = {}  # by the stream that the last stage gives
     found: list[_Stages] = []
     notes: list[str] = []
-    part = 0  # of the graph, between its effects
+    part = 0  # number of the part of the graph; effects cut the graph into parts
     for chain in draft.steps:
         step = chain[0]
         part += step.is_effect
@@ -54,11 +54,11 @@ def join_stages(draft: Draft) -> tuple[Draft, list[str], list[str]]:
 
 
 class _Stages:
-    """Stages of a stream that follow each other, and run as one.
+    """Stages of a stream that follow each other, and run as one stage.
 
     Attributes:
-        steps: the stages.
-        joined: the body of all of them; None for one stage alone.
+        steps: the steps of the stages.
+        joined: the joint body of the stages; None for one stage alone.
         program: the name of their program.
     """
 
@@ -69,10 +69,10 @@ class _Stages:
         self._part = part
 
     def why_apart(self, draft: Draft, step: Step, part: int) -> str:
-        """Take one more stage, and return ""; or return why it cannot be one of them."""
+        """Add one more stage and return ""; or return the reason why the stage cannot be added."""
         first, one, other = self.steps[0], _control(self.steps[0]), _control(step)
         if one.on_error == "return":
-            return "on_error='return' gives the later one an Outcome"
+            return "on_error='return' gives the later stage an Outcome"
         if one.limit != other.limit or one.on_error != other.on_error:
             return (
                 f"one has concurrency={one.limit} and on_error={one.on_error!r}, the other concurrency={other.limit} "
@@ -82,11 +82,11 @@ class _Stages:
             return "an effect stands between them"
         at_hand = {*draft.parameter_sources, *(read.source for read in reads(*first.args))}
         if not {read.source for read in reads(*step.args[1:])} <= at_hand:
-            return "it waits for more: the stages before it run meanwhile"
+            return "it waits for more steps: the stages before it run meanwhile"
         stages = [*self.steps, step]
         joined = _composed(draft, stages)
         if joined is None:
-            return "it takes a part of what is made up of several values"
+            return "it takes a part of a result that the stage before builds of several values"
         plan = make_plan(joined, without=(eliminate_dead_nodes,), resources=draft.resource_sources)
         if len(plan.steps) != 1:
             told = [note for report in plan.reports if report.name == "regions" for note in report.notes]
@@ -114,15 +114,15 @@ def _name(draft: Draft, step: Step) -> str:
 
 
 def _composed(draft: Draft, stages: Sequence[Step]) -> Trace | None:
-    """Return one body for the bodies of several stages; it captures what the last one does, and then what others do.
+    """Return one body for the bodies of several stages. It has the captured values of the last stage first.
 
     Returns:
-        None if a stage takes a part of what the one before builds.
+        None if a stage takes a part of a result that the stage before builds of several values.
     """
     last, numbers = stages[-1], count()
     first = next(numbers)
     names, sources, captures = [stages[0].bodies[0].parameters[0]], [first], list[Template]()
-    inside: list[dict[int, Template]] = []  # for each stage the values of its body
+    inside: list[dict[int, Template]] = []  # for each stage, the templates of its body's values
     for stage in (last, *stages[:-1]):
         inside.append({})
         for name, source, template in _captured(stage):

@@ -12,14 +12,15 @@ class Recompilation:
     """One reason why a node was compiled again, compared with the most similar earlier program.
 
     Attributes:
-        program: number of the program that this explains; the first one of the node has 1. One program may have several
-            reasons.
-        argument: name of the argument, with the path inside it: `batch['tokens']`; empty if it is not the cause.
+        program: number of the program that was compiled again; the first program of the node has 1. One program may
+            have several reasons.
+        argument: name of the argument, with the path inside it: `batch['tokens']`; empty if no argument is the cause.
         cause: "shape", "dtype", "weak type", "structure", "static value", "resource", "constant", "configuration",
             "function", "eviction".
-        before: what the earlier program was compiled for.
-        after: what this one was compiled for.
-        remedy: what to change if this was not intended; empty for sizes that the buckets of a `DeviceBatch` ask for.
+        before: the text of the cause for the earlier program, such as its shape.
+        after: the same for this program.
+        remedy: what to change if the compilation was not intended; empty for sizes that the buckets of a `DeviceBatch`
+            ask for.
     """
 
     program: int
@@ -39,13 +40,13 @@ class Recompilation:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """How often an argument was moved for a call, because it was elsewhere: the cost of a mismatch between two nodes.
+    """How often an argument was moved for a call, because it was on another device: the cost of a mismatch of nodes.
 
     Attributes:
         argument: name of the argument, with the path inside it.
-        source: where it was: "cpu:0", or "mesh(data=4) P('data')".
-        destination: where the node takes it.
-        count: how often it was moved.
+        source: the place of the argument before: "cpu:0", or "mesh(data=4) P('data')".
+        destination: the place in which the node takes the argument.
+        count: how often the argument was moved.
     """
 
     argument: str
@@ -59,20 +60,20 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class CompileStatistics:
-    """How many programs a node has, and what they have cost.
+    """How many programs a node has, and the cost of compiling them.
 
-    A program that a node shares with others, because the planner made one region of them, counts for each of them.
+    A program of a region, which the planner made of several nodes, counts for each of these nodes.
 
     Attributes:
         programs: compiled programs held now.
         hits: calls that found their program compiled.
-        misses: calls that waited for a compilation, also one that another call had begun.
+        misses: calls that waited for a compilation, including a compilation that another call had begun.
         seconds: time spent tracing, lowering and compiling.
-        evictions: programs dropped because the process held too many; `set_program_cache` says how many are too many.
+        evictions: programs that were dropped because the process held more than `set_program_cache` allows.
         transfers: arguments that were on another device or had another sharding, and were moved for a call.
-        directions: those transfers by argument, source and destination; the most frequent first.
-        recompilations: why there is more than one program, the last hundred or so reasons.
-        evicted: the arguments that the programs were for that were dropped, the last hundred, the newest last.
+        directions: the transfers by argument, source and destination; the most frequent first.
+        recompilations: why there is more than one program: the last hundred or so reasons.
+        evicted: the arguments of the last hundred programs that were dropped, the newest last.
     """
 
     programs: int
@@ -98,13 +99,13 @@ class BatchStatistics:
     """How large the batches of a node were, and how much of them was padding.
 
     Attributes:
-        batches: batches that ran; those that failed and the parts in which they ran again count, too.
-        calls: rows that stood for calls.
-        rows: all rows, with those of padding.
+        batches: batches that ran; failed batches, and the parts in which they ran again, count, too.
+        calls: number of calls in the batches.
+        rows: all rows, padding included.
         real_elements: elements of the arrays of the calls.
-        elements: elements of the arrays of the batches, with those of padding.
-        item_tokens: of a `PackedBatch`: elements along the packed axis that belong to calls.
-        tokens: of a `PackedBatch`: elements along the packed axis that were computed, with those of padding.
+        elements: elements of the arrays of the batches, padding included.
+        item_tokens: with a `PackedBatch`, elements along the packed axis that belong to calls.
+        tokens: with a `PackedBatch`, elements along the packed axis that were computed, padding included.
     """
 
     batches: int
@@ -122,10 +123,10 @@ class BatchStatistics:
 
     @property
     def mean_size(self) -> float:
-        """Calls in a batch, on average; 0 without a batch."""
+        """Number of calls in a batch, on average; 0 without a batch."""
         return self.calls / self.batches if self.batches else 0.0
 
     @property
     def padding_share(self) -> float:
-        """Share of the elements that were padding, of rows or of lengths: 0 to 1."""
+        """Share of the elements that were padding, whether rows or lengths were padded: 0 to 1."""
         return 1 - self.real_elements / self.elements if self.elements else 0.0

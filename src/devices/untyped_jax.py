@@ -1,6 +1,6 @@
-"""What needs JAX when it is imported: `Array`, and JAX without its annotations.
+"""`Array`, and JAX without its annotations. Importing this module loads JAX.
 
-Those of pytrees, tracing and transfers are unknown in part, and say nothing here.
+JAX's annotations of pytrees, tracing and transfers are incomplete, so type checkers see `jax` as Any here.
 """
 
 from typing import Any, TypeAlias
@@ -18,6 +18,6 @@ jax: Any = _jax
 Array: TypeAlias = _jax.Array | npt.NDArray[Any]
 """An array of JAX or NumPy, as the annotation of a parameter: device nodes take both.
 
-A device node returns a `jax.Array`, or, from a batch, a row of NumPy that is used like one. The first use of this name
-loads JAX.
+A device node returns a `jax.Array`. With `batch=`, it returns a row of NumPy, which is used in the same way. The first
+use of this name loads JAX.
 """

@@ -30,12 +30,12 @@ if TYPE_CHECKING:
     from ..engine.program import Pass
     from .programs import Executable
 
-# How many chunks are enqueued before the rows of the first are copied: one computes, one is copied, one is ready.
+# How many chunks are enqueued before the rows of the first one are copied: one computes, one is copied, one is ready.
 _AHEAD: Final = 3
 
 
 def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, batch_size: int | None) -> DeviceExecutor:
-    """Return what maps the function of a node over the rows of whole arrays; see `DeviceNode.vmap`."""
+    """Return the executor that maps the function of a node over the rows of whole arrays; see `DeviceNode.vmap`."""
     where = f"{name}.vmap("
     check("batch_size", batch_size, optional(whole(1)), where)
     if isinstance(executor.options.batch, PackedBatch):
@@ -55,21 +55,21 @@ def vmapped(name: str, executor: DeviceExecutor, in_axes: Any, out_axes: Any, ba
 
 
 class RowAxes:
-    """Which axes of the arguments and of the result are those of the rows.
+    """The axes along which arguments and result have rows.
 
     Args:
         fn: the function for one row.
-        arguments: its parameters.
-        in_axes: as `jax.vmap` takes it.
-        out_axes: the same for the result.
-        where: the beginning of an error.
+        arguments: the parameters of the function.
+        in_axes: the axes of the arguments, as `jax.vmap` takes them.
+        out_axes: the axes of the result, as `jax.vmap` takes them.
+        where: the beginning of an error message.
 
     Attributes:
-        fn: the same.
+        fn: the function for one row.
         mapped: the function for whole arrays.
 
     Raises:
-        TypeError: there are more axes than parameters, or none for any.
+        TypeError: there are more axes than parameters, or no argument has an axis.
     """
 
     def __init__(self, fn: Callable[..., Any], arguments: Arguments, in_axes: Any, out_axes: Any, where: str) -> None:
@@ -113,17 +113,17 @@ class RowAxes:
         self.mapped = mapped
 
     def joins(self, position: int, template: Template, before: "RowAxes | None") -> bool:
-        """Whether chunks of an argument can be those of a program with others.
+        """Whether one program can take the chunks of an argument together with those of other nodes.
 
         Args:
-            position: of its parameter.
-            template: its template.
-            before: of the member that gives it, chunk by chunk; None if it comes from outside.
+            position: the position of the argument's parameter.
+            template: the template of the argument.
+            before: the axes of the member that gives the argument chunk by chunk; None if it comes from outside.
         """
         axes, is_number = self.axis(position), isinstance(template, Constant) and type(template.value) in SCALARS
         if before is not None:
             return type(axes) is int and axes == before._out_axes and template == Read(next(reads(template)).source)
-        # One axis for all is not that of a default that is a number, which is known only where it is written.
+        # One axis for all arguments does not count for a default that is a number, which only its call site shows.
         return axes is None or is_number is (self._is_one and self._has_default[position])
 
     def axis(self, position: int) -> Any:
@@ -135,7 +135,7 @@ class RowAxes:
         return RowAxes(fn, arguments, tuple(in_axes), self._out_axes, where)
 
     def _axes_of(self, values: tuple[Any, ...]) -> list[Any]:
-        """Return the axes of each argument; one axis for all is not that of a default that is a number."""
+        """Return the axes of each argument. One axis for all arguments does not apply to a default that is a number."""
         if not self._is_one:
             return self._in_axes
         return [
@@ -144,7 +144,7 @@ class RowAxes:
         ]  # fmt: skip
 
     def specs(self, names: tuple[str, ...], executor: DeviceExecutor) -> tuple[Any, ...]:
-        """Return how the arguments are split over a mesh: rows over all of it, the others as the node has it."""
+        """Return the specs of the arguments on a mesh: rows over all devices, other arguments as the node says."""
 
         def spec(axis: Any) -> Any:
             if axis is None or axis < 0:
@@ -164,7 +164,7 @@ class RowAxes:
 
         Args:
             values: one argument for each parameter.
-            size: returns the rows of a chunk, given those of the arguments.
+            size: returns the number of rows of a chunk, given the number of rows of the arguments.
 
         Raises:
             ValueError: the arguments have different numbers of rows.
@@ -179,10 +179,10 @@ class RowAxes:
         return _Chunks(values, columns, count, size(count))
 
     def _rows_of(self, values: tuple[Any, ...]) -> dict[int, tuple[Any, list[tuple[Any, Any]]]]:
-        """Return, by its position, the structure of each argument that has rows, and its arrays with their axes.
+        """Return, by position, the structure of each argument that has rows, and its arrays with their axes.
 
         Raises:
-            ValueError: the arguments have different numbers of rows, or not the axes of `in_axes`.
+            ValueError: the arguments have different numbers of rows, or lack an axis of `in_axes`.
         """
         found: dict[int, tuple[Any, list[tuple[Any, Any]]]] = {}
         lengths: dict[str, int] = {}
@@ -199,18 +199,19 @@ class RowAxes:
                 if not -len(shape) <= axis < len(shape):
                     raise ValueError(
                         f"{self._where}in_axes=...): {name!r} has no axis {axis}: its shape is {shape}; "
-                        "in_axes= with None for it gives it to each row whole"
+                        f"to give all of it to each row, write None for {name!r} in in_axes="
                     )
                 lengths[f"{name} {shape} along axis {axis}"] = shape[axis]
         if len(set(lengths.values())) != 1:
             raise ValueError(
                 f"{self._where}...): the arguments have different numbers of rows: {', '.join(lengths) or 'none'}; "
-                "give all of them as many, or each row the whole of one, with None for it in in_axes="
+                "give all arguments the same number of rows, or write None in in_axes= for an argument that each row "
+                "takes whole"
             )
         return found
 
     def of_item(self, values: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return arguments with one row, which are those of an item."""
+        """Return the arguments of one row, given those of an item."""
 
         def row(axis: Any, leaf: Any) -> Any:
             return leaf if axis is None else np.expand_dims(leaf, axis)
@@ -227,7 +228,7 @@ class RowAxes:
 
 
 def _map_axes(fn: Callable[..., Any], axes: Any, *rest: Any) -> Any:
-    """Map a function over a pytree of axes, in which None is an axis, and not an empty tree as JAX takes it."""
+    """Map a function over a pytree of axes, in which None counts as an axis. JAX would take None for an empty tree."""
     return jax.tree.map(fn, axes, *rest, is_leaf=_is_none)
 
 
@@ -249,14 +250,14 @@ def _broadcast(axes: Any, value: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class _Chunks:
-    """Whole arrays, and how they are cut.
+    """Whole arrays, and how they are cut into chunks.
 
     Attributes:
         values: one argument for each parameter.
         columns: for each parameter the structure of its argument, and its arrays with the axis of their rows; None for
-            one that has no rows.
+            an argument that has no rows.
         count: how many rows there are.
-        size: how many rows a chunk has; the last one is padded to as many.
+        size: how many rows a chunk has; the last chunk is padded to this size.
     """
 
     values: tuple[Any, ...]
@@ -287,7 +288,7 @@ class _Chunks:
         shape = (*array.shape[:axis], self.size, *array.shape[axis + 1 :])
         if not real:
             return np.zeros(shape, array.dtype)
-        # The last row once more: rows of zeros could give NaNs, which `jax_debug_nans` would report.
+        # Pad with copies of the last row: rows of zeros could give NaNs, which `jax_debug_nans` would report.
         rows = np.minimum(np.arange(start, start + self.size), self.count - 1)
         if is_random_key(array):
             return array[(*before, rows)]
@@ -306,7 +307,7 @@ class _Whole:
         self._arrays: list[Any] = []
 
     def add(self, given: Any, real: int) -> None:
-        """Add the rows of a chunk; blocks until they are computed."""
+        """Add the rows of a chunk. Blocks until the rows are computed."""
         leaves, self._tree = jax.tree.flatten(given)
         if not self._arrays:
             self._axes = self._rows.out_axes(given)
@@ -338,17 +339,17 @@ class ChunkedExecutor(DeviceExecutor):
     """Runs the chunks of whole arrays, all with one program.
 
     Args:
-        name: of the node.
-        rows: which axes are those of the rows.
-        options: how the program runs.
+        name: name of the node.
+        rows: the axes of the rows.
+        options: the options of the node.
         passes: the planning passes of device nodes.
-        batch_size: how many rows a chunk has; None for all.
+        batch_size: how many rows a chunk has; None for all rows.
         parts: over how many devices the rows are split.
-        samples, members: those of a region, as of `DeviceExecutor`.
+        samples, members: see `DeviceExecutor`; for a region.
 
     Attributes:
-        rows: the same.
-        batch_size: the same.
+        rows: the axes of the rows.
+        batch_size: how many rows a chunk has; None for all rows.
     """
 
     def __init__(
@@ -379,7 +380,7 @@ class ChunkedExecutor(DeviceExecutor):
 
     @property
     def runs_many_programs(self) -> bool:
-        """Whether its calls are no calls of one program: those of others neither join it, nor take parts of it."""
+        """Whether a call runs its program several times, so that no other program can join it or take its parts."""
         return True
 
     @property
@@ -391,16 +392,16 @@ class ChunkedExecutor(DeviceExecutor):
     async def _warm_up(
         self, site: "CallSite", pools: "Pools", device_strategy: str, resources: Mapping[str, Any]
     ) -> None:
-        """Compile the program of a chunk, if it is known: the node has a sample of an item, and a size of chunks."""
+        """Compile the program of a chunk, if the node has a sample of an item and a size of chunks."""
         if self.samples(resources):
             await super()._warm_up(site, pools, device_strategy, resources)
 
     def variants(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
-        """Return the arguments of the programs that calls need, given those of one item."""
+        """Return the arguments of the programs that calls need, given the arguments of one item."""
         return [next(iter(self.rows.split(self.rows.of_item(values), self.chunk_size)))[1]]
 
     def single_queue(self, *args: Any) -> SingleCallQueue:
-        """Return the queue of its calls for a device."""
+        """Return the queue of the node's calls for a device."""
         return _ChunkedQueue(self, *args)
 
 
@@ -412,9 +413,9 @@ class _ChunkedQueue(SingleCallQueue):
         self._executor = executor
 
     def start(self, calls: list[DeviceCall]) -> None:
-        """Have the device run the one call."""
+        """Have the device run the only call of the list."""
         call = calls[0]
-        call.returns_pending = False  # its result is an array of the host, which is there when all chunks are
+        call.returns_pending = False  # the result is an array of the host, complete when all chunks are computed
         call.is_plain = False  # the program gets chunks, and `_enqueue` begins each
         _ChunkedJob(call.jitted, self.device, call, self, self._parameters, self._executor).submit()
 
@@ -445,7 +446,7 @@ class _ChunkedJob(SingleJob):
         assert whole is not None
         self._ahead.append((given, self._real))
         for real, chunk in rest:
-            if not self._is_wanted():  # its caller has left, and the result is not read
+            if not self._is_wanted():  # the caller has left, and no code reads the result
                 break
             given = executable(*chunk)
             self._ahead.append((given, real))

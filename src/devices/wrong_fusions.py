@@ -1,9 +1,9 @@
-"""Some versions of JAX compute wrong values on CPU, in fusions that are new there: Penstock compiles without them.
+"""Some versions of JAX compute wrong values on CPU, in new fusions. Penstock compiles without these fusions.
 
 A matrix product that is followed by a sum, with a constant of equal elements, gives NaN or garbage (public reports: jax
-issues 39103, 39257 and 40412). JAX's option for these fusions leaves them out when it is empty. Every program that
-Penstock itself compiles for a CPU gets the option; where Penstock starts JAX's backends, all others get it as well,
-through `XLA_FLAGS`. With any other version of JAX, Penstock leaves everything as it is.
+issues 39103, 39257 and 40412). An empty value of JAX's option for these fusions leaves them out. Every program that
+Penstock compiles for a CPU gets the option. If Penstock starts JAX's backends, all other programs of the process get
+the option, too, through `XLA_FLAGS`. With any other version of JAX, Penstock changes nothing.
 """
 
 import importlib
@@ -16,7 +16,7 @@ from typing import Any, Final
 from .._errors import DeviceError
 from ..telemetry import logs
 
-# Versions of jaxlib, which has the compiler. Each was tried; 0.10.1 and all before it compute the right values.
+# The versions of jaxlib, the compiler, that compute wrong values. Each was tried; 0.10.1 and earlier ones are right.
 WRONG_JAXLIBS: Final = {"0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1"}
 # Read from the environment once: "0" leaves JAX as it is.
 OPTION: Final = "PENSTOCK_AVOID_WRONG_FUSIONS"
@@ -26,14 +26,14 @@ XLA_FLAG: Final = f"--{XLA_OPTION}="
 
 @cache
 def is_switched_off() -> bool:
-    """Return whether the user wants JAX as it is.
+    """Return whether the user wants JAX with these fusions.
 
     Raises:
-        DeviceError: the option has another value than 0 or 1.
+        DeviceError: the environment variable has another value than 0 or 1.
     """
     value = os.environ.get(OPTION, "1")
     if value not in ("0", "1"):
-        raise DeviceError(f"{OPTION}={value!r} in the environment: 1, or 0 to leave JAX as it is")
+        raise DeviceError(f"{OPTION}={value!r} in the environment: write 1, or 0 to leave JAX as it is")
     return value == "0"
 
 
@@ -44,7 +44,7 @@ def is_avoided() -> bool:
 
 
 def compiler_options(platform: str) -> dict[str, str] | None:
-    """Return the options that Penstock compiles its own programs with on a platform; None for those of JAX."""
+    """Return the options with which Penstock compiles its own programs on a platform; None for JAX's defaults."""
     return {XLA_OPTION: ""} if platform == "cpu" and is_avoided() else None
 
 
@@ -60,18 +60,18 @@ class StartOfBackends:
 
     @contextmanager
     def with_flag(self) -> Generator[None]:
-        """Put the flag into `XLA_FLAGS` while the backends start; only one thread of a process may be in here."""
+        """Put the flag into `XLA_FLAGS` while the backends start. Only one thread at a time may be inside."""
         given = os.environ.get("XLA_FLAGS")
         flags = given or ""
         if self._is_over or not is_avoided() or _has_flag(flags):
             yield
             return
-        if _have_started() or (flags.strip() and not flags.lstrip().startswith("-")):  # else it names a file of flags
+        if _have_started() or (flags.strip() and not flags.lstrip().startswith("-")):  # no "-": a file with the flags
             self._is_over = True
             _warn()
             yield
             return
-        # After the flags of the user, because XLA takes the last of two.
+        # The flag comes after the flags of the user, because XLA takes the last of two equal flags.
         os.environ["XLA_FLAGS"] = flags = f"{flags} {XLA_FLAG}".lstrip()
         try:
             yield
@@ -90,7 +90,7 @@ def _has_flag(flags: str) -> bool:
 
 
 def _have_started() -> bool:
-    """Return whether backends run; JAX has no public name for this, and all versions in question have this one."""
+    """Return whether backends run. JAX has no public name for this; all affected versions have this private name."""
     bridge: Any = importlib.import_module("jax._src.xla_bridge")
     return bool(bridge.backends_are_initialized())
 

@@ -33,7 +33,7 @@ def test_a_batch_is_a_value_that_nobody_changes() -> None:
         ({"buckets": (0, 2)}, ValueError, "at least 1"),
         ({"buckets": (1, 2.0)}, ValueError, "whole numbers"),
         ({"buckets": (1, "2")}, ValueError, "whole numbers"),
-        ({"buckets": (1, 16)}, ValueError, "none of them above max_size=8"),
+        ({"buckets": (1, 16)}, ValueError, "no bucket may be above max_size=8"),
         ({"pad_axes": "tokens"}, TypeError, "a mapping"),
         ({"pad_axes": {1: 0}}, TypeError, "{1: 0}"),
         ({"pad_axes": {"x": -1}}, ValueError, "'x': -1"),

@@ -315,5 +315,5 @@ class TestAuto:
             ps.node(batch=ps.Batch("auto"))(lambda xs: xs)
         with pytest.raises(ps.OptionsError, match='or "auto" on a device node'):
             ps.Batch("large")  # type: ignore[arg-type]
-        with pytest.raises(ps.OptionsError, match="none of them above"):
+        with pytest.raises(ps.OptionsError, match="no bucket may be above"):
             devices.DeviceBatch("auto", buckets=(1, 8))

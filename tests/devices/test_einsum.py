@@ -92,7 +92,7 @@ def test_what_is_read_twice_is_computed_once() -> None:
 @pytest.mark.parametrize(
     ("subscripts", "operands", "message"),
     [
-        ("ij,jk->ik", 1, "it is for 2 operands, and 1 operand given"),
+        ("ij,jk->ik", 1, "the subscripts are for 2 operands, and 1 operand given"),
         ("ij;jk->ik", 2, "';' in 'ij;jk' is no index"),
         ("ij->ijk", 1, "the result has the index 'k', and no operand has it"),
         ("ij->ii", 1, "the result has the index 'i' twice"),

@@ -125,9 +125,9 @@ async def test_parameters_of_a_resource_are_placed_once_split_as_their_spec_says
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "cpu", "in_specs": P("data")}, "device='cpu' is one device: make it a DeviceMesh"),
+        ({"device": "cpu", "in_specs": P("data")}, "device='cpu' is one device: pass a DeviceMesh as device="),
         ({"device": "cpu", "out_specs": P()}, "which split arrays over a mesh"),
-        ({"in_specs": (P("data"),)}, r"has 1 specs, and there are 2 parameters: x, w\. Give one for each"),
+        ({"in_specs": (P("data"),)}, r"has 1 specs, and there are 2 parameters: x, w\. Give a spec for each"),
         ({"in_specs": {"y": P("data")}}, "has 'y', which is no parameter of it; it has x, w"),
         ({"in_specs": P("rows")}, "the mesh has no axis 'rows'; it has data, model"),
         ({"out_specs": P("rows")}, "the spec of the result is .* no axis 'rows'"),
@@ -146,7 +146,7 @@ def test_specs_that_do_not_fit_are_refused_when_the_node_is_decorated(options: d
         (
             P(None, "data"),
             None,
-            r"node 'product', argument 'x' has 6 elements along axis 1, .* over 4 .* Pad them to 8",
+            r"node 'product', argument 'x' has 6 elements along axis 1, .* over 4 .* Pad the axis to 8",
         ),
         ({"w": P("data")}, None, r"argument 'w' has 6 elements along axis 0, shape \(6, 4\), and its spec P\('data'\)"),
         ({"x": P(None, None, "data")}, None, r"argument 'x' has 2 axes, .* has 3: give it one entry for each"),

@@ -355,7 +355,7 @@ async def test_nodes_stay_apart_where_a_region_would_take_nothing_with_rows() ->
     assert names(of_nothing) == ["next_one", "next_one"]
     assert names(with_rows) == ["scaled → moved"]
     assert report_of(of_shared).notes == (
-        "scaled → moved is not one program: no argument of it would have a row for each call",
+        "scaled → moved is not one program: no argument would have a row for each call",
     )
     for call in (of_shared(table), of_resource(), with_rows(np.float32(2), table)):
         np.testing.assert_array_equal(await engine.run(call), [0, 3, 6])

@@ -206,7 +206,7 @@ def test_results_are_read_only_views_of_one_array() -> None:
 def test_a_result_without_rows_is_refused(shape: tuple[int, ...]) -> None:
     stacker = stacker_of("x")
     stacked = stacker.stack([item_of(stacker, 1.0)] * 3, 4)
-    with pytest.raises(ValueError, match=rf"node 'embed'.*{re.escape(str(shape))}.*of 4 items"):
+    with pytest.raises(ValueError, match=rf"node 'embed'.*{re.escape(str(shape))}.*which has 4 rows"):
         split((np.zeros(4), np.zeros(shape)), stacked, "embed")
 
 

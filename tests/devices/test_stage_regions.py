@@ -150,7 +150,7 @@ async def test_what_one_stage_builds_goes_to_the_next_as_it_is() -> None:
         (lambda x: x >> doubled >> ps.device_node(device="cpu", pure=False, name="impure")(jnp.sin), "pure=False"),
         (
             lambda x: ps.map_each(lambda two: tanh(two[0]), ps.map_each(lambda y: (doubled(y), y), x)),
-            "a part of what is made up of several values",
+            "a part of a result that the stage before builds of several values",
         ),
     ],
 )
@@ -178,7 +178,7 @@ async def test_a_stage_does_not_wait_for_what_only_a_later_one_takes() -> None:
         return ps.map_each(lambda x: scaled(x, factor), first)
 
     assert joined(feed) == []
-    assert report_of(feed).notes[0].endswith("it waits for more: the stages before it run meanwhile")
+    assert report_of(feed).notes[0].endswith("it waits for more steps: the stages before it run meanwhile")
 
 
 LARGE = {3: 7.0, 4: 12.0}

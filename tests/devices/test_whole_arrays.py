@@ -139,10 +139,13 @@ async def test_wrong_rows_and_options_are_refused() -> None:
     with pytest.raises(TypeError, match="has 3 parameters: x, w, scale"):
         encode.vmap((0, 0, 0, 0))
     for size in (None, 4):
-        rows = r"score.vmap.*: x \(13, 5\) along axis 0, w \(5, 3\) along axis 0; give .* None for it in in_axes="
+        rows = r"score.vmap.*: x \(13, 5\) along axis 0, w \(5, 3\) along axis 0; give all .* write None in in_axes="
         with pytest.raises(ValueError, match=rows):
             await run(encode.vmap(batch_size=size), X, W)
-        with pytest.raises(ValueError, match=r"score.vmap.*'x' has no axis 2: its shape is \(13, 5\); in_axes="):
+        with pytest.raises(
+            ValueError,
+            match=r"score.vmap.*'x' has no axis 2: its shape is \(13, 5\); to give all of it",
+        ):
             await run(encode.vmap((2, None), batch_size=size), X, W)
         with pytest.raises(ValueError, match=r"score.vmap.*different numbers of rows: none"):
             await run(encode.vmap((None, None), batch_size=size), X, W)

@@ -164,7 +164,7 @@ print(check.passed, "Unset " in str(check.error), told())
 @of_wrong_ones
 def test_an_option_that_is_neither_0_nor_1_is_refused() -> None:
     found = printed("print(devices.status().backend_error)", "counts-as-wrong", **{OPTION: "off"})
-    assert found == f"{OPTION}='off' in the environment: 1, or 0 to leave JAX as it is"
+    assert found == f"{OPTION}='off' in the environment: write 1, or 0 to leave JAX as it is"
 
 
 @pytest.mark.skipif(IS_WRONG, reason="this one is")
