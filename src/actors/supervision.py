@@ -1,4 +1,4 @@
-"""Supervision: which stateful nodes of a scope are restarted when one of them exits, decided as in Erlang/OTP."""
+"""Supervision: which stateful nodes of a scope are restarted when one node exits, decided as in Erlang/OTP."""
 
 import asyncio
 from collections import deque
@@ -18,14 +18,14 @@ from .tasks import start_task
 # which exits restart which children, and the restart intensity. The pause before a restart is an addition.
 
 Strategy = Literal["one_for_one", "one_for_all", "rest_for_one"]
-"""The values of `strategy=`: which others are restarted with a stateful node that has crashed."""
+"""The values of `strategy=`: which other stateful nodes are restarted together with a crashed one."""
 
 RestartMode = Literal["permanent", "transient", "temporary"]
-"""The values of `restart=`: after which exits a stateful node is restarted."""
+"""The values of `restart=`: the exits after which a stateful node is restarted."""
 
 ExitKind = Literal["normal", "shutdown", "crash"]
 
-# The first pause is short for a person who waits, and long for a peer that has just reset a connection.
+# The first pause is short for a waiting person, and long for a peer that has just reset a connection.
 FIRST_PAUSE_SECONDS = 0.05
 # The sum of all pauses within the window stays below this: callers wait meanwhile, with deadlines of some seconds.
 MAX_PAUSES_SECONDS = 1.0
@@ -39,9 +39,9 @@ class SupervisorFlags:
     """How a supervisor restarts its children; the names are those of OTP.
 
     Args:
-        strategy: which children a restart takes along: none ("one_for_one"), all ("one_for_all"), or those started
-            after the one that exited ("rest_for_one").
-        max_restarts: how many restarts may happen within `within_seconds`; one more escalates.
+        strategy: which other children are restarted with a child that exited: none ("one_for_one"), all
+            ("one_for_all"), or the children that were started after it ("rest_for_one").
+        max_restarts: how many restarts may happen within `within_seconds`; a further restart escalates.
         within_seconds: the window, in seconds.
 
     Raises:
@@ -58,7 +58,7 @@ class SupervisorFlags:
     def pause_seconds(self, restart: int) -> float:
         """Return how long to wait before restart number `restart` of the window, counted from 1.
 
-        The pause doubles up to a bound, which keeps `max_restarts` pauses together shorter than the window and than one
+        The pause doubles up to a bound, which keeps the sum of `max_restarts` pauses below the window and below one
         second. Otherwise the pauses alone would keep a child that always crashes below the restart intensity for ever.
         """
         longest = min(MAX_PAUSES_SECONDS, self.within_seconds) / (self.max_restarts + 1)
@@ -112,7 +112,7 @@ Decision = LetEnd | Restart | Escalate
 
 @dataclass
 class SupervisorState:
-    """Decides which children of one supervisor are restarted. Children are numbers, in start order.
+    """Decides which children of one supervisor are restarted. Children are numbers, in the order of their start.
 
     Args:
         flags: strategy and restart intensity.
@@ -120,7 +120,7 @@ class SupervisorState:
     Attributes:
         running: the children that run.
         awaited: the children that will be started again.
-        escalated: whether the supervisor has given up; it then makes no more decisions.
+        escalated: whether the supervisor has given up, and makes no more decisions.
     """
 
     flags: SupervisorFlags
@@ -132,7 +132,7 @@ class SupervisorState:
     _restarts: deque[float] = field(default_factory=deque[float])
 
     def add(self, mode: RestartMode) -> int:
-        """Add a child that has just been started, as the last in start order; return its number."""
+        """Add a child that has just been started, as the last child in start order; return its number."""
         child = self._next
         self._next += 1
         self._modes[child] = mode
@@ -157,11 +157,11 @@ class SupervisorState:
 
         Args:
             child: the child.
-            kind: how it ended: "normal" and "shutdown" are regular ends, "crash" is not.
+            kind: how the child ended: "normal" and "shutdown" are regular ends, "crash" is not.
             now_seconds: the time, of any monotonic clock.
 
         Returns:
-            The decision; None if the child was not known to run, e.g. because it is being stopped.
+            The decision; None if the child is not running, for instance because it is being stopped.
         """
         if child not in self.running or self.escalated:
             return None
@@ -171,11 +171,11 @@ class SupervisorState:
             del self._modes[child]
             return LetEnd(child)
         if mode == "transient" and kind != "crash":
-            return LetEnd(child)  # but it stays a child: a restart of all children starts it again
+            return LetEnd(child)  # the child stays known: a restart of all children starts it again
         return self._restart(child, now_seconds)
 
     def start_failed(self, child: int, now_seconds: float) -> Decision | None:
-        """Decide what to do about a child that did not start again: that counts as one more restart, in any mode."""
+        """Decide what to do about a child that did not start again. This counts as a further restart, in any mode."""
         return None if self.escalated else self._restart(child, now_seconds)
 
     def _restart(self, origin: int, now_seconds: float) -> Decision:
@@ -210,17 +210,17 @@ class SupervisorState:
 class Child:
     """A child that a supervisor can restart: an `Instance` or a `LoopInstance` of the engine.
 
-    It calls `Supervisor.exited` itself when it has crashed or ended.
+    A child calls `Supervisor.exited` itself when it has crashed or ended.
 
     Args:
-        name: the name of its node.
-        restart: after which exits it is restarted.
+        name: the name of the node.
+        restart: the restart mode.
         supervisor: the supervisor.
 
     Attributes:
-        name: the name of its node.
-        restart: after which exits it is restarted.
-        restarts: how often it was restarted.
+        name: the name of the node.
+        restart: the restart mode.
+        restarts: how often the child was restarted.
     """
 
     def __init__(self, name: str, restart: RestartMode, supervisor: "Supervisor") -> None:
@@ -231,31 +231,31 @@ class Child:
 
     @property
     def state(self) -> ActorState:
-        """Whether it runs, or will run again, as its supervisor knows it."""
+        """Whether the child runs, or will run again, as its supervisor knows it."""
         return self._supervisor.state_of(self)
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it has ended and is not restarted, so that further attempts would fail."""
+        """Whether the child has ended and is not restarted, so that further attempts would fail."""
         raise NotImplementedError
 
     def hold(self) -> None:
-        """Have new items wait, in order, because the child is about to be stopped."""
+        """Let new items wait, in order: the child is about to be stopped."""
 
     def resume(self) -> None:
-        """Let waiting items in, because the child has been started."""
+        """Let waiting items in: the child has been started."""
 
     def abandon(self, cause: BaseException | None, why: str | None = None) -> None:
-        """Fail all items, waiting and new, with `ActorStopped`, because the child is not restarted.
+        """Fail all items, waiting and new, with `ActorStopped`: the child is not restarted.
 
         Args:
-            cause: the exception that ended it.
-            why: the reason, for the error; None if it has ended by itself.
+            cause: the exception that ended the child.
+            why: the reason, for the error; None if the child has ended by itself.
         """
         raise NotImplementedError
 
     async def stop(self, cause: BaseException | None) -> None:
-        """End the items in flight with `ActorRestarted` from `cause`, and leave the instance; nothing if it is down.
+        """End the items in flight with `ActorRestarted` from `cause`, and leave the instance. No effect if it is down.
 
         Raises:
             Exception: the instance could not be left.
@@ -263,7 +263,7 @@ class Child:
         raise NotImplementedError
 
     async def close(self) -> None:
-        """Leave the instance at the end of the scope; nothing if it is down.
+        """Leave the instance at the end of the scope. No effect if it is down.
 
         Raises:
             Exception: the instance could not be left.
@@ -287,8 +287,8 @@ class Supervisor:
 
     Args:
         flags: strategy and restart intensity.
-        on_escalation: called soon after the last crash, when the supervisor gives up; the scope has to be closed then.
-            It gets a function that makes the error, given the name of the run, stream or deployment that failed.
+        on_escalation: called soon after the last crash, when the supervisor gives up; then the scope has to be closed.
+            The argument is a function that makes the error from the name of the run, stream or deployment that failed.
     """
 
     def __init__(self, flags: SupervisorFlags, on_escalation: Escalation) -> None:
@@ -302,10 +302,10 @@ class Supervisor:
         self._starting: set[int] = set()
         self._early_exits: dict[int, tuple[ExitKind, BaseException | None]] = {}
         self._closed = False
-        self._context = copy_context()  # restarts run in the context of the scope, not in that of an item
+        self._context = copy_context()  # restarts run in the context of the scope, not in the context of an item
 
     def add(self, child: Child) -> None:
-        """Supervise a child that has just been started, as the last in start order."""
+        """Supervise a child that has just been started, as the last child in start order."""
         self._children[self._state.add(child.restart)] = child
 
     def state_of(self, child: Child) -> ActorState:
@@ -315,15 +315,15 @@ class Supervisor:
         return "stopped" if self._closed and state == "restarting" else state
 
     def exited(self, child: Child, kind: ExitKind, cause: BaseException | None) -> None:
-        """Take the report of a child that has crashed or ended; it may be asked to stop or restart at once, or later.
+        """Take the report of a child that has crashed or ended. The child may have to stop or restart, now or later.
 
         Args:
             child: the child.
-            kind: how it ended.
-            cause: the exception that it raised.
+            kind: how the child ended.
+            cause: the exception that the child raised.
         """
         number = self._number_of(child)
-        if number is None or self._closed:  # at the end of the scope, it is stopped anyway
+        if number is None or self._closed:  # at the end of the scope, the child is stopped anyway
             return
         if number in self._starting:
             self._early_exits[number] = kind, cause
@@ -331,15 +331,15 @@ class Supervisor:
         self._obey(self._state.exited(number, kind, asyncio.get_running_loop().time()), cause)
 
     def give_up(self, child: Child, cause: BaseException) -> None:
-        """Fail the scope, because a child has ended that cannot be started again."""
+        """Fail the scope: a child has ended that cannot be started again."""
         number = self._number_of(child)
         if number is None or self._closed or self._state.escalated:
             return
         self._state.escalated = True
-        self._give_up(number, f"ended by itself, and has no restart_on= by which to restart it: {cause!r}", cause)
+        self._give_up(number, f"ended by itself, and has no restart_on=, which would restart it: {cause!r}", cause)
 
     async def close(self) -> None:
-        """Stop all children, the last started first, also if stopping one raises.
+        """Stop all children, the last started first, even if stopping a child raises.
 
         Raises:
             Exception: the error of the first child that could not be stopped.
@@ -354,7 +354,7 @@ class Supervisor:
             number, child = next(reversed(self._children.items()))
             try:
                 await child.close()
-            except BaseException as error:  # noqa: BLE001 - raised below, after the others are stopped
+            except BaseException as error:  # noqa: BLE001 - raised below, after all children are stopped
                 errors.append(error)
             del self._children[number]
         self._on_escalation = _ignore  # breaks a cycle: the function may hold this supervisor
@@ -387,7 +387,7 @@ class Supervisor:
                 "actor.stopped", node=removed.name, restart=removed.restart, after=origin.name, error=repr(cause)
             )  # fmt: skip
         # Children that are restarted alone do not wait for each other. Otherwise there is one restart at a time, and a
-        # later one covers all that an earlier one has not started yet.
+        # later restart covers all children that an earlier restart has not started yet.
         lane = decision.origin if self.flags.strategy == "one_for_one" else -1
         earlier = self._restarts.get(lane)
         if earlier is not None:
@@ -450,7 +450,7 @@ class Supervisor:
         return task
 
     def _ended(self, task: "asyncio.Task[None]", origin: int, restarting: "_Restarting | None") -> None:
-        """Give up if a task has died that should have restarted or stopped children: they would stay down for ever."""
+        """Give up if a task that restarts or stops children has died: the children would stay down for ever."""
         self._tasks.discard(task)
         gave_way = restarting is not None and restarting.gives_way
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
@@ -477,7 +477,8 @@ class _Restarting:
     """A restart under way.
 
     Attributes:
-        has_stopped: whether it has stopped its children, and now waits or starts them; only then may it be cancelled.
+        has_stopped: whether the children are stopped, and the restart waits or starts them; only then may the task be
+            cancelled.
         gives_way: whether a later restart, or the end of the scope, has taken over.
     """
 
@@ -491,7 +492,7 @@ class _Restarting:
         self.task: asyncio.Task[None] | None = None
 
     def give_way(self) -> None:
-        """Have it start no more children."""
+        """Start no more children in this restart."""
         self.gives_way = True
         if self.has_stopped and self.task is not None:
             self.task.cancel()

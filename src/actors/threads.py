@@ -18,7 +18,7 @@ from .._errors import EngineClosedError, with_cause
 
 
 class Pool(Protocol):
-    """A part of an Engine that is closed with it, such as connections to workers."""
+    """A part of an Engine that is closed with the Engine, such as connections to workers."""
 
     async def aclose(self) -> None:
         """End the pool, and wait until its threads and tasks have ended."""
@@ -31,7 +31,7 @@ class LoopMailbox:
     """Calls functions on an event loop, for threads.
 
     `call_soon_threadsafe` wakes the loop once per call, which costs 6 us on asyncio. Here calls gather in a deque, and
-    each wake-up of the loop makes all of them, in the order in which they were posted.
+    each wake-up of the loop makes all gathered calls, in the order in which they were posted.
 
     Args:
         loop: the event loop on which the functions are called.
@@ -48,7 +48,7 @@ class LoopMailbox:
         return len(self._calls)
 
     def post(self, callback: Callable[..., None], *args: Any) -> bool:
-        """Have `callback(*args)` called on the loop; from any thread. Returns False if the loop is closed."""
+        """Call `callback(*args)` on the loop; from any thread. Returns False if the loop is closed."""
         self._calls.append((callback, args))
         if self._armed:
             return True
@@ -56,7 +56,7 @@ class LoopMailbox:
         return self._wake()
 
     def empty(self) -> None:
-        """Make the calls that wait here now; only called on the loop's thread."""
+        """Make all calls that wait now; only called on the loop's thread."""
         # Disarmed before the calls are made: a call that is posted meanwhile is made here, or arms the next wake-up.
         self._armed = False
         calls = self._calls
@@ -64,13 +64,13 @@ class LoopMailbox:
             # Only as many calls as wait at the beginning. Each call may give a thread new work, whose result may be
             # posted before this loop ends: the event loop would do nothing else until the threads have no work left.
             for _ in range(len(calls)):
-                if not calls:  # a callback has emptied it
+                if not calls:  # a callback has emptied the deque
                     break
                 callback, args = calls.popleft()
                 callback(*args)
-                del callback, args  # the result that they hold must not live until the next call
+                del callback, args  # the result in them must not live until the next call
         finally:
-            if calls and not self._armed:  # a callback raised: the others must still be called
+            if calls and not self._armed:  # a callback raised: the other callbacks must still be called
                 self._armed = True
                 self._wake()
 
@@ -84,12 +84,13 @@ class LoopMailbox:
         return True
 
 
-# What owns threads that are no daemons: a daemon thread inside native code (JAX) while the interpreter ends aborts the
-# process. Others keep the interpreter waiting, so they are ended before. A process that was forked has none of them.
+# Owners of threads that are not daemons. A daemon thread inside native code (JAX) aborts the process if the interpreter
+# ends meanwhile. Other threads keep the interpreter waiting, so they are ended first. A forked process has no threads
+# of its parent.
 
 
 class ThreadOwner(ABC):
-    """Owns threads, which end with it, at the latest before the interpreter does."""
+    """Owns threads, which end with their owner, at the latest before the interpreter ends."""
 
     def __init__(self) -> None:
         _owners.add(self)
@@ -107,7 +108,7 @@ class ThreadOwner(ABC):
 
     @abstractmethod
     def begin_without_threads(self) -> None:
-        """Set this object to have no threads and no work: in a forked process, the threads of its parent do not run."""
+        """Forget all threads and all work: in a forked process, the threads of its parent do not run."""
 
 
 _owners: "weakref.WeakSet[ThreadOwner]" = weakref.WeakSet()
@@ -126,9 +127,9 @@ def _forget_threads_of_parent() -> None:
         owner.begin_without_threads()
 
 
-# Called when the main thread has ended, before the interpreter waits for the others: `atexit` comes after that wait, so
-# threads that were not closed would hold the interpreter for ever. `concurrent.futures` uses this hook for the same
-# reason; there is no public one.
+# Called when the main thread has ended, before the interpreter waits for other threads. `atexit` comes after that wait,
+# so threads that were not closed would hold the interpreter for ever. `concurrent.futures` uses this hook for the same
+# reason; there is no public hook.
 threading._register_atexit(_end_all)  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 os.register_at_fork(after_in_child=_forget_threads_of_parent)
 
@@ -136,12 +137,12 @@ os.register_at_fork(after_in_child=_forget_threads_of_parent)
 # Threads that run blocking handlers for one event loop.
 #
 # `asyncio.to_thread` wakes the loop once per result, and waits for the loop before a thread gets its next job:
-# 0.1 ms and more. Here jobs queue ahead of the threads, those of a node with few places in slots, and results come
-# back through a mailbox that wakes the loop once per burst.
+# 0.1 ms and more. Here jobs queue ahead of the threads; jobs of a node with few places wait in slots. Results come back
+# through a mailbox that wakes the loop once per burst.
 
 # Jobs ahead of the threads give a node with jobs of 1 ms and one or two places 12 % more items a second. A node whose
-# jobs take longer than this on average has none ahead: they would save 2 % at most, and would begin before items of a
-# higher priority that come later.
+# jobs take longer than this on average has no jobs ahead: these would save 2 % at most, and would begin before later
+# items of a higher priority.
 _SHORT_SECONDS = 0.005
 
 P = ParamSpec("P")
@@ -160,12 +161,12 @@ _Job: TypeAlias = tuple[
 
 
 def recent_mean(mean_seconds: float | None, latest_seconds: float) -> float:
-    """Return the mean time of jobs after one more, which counts an eighth; None stands for no job before."""
+    """Return the mean time of jobs after a further job, which counts an eighth. None: there was no job before."""
     return latest_seconds if mean_seconds is None else mean_seconds + (latest_seconds - mean_seconds) / 8
 
 
 class ThreadSlots:
-    """The jobs of a node of which only so many may run at a time; the next ones wait here, and a thread takes them.
+    """The jobs of a node with a limit of jobs at a time. Further jobs wait here, and a thread takes them.
 
     Args:
         limit: how many jobs may run at a time.
@@ -184,15 +185,15 @@ class ThreadSlots:
 
     @property
     def is_short(self) -> bool:
-        """Whether its jobs are so short that a thread should not wait for the loop between two of them."""
+        """Whether the jobs are so short that a thread should not wait for the loop between two jobs."""
         return self._mean_seconds is not None and self._mean_seconds <= _SHORT_SECONDS
 
     def took(self, seconds: float) -> None:
-        """Count a job; in the thread that has run it."""
+        """Count a job; called in the thread that has run the job."""
         self._mean_seconds = recent_mean(self._mean_seconds, seconds)
 
     def take(self) -> "_Job | None":
-        """Take the next job that waits, if there is one; from any thread."""
+        """Take the next job that waits; None if no job waits. Callable from any thread."""
         try:
             return self.waiting.popleft()
         except IndexError:
@@ -207,7 +208,7 @@ class ThreadPoolStatistics:
         threads: threads started and not yet ended.
         idle: threads that wait for a job.
         busy: threads that run a job.
-        queued: jobs that no thread has taken yet, cancelled ones included.
+        queued: jobs that no thread has taken yet, including cancelled jobs.
         completed: jobs whose result or error reached its future.
         discarded: jobs that ran, but whose result was dropped, because the future was cancelled or the loop closed.
     """
@@ -222,13 +223,13 @@ class ThreadPoolStatistics:
 
 @dataclass(frozen=True, slots=True)
 class ProcessPoolStatistics:
-    """A snapshot of the pool of worker processes: how many processes and calls it has now, and what it has run.
+    """A snapshot of the pool of worker processes: its processes and calls now, and the calls that it has run.
 
     Attributes:
         workers: processes started and not yet found dead.
         idle: processes that wait for a call.
         busy: processes that start, or run a call.
-        queued: calls that no process has begun: that wait for one, or that one has ahead.
+        queued: calls that no process has begun: they wait for a process, or were sent ahead.
         completed: calls that came back, with a result or an error.
         died: processes that ended by themselves, busy or idle.
         killed: processes killed because their call was cancelled, or the pool closed.
@@ -246,8 +247,8 @@ class ProcessPoolStatistics:
 class ThreadPool(ThreadOwner):
     """Runs blocking functions in at most `max_threads` threads, for the event loop of the first `submit`.
 
-    Threads start on demand, when a job comes in and none is idle. Except for `statistics`, methods are called on the
-    loop's thread.
+    Threads start on demand, when a job comes in and no thread is idle. Except for `statistics`, methods are called on
+    the loop's thread.
     """
 
     def __init__(self, max_threads: int, *, name: str = "penstock") -> None:
@@ -270,12 +271,12 @@ class ThreadPool(ThreadOwner):
         self._all_ended = asyncio.Event()
         self._completed = 0
         self._discarded = 0
-        self._slots: set[ThreadSlots] = set()  # those in which jobs may wait
+        self._slots: set[ThreadSlots] = set()  # the slots in which jobs may wait
         self.begin_without_threads()
         super().__init__()
 
     def begin_without_threads(self) -> None:
-        """Have no thread and no job, from the beginning, or in a process that was forked."""
+        """Reset to no thread and no job, at the beginning, or in a forked process."""
         for slots in self._slots:
             slots.waiting.clear()
         self._slots = set()
@@ -301,14 +302,14 @@ class ThreadPool(ThreadOwner):
         Args:
             context: the context that the job runs in; a fresh copy, since a context cannot be entered twice at a time.
             on_returned: called on the loop once the job has returned or was skipped, also when the future was
-                cancelled before: only then is its thread free again.
+                cancelled before: only then is the thread free again.
             fn: the blocking function.
-            *args: its positional arguments.
-            **kwargs: its keyword arguments.
+            *args: the positional arguments.
+            **kwargs: the keyword arguments.
 
         Returns:
-            A future of the result. Every exception of the job reaches it, KeyboardInterrupt and SystemExit included;
-            StopIteration, which a future refuses, as the cause of a RuntimeError.
+            A future of the result. Every exception of the job reaches the future, also KeyboardInterrupt and
+            SystemExit. A future refuses StopIteration, so this becomes the cause of a RuntimeError.
 
         Raises:
             EngineClosedError: the pool was closed.
@@ -324,7 +325,7 @@ class ThreadPool(ThreadOwner):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> "asyncio.Future[R]":
-        """Run a function as `submit` does, once the slots allow it."""
+        """Run a function like `submit`, once the slots allow a further job."""
         if self._closed:
             raise EngineClosedError("this thread pool was closed; it belongs to an Engine that has ended")
         loop = self._loop
@@ -352,23 +353,23 @@ class ThreadPool(ThreadOwner):
 
     @property
     def has_queued_jobs(self) -> bool:
-        """Whether a job waits for a thread; also from a job."""
+        """Whether a job waits for a thread; callable from a job as well."""
         return not self._jobs.empty()
 
     def post(self, callback: Callable[..., None], *args: Any) -> None:
-        """Have `callback(*args)` called on the loop, before the job that calls this has returned there."""
+        """Call `callback(*args)` on the loop, before the result of the job that calls this arrives there."""
         assert self._mailbox is not None
         self._mailbox.post(callback, *args)
 
     def statistics(self) -> ThreadPoolStatistics:
-        """Return a snapshot; taken from another thread it may be torn by one job."""
+        """Return a snapshot. From another thread, its numbers may differ by one job."""
         threads, queued = len(self._threads), self._jobs.qsize() if not self._closed else 0
         busy = min(max(self._unsettled - self._need_no_thread() - queued, 0), threads)
         queued += self._wait_in_slots()
         return ThreadPoolStatistics(threads, threads - busy, busy, queued, self._completed, self._discarded)
 
     def close_nowait(self) -> None:
-        """Refuse new jobs, cancel those that have not started, and let each thread end after its running job.
+        """Refuse new jobs, cancel jobs that have not started, and let each thread end after its running job.
 
         For an event loop that is about to be closed. `aclose` does the same and waits for the threads.
         """
@@ -384,7 +385,7 @@ class ThreadPool(ThreadOwner):
             self._settle(None, None, None, on_returned, None)
 
     async def aclose(self) -> None:
-        """Do what `close_nowait` does, then wait until every running job has returned and its thread has ended."""
+        """Like `close_nowait`, and wait until every running job has returned and every thread has ended."""
         self.close_nowait()
         if self._threads:
             await self._all_ended.wait()
@@ -435,17 +436,17 @@ class ThreadPool(ThreadOwner):
                 began = perf_counter()
                 try:
                     value = context.run(fn, *args, **kwargs)
-                except BaseException as error:  # noqa: BLE001 - every error of a job is its caller's, not this thread's
+                except BaseException as error:  # noqa: BLE001 - every error of a job goes to its caller, not to this thread
                     failure = travelling(error)
                 if slots is not None:
                     slots.took(perf_counter() - began)
-            # The place in the slots goes to its next job, or back to the loop; while other nodes wait for a thread, the
-            # loop has the next job wait behind them.
+            # The place in the slots goes to the next job of the node, or back to the loop. While other nodes wait for a
+            # thread, the loop puts the next job behind them.
             following = None if slots is None or not jobs.empty() else slots.take()
             left = slots if following is None else None
             is_received = post(settle, None if is_skipped else future, value, failure, on_returned, left)
             self._discarded += not (is_received or is_skipped)
-            # An idle thread holds no item: drop everything of the job before waiting for the next.
+            # An idle thread must not hold an item: drop everything of the job before waiting for the next job.
             del job, future, context, fn, args, kwargs, on_returned, slots, left, value, failure
         post(self._thread_ended, threading.current_thread())
 
@@ -457,9 +458,9 @@ class ThreadPool(ThreadOwner):
         on_returned: OnReturned | None,
         slots: ThreadSlots | None,
     ) -> None:
-        """Settle the future of a job with its result or error; on the loop. For a skipped job, `future` is None.
+        """Settle the future of a job with its result or error, on the loop. For a skipped job, `future` is None.
 
-        If the job has left a place free in its slots, the slots are given.
+        `slots` is given if the job has left a place free in its slots.
         """
         self._unsettled -= 1
         if slots is not None:
@@ -490,21 +491,22 @@ class ThreadPool(ThreadOwner):
         return sum(len(slots.waiting) for slots in tuple(self._slots)) if self._slots else 0
 
     def _thread_ended(self, thread: threading.Thread) -> None:
-        thread.join()  # it has nothing left to do but return
+        thread.join()  # the thread only has to return
         self._threads.discard(thread)
         if not self._threads:
             self._all_ended.set()
 
 
-# How a worker process is called, and how it ends if its main script runs an engine again; no program ends with it.
+# The name of a worker process, and its exit status if its main script runs an engine again; no program uses this
+# status.
 WORKER_NAME = "penstock-worker"
 RUNS_SCRIPT_AGAIN = 87
 
 
 def end_worker_in_script() -> None:
-    """End this process at once if it is a worker that still imports the main script: it would do all of it again.
+    """End this process at once if it is a worker that still imports the main script: the script would run again.
 
-    multiprocessing marks such a process, to refuse that it starts further ones.
+    multiprocessing marks such a process, to refuse that the process starts further processes.
     """
     processes = sys.modules.get("multiprocessing.process")  # without importing it: few programs have worker processes
     process = None if processes is None else processes.current_process()
@@ -513,7 +515,7 @@ def end_worker_in_script() -> None:
 
 
 def end_with_loop(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None, None]:
-    """Have `close()` awaited when the running loop is shut down; return what the owner keeps until then."""
+    """Await `close()` when the running loop is shut down. Return an object that the owner keeps until then."""
     guard = _closing(close)
     # The first step of an async generator registers it with the loop, and the loop closes it at its shutdown. That is
     # the only documented hook for the end of a loop that all loops and runners have.
@@ -532,13 +534,13 @@ async def _closing(close: Callable[[], Awaitable[None]]) -> AsyncGenerator[None,
 
 
 class ThreadShare:
-    """The threads of an Engine that one run, stream or deployment may have busy at a time, over all of its call sites.
+    """The threads of an Engine that one run, stream or deployment may keep busy at a time, over all its call sites.
 
     Args:
-        limit: how many, at least 1.
+        limit: how many threads, at least 1.
 
     Attributes:
-        limit: the same.
+        limit: how many threads.
     """
 
     def __init__(self, limit: int) -> None:
@@ -548,7 +550,7 @@ class ThreadShare:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether something waits for one of these threads; from any thread."""
+        """Whether a handler waits for one of these threads; callable from any thread."""
         return self._waiting > 0
 
     async def take(self) -> None:
@@ -565,7 +567,7 @@ class ThreadShare:
 
 
 def travelling(error: BaseException) -> BaseException:
-    """Return the form of `error` that a future accepts, its traceback beginning in the job and not in the pool."""
+    """Return the form of `error` that a future accepts, with a traceback that begins in the job, not in the pool."""
     if error.__traceback__ is not None:
         # Not by `error.with_traceback`, which the class of an exception may override with a method that raises: the
         # future would never be settled, and its caller would wait for ever.

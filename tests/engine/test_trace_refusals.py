@@ -54,7 +54,7 @@ REFUSED: list[tuple[str, list[str], list[str]]] = [
     ("next()", NODE, ["next(v)"]),
     ("backwards", NODE, ["reversed(v)"]),
     ("text", NODE, ["str(v)", "f'{v}'", "f'{v:>10}'", "'%s' % v", "'{}'.format(v)", "print(v)"]),
-    ("dict key", ["key by something that is known"], [
+    ("dict key", ["take a key that is known"], [
         "{v}", "{v: 1}", "hash(v)", "functools.lru_cache(lambda value: value)(v)",
     ]),
     ("calling it", ["inside a node"], ["v()"]),

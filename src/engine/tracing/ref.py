@@ -1,4 +1,4 @@
-"""Ref: a symbolic value, which stands for an unknown value while a graph is traced; how it is located and found."""
+"""Ref: a symbolic value, which stands for an unknown value while a graph is traced; and the search for hidden Refs."""
 
 import functools
 import linecache
@@ -41,10 +41,10 @@ def call_location() -> str:
 
 
 def is_statement(traced: Callable[..., Any]) -> bool:
-    """Whether the value of the expression of user code that led here is dropped: it is a statement of its own.
+    """Whether the expression of user code that led here is a statement of its own, so that its value is dropped.
 
-    A value that a function returns at once is the value of the call of that function; so is one that a comprehension
-    puts into its list. What the traced function itself returns is its result, which is not dropped.
+    A value that a function returns at once is the value of the call of that function. The same holds for a value that
+    a comprehension puts into its list. The result of the traced function itself is not dropped.
     """
     code = getattr(traced, "__code__", None)
     frame: types.FrameType | None = sys._getframe(1)
@@ -58,13 +58,13 @@ def is_statement(traced: Callable[..., Any]) -> bool:
 
 
 def _source_of(location: str) -> str:
-    """Return the source of a "file:line", as far as there is any."""
+    """Return the source of a "file:line"; empty without a source."""
     filename, _, line = location.rpartition(":")
     return linecache.getline(filename, int(line))
 
 
 def definition_location(fn: object) -> str:
-    """Return "file:line" of the definition of a function; its repr if it has none, as a builtin."""
+    """Return "file:line" of the definition of a function; the repr of a builtin, which has no source."""
     code = getattr(getattr(fn, "__func__", fn), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code is not None else repr(fn)
 
@@ -81,7 +81,7 @@ def is_generated(frame: types.FrameType) -> bool:
 
 @cache
 def _paths(*names: str) -> tuple[str, ...]:
-    import sysconfig  # here, because it takes a while to load
+    import sysconfig  # here, because the import takes time
 
     return tuple([os.path.realpath(sysconfig.get_path(name)) + os.sep for name in names])
 
@@ -101,18 +101,18 @@ def _owner(filename: str) -> Literal["user", "installed", "library", "penstock"]
 class Ref:
     """A symbolic value: the result of a node, or a parameter, while a graph is traced.
 
-    A graph can pass it on, put it into lists, tuples, dicts and dataclasses, and take its attributes and items. Any
+    A graph can pass a Ref on, put it into lists, tuples, dicts and dataclasses, and take its attributes and items. Any
     operation that would need the value itself raises `GraphTraceError` with the remedy.
     """
 
-    # All other attributes of a Ref are attributes of the value that it stands for.
+    # All other attributes of a Ref are attributes of the unknown value.
     __slots__ = ("_penstock_annotation", "_penstock_label", "_penstock_path", "_penstock_source", "_penstock_tracer")
     _penstock_annotation: Hint | None
     _penstock_label: str
     _penstock_path: tuple[Access, ...]
     _penstock_source: int
     _penstock_tracer: "Tracer"
-    # NumPy then leaves `array + ref` to the Ref, which refuses it.
+    # Then NumPy leaves `array + ref` to the Ref, which refuses the operation.
     __array_ufunc__ = None
 
     def __init__(
@@ -127,7 +127,8 @@ class Ref:
 
     def __getattr__(self, name: str) -> "Ref":
         if name.startswith("__") and name.endswith("__"):
-            raise AttributeError(name)  # Python and libraries look up protocols so; a Ref has only those defined below
+            # Python and libraries look up protocols this way; a Ref has only the protocols below
+            raise AttributeError(name)
         return self._penstock_inside(f"{self._penstock_label}.{name}", ("attribute", name))
 
     def __getitem__(self, key: Any) -> "Ref":
@@ -162,7 +163,7 @@ class Ref:
             refuse(self, "arithmetic on it", in_a_step("value >> other", "value", "other"))
         if not hasattr(type(cast("object", following)), "__rrshift__"):
             refuse(self, f">> {following!r}", "a stream goes on in a node, a graph or a stage of penstock.data")
-        return NotImplemented  # what follows knows how it reads a stream
+        return NotImplemented  # `following` knows how it reads a stream
 
     def __call__(self, *args: Any, **kwargs: Any) -> NoReturn:
         """Refuse: a method of a value is not a node."""
@@ -196,7 +197,7 @@ class Unawaited:
 
 
 class PendingRef(Unawaited):
-    """A call of an `async def` node that is not awaited yet; it stands for the coroutine of plain Python."""
+    """A call of an `async def` node that is not awaited yet: the counterpart of the coroutine in plain Python."""
 
     __slots__ = ("_penstock_key", "_penstock_pending", "_penstock_ref")
     _penstock_key: object
@@ -207,14 +208,14 @@ class PendingRef(Unawaited):
     def __init__(self, ref: Ref, location: str, pending: dict[object, str]) -> None:
         object.__setattr__(self, "_penstock_ref", ref)
         object.__setattr__(self, "_penstock_pending", pending)
-        # Not the number of the value: several calls of a resource have the same, and it may belong to another trace.
+        # Not the number of the value: several calls of a resource share a number, and it may belong to another trace.
         object.__setattr__(self, "_penstock_key", object())
         pending[self._penstock_key] = location
 
     def __await__(self) -> Generator[Any, Any, Ref]:
         if self._penstock_pending.pop(self._penstock_key, None) is None:
             refuse(self._penstock_ref, "awaiting it twice", "await it once and keep the result in a variable")
-        yield from ()  # a generator, as __await__ must be; it never suspends
+        yield from ()  # makes this a generator, which __await__ must return; it never suspends
         tracer = self._penstock_ref._penstock_tracer
         tracer.begins(self._penstock_ref._penstock_source)
         return cast("Ref", tracer.made(self._penstock_ref))
@@ -275,14 +276,14 @@ def in_a_step(expression: str, *names: str) -> str:
 
     Args:
         expression: the operation.
-        *names: the values in it; by default the one named `value`.
+        *names: the names of the values in the operation; by default `value`.
     """
     parameters = ", ".join(names or ("value",))
     return f"do it inside a node, or in a step of one line: ps.apply(lambda {parameters}: {expression}, {parameters})"
 
 
 def _compared(expression: str) -> str:
-    return f"{in_a_step(expression, 'value', 'other')}; and branch on that with ps.cond or ps.switch"
+    return f"{in_a_step(expression, 'value', 'other')}; and branch on the result with ps.cond or ps.switch"
 
 
 _CONTEXT = "use it as a context manager inside a node"
@@ -297,7 +298,7 @@ _FORBIDDEN: dict[str, tuple[str, str]] = {
     "__str__": _TEXT,
     "__format__": _TEXT,
     "__hash__": (
-        "using it in a set or as a dict key", f"key by something that is known, or {in_a_step('{value: 1}')}"
+        "using it in a set or as a dict key", f"take a key that is known, or {in_a_step('{value: 1}')}"
     ),
     "__index__": (
         "using it as an index, a size or a number of rounds",
@@ -349,18 +350,18 @@ for _name, _what in (
     setattr(PendingRef, f"__{_name}__", _forbid(_what, ""))
 
 
-# How many objects the search looks at. A Ref that a graph has put somewhere is found early, since the search is breadth
-# first; the limit keeps large constants from making tracing slow.
+# How many objects the search examines. A Ref that a graph has put into an object is found early, since the search is
+# breadth first. The limit keeps large constants from making tracing slow.
 _MAX_OBJECTS = 1000
 _PLAIN = (type, types.ModuleType, types.CodeType, int, float, complex, str, bytes, range, type(None))
 
 
 def hidden_ref(value: object, max_objects: int = _MAX_OBJECTS) -> Ref | PendingRef | None:
-    """Return a symbolic value inside of `value`, the one at the smallest depth; None if there is none.
+    """Return the symbolic value at the smallest depth inside of `value`; None if there is no symbolic value.
 
     Args:
         value: any object.
-        max_objects: how many objects to look at before the search gives up.
+        max_objects: how many objects the search examines before it gives up.
     """
     queue: deque[object] = deque([value])
     seen: set[int] = set()
