@@ -29,26 +29,27 @@ if TYPE_CHECKING:
     from .worker import Member, Worker
 
 
-# No limit is a very large number, so that the hot path needs no branch for it; but not larger, because Python counts a
-# quarter faster below 2 ** 30.
+# "No limit" is a very large number, so that the hot path needs no branch. It is below 2 ** 30, where Python counts a
+# quarter faster.
 UNLIMITED = (1 << 30) - 1
-# How many items a node may have waiting for each worker process, besides the one that runs there.
+# How many items of a node may wait for each worker process, besides the item that runs there.
 AHEAD_ITEMS = 23
-# The queue of a group of workers before its first frame; it stays empty. It saves each call the 760 bytes of a deque.
+# The queue of a group of workers before its first frame; it stays empty. Sharing it saves each call the 760 bytes of a
+# deque.
 NOTHING_READY: "deque[tuple[NodeActor, Frame]]" = deque()
 
 
 class Limiter:
-    """The free places of a node: of one call site, or (`shared`) of all call sites under one limit.
+    """The free places of a node: for one call site, or (`shared`) for all call sites under one limit.
 
     Invariant: while a place is free, no inbox behind these places holds a frame. So a worker that finds `free > 0` may
     take a place without looking at any queue, and still no frame is overtaken.
 
-    `free` may be negative: a thread that was abandoned keeps a place, while the worker that has left it gives back its
-    own (see `take_over_limit`).
+    `free` may be negative: a thread that was abandoned keeps a place, while the worker that has left the thread gives
+    back its own place (see `take_over_limit`).
 
-    Besides its places, there may be room for items that are sent `ahead` to worker processes or threads, which have not
-    begun. In threads, `slots` let no more run than there are places.
+    Besides the places, there may be room for items that are sent `ahead` to worker processes or threads, and have not
+    begun there. In threads, `slots` run no more items than there are places.
     """
 
     __slots__ = ("ahead", "free", "limit", "nested", "shared", "slots", "waiting")
@@ -59,26 +60,26 @@ class Limiter:
         self.ahead = ahead
         self.free = limit + ahead
         self.slots: ThreadSlots | None = None  # for a node in threads with items ahead
-        # The actors whose inbox is not empty, each once; they take turns, item by item. A list, because there are few,
-        # and an empty deque takes 760 bytes, which add up in an idle deployment.
+        # The actors whose inbox is not empty, each once; they take turns, item by item. A list, because there are few
+        # actors, and an empty deque takes 760 bytes, which add up in an idle deployment.
         self.waiting: list[NodeActor] = []
         # For `refuse_if_endless`: frames that waited somewhere while a handler around them held one of these places.
         self.nested: WeakSet[Frame] | None = None
 
     @property
     def in_flight(self) -> int:
-        """How many places are taken now, without those of items ahead."""
+        """How many places are taken now, not counting items ahead."""
         return min(self.limit + self.ahead - self.free, self.limit)
 
     def look_ahead(self, items: int) -> None:
-        """Have room for so many items besides the places."""
+        """Set how many items there is room for besides the places."""
         more, self.ahead = items - self.ahead, items
         self.free += min(more, 0)
         for _ in range(more):
             self.release()
 
     def release(self) -> None:
-        """Give a place back: the next queued frame gets it, if there is one."""
+        """Give a place back: the next queued frame gets the place, if a frame waits."""
         waiting = self.waiting
         if not waiting or self.free < 0:
             self.free += 1
@@ -90,8 +91,8 @@ class Limiter:
             del waiting[0]
         elif len(waiting) > 1:
             waiting.append(waiting.pop(0))
-        # `Frame.dequeued` for a frame that waits at one actor only, and `WorkerGroup.enqueue`, written out: without
-        # these copies and that in `offer`, ten nodes that wait and have a limit take 1.06 times as long.
+        # `Frame.dequeued` for a frame that waits at one actor only, and `WorkerGroup.enqueue`, written out. Without
+        # these copies and the copy in `offer`, ten nodes that wait and have a limit take 1.06 times as long.
         if frame.further_queues:
             frame.dequeued(actor)
         else:
@@ -105,7 +106,7 @@ class Limiter:
             group.schedule_check()
 
     def take_over_limit(self) -> None:
-        """Take one more place, for a thread that runs on after its worker has left; `release` gives it back."""
+        """Take a further place, for a thread that runs on after its worker has left; `release` gives it back."""
         self.free -= 1
 
 
@@ -113,11 +114,11 @@ class Places(NamedTuple):
     """How many items a call site handles at a time.
 
     Attributes:
-        limit: how many; None without a limit.
-        ahead: how many more may be given to `Bound.run` before there is a place, so that they are there when one is
-            free.
+        limit: how many items; None without a limit.
+        ahead: how many further items `Bound.run` may get before a place is free, so that they are there when a place
+            becomes free.
         key: call sites with the same key share the places, in the whole Engine: an object that can be weakly
-            referenced, such as a node or the execution. None for places of the call site's own.
+            referenced, such as a node or the execution. None: the call site shares its places with no other.
     """
 
     limit: int | None = None
@@ -131,9 +132,9 @@ NO_LIMIT: Final = Places()
 def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
     """Fail a frame that has begun to wait for a shared place, if no place would ever become free.
 
-    That is the case if each place is held by a handler whose nested run waits in the same way: for a place here, or for
-    one of another node. A frame that begins to wait is what completes such a circle, so the check is made then, and
-    only a frame that keeps a place of the circle fails.
+    This is the case if each place is held by a handler whose nested run waits in the same way: for a place here, or for
+    a place of another node. A frame that begins to wait completes such a circle, so the check is made then. Only a
+    frame that keeps a place of the circle fails.
     """
     held = _held_around(frame)
     for limiter in held:
@@ -151,7 +152,7 @@ def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
 
 
 def _endless(first: Limiter) -> "set[Limiter]":
-    """Return the limiters of which no place would ever become free, of those that `first` waits for, and itself."""
+    """Return the limiters, among `first` and those that it waits for, whose places would never become free."""
     # For each frame inside of a handler that holds a place: these handlers, and the limiters at which the frame waits.
     inside: dict[Limiter, list[tuple[set[Member], set[Limiter]]]] = {}
     limiters = [first]
@@ -173,7 +174,7 @@ def _endless(first: Limiter) -> "set[Limiter]":
 
 
 def waits_at(frame: "Frame") -> "list[NodeActor]":
-    """Return the actors at which a frame waits: for a place or for room, or ahead of the threads."""
+    """Return the actors at which a frame waits: for a place, for room, or ahead of the threads."""
     if frame.state != "running":
         return []
     actors = frame.queues()
@@ -185,7 +186,7 @@ def waits_at(frame: "Frame") -> "list[NodeActor]":
 
 
 def _held_around(frame: "Frame") -> set[Limiter]:
-    """Return the limiters with shared places of which handlers around the frame may hold one."""
+    """Return the limiters with shared places of which handlers around the frame may hold a place."""
     callers = (inner.group.caller for inner in frame.lineage() if inner.parent is not None)
     limiters = {caller.limiter for caller in callers if caller is not None and caller.limiter.shared}
     return {limiter for limiter in limiters if _holders(frame, limiter)}
@@ -212,7 +213,7 @@ def _error(actor: "NodeActor", frame: "Frame", *, is_alone: bool) -> ReentrantCa
     awaited = "a place of the same node" if is_alone else "places of other nodes, whose handlers wait for these"
     remedy = "call the graph inside the graph instead of running it inside the node"
     if not is_alone:
-        remedy = "have all handlers use these nodes in the same order"
+        remedy = "let all handlers use these nodes in the same order"
     return ReentrantCallError(
         f"{' → '.join(chain)}: {held} held by handlers that wait, by way of a nested call, for {awaited}, which would "
         f"never end; {remedy}, move the nested call to a node without `concurrency`, or set a `concurrency` above "
@@ -224,7 +225,7 @@ def _place(actor: "NodeActor", frame: "Frame") -> str:
     return f"node {actor.name!r} of graph {frame.layout.name!r}"
 
 
-# A handler that holds the loop longer than this is reported: other items wait, and a person notices 50 ms.
+# A handler that holds the loop longer than this is reported: other items wait meanwhile, and a person notices 50 ms.
 BLOCKING_SECONDS = 0.05
 
 Values = list[Any]
@@ -236,18 +237,19 @@ _NOTHING_BOUND = Bound()
 
 
 class StepCounts:
-    """What few items of a step do, and what is noted once; a step has one of its own from the first of these on.
+    """Counts of rare events of a step, and facts that are noted once. A step gets its own object at the first event.
 
     Attributes:
         retried: how many further attempts there were.
-        in_retry: of each item that is retried: the clock of its loop, since when, and the class of its last error.
+        in_retry: for each item that is retried: the clock of its loop, the time of its first error, and the class of
+            its last error.
         failed_over: how many items the failover took over.
-        hedged: how many second attempts have begun beside a first one.
-        hedges_won: how many of these had the result that counts.
+        hedged: how many second attempts have begun beside a first attempt.
+        hedges_won: how many of these second attempts had the result that counts.
         abandoned: how many threads run on after their item has ended.
-        all_returned: is told when no such thread is left; None while nothing waits for that.
-        has_warned: whether it was logged that a handler held the event loop.
-        span_attributes: those of every execution, once one was sampled.
+        all_returned: notified when no such thread is left; None while nobody waits for this.
+        has_warned: whether a warning was logged that a handler held the event loop.
+        span_attributes: the attributes that all spans of the step share, once an execution was sampled.
     """
 
     __slots__ = (
@@ -269,12 +271,12 @@ _NOTHING_COUNTED: Final = StepCounts()
 class NodeActor:
     """A call site of a node in a scope: its function, the slots of its values, its limiter, its inbox and its counters.
 
-    Wiring makes it once for a scope. Workers then only read it, and write its counters.
+    Wiring makes each actor once for a scope. Then workers only read the actor, and write its counters.
     """
 
-    # Ownership. All fields are of the thread of the loop. Wiring writes them, and so does a profile, which wires the
-    # timing anew: `mode`, `run`, `sampler`. What runs a step writes `completed`, `failed`, `busy_seconds` and `counts`.
-    # Statistics and metrics read counters in other threads, one number at a time.
+    # Ownership. All fields belong to the thread of the loop. Wiring writes them. A profile, which changes the timing,
+    # writes `mode`, `run` and `sampler`. Executions of the step write `completed`, `failed`, `busy_seconds` and
+    # `counts`. Statistics and metrics read counters in other threads, one number at a time.
 
     __slots__ = (
         "args_of", "begin", "bound", "busy_seconds", "completed", "consumers", "counts", "ends_line", "failed", "fn",
@@ -301,21 +303,21 @@ class NodeActor:
         self.args_of: Callable[[Values], tuple[Any, ...]] = _no_args
         self.kwargs_of: Callable[[Values], dict[str, Any]] | None = None
         self.out = 0
-        self.reads: tuple[int, ...] = ()  # the slots to release when it is done
+        self.reads: tuple[int, ...] = ()  # the slots to release when the step is done
         self.consumers: tuple[NodeActor, ...] = ()
-        self.successor: NodeActor | None = None  # the only consumer, if it waits for nothing else
-        self.widens = False  # whether it, or a step behind it, has several readers
+        self.successor: NodeActor | None = None  # the only consumer, if it waits for no other step
+        self.widens = False  # whether this step, or a step behind it, has several readers
         self.line: AsyncLine | None = None  # the rest of a line of async nodes, written out as one function
-        self.ends_line = False  # whether its value is the result of the graph, and it is always the last step
+        self.ends_line = False  # whether the value is the result of the graph, and the step is always the last
         self.completed = 0
         self.failed = 0
         self.busy_seconds = 0.0
-        self.owner: Any = None  # the wiring that has made it, for what its handlers call
+        self.owner: Any = None  # the wiring that has made the actor, for nested calls of handlers
         self.sampler: ExecutionSampler | None = None  # while a profile is taken
         self.counts: StepCounts = _NOTHING_COUNTED
 
     def enter(self, frame: "Frame") -> bool:
-        """Let a frame in whose inputs are complete: it runs or is queued; return False if the inbox is full."""
+        """Let in a frame with complete inputs: it runs or is queued. Return False if the inbox is full."""
         limiter = self.limiter
         if limiter.free > 0:
             limiter.free -= 1
@@ -324,7 +326,7 @@ class NodeActor:
         return self.offer(frame)
 
     def offer(self, frame: "Frame") -> bool:
-        """Queue a frame, when no place is free; return False if the inbox is full."""
+        """Queue a frame when no place is free. Return False if the inbox is full."""
         inbox, limiter = self.inbox, self.limiter
         if not inbox.put_nowait(frame, frame.priority):
             return False
@@ -339,7 +341,7 @@ class NodeActor:
         return True
 
     def begins_to_wait(self, frame: "Frame") -> None:
-        """Look soon whether a frame that waits for a shared place, or is ahead of the threads, waits for itself."""
+        """Check soon whether a frame that waits for a shared place, or ahead of the threads, waits for itself."""
         around = frame.parent
         is_known = around is None or (around.parent is None and not around.waiters and around.waiting_inside is None)
         if frame.waiters or not is_known or frame.group.caller is not None:  # else no handler is around it
@@ -350,7 +352,7 @@ class NodeActor:
 
         Args:
             frame: the frame.
-            is_full: whether `enter` or `offer` has refused the frame just now, so that they need not be tried again.
+            is_full: whether `enter` or `offer` has just refused the frame, so that they need not be tried again.
         """
         if frame.state != "running" or (not is_full and self.enter(frame)):
             return
@@ -362,12 +364,12 @@ class NodeActor:
             raise
 
     def withdraw(self, frame: "Frame") -> None:
-        """Take a frame that has ended out of the inbox, which makes room for the next one."""
+        """Take a frame that has ended out of the inbox, which makes room for the next frame."""
         if frame.dequeued(self) and self.inbox.discard(frame, frame.priority) and not self.inbox.count:
             self.limiter.waiting.remove(self)
 
     def label(self, error: BaseException | None = None) -> str:
-        """Return the name of the node that runs now, or that raised `error`; in a chain, the name of that link."""
+        """Return the name of the node that runs now, or that raised `error`; in a chain, the name of the link."""
         if len(self.bound._links) < 2:
             return self.name
         code = self.run.__code__
@@ -404,25 +406,25 @@ class NodeActor:
         report_blocking(fn, name, self.graph, elapsed_seconds)
 
     def counted(self) -> StepCounts:
-        """Return its own counts, to write them."""
+        """Return the own counts of the actor, for writing."""
         if self.counts is _NOTHING_COUNTED:
             self.counts = StepCounts()
         return self.counts
 
     @property
     def intake(self) -> "Channel[Frame] | Mailbox[Any]":
-        """The inbox in which its items wait: its own, or that of the loop that it owns."""
+        """The inbox in which items wait: of the actor, or of the loop that the node owns."""
         own = self.bound._inbox
         return self.inbox if own is None else own
 
     @property
     def measured_seconds(self) -> float | None:
-        """How long its handlers took in total, in seconds; None if that is not measured."""
+        """How long handlers took in total, in seconds; None if not measured."""
         return None if self.is_untimed or self.bound._spans_others else self.busy_seconds
 
     @property
     def is_untimed(self) -> bool:
-        """Whether its executions are timed only while a profile is taken: timing one takes as long as a whole hop."""
+        """Whether executions are timed only while a profile is taken: timing costs as much as a whole hop."""
         return self.invoke is invoke_plain
 
     def measure(self, sampling: "Sampling | None") -> None:
@@ -443,7 +445,7 @@ class NodeActor:
         self.run = compose(self.bound._links, self, sampler)
 
     def thread_returned(self) -> None:
-        """Note that an abandoned thread has returned, and give back its place."""
+        """Note that an abandoned thread has returned, and give its place back."""
         counts = self.counts
         counts.abandoned -= 1
         self.limiter.release()
@@ -459,9 +461,9 @@ class NodeActor:
             await counts.all_returned.wait_for(lambda: not counts.abandoned)
 
     def retrying(self) -> tuple[float, str]:
-        """Return for how long its items are retried, in seconds, and after which error; 0.0 and "" if none is."""
-        for clock, since, error in list(self.counts.in_retry.values()):  # of a copy: metrics have other threads
-            return clock() - since, error  # the first has waited for longest
+        """Return for how long items are retried, in seconds, and after which error; 0.0 and "" without retries."""
+        for clock, since, error in list(self.counts.in_retry.values()):  # a copy, since metrics run in other threads
+            return clock() - since, error  # the first item has waited longest
         return 0.0, ""
 
     def statistics(self) -> ActorStatistics:
@@ -480,7 +482,7 @@ class NodeActor:
             busy_seconds=self.measured_seconds,
             inbox=self.intake.statistics(),
             state=None if instance is None else instance.state,
-            places=id(self.limiter),  # which lives as long as the actor: records of one moment are compared
+            places=id(self.limiter),  # unique while the actor lives: records of one moment are compared
             failed_over=self.counts.failed_over,
             hedged=self.counts.hedged,
             hedges_won=self.counts.hedges_won,
@@ -511,7 +513,7 @@ def report_blocking(fn: object, node: str, graph: str | None, elapsed_seconds: f
         graph=graph,
         milliseconds=round(elapsed_seconds * 1000),
         remedy='declare it @node(runs_on="thread") or runs_on="process", as a plain `def`, so that the event loop '
-        "stays free; or await, in an `async def`, what it waits for",
+        "stays free; or, in an `async def`, await instead of blocking",
     )
 
 
@@ -520,7 +522,7 @@ def _no_args(values: Values) -> tuple[Any, ...]:
 
 
 class _Unset:
-    """Stands in for a function that an actor does not have, such as `fn` of a step of control flow: it has no name."""
+    """A stand-in for a function that an actor does not have, such as `fn` of a step of control flow; without a name."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         raise NotImplementedError("an actor was run before it was wired")

@@ -25,9 +25,9 @@ class Stream(ABC, Generic[T_co, Tag_co]):
     """An async iterator of results, and an async context manager; made by `engine.stream`.
 
     The items are the results of many calls, in input order; or the values of a single call, whose graph returns an
-    `AsyncIterator`. A stream starts with `async with`, or when the first item is asked for. The end of the `async with`
-    waits until nothing of the stream is left. Without `async with`, the stream is cancelled when the object is garbage
-    collected.
+    `AsyncIterator`. A stream starts with `async with`, or when the reader asks for the first item. The end of the
+    `async with` waits until no task or thread of the stream is left. Without `async with`, the stream is cancelled when
+    the object is garbage collected.
     """
 
     def __aiter__(self) -> Self:
@@ -50,7 +50,7 @@ class Stream(ABC, Generic[T_co, Tag_co]):
         """
 
     async def outcomes(self) -> AsyncIterator[Outcome[T_co, Tag_co]]:
-        """Iterate over one `Outcome` for each item; the error of an item is in its outcome and not raised."""
+        """Iterate over one `Outcome` for each item. The error of an item is in its outcome, and is not raised."""
         while True:
             try:
                 value = await self.__anext__()
@@ -71,38 +71,38 @@ class Stream(ABC, Generic[T_co, Tag_co]):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """End the stream: cancel what is in flight, close the source, wait until nothing is left. Idempotent."""
+        """End the stream: cancel items in flight, close the source, wait until nothing is left. Idempotent."""
 
     async def drain(self, timeout_seconds: float | None = None) -> int:
-        """Take no more calls from the source, and wait until those that it has given have ended.
+        """Take no more calls from the source, and wait until the calls that it has given have ended.
 
         A source that waits for its next call is cancelled and closed. The loop of the reader goes on to the last
-        outcome, and ends as with a source that has ended. The drain does not wait for it: the reader may call this. A
-        second drain waits for the first, and `aclose` ends both.
+        outcome, and ends as after the end of a source. The drain does not wait for the reader, so the reader itself may
+        call it. A second drain waits for the first, and `aclose` ends both.
 
         Args:
-            timeout_seconds: how long to wait, in seconds; None for as long as it takes. Items that are left then end
-                with `NotFinished`, in their turn.
+            timeout_seconds: how long to wait, in seconds; None waits as long as the calls take. Items that are left
+                after this time end with `NotFinished`, in their turn.
 
         Returns:
             How many items were left.
 
         Raises:
-            OptionsError: `timeout_seconds` is neither None nor a number of seconds; or this is no stream of calls.
-            ReentrantCallError: a node of the stream calls this; it would wait for itself.
+            OptionsError: `timeout_seconds` is neither None nor a number of seconds; or this is not a stream of calls.
+            ReentrantCallError: a node of the stream calls this, and would wait for itself.
         """
         raise OptionsError("drain() is for a stream of calls, and this is one call: read it to its end, or aclose() it")
 
     async def checkpoint(self) -> None:
         """Make a snapshot now, and wait until it is written, in a stream with `checkpoint=`; on SIGTERM, for instance.
 
-        In the `async for` of the stream, what its reader has not taken yet is stored as well, and comes first after a
-        restart. Another task waits until the reader has taken it.
+        In the `async for` of the stream, values that the reader has not taken yet are stored as well, and come first
+        after a restart. Another task that calls this waits until the reader has taken these values.
 
         Raises:
             OptionsError: the stream has no `checkpoint=`.
             CheckpointError: the snapshot could not be written.
-            EngineClosedError: the stream has ended before.
+            EngineClosedError: the stream ended before.
         """
         await self._checkpoint(is_reader=True)
 
@@ -110,17 +110,17 @@ class Stream(ABC, Generic[T_co, Tag_co]):
         """Make a snapshot now.
 
         Args:
-            is_reader: whether the reader waits for it.
-            unread: the value that was taken for the reader last, if it has not got it.
+            is_reader: whether the reader itself waits for the snapshot.
+            unread: the value that was taken last for the reader, if the reader has not received it.
         """
         raise OptionsError(
-            "this stream is not saved: engine.stream(call, checkpoint=ps.Checkpoint(folder)) makes one that is"
+            "this stream is not saved: for a saved stream, write engine.stream(call, checkpoint=ps.Checkpoint(folder))"
         )
 
     @property
     @abstractmethod
     def position(self) -> int:
-        """How many items the reader has taken, including skipped ones; those before a restart, with `checkpoint=`.
+        """How many items the reader has taken, with skipped items; with `checkpoint=`, also items before a restart.
 
         With `ordered=True` this is the index of the next item: the place in the input to go on from after a restart.
         With `ordered=False` it is only a count: `outcomes()` says which items they were.
@@ -128,9 +128,9 @@ class Stream(ABC, Generic[T_co, Tag_co]):
 
     @property
     def ready(self) -> int:
-        """How many items can be read without waiting, of the values and events of a single call; otherwise 0.
+        """How many values and events of a single call can be read without waiting; 0 for a stream of calls.
 
-        So a reader that writes a file or a socket may write several at once.
+        So a reader that writes to a file or a socket may write several items at once.
         """
         return 0
 
@@ -165,7 +165,7 @@ class CallsStream(Stream[T_co, Tag_co]):
     ) -> None:
         if not hasattr(calls, "__iter__") and not hasattr(calls, "__aiter__"):
             if isinstance(calls, Graph | Node | Coroutine):
-                as_call(calls, "engine.stream")  # which names the remedy
+                as_call(calls, "engine.stream")  # raises an error with the remedy
             raise TypeError(
                 f"engine.stream takes an iterable of calls, such as (search(u) for u in urls), got {calls!r}"
             )
@@ -212,11 +212,12 @@ class CallsStream(Stream[T_co, Tag_co]):
         raise StopAsyncIteration
 
     async def outcomes(self) -> AsyncIterator[Outcome[T_co, Tag_co]]:
-        """Iterate over one `Outcome` for each item; the error of an item is in its outcome and not raised."""
+        """Iterate over one `Outcome` for each item. The error of an item is in its outcome, and is not raised."""
         pipeline = self._start()
         while not self._closed and (frame := pipeline.window.take() or await self._next()) is not None:
             error = frame.error
-            if error is not None and not isinstance(error, Exception):  # KeyboardInterrupt, SystemExit: no item's error
+            # KeyboardInterrupt or SystemExit, not the error of an item
+            if error is not None and not isinstance(error, Exception):
                 await self.aclose()
                 frame.outcome()
             else:
@@ -237,19 +238,19 @@ class CallsStream(Stream[T_co, Tag_co]):
             frame.outcome()
 
     async def aclose(self) -> None:
-        """End the stream: cancel what is in flight, close the source, wait until nothing is left. Idempotent."""
+        """End the stream: cancel items in flight, close the source, wait until nothing is left. Idempotent."""
         self._closed = True
         if self._pipeline is not None:
             await self._pipeline.aclose()
 
     async def drain(self, timeout_seconds: float | None = None) -> int:
-        """Take no more calls from the source, and wait until those that it has given have ended; see `Stream`."""
+        """Take no more calls from the source, and wait until the calls in flight have ended; see `Stream`."""
         check("timeout_seconds", timeout_seconds, TIMEOUT, "drain(")
         return 0 if self._closed else await self._start().drain(timeout_seconds)
 
     @property
     def position(self) -> int:
-        """How many items the reader has taken, including skipped ones.
+        """How many items the reader has taken, with skipped items.
 
         With `ordered=True` this is the index of the next item: the place in the input to go on from after a restart.
         With `ordered=False` it is only a count: `outcomes()` says which items they were.
@@ -295,7 +296,7 @@ class CallsStream(Stream[T_co, Tag_co]):
         return frame
 
     async def _collect(self) -> list[T_co]:
-        """Return the results that were not read yet; the reader is woken only for errors and at the end."""
+        """Return the results that were not read yet. The reader is woken only for errors and at the end."""
         results: list[T_co] = []
         window = self._start().window
         window.collected = results

@@ -1,4 +1,4 @@
-"""The decorator `node`, how a function that takes a batch becomes a node, and `apply`: a node of one line."""
+"""The decorator `node`, nodes of functions that take a batch, and `apply`: a node of one line."""
 
 import ast
 import functools
@@ -51,7 +51,7 @@ def batched_node(
         batch: how items are gathered.
         policy: the policy of the node.
         runs_on: how the function runs.
-        name: the name of the node; by default that of the function.
+        name: the name of the node; by default the name of the function.
 
     Raises:
         TypeError: the function cannot be a batched node.
@@ -67,24 +67,25 @@ def batched_node(
             "stacks arrays; use penstock.Batch here"
         )
     if batch.max_size == "auto":
-        raise TypeError(f'node {label!r} has Batch("auto"), which is for device nodes alone: pass a number of items')
+        raise TypeError(f'node {label!r} has Batch("auto"), which is only for device nodes: pass a number of items')
     _check_takes_a_list(fn, label)
     execution = as_execution(runs_on)
     if not execution._takes_batches:
         raise TypeError(f"node {label!r} has batch=, which does not apply to runs_on={execution.name!r}; leave out one")
-    Node(fn, policy, name=label, runs_on=execution)  # refuses what does not fit
+    Node(fn, policy, name=label, runs_on=execution)  # refuses options that do not fit
 
-    # `concurrency` counts batches, so the batcher obeys it; items that wait for a batch need no place of the node. Its
-    # inbox holds a whole batch: else the last items of one would wait for room until the first have been taken.
+    # `concurrency` counts batches, so the batcher obeys it. Items that wait for a batch need no place of the node. The
+    # inbox of the node holds a whole batch: else the last items of a batch would wait for room until the first are
+    # taken.
     capacity = policy.capacity or max(DEFAULT_CAPACITY, batch.max_size)
     one_item: Any = _of_one_item(fn, label)
-    one_item._penstock_of_list = fn  # what a worker process calls
+    one_item._penstock_of_list = fn  # the function that a worker process calls
     gathered = InBatches(execution, fn, batch, policy.concurrency)
     return Node(one_item, replace(policy, concurrency=None, capacity=capacity), name=label, runs_on=gathered)
 
 
 def _check_takes_a_list(fn: Callable[..., Any], name: str) -> None:
-    """Refuse a function that needs something beside the list; a method needs its instance as well."""
+    """Refuse a function that needs arguments besides the list; a method may need its instance as well."""
     try:
         parameters = signature_of(fn).parameters
     except (TypeError, ValueError):  # some builtins have no signature
@@ -95,13 +96,13 @@ def _check_takes_a_list(fn: Callable[..., Any], name: str) -> None:
     if not parameters or len(needed) > 1 + is_method:
         raise TypeError(
             f"node {name!r} has batch=, so its function takes one list of items, and it takes "
-            f"({', '.join(parameters)}): make a tuple of what belongs to one item, such as "
-            "the value of a resource; for what all items share, make the node a method of an object that has it"
+            f"({', '.join(parameters)}): make a tuple of the values of one item, such as "
+            "the value of a resource; for values that all items share, make the node a method of an object"
         )
 
 
 def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that handles one item as a batch of one; graphs read its signature and annotations."""
+    """Return a function that handles one item as a batch of one item; graphs read its signature and annotations."""
 
     @functools.wraps(fn)
     async def handle(*args: Any) -> Any:
@@ -113,7 +114,7 @@ def _of_one_item(fn: Callable[..., Any], name: str) -> Callable[..., Any]:
             raise result
         return result
 
-    del handle.__wrapped__  # `inspect.signature` would follow it to the parameters of the batch
+    del handle.__wrapped__  # `inspect.signature` would follow `__wrapped__` to the parameters of the batch
     with suppress(TypeError, ValueError):  # some builtins have no signature
         signature, hints = signature_of(fn), hints_of(fn)
         *before, items = signature.parameters.values()
@@ -247,19 +248,19 @@ def node(
         name: the name of the node in drawings, traces and errors; default: the name of the function.
         concurrency: how many items the node handles at a time, per Engine. Default: as many as come for an `async def`,
             within `max_workers`; the size of the pool for a thread or process node; 1 for a plain `def` and for a
-            stateful node; an actor that owns its loop takes what its inbox holds. With `batch`: how many batches are
+            stateful node; an actor that owns its loop takes all items in its inbox. With `batch`: how many batches are
             handled at a time; default 1.
-        capacity: how many items the inbox of the node holds in a pipeline; 16 by default, or `concurrency`, or the
-            size of a batch, if that is more. Of a node that gives a stream: how many values its stream holds; 16 by
-            default.
-        inbox_capacity: for a `StreamActor`: how many items its inbox holds; 16 by default.
+        capacity: how many items the inbox of the node holds in a pipeline. The default is the largest of 16,
+            `concurrency` and the size of a batch. For a node that gives a stream: how many values the stream holds; 16
+            by default.
+        inbox_capacity: for a `StreamActor`: how many items the inbox holds; 16 by default.
         max_bytes: how many bytes the inbox holds, counted for values that know their size (`nbytes`, `bytes`, `str`).
         runs_on: where a plain `def` runs: "loop", "thread" or "process"; or a `penstock.extension.Execution`, which may
-            take other functions as well. A class whose `__call__` is a plain `def` may
-            say "process" as well: each worker process makes an instance of its own for each run, stream or deployment,
-            enters it with `__enter__`, and leaves it with `__exit__`. It is for what is slow to make, and not for
-            state: a worker that dies or is killed takes its instance along.
-        timeout_seconds: how long one attempt may take, in seconds; in a worker process, from when it begins there.
+            take other functions as well. A class whose `__call__` is a plain `def` may also say "process": each worker
+            process makes its own instance for each run, stream or deployment, enters it with `__enter__`, and leaves it
+            with `__exit__`. Use this for objects that are slow to make, and not for state: a worker that dies or is
+            killed takes its instance along.
+        timeout_seconds: how long one attempt may take, in seconds; in a worker process, from its beginning there.
         retry: which failures are worth another attempt.
         fallback: a function of the exception, called once after the last attempt has failed; its result becomes the
             result of the node.
@@ -269,39 +270,40 @@ def node(
             graph are merged.
         effectful: states that the node is called for its effect, so that a call stays in the graph although its result
             has a name and is not read. A call that is a statement of its own stays anyway. With True, effects keep the
-            order of the source: a call begins after all steps before it have ended, and the steps after it begin after
-            it has. "unordered" leaves the order open, for nodes that only emit events, or whose effects may overlap.
-        restart: for a class: after which exits a new instance replaces the old one: "permanent" after all exits,
+            order of the source: a call begins after all steps before it have ended, and the steps after the call begin
+            after it has ended. "unordered" leaves the order open, for nodes that only emit events, or whose effects may
+            overlap.
+        restart: for a class: the exits after which a new instance replaces the old one: "permanent" after all exits,
             "transient" after crashes, "temporary" never.
-        restart_on: for a class: the exceptions of `__call__` that mean that the instance is broken, which counts as a
-            crash. Any other exception is the error of its item and nothing else.
+        restart_on: for a class: the exceptions of `__call__` after which the instance is broken, which counts as a
+            crash. Any other exception only fails its item.
         shutdown_seconds: for an actor that owns its loop: for how many seconds the loop may go on when its scope ends
             and no more work comes, before it is cancelled. 5 by default; 0 cancels it at once.
-        model: the name of the model that the node calls, if it does nothing else that takes long. Its spans then have
+        model: the name of the model that the node calls, if the call takes nearly all time of the node. Then spans have
             the attributes that OpenTelemetry defines for model calls, with the tokens in `usage` of the result.
-        ordered: for a class: its instance takes the items of `engine.stream(calls)`, or of a `map_each`, in input
+        ordered: for a class: the instance takes the items of `engine.stream(calls)`, or of a `map_each`, in input
             order, even after nodes where items overtake each other. An item that ends before it reaches the node gives
             up its turn.
         failover: another node, with the same parameters and result, which takes over after the last attempt has failed.
-            It is a branch of the graph, with a policy and places of its own. With `fallback` as well, that gets the
-            failover's error. A node that gives a stream is taken over only before its first value.
-        hedge: begins a second attempt beside one that takes long, of a stream beside one whose first value does; see
-            `penstock.Hedge`. Not for classes, batches and effectful nodes.
+            The failover is a branch of the graph, with its own policy and places. A `fallback` gets the error of the
+            failover then. A node that gives a stream is taken over only before its first value.
+        hedge: begins a second attempt beside a slow attempt; for a stream, beside an attempt whose first value is slow;
+            see `penstock.Hedge`. Not for classes, batches and effectful nodes.
         cache: keeps results for equal calls; see `penstock.Cache`. Not for classes, streams and effectful nodes.
-        stateless: states that it keeps nothing between two items or values that `checkpoint=` has to save; of a node
-            with `batch=`, that results up to rounding will do.
-        discard: a function of a result, such as `httpx.Response.aclose`, called once, and awaited if it returns an
-            awaitable, for a result that no step has begun to read and no caller has got: of a hedge that lost, of an
-            item that has ended between two nodes. It keeps a place of the node until it has ended; its error is logged.
-            Results that a cache keeps are never discarded. Not for batches and streams.
+        stateless: states that the node keeps no state between two items or values that `checkpoint=` has to save; for a
+            node with `batch=`, that results up to rounding are enough.
+        discard: a function of a result, such as `httpx.Response.aclose`, called once for each result that no step has
+            begun to read and no caller has got: the result of a hedge that lost, or of an item that ended between two
+            nodes. An awaitable that it returns is awaited. The function keeps a place of the node until it has ended;
+            its error is logged. Results that a cache keeps are never discarded. Not for batches and streams.
 
     Returns:
         A `Node`; a class stays a class, and calls of its instances become steps.
 
     Raises:
         OptionsError: an option is unknown, or does not accept its value.
-        TypeError: the function cannot be a node as asked, e.g. an `async def` with runs_on="thread"; or it is passed
-            together with options.
+        TypeError: the function cannot be a node with these options, such as an `async def` with runs_on="thread"; or
+            the function is passed together with options.
     """
     given: dict[str, Any] = {**options, "batch": batch, "failover": failover}
     refuse_unknown(given, _DEFAULTS, "@ps.node")
@@ -317,8 +319,7 @@ def node(
             raise TypeError(f"{target.name!r} is a node already; use {target.name}.with_policy(...) for a copy")
         if isinstance(target, Graph):
             raise TypeError(
-                f"{target.name!r} is a graph already; another graph calls it as it is, and the policies are those of "
-                "its nodes"
+                f"{target.name!r} is a graph already; another graph calls it directly, and policies belong to its nodes"
             )
         if is_stateful(target) and not isinstance(target, type):
             raise TypeError(f"{target!r} is an instance of a node already: @ps.node goes on its class")
@@ -332,7 +333,7 @@ def node(
         if policy.inbox_capacity is not None and (kind is None or StreamActor not in kind.__mro__):
             raise TypeError(
                 f"node {label!r} has inbox_capacity=, which is for classes derived from ps.StreamActor; write "
-                "capacity=, which bounds its inbox, or its stream if it gives one"
+                "capacity=, which bounds the inbox, or the stream of a node that gives a stream"
             )
         if policy.ordered and not _may_be_ordered(target):
             raise TypeError(
@@ -360,16 +361,17 @@ def _may_be_ordered(target: object) -> bool:
 def apply(fn: Callable[[Unpack[Ts]], R], /, *args: *Ts) -> R:
     """Call a function of one line in a graph, as a step: `ps.apply(lambda a, b: f"Judge {a} against {b}", a, b)`.
 
-    The step runs the function on the event loop, so it should not take long; an `async def` is awaited. Its name is
-    the source of the lambda, shortened in the middle, or the name of the function. To give it a policy, make it a node.
+    The step runs the function on the event loop, so the function should be short; an `async def` is awaited. The name
+    of the step is the source of the lambda, shortened in the middle, or the name of the function. For a policy, make
+    the function a node.
 
     Args:
-        fn: the function, most often a lambda. What it needs of other steps goes in as an argument: a lambda cannot see
-            such values from outside.
-        *args: its arguments, results of other steps or values.
+        fn: the function, most often a lambda. Pass results of other steps as arguments: a lambda cannot see such values
+            from outside.
+        *args: the arguments: results of other steps, or values.
 
     Returns:
-        What the function returns. Outside of a graph, it is just called.
+        The result of the function. Outside of a graph, the function is simply called.
 
     Raises:
         TypeError: `fn` is not a function.
@@ -377,7 +379,7 @@ def apply(fn: Callable[[Unpack[Ts]], R], /, *args: *Ts) -> R:
     """
     if isinstance(fn, Node | Graph | Ref | PendingRef) or is_stateful(fn) or not callable(fn):
         remedy = (
-            "call it as it is"
+            "call it directly"
             if isinstance(fn, Node | Graph) or is_stateful(fn)
             else ("for a method, write ps.apply(lambda value: value.method(), value)")
         )
@@ -390,8 +392,8 @@ def apply(fn: Callable[[Unpack[Ts]], R], /, *args: *Ts) -> R:
     return fn(*args)
 
 
-# The node of each place in the source, by the id of its code. A graph is traced again and again, and its nodes stay the
-# same: the trace holds them. A node keeps its function alive, so the id belongs to that code as long as it is here.
+# The node of each place in the source, by the id of its code. A graph may be traced again, and its nodes stay the same:
+# the trace holds them. A node keeps its function alive, so the id belongs to this code as long as the node is here.
 _of_one_line: WeakValueDictionary[int, Node[..., Any]] = WeakValueDictionary()
 
 
@@ -408,7 +410,7 @@ def _node_of_one_line(fn: Callable[..., Any]) -> Node[..., Any]:
 
 
 def _with_values_of_now(fn: Any) -> Any:
-    """Return a lambda with a closure of its own: a loop in the graph may go on to change a variable in it."""
+    """Return a lambda with a copy of its closure: a loop in the graph may later change a variable in the closure."""
     if not isinstance(fn, types.FunctionType) or fn.__name__ != "<lambda>" or not fn.__closure__:
         return fn
     cells = tuple([types.CellType(cell.cell_contents) if cell != types.CellType() else cell for cell in fn.__closure__])
@@ -418,7 +420,7 @@ def _with_values_of_now(fn: Any) -> Any:
 
 
 def _values_of(fn: Any) -> object:
-    """Return what distinguishes two functions with the same code: the objects in closure and defaults."""
+    """Return the ids of the objects in closure and defaults, which tell functions with the same code apart."""
     if not isinstance(fn, types.FunctionType):
         return id(fn)
     values = (*closure_values(fn), *(fn.__defaults__ or ()), *(fn.__kwdefaults__ or {}).values())

@@ -1,4 +1,4 @@
-"""Detached calls of a deployment, which go on without a reader, and `DetachedStream`, which a reader of one holds."""
+"""Detached calls of a deployment, which go on without a reader, and `DetachedStream`, which a reader holds."""
 
 import asyncio
 import time
@@ -17,22 +17,22 @@ from .statistics import StreamStatistics
 if TYPE_CHECKING:
     from ..saving.durable import Durable
 
-# Events and values of a key that wait for readers to come: 1,000 of 1 kB for each of 1,000 keys are 1 GB.
+# How many events and values of a key wait for later readers: 1,000 of 1 kB for each of 1,000 keys are 1 GB.
 KEPT: Final = 1000
-# Ended calls whose events are still there for a reader that has lost its connection just before.
+# How many ended calls keep their events, for readers that lost their connection shortly before.
 _ENDED: Final = 100
 
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
-_Place: TypeAlias = "tuple[Durable, str]"  # where a key is kept, and the key
+_Place: TypeAlias = "tuple[Durable, str]"  # the store of a key, and the key
 
 
 @dataclass(frozen=True)
 class Missed:
-    """What a reader of a detached call gets first if events and values behind its number are not kept any more.
+    """The first item for a reader of a detached call, if events and values after its number are no longer kept.
 
     Attributes:
-        count: how many; None if that is not known, because the number is that of another process.
+        count: how many events and values are missed; None if unknown, because the number comes from another process.
         kind: "missed"; events have "event", and values "value".
     """
 
@@ -44,30 +44,30 @@ class EventLog:
     """The last events and values of a key in this process, and the outcome of its present call.
 
     Args:
-        before: the log of its last call in this process, which this one goes on with; None if there is none.
+        before: the log of the last call of the key in this process, which this log continues; None without one.
 
     Attributes:
-        items: the events and values, by their numbers, which follow each other.
-        first: the number before that of the first one that there was.
-        last: the number of the last one.
+        items: the events and values, by consecutive numbers.
+        first: the number before the first event or value that there was.
+        last: the number of the last event or value.
         gives_values: whether the graph gives a stream.
-        changed: notified at each of them, and at the end.
+        changed: notified at each event and value, and at the end.
         outcome: the outcome of the call.
-        stream: what the call itself is read from; None if there is no call in this process.
+        stream: the stream of the call itself; None if the call is not in this process.
     """
 
     def __init__(self, before: "EventLog | None" = None) -> None:
         self.items: dict[int, Any] = {} if before is None else dict(before.items)
-        # Numbers grow in the next process as well, so that one of this process is none there.
+        # Numbers grow from process to process, so that a number of this process is never used in the next one.
         self.first: int = int(time.time() * 1e6) if before is None else before.first
         self.last: int = self.first if before is None else before.last
         self.gives_values: bool = before is not None and before.gives_values
         self.changed = Condition()
         self.outcome: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
-        self.stream: Any = None  # an `EventStream`, whose file knows this one
+        self.stream: Any = None  # an `EventStream`, whose file imports this file
 
     async def record(self, stream: Any) -> Any:
-        """Read a call to its end, whatever readers do; return its result."""
+        """Read a call to its end, independently of readers; return the result of the call."""
         async with stream:
             async for item in stream:
                 self.last += 1
@@ -86,11 +86,11 @@ class DetachedCalls:
 
     def __init__(self, changed: Condition) -> None:
         self.running: dict[_Place, EventLog] = {}
-        self.ended: dict[_Place, EventLog] = {}  # without their calls and outcomes; those that ended last come last
+        self.ended: dict[_Place, EventLog] = {}  # logs without calls and outcomes; calls that ended last come last
         self._changed = changed
 
     def begin(self, place: _Place, stream: Stream[Any]) -> EventLog:
-        """Begin a call, which goes on whatever becomes of the caller.
+        """Begin a call, which goes on even if the caller ends.
 
         Raises:
             KeyInUse: a detached call has the key.
@@ -101,7 +101,7 @@ class DetachedCalls:
         log = EventLog(self.ended.get(place))
         log.stream = events = cast("Any", stream)
         log.gives_values = events.gives_values
-        # The call belongs to no item of the caller, and ends with none.
+        # The call belongs to no item of the caller, and ends with no item.
         context = copy_context()
         context.run(source.set, None)
         loop = context.run(events._start).loop
@@ -111,11 +111,11 @@ class DetachedCalls:
         return log
 
     def find(self, key: str) -> EventLog | None:
-        """Return the log of the call that has a key; None if there is none."""
+        """Return the log of the call that has a key; None without such a call."""
         return next((log for (_, other), log in self.running.items() if other == key), None)
 
     async def end(self, make_error: Callable[[], PenstockError]) -> None:
-        """End those calls that have not begun, and wait until all have ended; the others were ended before."""
+        """End the calls that have not begun, and wait until all calls have ended; begun calls were ended before."""
         for log in self.running.values():
             assert log.stream is not None
             call = log.stream._start()
@@ -127,7 +127,7 @@ class DetachedCalls:
 
     def _ended(self, place: _Place, log: EventLog) -> None:
         if not log.outcome.cancelled():
-            log.outcome.exception()  # marks it as retrieved: there may be no reader
+            log.outcome.exception()  # mark the error as retrieved: there may be no reader
         del self.running[place]
         self.ended.pop(place, None)
         self.ended[place] = EventLog(log)
@@ -138,18 +138,18 @@ class DetachedCalls:
 
 
 class DetachedStream(Stream[T_co], Generic[T_co, R]):
-    """The events and values of a detached call for one of its readers, and its result.
+    """The events, values and result of a detached call, for one reader.
 
-    Made by `service.stream(call, detached=True, ...)` and `service.attach(key)`. It may end, or be dropped, at any
-    time: the call goes on. It holds nothing back: a reader that is too slow, or has come too late, gets a `Missed` in
-    the place of what is not kept any more. The error of a call comes after the events before it.
+    Made by `service.stream(call, detached=True, ...)` and `service.attach(key)`. The stream may end, or be dropped, at
+    any time: the call goes on. The stream does not slow the call: a reader that is too slow or too late gets a `Missed`
+    in the place of events and values that are no longer kept. The error of a call comes after the events before it.
 
     Attributes:
-        number: the number of what was read last, which `service.attach(key, after=number)` goes on from. Numbers of a
-            key grow, over calls and processes.
+        number: the number of the event or value that was read last; `service.attach(key, after=number)` goes on from
+            there. Numbers of a key grow, across calls and processes.
     """
 
-    # Made with more than the reader sees: the log, or what finds it; the class of its events, and its number.
+    # Arguments: the log, or a function that finds the log; the class of the events; and the number to go on from.
     def __init__(
         self, log: EventLog | None, find: Callable[[], Awaitable[EventLog]] | None, events: type[Any], after: int
     ) -> None:
@@ -169,7 +169,8 @@ class DetachedStream(Stream[T_co], Generic[T_co, R]):
         """Return the next event or value, or a `Missed`.
 
         Raises:
-            Exception: the error of the call, or why there is none, as for `service.attach`; the stream is closed then.
+            Exception: the error of the call; or, without a call, the errors of `service.attach`. Then the stream is
+                closed.
         """
         log = self._log or await self._found()
         while not self._closed:
@@ -185,13 +186,13 @@ class DetachedStream(Stream[T_co], Generic[T_co, R]):
         raise StopAsyncIteration
 
     async def result(self) -> R:
-        """Wait for the result of the call; what was not read stays unread.
+        """Wait for the result of the call; unread events stay unread.
 
         Returns:
             The result of the graph.
 
         Raises:
-            Exception: the error of the call, or why there is none, as for `service.attach`.
+            Exception: the error of the call; or, without a call, the errors of `service.attach`.
             PlanError: the graph gives a stream, whose values are read here as well.
         """
         log = self._log or await self._found()
@@ -205,7 +206,7 @@ class DetachedStream(Stream[T_co], Generic[T_co, R]):
         """Wait for the first event or value without taking it; for a server, before it sends its headers.
 
         Raises:
-            Exception: the error of the call before that.
+            Exception: the error of the call before its first event or value.
         """
         log, number = self._log or await self._found(), self.number
         while self._next(log) is None:
@@ -227,7 +228,7 @@ class DetachedStream(Stream[T_co], Generic[T_co, R]):
         return self._position
 
     def statistics(self) -> StreamStatistics:
-        """Return a snapshot of the counters of the call, which is zero if that is none of this process."""
+        """Return a snapshot of the counters of the call; all zero if the call is not in this process."""
         stream = None if self._log is None else self._log.stream
         found: StreamStatistics = StreamStatistics(0, 0, 0, 0, 0, 0, ()) if stream is None else stream.statistics()
         return found
@@ -241,7 +242,7 @@ class DetachedStream(Stream[T_co], Generic[T_co, R]):
         return self._log
 
     def _next(self, log: EventLog) -> T_co | None:
-        """Return what comes next; None if there is nothing yet."""
+        """Return the next event, value or `Missed`; None if there is nothing yet."""
         before = log.last - len(log.items)
         if not before <= self.number <= log.last:
             is_known = self.number == 0 or log.first <= self.number <= log.last
@@ -258,7 +259,7 @@ class DetachedStream(Stream[T_co], Generic[T_co, R]):
 
 
 def _result(log: EventLog) -> Any:
-    """Return the result of a call that has ended; each reader gets an error object of its own."""
+    """Return the result of a call that has ended; each reader gets its own copy of an error."""
     if log.outcome.cancelled():
         raise NodeCancelledError("the task of this detached call was cancelled")
     error = log.outcome.exception()

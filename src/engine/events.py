@@ -1,4 +1,4 @@
-"""Events out of a graph: `emit`, which nodes call, and the buffer from which the reader of the call takes them."""
+"""Events out of a graph: `emit`, which nodes call, and the buffer from which the reader of the call takes events."""
 
 import asyncio
 import concurrent.futures
@@ -28,16 +28,16 @@ E_co = TypeVar("E_co", covariant=True)
 T_co = TypeVar("T_co", covariant=True)
 
 
-# Not frozen, because that takes as long as all else that is done for an event.
+# Not frozen, because freezing would double the cost of an event.
 @dataclass(slots=True)
 class Event(Generic[E_co]):
     """A value that a node has handed to the reader of its call, with `penstock.emit`.
 
     Attributes:
         value: the value.
-        node: the name of the node, as drawn.
+        node: the name of the node, as in drawings.
         item: the index of the item in its `map_each` or loop, from 0.
-        attempt: the number of the attempt, from 1. What an attempt has emitted before it failed is not taken back.
+        attempt: the number of the attempt, from 1. Events of an attempt that fails later are not taken back.
         kind: "event"; the values of a stream that is read together with its events have "value".
     """
 
@@ -45,13 +45,13 @@ class Event(Generic[E_co]):
     node: str
     item: int
     attempt: int
-    _after: int = field(default=0, repr=False, compare=False)  # how many values the graph had given by then
+    _after: int = field(default=0, repr=False, compare=False)  # how many values the graph had given before the event
     kind: ClassVar[Literal["event"]] = "event"
 
 
 @dataclass(frozen=True, slots=True)
 class Value(Generic[T_co]):
-    """A value of the stream that a graph returns, where events are read together with it.
+    """A value of the stream that a graph returns, in a stream that also has events.
 
     Attributes:
         value: the value.
@@ -62,19 +62,19 @@ class Value(Generic[T_co]):
     kind: ClassVar[Literal["value"]] = "value"
 
 
-# What an emitter waits with while there is no room: of asyncio on the loop, of `concurrent.futures` in a thread.
+# The future with which an emitter waits for room: of asyncio on the loop, of `concurrent.futures` in a thread.
 _Turn: TypeAlias = "asyncio.Future[None] | concurrent.futures.Future[None]"
 
 
 class EventBuffer(StreamBuffer[Event[Any]]):
-    """The events of one call: a stream buffer that several nodes fill. Those that find no room wait in line.
+    """The events of one call: a stream buffer that several nodes fill. Nodes that find no room wait in line.
 
     Args:
-        wanted: the class of the events that are read; others are dropped.
-        capacity: the most events that it holds.
+        wanted: the class of the events that are read; other events are dropped.
+        capacity: the most events that the buffer holds.
 
     Attributes:
-        values: the buffer of the stream that the graph returns; None before that is open, or if there is none.
+        values: the buffer of the stream that the graph returns; None before the stream is open, or without a stream.
         thread: the thread of the loop, by its `get_ident`.
     """
 
@@ -84,7 +84,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         super().__init__(capacity)
         self.values: StreamBuffer[Any] | None = None
         self.thread = get_ident()
-        self._kept: WeakValueDictionary[int, Any] | None = None  # by their ids, the arrays in events
+        self._kept: WeakValueDictionary[int, Any] | None = None  # the arrays in events, by their ids
         self._wanted = wanted
         self._restored_end = 0  # the position behind the events of a snapshot
         self._waiters: deque[tuple[Event[Any], Cancellable, _Turn]] = deque()
@@ -96,7 +96,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         return 0 if values is None else values.position + len(values.held)
 
     def add(self, value: object, frame: "Frame", actor: "NodeActor", attempt: int) -> Awaitable[None]:
-        """Add an event that a node emits for an item; to be awaited, since it may have to wait for room."""
+        """Add an event that a node emits for an item. Await the result, since the event may have to wait for room."""
         if self.ended or self.abandoned or frame.state != "running" or not isinstance(value, self._wanted):
             return _NOTHING
         if self._kept is not None:
@@ -104,7 +104,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         after = 0 if self.values is None else self._given
         event = Event(value, actor.name, frame.item, attempt, after)
         held = self.held
-        if len(held) >= self.capacity:  # so is it while others wait in line: `take` lets them in at once
+        if len(held) >= self.capacity:  # also true while other events wait in line: `take` lets these in at once
             return self._wait_turn(event, frame)
         self.put_nowait(event)
         return _NOTHING
@@ -122,7 +122,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
             turn.set_result(None)
 
     def kept(self) -> Container[int]:
-        """Return the ids of the arrays in events, which their reader may hold; noted from now on."""
+        """Return the ids of the arrays in events, which the reader may hold; arrays are noted from now on."""
         if self._kept is None:
             self._kept = WeakValueDictionary()
         return self._kept
@@ -138,7 +138,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         await turn
 
     def _let_in(self) -> None:
-        """Move events from the line into the buffer, as far as there is room and they are still wanted."""
+        """Move events from the line into the buffer, while there is room; drop events that are no longer wanted."""
         line = self._waiters
         is_over = self.ended or self.abandoned
         while line and (is_over or len(self.held) < self.capacity):
@@ -159,18 +159,18 @@ class EventBuffer(StreamBuffer[Event[Any]]):
             self.capacity = capacity
 
     def stored(self, *, only_restored: bool) -> list[Any]:
-        """Return the events that the reader has not taken, to be stored; or those of them that were stored before."""
+        """Return the events that the reader has not taken, for storing; or only those that were stored before."""
         count = max(0, self._restored_end - self.position) if only_restored else None
         return [[one.value, one.node, one.item, one.attempt, one._after] for one in islice(self.held, count)]
 
     def restore(self, stored: Iterable[Any]) -> None:
-        """Put events that were stored before those that are there."""
+        """Put stored events in front of the present events."""
         restored = [Event[Any](*one) for one in stored]
         self._restored_end = self.position + len(restored)
         self.held.extendleft(reversed(restored))
 
     def take(self) -> Event[Any]:
-        """Take the next event, and let the first in line in."""
+        """Take the next event, and let the first event in line in."""
         self.position += 1
         event = self.held.popleft()
         if self._waiters:
@@ -178,12 +178,12 @@ class EventBuffer(StreamBuffer[Event[Any]]):
         return event
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the stream, and drop what waits in line: the call has its outcome."""
+        """End the stream, and drop the events in line: the call has its outcome."""
         super().end(error)
         self._let_in()
 
     def abandon(self) -> None:
-        """Drop all events, those to come as well."""
+        """Drop all events, also later events."""
         super().abandon()
         self._let_in()
 
@@ -194,34 +194,34 @@ class EventBuffer(StreamBuffer[Event[Any]]):
 
 
 class _Nothing:
-    """What `emit` returns where there is nothing to wait for."""
+    """The awaitable that `emit` returns if nothing has to be awaited."""
 
     __slots__ = ()
 
-    # Not a function in Python: that would take as long as the whole `await` does now.
+    # Not a Python function, which would take as long as the whole `await` takes now.
     __await__ = staticmethod(cast("Callable[[], Generator[Any, Any, None]]", ().__iter__))
 
 
 _NOTHING: Final = cast("Awaitable[None]", _Nothing())
 
-# `asyncio.current_task`, which is a function in Python before 3.12. The loop is passed along, since to find out which
-# one runs takes a system call.
+# `asyncio.current_task`, which is a Python function before 3.12. The loop is passed along, since finding the running
+# loop takes a system call.
 _task_on: Callable[[asyncio.AbstractEventLoop], "asyncio.Task[Any] | None"] = (
     asyncio.current_task if sys.version_info >= (3, 12) else cast("Any", asyncio.tasks)._current_tasks.get
 )
 
-# How often a thread that waits for room looks whether its attempt has timed out, or its loop was closed.
+# How often a thread that waits for room checks whether its attempt has timed out, or its loop was closed.
 _LOOK_SECONDS: Final = 1.0
 
 
 def emit(value: object, /) -> Awaitable[None]:
     """Hand a value to the reader of the call: `await penstock.emit(value)`, inside of a node.
 
-    The node is an `async def`, with or without `yield`, that says `effectful="unordered"`; or `effectful=True`, where
-    effects have to keep their order. A `def` with `runs_on="thread"` says the same, and calls it without `await`. It
-    waits while the reader is `capacity` events behind. If the events of the call, or those of this class, are not read,
-    the value is dropped; so is one that comes after the outcome. In a thread, the end of the item raises here, and so
-    does that of an attempt which has timed out.
+    The node is an `async def`, with or without `yield`, with `effectful="unordered"`; or with `effectful=True`, where
+    effects have to keep their order. A `def` with `runs_on="thread"` needs the same option, and calls `emit` without
+    `await`. `emit` waits while the reader is `capacity` events behind. The value is dropped if no reader reads events
+    of its class, or if the call has its outcome already. In a thread, `emit` raises after the end of the item, or after
+    a timeout of the attempt.
 
     Args:
         value: the value, of any class; the reader says which class it reads.
@@ -232,7 +232,7 @@ def emit(value: object, /) -> Awaitable[None]:
     Raises:
         TypeError: the node is not `effectful`, is a plain `def` on the event loop, runs in a worker process, gets
             its items in batches, or owns its loop.
-        GraphTraceError: it was called in a graph instead of a node.
+        GraphTraceError: `emit` was called in a graph instead of a node.
         UnknownItemError: a task that a handler has started calls this, and its item is not known.
         asyncio.CancelledError: in a thread, the item or the attempt has ended.
     """
@@ -245,14 +245,14 @@ def emit(value: object, /) -> Awaitable[None]:
         return _beside(where, value)
     events: EventBuffer | None = group.events
     if events is not None and events.thread != get_ident():
-        return _beside(where, value)  # the task runs just now, while a thread that it has started is here
+        return _beside(where, value)  # the call comes from a thread that the task has started, while the task runs
     if not actor.bound._emits or is_tracing() is not None:
         _refuse(actor)
     return _NOTHING if events is None else events.add(value, frame, actor, position.attempt)
 
 
 def _outside(value: object) -> Awaitable[None]:
-    """Hand on a value of a worker somewhere else; drop it in a node that is called directly; refuse it in a process."""
+    """Pass on a value of a worker elsewhere; drop it in a node that is called directly; refuse it in a process."""
     _refuse_graph()
     if (elsewhere := emit_elsewhere()) is not None:
         return elsewhere(value)
@@ -263,11 +263,11 @@ def _outside(value: object) -> Awaitable[None]:
 
 def _beside(where: Position | Handling, value: object) -> Awaitable[None]:
     """Emit a value in a thread, or in a task that a handler has started."""
-    loop = asyncio._get_running_loop()  # it returns None where no loop runs
+    loop = asyncio._get_running_loop()  # None where no loop runs
     frame = where.frame
     events = None if frame is None else frame.group.events
     if isinstance(where, Position):
-        if events is None:  # its item is not always known, but that its call has no reader
+        if events is None:  # the call has no reader, whatever the item is
             return _NOTHING
         where = position_outside(where, "penstock.emit")
     is_in_thread = loop is None or (frame is not None and loop is not frame.group.loop)
@@ -309,12 +309,12 @@ def _refuse_graph() -> None:
     if active() is not None:
         raise GraphTraceError(
             f"{call_location()}: penstock.emit is for nodes, which run for each item; a graph is traced once, so put "
-            'it into a node with effectful="unordered"'
+            'the call into a node with effectful="unordered"'
         )
 
 
 def _refuse(actor: "NodeActor") -> None:
-    """Raise the reason why a node cannot emit; return if it can, and a graph was traced around here before."""
+    """Raise the reason why a node cannot emit. Return if the node can emit, and only a trace is active around it."""
     _refuse_graph()
     if actor.bound._emits:
         return

@@ -518,7 +518,7 @@ async def test_a_graph_may_not_emit() -> None:
         await ps.emit(1)
         return await work(1)
 
-    with pytest.raises(ps.GraphTraceError, match="a graph is traced once, so put it into a node"):
+    with pytest.raises(ps.GraphTraceError, match="a graph is traced once, so put the call into a node"):
         await engine.run(graph())
 
 

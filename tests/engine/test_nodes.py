@@ -618,7 +618,7 @@ def test_a_step_of_one_line_says_what_is_wrong() -> None:
     assert "<Ref add> in its closure" in outer
     assert "pass it as an argument" in outer
     assert "missing a required argument" in refusal(lambda: body("return ps.apply(lambda a, b: a, x)"))
-    assert "call it as it is" in refusal(lambda: body("return ps.apply(double, x)"))
+    assert "call it directly" in refusal(lambda: body("return ps.apply(double, x)"))
     assert "never awaited" in refusal(lambda: body("ps.apply(double.fn, x)", "return 1"))
     for wrong in (3, add, Shout(), ps.graph(add)):
         with pytest.raises(TypeError, match=r"ps.apply takes a function first, got"):

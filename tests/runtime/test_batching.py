@@ -148,7 +148,7 @@ async def test_an_item_that_costs_too_much_or_has_no_cost_is_refused_alone() -> 
     assert (first, last) == (1, 10)
     assert [type(error) for error in others] == [KeyError, TypeError, TypeError, ValueError, ps.NodeCancelledError]
     assert "node 'same': cost= of its Batch returned nan; return a finite number that is not negative" in str(others[1])
-    assert "node 'same' refuses an item: it costs 11, and max_cost=10 of its Batch" in str(others[3])
+    assert "node 'same' refuses an item: it costs 11, and a whole batch may cost at most max_cost=10" in str(others[3])
 
 
 async def test_an_error_of_an_item_does_not_touch_its_batch_mates() -> None:

@@ -718,7 +718,7 @@ async def test_only_numbers_are_told() -> None:
     tell = Teller()
     tell.report(total=3, mean=0.5)
     for wrong in ("3", None, np.arange(1), 10**400):
-        with pytest.raises(ps.OptionsError, match=r"report\(total=.*: a number: int\(\) or float\(\) makes one"):
+        with pytest.raises(ps.OptionsError, match=r"report\(total=.*: a number: int\(\) or float\(\) converts"):
             tell.report(total=wrong)  # type: ignore[arg-type]
 
 

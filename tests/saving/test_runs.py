@@ -372,7 +372,7 @@ async def test_keys_that_cannot_go_on_come_back_with_the_reason(job: Job, file: 
     async with engine.deploy(job.graph) as service:
         left = await service.resume_all(concurrency=1)
     assert sorted(left) == sorted(["other", *(["down"] if "down" in left else ["asks"])])
-    assert re.search("that of graph 'elsewhere', which is not part of this deployment", str(left.pop("other")))
+    assert re.search("belongs to graph 'elsewhere', which is not part of this deployment", str(left.pop("other")))
     assert [str(error) for error in left.values()] == ["the model is down"]
     assert sorted(run.state for run in await job.durable.runs()) == ["asking", "failed", "failed"]
 

@@ -31,27 +31,27 @@ else:
         return getattr(fn, "__annotations__", {}).get(name)
 
 
-Hint = Callable[[], Any]  # returns an annotation; it is resolved only when it is needed, and few ever are
+Hint = Callable[[], Any]  # returns an annotation; resolved only when needed, since few annotations are needed
 
 _STREAMS = (AsyncIterator, AsyncIterable, AsyncGenerator)
 _STREAM_TEXT = re.compile(r"[\w.]*\bAsync(Iterator|Iterable|Generator)\b")
 
 
 def unwrapped(fn: Any) -> Any:
-    """Return the function or class that a partial calls; of what is none, the object itself."""
+    """Return the function or class that a partial calls; return any other object itself."""
     while isinstance(fn, functools.partial):
         fn = cast("Any", fn).func
     return fn
 
 
 def hints_of(fn: Callable[..., Any]) -> dict[str, Any]:
-    """Return the resolved annotations of a function, by name; empty if one of them cannot be resolved."""
+    """Return the resolved annotations of a function, by name; empty if an annotation cannot be resolved."""
     return _resolved(fn if inspect.isroutine(fn) or inspect.isclass(fn) else type(fn).__call__)
 
 
 def parameters_of_body(fn: Callable[..., Any], count: int) -> list[tuple[str, Hint]]:
     """Return the names of the parameters that the body of a control-flow construct takes, with their hints."""
-    inner = inspect.unwrap(fn)  # of a node or a graph, the function
+    inner = inspect.unwrap(fn)  # the function of a node or a graph
     try:
         names = list(signature_of(fn).parameters)[:count]
     except (TypeError, ValueError):  # some builtins have no signature
@@ -61,7 +61,7 @@ def parameters_of_body(fn: Callable[..., Any], count: int) -> list[tuple[str, Hi
 
 
 def hint_of(fn: Callable[..., Any], name: str) -> Hint:
-    """Return what finds the annotation of a parameter."""
+    """Return a function that returns the annotation of a parameter."""
     return lambda: hints_of(fn).get(name)
 
 
@@ -71,7 +71,7 @@ def result_hint(fn: Callable[..., Any]) -> Any:
 
 
 def is_stream_parameter(fn: Callable[..., Any], name: str) -> bool:
-    """Whether a parameter is annotated as an async iterator; decided by the text if it cannot be resolved."""
+    """Whether a parameter is annotated as an async iterator; decided by the text if it does not resolve."""
     hints = hints_of(fn)
     if name in hints:
         return (typing.get_origin(hints[name]) or hints[name]) in _STREAMS
@@ -80,7 +80,7 @@ def is_stream_parameter(fn: Callable[..., Any], name: str) -> bool:
 
 
 def members_of(hint: Any) -> list[Any] | None:
-    """Return the member types of an annotation that gives a length: tuple[A, B] or a NamedTuple; None for others."""
+    """Return the member types of an annotation with a length: tuple[A, B] or a NamedTuple; None for others."""
     if typing.get_origin(hint) is tuple:
         members = typing.get_args(hint)
         return None if Ellipsis in members else [*members]

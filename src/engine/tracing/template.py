@@ -1,4 +1,4 @@
-"""Templates: arguments and results with symbolic values in them, and how their values are built for each frame."""
+"""Templates: arguments and results that contain symbolic values, and functions that build their values for a frame."""
 
 import dataclasses
 import sys
@@ -44,25 +44,25 @@ class Read:
 
 @dataclass(frozen=True)
 class Container:
-    """A list, tuple, dict, dataclass or registered pytree; built anew for each frame, as plain Python would."""
+    """A list, tuple, dict, dataclass or registered pytree; built again for each frame, as in plain Python."""
 
     kind: type[Any]
     rebuild: Callable[[list[Any]], Any]
     children: "tuple[Template, ...]"
-    shape: Hashable  # the keys or fields, in which containers of one type may differ
+    shape: Hashable  # the keys or fields, since containers of one type may differ in these
 
 
 Template: TypeAlias = Constant | Read | Container
 
 
 def capture(value: Any, leaf: Callable[[Any], Template], outside: Collection[Any]) -> Template:
-    """Return the template of a value that may have symbolic values in it.
+    """Return the template of a value that may contain symbolic values.
 
     Args:
         value: an argument or a result.
         leaf: returns the template of an object that is not taken apart.
-        outside: the objects that exist outside of the graph. These are passed as they are, while a list written in the
-            body of the graph is a new one for each frame, as in plain Python.
+        outside: the objects that exist outside of the graph. These are passed unchanged, while a list written in the
+            body of the graph is a new list for each frame, as in plain Python.
     """
     kind: type[Any] = type(cast("object", value))
     if kind in SCALARS:
@@ -84,7 +84,7 @@ _MUTABLE: frozenset[type[Any]] = frozenset([list, set, *_DICTS])
 
 
 def _take_apart(value: Any, kind: type[Any]) -> _Parts | None:
-    """Return the children of a container, a function that builds one like it, and its shape; None for a leaf."""
+    """Return the children of a container, a function that builds a like container, and its shape; None for a leaf."""
     if kind is list or kind is set:
         return list(value), kind, None
     if kind is tuple:
@@ -103,11 +103,11 @@ def _take_apart(value: Any, kind: type[Any]) -> _Parts | None:
 
 def _dataclass_parts(value: Any, kind: type[Any]) -> _Parts:
     names = [field.name for field in dataclasses.fields(value) if hasattr(value, field.name)]
-    # __post_init__ may have set attributes that are no fields.
+    # __post_init__ may have set attributes that are not fields.
     names += [name for name in getattr(value, "__dict__", ()) if name not in names]
 
     def rebuild(children: list[Any]) -> Any:
-        # Without __init__, which has run when the graph made the original, and may have side effects.
+        # Without __init__, which ran when the graph made the original, and may have side effects.
         made: Any = object.__new__(kind)
         for name, child in zip(names, children, strict=True):
             object.__setattr__(made, name, child)
@@ -117,7 +117,7 @@ def _dataclass_parts(value: Any, kind: type[Any]) -> _Parts:
 
 
 def _pytree_parts(value: Any) -> _Parts | None:
-    """Take a container apart that is registered with JAX, one level deep; None if JAX was not imported."""
+    """Take a container that is registered with JAX apart, one level deep; None if JAX was not imported."""
     jax: Any = sys.modules.get("jax")
     if jax is None or isinstance(value, Iterator):
         return None
@@ -155,7 +155,7 @@ def with_reads(template: Template, replaced: Callable[[Read], Template]) -> Temp
 def key(template: Template) -> Hashable:
     """Return a key that two templates share exactly if they build equal values from the same slots.
 
-    The key may be unhashable, as the structure of a pytree can be: then the template is equal to no other.
+    The key may be unhashable, like the structure of a pytree: then the template equals no other template.
     """
     if isinstance(template, Constant):
         return ("constant", exact(template.value))
@@ -165,7 +165,7 @@ def key(template: Template) -> Hashable:
 
 
 def exact(value: Any) -> Hashable:
-    """Return a key that tells values apart that are equal but different: 1, 1.0 and True, or 0.0 and -0.0."""
+    """Return a key that distinguishes equal values such as 1, 1.0 and True, or 0.0 and -0.0."""
     kind: type[Any] = type(cast("object", value))
     if kind in SCALARS:
         return kind, repr(value)
@@ -212,7 +212,7 @@ def arguments_builder(templates: tuple[Template, ...], slots: Mapping[int, int])
 def keywords_builder(
     templates: Mapping[str, Template], slots: Mapping[int, int]
 ) -> Callable[[Values], dict[str, Any]] | None:
-    """Return a function that builds the keyword arguments of a step; None if there are none."""
+    """Return a function that builds the keyword arguments of a step; None without keyword arguments."""
     if not templates:
         return None
     builders = [(name, builder(template, slots)) for name, template in templates.items()]
@@ -226,6 +226,6 @@ def is_known(template: Template, sources: Set[int]) -> bool:
 
 
 def value_of(template: Template, known: Mapping[int, Any]) -> Any:
-    """Return the value of a template; `known` has all values that it reads, by their numbers."""
+    """Return the value of a template; `known` has all values that the template reads, by their numbers."""
     slots = {source: slot for slot, source in enumerate(known)}
     return builder(template, slots)([*known.values()])
