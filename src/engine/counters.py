@@ -127,8 +127,8 @@ class Room(NamedTuple):
     Args:
         limit: how many.
         bound: what bounds them.
-        mapping: of the body of a `map_each` over lists, which may have so many for each run: the actor of that step.
-        at: "file:line" of the `map_each`; empty if the limit is a product of several.
+        mapping: of the body of a `map_each`, which may have so many for each run: the actor of that step.
+        at: "file:line" of the `map_each`.
     """
 
     limit: int
@@ -280,11 +280,7 @@ def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
         for actor, step in _steps(one).items():
             around, control = rooms[one.program.plan], step.head.callee
             if isinstance(control, Control) and control.kind == "map_each":
-                if not control.over_stream:
-                    around = Room(control.limit, "map_each", actor, step.head.location)
-                elif around is not None:
-                    at = step.head.location if around.limit == 1 else ""
-                    around = Room(control.limit * around.limit, "map_each", around.mapping, at)
+                around = Room(control.limit, "map_each", actor, step.head.location)
             rooms |= dict.fromkeys(step.run_bodies, around)
             left += step.run_bodies
     return rooms

@@ -6,7 +6,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import AsyncIterator, Generator
 from pathlib import Path
 from typing import Any
 
@@ -237,6 +237,67 @@ async def test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thre
     assert stuck["thread"] == threading.current_thread().name
     assert stuck["seconds"] >= 1
     assert any(__file__ in line and "hold" in line for line in stuck["stack"])
+
+
+# --- Limits ---
+
+
+@ps.node
+async def counted(count: int) -> AsyncIterator[int]:
+    for number in range(count):
+        yield number
+
+
+async def test_a_map_each_over_a_stream_has_its_places_and_a_stream_its_buffer(path: Path) -> None:
+    gate = Gate()
+
+    @ps.node
+    async def step(number: int) -> int:
+        return await gate.wait(number)
+
+    @ps.graph
+    async def mapped(count: int) -> AsyncIterator[int]:
+        return ps.map_each(step, counted(count), concurrency=2)
+
+    with exposed(path) as asking:
+        async with engine.deploy(mapped) as service, service.stream(mapped(100)) as results:
+            reading = asyncio.ensure_future(anext(results))
+            await gate.has(2)
+            asking.look()
+            await asyncio.sleep(0.05)  # the time that is told of
+            look = asking.look()
+            gate.open()
+            assert await reading == 0
+    nodes = {node["node"]: node for node in look["nodes"]}
+    assert (nodes["step"]["in_flight"], nodes["step"]["limit"]) == (2, 2)
+    assert nodes["step"]["busy_share"] == pytest.approx(1.0, abs=0.1)
+    assert (look["verdict"]["node"], look["verdict"]["limit"]) == ("step", "places")
+    stream = nodes["counted"]
+    assert stream["buffer_capacity"] == 16
+    assert stream["buffer_depth"] == stream["values"] - 2 > 0
+
+
+async def test_a_limit_that_steps_share_is_shown_as_shared_and_each_step_has_its_own_items(path: Path) -> None:
+    gate = Gate()
+
+    @ps.node(concurrency=3)
+    async def both(number: int) -> int:
+        return await gate.wait(number)
+
+    @ps.graph
+    async def twice(number: int) -> int:
+        return await both(await both(number))
+
+    with exposed(path) as asking:
+        async with engine.deploy(twice) as service:
+            calls = [asyncio.ensure_future(service(number)) for number in range(2)]
+            await gate.has(2)
+            first, second = asking.look()["nodes"]
+            gate.open()
+            await asyncio.gather(*calls)
+    assert (first["in_flight"], second["in_flight"]) == (2, 0)
+    assert first["limit"] == second["limit"] == 3
+    assert first["shared"] == second["shared"] == "concurrency=3, shared by both of twice, both#2 of twice"
 
 
 # --- Failures ---

@@ -11,7 +11,7 @@ CLOCKED = (
     "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
     "actors.executions", "actors.threads", "actors.worker", "engine.executions", "engine.pipeline",
     "engine.statistics", "telemetry.profiling.durations", "telemetry.profiling.watching",
-    "telemetry.profiling.recording",
+    "telemetry.profiling.recording", "telemetry.profiling.monitor", "engine.wiring",
 )  # fmt: skip
 
 
@@ -21,6 +21,7 @@ def virtual(monkeypatch: pytest.MonkeyPatch) -> Iterator[VirtualTime]:
     for module in CLOCKED:
         monkeypatch.setattr(f"penstock.{module}.perf_counter", now)
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.0)
+    monkeypatch.setattr("penstock.telemetry.profiling.monitor.thread_seconds", lambda thread: 0.0)
     # Who holds the GIL in real time says nothing here.
     monkeypatch.setattr("penstock.telemetry.profiling.watching.GilWatch._look", lambda self: (0.0, {}))
     chains._compiled.cache_clear()

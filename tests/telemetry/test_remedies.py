@@ -265,6 +265,31 @@ def test_who_follows_the_advice_finds_the_gain_that_was_predicted(virtual: Virtu
     check(before.verdict, option, line, gain)
 
 
+class Look:
+    """Stands for a profile, where a live look is taken instead."""
+
+    def __init__(self) -> None:
+        self.monitor = telemetry.Monitor()
+        self.monitor.snapshot()
+        self.lately: telemetry.Profile | None = None
+
+    def __enter__(self) -> "Look":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.lately = self.monitor.snapshot().lately
+        self.monitor.close()
+
+
+@pytest.mark.parametrize("program", programs)
+def test_a_look_names_what_a_profile_names(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch, program: str) -> None:
+    run, *_ = programs[program]
+    verdict = run(virtual).verdict
+    monkeypatch.setattr(telemetry, "profile", Look)
+    look: Any = run(virtual)
+    assert (look.lately.verdict.node, look.lately.verdict.limit) == (verdict.node, verdict.limit)
+
+
 def test_threads_bring_no_more_than_one_gil_lets_compute(virtual: VirtualTime, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.telemetry.profiling.recording.thread_time", lambda: 0.4 * virtual())
     verdict = a_blocked_loop(virtual).verdict

@@ -1,0 +1,196 @@
+"""`python -m benchmarks.looks`: what one live look a second costs a process, verdict included, pair by pair.
+
+Each round is three processes in an order that turns: nobody looks, nobody looks again (the control), and a client in a
+process of its own looks once a second, as `penstock top` does. A process runs one workload for some seconds and says
+how much processor time an item took, all of its threads included, and by how much the event loop was late at worst.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import penstock as ps
+from penstock import engine, telemetry
+
+from . import report
+from .summary import Interval, ratio
+
+LIMIT = 1.03
+LATE_LIMIT_SECONDS = 0.005
+SIDES = ("alone", "control", "looked at")
+STEPS, SCOPES, CALLERS = 300, 50, 64
+_LAG_SECONDS = 0.002
+
+
+@ps.node
+async def passing(number: int) -> int:
+    return number
+
+
+@ps.node
+async def waiting(number: int) -> int:
+    await asyncio.sleep(0)
+    return number
+
+
+@ps.node(concurrency=4)
+async def limited(number: int) -> int:
+    await asyncio.sleep(0.001)
+    return number
+
+
+@ps.graph
+async def chain(number: int) -> int:
+    for _ in range(10):
+        number = await passing(number)
+    return number
+
+
+@ps.graph
+async def waiting_chain(number: int) -> int:
+    for _ in range(10):
+        number = await waiting(number)
+    return number
+
+
+@ps.graph
+async def wide(number: int) -> list[int]:
+    found: list[int] = []
+    for _ in range(STEPS // 10):
+        value = number
+        for _ in range(10):
+            value = await limited(value)
+        found.append(value)
+    return found
+
+
+# Runs items until a time of `perf_counter`, and returns how many.
+Workload = Callable[[float], Awaitable[int]]
+
+
+async def _stream(graph: ps.Graph[[int], int], until: float) -> int:
+    def calls() -> Iterator[ps.Call[int]]:
+        number = 0
+        while time.perf_counter() < until:
+            yield graph(number)
+            number += 1
+
+    count = 0
+    async with engine.stream(calls()) as results:
+        async for _ in results:
+            count += 1
+    return count
+
+
+async def _call(service: engine.Service[[int], Any], until: float) -> int:
+    count = 0
+    while time.perf_counter() < until:
+        await service(count)
+        count += 1
+    return count
+
+
+async def _callers(until: float) -> int:
+    async with engine.deploy(chain, max_in_flight=CALLERS) as service:
+        return sum(await asyncio.gather(*[_call(service, until) for _ in range(CALLERS)]))
+
+
+async def _scopes(until: float) -> int:
+    async with contextlib.AsyncExitStack() as stack:
+        services = [await stack.enter_async_context(engine.deploy(wide)) for _ in range(SCOPES)]
+        return sum(await asyncio.gather(*[_call(service, until) for service in services[:2]]))
+
+
+WORKLOADS: dict[str, Workload] = {
+    "chain": lambda until: _stream(chain, until),
+    "waiting chain": lambda until: _stream(waiting_chain, until),
+    f"{CALLERS} callers": _callers,
+    f"{SCOPES} scopes of {STEPS} steps": _scopes,
+}
+
+
+async def _measure(workload: Workload, seconds: float) -> dict[str, float]:
+    """Return the processor time of an item, and by how much the loop was late at worst, after a second to warm up."""
+    lags: list[float] = []
+
+    async def watch() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(_LAG_SECONDS)
+            lags.append(time.perf_counter() - began - _LAG_SECONDS)
+
+    await workload(time.perf_counter() + 1)
+    watching = asyncio.ensure_future(watch())
+    began = time.process_time()
+    count = await workload(time.perf_counter() + seconds)
+    used = time.process_time() - began
+    watching.cancel()
+    return {"item": used / count, "late": max(lags)}
+
+
+def _sample(name: str, seconds: float, *, looks: bool) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder, telemetry.expose(Path(folder, "socket")) as path:
+        command = [sys.executable, "-m", "penstock", "top", str(path), "--json"]
+        with contextlib.ExitStack() as stack:
+            if looks:
+                client = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
+                stack.callback(client.terminate)
+            return asyncio.run(_measure(WORKLOADS[name], seconds))
+
+
+def _sample_in_child(name: str, side: str, seconds: float) -> dict[str, float]:
+    command = [sys.executable, "-m", "benchmarks.looks", "--sample", name, "--seconds", str(seconds)]
+    child = subprocess.run(
+        [*command, *["--looks"] * (side == SIDES[2])], capture_output=True, text=True, check=True
+    )  # fmt: skip
+    found: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> int:
+    """Return 1 if a look costs more than the limits."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.looks", description=__doc__)
+    parser.add_argument("--pairs", type=int, default=40)
+    parser.add_argument("--seconds", type=float, default=4.0, help="of each sample (default: %(default)s)")
+    parser.add_argument("--only", default="", help="workloads whose name contains this")
+    parser.add_argument("--sample", help=argparse.SUPPRESS)
+    parser.add_argument("--looks", action="store_true", help=argparse.SUPPRESS)
+    chosen = parser.parse_args()
+    if chosen.sample:
+        print(json.dumps(_sample(chosen.sample, chosen.seconds, looks=chosen.looks)))
+        return 0
+    lines: list[tuple[str, ...]] = []
+    for name in [name for name in WORKLOADS if chosen.only in name]:
+        taken: dict[str, list[dict[str, float]]] = {side: [] for side in SIDES}
+        for turn in range(chosen.pairs):
+            first = turn % len(SIDES)
+            for side in (*SIDES[first:], *SIDES[:first]):
+                print(f"\r{name}: {side}, pair {turn + 1} of {chosen.pairs}   ", end="", file=sys.stderr, flush=True)
+                taken[side].append(_sample_in_child(name, side, chosen.seconds))
+        items = {side: [one["item"] for one in samples] for side, samples in taken.items()}
+        late = {side: statistics.median([one["late"] for one in samples]) for side, samples in taken.items()}
+        cost, control = ratio(items["looked at"], items["alone"]), ratio(items["control"], items["alone"])
+        is_met = cost.high <= LIMIT and late["looked at"] - late["alone"] <= LATE_LIMIT_SECONDS
+        lates = [f"{1e3 * late[side]:.1f} ms" for side in ("alone", "looked at")]
+        lines.append((name, *_cells(cost), *_cells(control), *lates, "must" if is_met else "missed"))
+    print(file=sys.stderr)
+    columns = ("workload", "looked at", "95 % interval", "control", "95 % interval", "late", "looked at", "met")
+    report.print_table(f"processor time of an item with a look a second, {chosen.pairs} pairs", columns, lines)
+    return 1 if any(line[-1] == "missed" for line in lines) else 0
+
+
+def _cells(value: Interval) -> tuple[str, str]:
+    return f"{value.median:.3f}", f"{value.low:.3f} – {value.high:.3f}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
