@@ -1,4 +1,4 @@
-"""Nodes on the workers of a cluster, which Ray places: what `runs_on=` takes."""
+"""Nodes on the workers of a cluster, which Ray places: values for `runs_on=`."""
 
 from .._public import public
 from .dispatch import Call, Dispatcher, Transport, Worker

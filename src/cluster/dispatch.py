@@ -1,4 +1,4 @@
-"""Dispatch: which worker gets which call, what is sent ahead, taken back, and what becomes of it when a worker dies."""
+"""Dispatch: which worker gets which call, which calls are sent ahead or taken back, and what happens at a death."""
 
 import asyncio
 from collections import deque
@@ -9,37 +9,37 @@ from typing import Any, Final
 
 from .._errors import EngineClosedError, WorkerDied, copy_of
 
-# No thread comes here, and no name of Ray: a `Transport` starts workers, and carries calls. So the same code runs with
-# workers that are simulated, in virtual time.
+# This module uses no threads and no names of Ray: a `Transport` starts workers and carries calls. So the same code runs
+# with simulated workers, in virtual time.
 
-# For how long a worker is given functions ahead, by the mean time of each: twice as long as the way of an answer and of
-# the next call on a busy driver. It is also what may be lost when a worker dies: nobody knows how far it came.
+# How many seconds of work a worker is given ahead, by the mean times of functions: twice the time of an answer and of
+# the next call on a busy driver. As much work may be lost when a worker dies, because its progress is not known.
 _AHEAD_SECONDS: Final = 0.015
-# If a function takes so much longer than that, what is behind it is taken back, for another worker.
+# If a function takes so much longer than its mean, the functions behind it are taken back, for another worker.
 _OVERDUE_SECONDS: Final = 2 * _AHEAD_SECONDS
-# A worker that does not say within this time what it has not begun is killed with what it has: its GIL is held.
+# A worker that does not answer a recall within this time is killed with all of its calls: a function holds its GIL.
 _RECALL_SECONDS: Final = 1.0
 # How many coroutines a worker runs at a time; each holds one of its threads.
 MOST_COROUTINES: Final = 64
-# How long no further worker is started after one that could not be.
+# How long no further worker is started after a worker could not be started.
 _PAUSE_SECONDS: Final = 10.0
 
 
 @dataclass(eq=False, slots=True)
 class Call:
-    """A call that a worker is to make.
+    """A call for a worker.
 
     Attributes:
-        name: the name of the function, by which the mean time is known.
-        message: what the transport sends.
-        future: gets the answer, an error of the transport, or `WorkerDied`; it is cancelled if nobody waits.
-        is_coroutine: whether it runs beside others; a function runs alone, and can only be killed.
-        begun: called when it begins, as far as that is known here.
-        worker: the worker that has it.
-        number: its own among the calls of that worker.
-        gone: set once the call was cancelled: done when no worker has it any longer.
+        name: the name of the function, by which its mean time is kept.
+        message: the message that the transport sends.
+        future: gets the answer, an error of the transport, or `WorkerDied`. It is cancelled if the caller has left.
+        is_coroutine: whether the call runs beside other calls. A function runs alone, and can only be killed.
+        begun: called when the call begins, as far as the driver knows.
+        worker: the worker that has the call.
+        number: the number of the call among the calls of that worker.
+        gone: set once the call was cancelled: a future that is done when no worker has the call any longer.
         expects: whether an answer is under way; a stream answers several times.
-        expected_seconds: how long it will take, by the mean of its function.
+        expected_seconds: how long the call will take, by the mean time of its function.
     """
 
     name: str
@@ -62,14 +62,14 @@ class Worker:
         number: its number.
         machine: the name of its machine, once it has started.
         process: the name of its process there.
-        functions: the functions that were sent and not answered, in order; the first one runs.
-        coroutines: the coroutines and streams that it has.
+        functions: the functions that were sent and not answered, in order; the first function runs.
+        coroutines: the coroutines and streams that the worker has.
         since: when the first of `functions` began.
-        expected_seconds: how long these will take.
-        is_up: whether it has started.
-        is_killed: whether it gets nothing more, because it ends.
-        is_recalling: whether it was asked what it has not begun.
-        handle: what the transport knows of it.
+        expected_seconds: how long `functions` will take.
+        is_up: whether the worker has started.
+        is_killed: whether the worker gets no more calls, because it ends.
+        is_recalling: whether the worker was asked for the functions that it has not begun.
+        handle: the transport's own object for the worker.
     """
 
     number: int
@@ -88,28 +88,28 @@ class Worker:
 
 
 class Transport:
-    """Starts workers and carries calls to them; it answers by the methods of `Dispatcher`, on the loop.
+    """Starts workers and carries calls to them. It answers by calling methods of `Dispatcher`, on the event loop.
 
     Attributes:
-        dispatcher: what asks it, and is told what happens; `Workers` set it.
+        dispatcher: the dispatcher that gives the orders and gets the answers; `Workers` sets it.
     """
 
     dispatcher: "Dispatcher"
 
     def start(self, worker: Worker) -> None:
-        """Start a worker; later `Dispatcher.started`."""
+        """Start a worker; `Dispatcher.started` is called later."""
         raise NotImplementedError
 
     def send(self, worker: Worker, call: Call) -> None:
-        """Send a call; later `answered`, and for a stream an answer for each `more`."""
+        """Send a call; `Dispatcher.answered` is called later. A stream answers once more after each `more`."""
         raise NotImplementedError
 
     def more(self, worker: Worker, call: Call) -> None:
-        """Ask for the next values of a stream; later `answered`."""
+        """Ask for the next values of a stream; `Dispatcher.answered` is called later."""
         raise NotImplementedError
 
     def recall(self, worker: Worker, numbers: list[int]) -> None:
-        """Ask a worker which of some functions it has not begun, and will not; later `recalled`."""
+        """Take back the functions that a worker has not begun; `Dispatcher.recalled` is called later with these."""
         raise NotImplementedError
 
     def cancel(self, worker: Worker, call: Call) -> None:
@@ -117,21 +117,21 @@ class Transport:
         raise NotImplementedError
 
     def kill(self, worker: Worker) -> None:
-        """Kill a worker, also one that starts; later `ended`."""
+        """Kill a worker, also while it starts; `Dispatcher.ended` is called later."""
         raise NotImplementedError
 
 
 class Dispatcher:
-    """Gives calls to workers: to a free one, or ahead of what one runs, or to a new one, up to `most`.
+    """Gives calls to workers: to a free worker, ahead to a busy worker, or to a new worker, up to `most` workers.
 
     Args:
         transport: carries the calls.
         most: the most workers.
 
     Attributes:
-        workers: those that start or run.
-        waiting: the calls that no worker has, functions and coroutines.
-        died: how many workers have died that were not killed here.
+        workers: the workers that start or run.
+        waiting: the functions and the coroutines that no worker has.
+        died: how many workers have died that this dispatcher did not kill.
     """
 
     def __init__(self, transport: Transport, most: int) -> None:
@@ -141,21 +141,21 @@ class Dispatcher:
         self._closed = False
         self._starting = 0
         self._may_start_at = 0.0
-        self._free: dict[Worker, None] = {}  # that run no function
-        self._roomy: dict[Worker, None] = {}  # that run functions, and would get another one
-        self._lanes: list[dict[Worker, None]] = [{} for _ in range(MOST_COROUTINES + 1)]  # by how many coroutines
+        self._free: dict[Worker, None] = {}  # workers that run no function
+        self._roomy: dict[Worker, None] = {}  # workers that run functions and may get another one ahead
+        self._lanes: list[dict[Worker, None]] = [{} for _ in range(MOST_COROUTINES + 1)]  # by number of coroutines
         self._mean_seconds: dict[str, float] = {}
         self._all_ended: asyncio.Future[None] | None = None
         self.workers: set[Worker] = set()
         self.waiting: dict[bool, deque[Call]] = {False: deque(), True: deque()}
         self.died = 0
 
-    # What callers ask.
+    # Called by callers.
 
     def submit(self, call: Call) -> None:
         """Have a worker make a call; its future gets the outcome."""
         if self._closed:
-            raise EngineClosedError("these workers were closed; they belong to an Engine that has ended")
+            raise EngineClosedError("these workers were closed, because their Engine has ended: use an open Engine")
         self.waiting[call.is_coroutine].append(call)
         self._give(call.is_coroutine)
 
@@ -170,11 +170,11 @@ class Dispatcher:
         worker = call.worker
         gone = call.gone = call.future.get_loop().create_future()
         if worker is None or call.number not in (worker.coroutines if call.is_coroutine else worker.functions):
-            call.message = None  # it waits, or has been answered at this moment
+            call.message = None  # no worker has the call: it waits, or was just answered
             gone.set_result(None)
         elif call.is_coroutine:
             self._transport.cancel(worker, call)
-            if not call.expects:  # a stream says with its next answer that it is closed
+            if not call.expects:  # otherwise the next answer of the stream says that it is closed
                 call.expects = True
                 self._transport.more(worker, call)
         else:
@@ -182,7 +182,7 @@ class Dispatcher:
         return gone
 
     async def aclose(self) -> None:
-        """Fail what waits, kill all workers, and wait until they have ended."""
+        """Fail the waiting calls, kill all workers, and wait until the workers have ended."""
         self._closed = True
         error = EngineClosedError("the Engine was closed before a worker had begun this call")
         self._fail_waiting(error)
@@ -192,10 +192,10 @@ class Dispatcher:
             self._all_ended = asyncio.get_running_loop().create_future()
             await self._all_ended
 
-    # What the transport tells.
+    # Called by the transport.
 
     def started(self, worker: Worker, error: BaseException | None = None) -> None:
-        """Note that a worker has started, or why it could not."""
+        """Note that a worker has started; or with `error`, that it could not be started."""
         if worker.is_killed:
             return
         if error is None:
@@ -217,20 +217,20 @@ class Dispatcher:
 
         Args:
             worker: the worker.
-            number: the number of the call there.
-            answer: what the caller gets; an exception if there is none.
+            number: the number of the call on that worker.
+            answer: the answer for the caller; an exception if the transport failed.
             seconds: how long a function took.
-            goes_on: whether it is a stream, which may have more values.
+            goes_on: whether the call is a stream that may have more values.
         """
         call = worker.functions.get(number)
         if call is None:
             call = worker.coroutines.get(number)
-            if call is None:  # it was taken back
+            if call is None:  # the call was taken back
                 return
             call.expects = False
             if not goes_on:
                 self._leave_lane(worker, call)
-            elif call.gone is not None:  # the worker had not heard of the cancel
+            elif call.gone is not None:  # the answer left before the worker heard of the cancellation
                 call.expects = True
                 self._transport.more(worker, call)
         else:
@@ -240,7 +240,7 @@ class Dispatcher:
             self._give(call.is_coroutine)
 
     def recalled(self, worker: Worker, numbers: list[int]) -> None:
-        """Note which functions a worker has not begun and will not begin; they wait again."""
+        """Note which functions a worker has not begun and will not begin. These functions wait again."""
         worker.is_recalling = False
         again: list[Call] = []
         for number in numbers:
@@ -260,7 +260,7 @@ class Dispatcher:
         self._give(False)
 
     def ended(self, worker: Worker, reason: str) -> None:
-        """Note that a worker has died; what it had fails, since that had begun there or may have."""
+        """Note that a worker has died. Its calls fail, because they had begun there or may have begun."""
         if worker not in self.workers:
             return
         calls = [*worker.functions.values(), *worker.coroutines.values()]
@@ -279,10 +279,10 @@ class Dispatcher:
             self._give(True)
             self._give(False)
 
-    # Inside.
+    # Internal.
 
     def _give(self, to_coroutines: bool) -> None:
-        """Give workers what waits, functions or coroutines, as long as one takes it."""
+        """Give waiting functions or coroutines to workers, as long as a worker has room."""
         waiting = self.waiting[to_coroutines]
         while waiting:
             call = waiting[0]
@@ -296,7 +296,7 @@ class Dispatcher:
             self._send(worker, call)
 
     def _lane(self) -> Worker | None:
-        """Return the worker with the fewest coroutines; None if there is none with room."""
+        """Return the worker with the fewest coroutines; None if no worker has room."""
         for number, lane in enumerate(self._lanes[:-1]):
             if lane:
                 if number:
@@ -306,9 +306,9 @@ class Dispatcher:
         return None
 
     def _thread(self) -> Worker | None:
-        """Return a worker for a function: a free one, or one that may have a further one ahead."""
+        """Return a worker for a function: a free worker, or a busy worker that may get a function ahead."""
         if self._free:
-            return next(reversed(self._free))  # the one used last, whose caches are warm
+            return next(reversed(self._free))  # the worker that was used last: its caches are warm
         self._grow()
         now = asyncio.get_running_loop().time()
         while self._roomy:
@@ -319,7 +319,7 @@ class Dispatcher:
         return None
 
     def _grow(self) -> None:
-        """Start a further worker, if there may be one."""
+        """Start a further worker, if there may be more."""
         if len(self.workers) >= self._most or self._starting >= sum(map(len, self.waiting.values())):
             return
         if self._may_start_at and asyncio.get_running_loop().time() < self._may_start_at and self.workers:
@@ -353,7 +353,7 @@ class Dispatcher:
         self._transport.send(worker, call)
 
     def _place(self, worker: Worker) -> None:
-        """Note whether a worker that runs functions would get another one; the last to get one is the last in line."""
+        """Note whether a busy worker may get a function ahead. The worker that got one last is the last in line."""
         self._roomy.pop(worker, None)
         if worker.is_killed or worker.is_recalling:
             return
@@ -383,7 +383,7 @@ class Dispatcher:
             self._lanes[lane - 1][worker] = None
 
     def _look(self, worker: Worker) -> None:
-        """Take back what waits behind a function that takes too long."""
+        """Take back the functions behind a function that takes too long."""
         worker._timer = None
         if len(worker.functions) < 2 or worker.is_recalling or worker.is_killed:
             return
@@ -400,7 +400,7 @@ class Dispatcher:
         self._transport.recall(worker, [*worker.functions][1:])
 
     def _make_way(self, worker: Worker) -> None:
-        """Kill a worker for the sake of a function that it runs; what it has not begun is taken back before."""
+        """Kill a worker to end the function that it runs; functions that have not begun are taken back before."""
         if worker.is_recalling or worker.is_killed:
             return
         first = next(iter(worker.functions.values()))

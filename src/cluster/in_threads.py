@@ -1,4 +1,4 @@
-"""A stand-in for workers of a cluster, for tests: threads of this process, to which values travel as they do there."""
+"""A stand-in for workers of a cluster, for tests: threads of this process, to which values travel as to workers."""
 
 import pickle
 import threading
@@ -19,12 +19,12 @@ from .workers import Workers
 def workers_in_threads(workers: Workers, /) -> Generator[None]:
     """Have workers of a cluster be threads of this process, for the Engines that are opened inside of the `with`.
 
-    Values travel as they do to real workers. So arrays that come by reference are read-only, what does not pickle is
-    refused, and a class has an instance in each worker. Ray is not started. A function that was cancelled goes on in
+    Values travel as they do to real workers. So arrays that come by reference are read-only, a value that cannot be
+    pickled is refused, and a class has an instance in each worker. Ray is not started. A cancelled function runs on in
     its thread until it returns, and the Engine waits for that.
 
     Args:
-        workers: the workers, as `runs_on=` of the nodes has them.
+        workers: the workers, as passed to `runs_on=` of the nodes.
 
     Returns:
         A context manager.
@@ -43,7 +43,7 @@ class _InThreads(RayTransport):
         super().__init__({}, None, 60.0)
 
     async def put(self, packed: Packed) -> Any:
-        """Return a copy, as the store of Ray would have it."""
+        """Return a copy, as the store of Ray would keep it."""
         stored = Future[Any]()
         stored.set_result(_travelled(packed))
         return stored
@@ -79,14 +79,14 @@ class _InThreads(RayTransport):
 
 
 class _Method:
-    """A method as a handle of Ray has it."""
+    """A method of an actor, with the interface of Ray's handles."""
 
     def __init__(self, remote: Callable[..., Any]) -> None:
         self.remote = remote
 
 
 def _called(pool: ThreadPoolExecutor, fn: Callable[..., Any], keeps_result: bool, *args: Any) -> Any:
-    """Have a thread call a method; return the future of its result, or of the two parts of that."""
+    """Have a thread call a method; return the future of its result, or the futures of the two parts of the result."""
 
     def call() -> Any:
         result = fn(*[one.result() if isinstance(one, Future) else one for one in args])
@@ -108,7 +108,7 @@ def _part(found: "Future[Any]", number: int) -> "Future[Any]":
 
 
 def _travelled(packed: Any) -> Any:
-    """Return a copy of what the store of Ray would keep, which nobody can write."""
+    """Return a read-only copy of a value that the store of Ray would keep."""
     parts: Any = packed
     return (
         [bytes(one.raw()) if isinstance(one, pickle.PickleBuffer) else one for one in parts]

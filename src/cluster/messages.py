@@ -1,4 +1,4 @@
-"""What travels between the driver and workers: pickled values, the memory of arrays beside them, and functions."""
+"""Messages between the driver and workers: pickled values, the memory of arrays beside them, and functions."""
 
 import io
 import logging
@@ -12,8 +12,8 @@ from typing import Any, Final, NamedTuple, TypeAlias, cast
 
 from .. import Node, Resource, node, resource
 
-# A value is `bytes`, or, where arrays in it have more than this many bytes, a list: the pickled rest, and their memory,
-# which Ray writes into its store, and reads from there without a copy.
+# A value travels as `bytes`. If its arrays have more than this many bytes, the value travels as a list: the pickled
+# rest, and the memory of the arrays, which Ray writes into its store, and reads from there without a copy.
 INLINE_MAX_BYTES: Final = 64 * 1024
 Packed: TypeAlias = "bytes | list[Any]"
 
@@ -23,13 +23,13 @@ _here = local()
 
 
 class Reference:
-    """Stands for a result that is where it was made, or where it was read last.
+    """Stands for a result that stays on the machine that made it, or that read it last.
 
     Attributes:
-        stored: what the transport knows of it.
-        nbytes: its size, which counts in `max_bytes`.
-        place: the machine that made it.
-        pool: the workers that can fetch it.
+        stored: the transport's own object for the result.
+        nbytes: the size of the result, which counts in `max_bytes`.
+        place: the machine that made the result.
+        pool: the workers that can fetch the result.
     """
 
     __slots__ = ("nbytes", "place", "pool", "stored")
@@ -44,7 +44,7 @@ class Reference:
         """Pickle as a number: the transport brings the values along."""
         collected: list[Reference] | None = getattr(_here, "collected", None)
         if collected is None:
-            raise TypeError("a result that stays on a worker does not pickle; only nodes on workers take it as it is")
+            raise TypeError("a result that stays on a worker cannot be pickled: pass it to nodes on workers only")
         if self not in collected:
             collected.append(self)
         return _given, (collected.index(self),)
@@ -59,7 +59,7 @@ def _given(number: int) -> Any:
 
 @contextmanager
 def references(given: Sequence[Packed] | None = None) -> Generator[list[Reference]]:
-    """Collect the references in what is packed inside of a `with`; or have those in what is unpacked be values."""
+    """Collect the references in values that are packed inside of a `with`; or give unpacked references their values."""
     collected: list[Reference] = []
     _here.collected, _here.given = collected, given
     try:
@@ -69,12 +69,12 @@ def references(given: Sequence[Packed] | None = None) -> Generator[list[Referenc
 
 
 def pack(value: object) -> Packed:
-    """Return a value as it travels; errors of its reducers are raised."""
+    """Return a value in the form that travels. Errors of its reducers are raised."""
     buffers: list[pickle.PickleBuffer] = []
     try:
         body = pickle.dumps(value, protocol=5, buffer_callback=buffers.append)
         by_name = _NO_MODULE not in body
-    except (AttributeError, pickle.PicklingError):  # a function or class that has no name in a module
+    except (AttributeError, pickle.PicklingError):  # the value has a function or class without a name in a module
         body, by_name = b"", False
     if not by_name:
         buffers.clear()
@@ -82,7 +82,7 @@ def pack(value: object) -> Packed:
     if not buffers:
         return body
     if sum(buffer.raw().nbytes for buffer in buffers) <= INLINE_MAX_BYTES:
-        # As `bytes`, so that small arrays are read-only in the same way as large ones.
+        # As `bytes`, so that small arrays are read-only, as large arrays are.
         return pickle.dumps(_Inline(body, [bytes(buffer.raw()) for buffer in buffers]), protocol=5)
     return [body, *buffers]
 
@@ -100,7 +100,7 @@ def _unpack_inline(body: bytes, buffers: list[bytes]) -> Any:
 
 
 def unpack(packed: Packed) -> Any:
-    """Return the value that was packed; its arrays are read-only."""
+    """Return the value that was packed. Its arrays are read-only."""
     if isinstance(packed, list):
         return pickle.loads(packed[0], buffers=packed[1:])
     return pickle.loads(packed)
@@ -113,7 +113,7 @@ def size_of(packed: Packed) -> int:
 
 
 def import_ray() -> Any:
-    """Import Ray, without the hook for exceptions and the handler for logs that its import leaves; return it."""
+    """Import and return Ray, and remove the exception hook and the log handler that the import sets."""
     hook, handlers = sys.excepthook, [*logging.getLogger("ray").handlers]
     ray: Any = import_module("ray")  # few programs need it
     if hook.__module__ != "ray._private.worker":
@@ -122,7 +122,7 @@ def import_ray() -> Any:
 
 
 def _by_contents(value: object, keep: Callable[[pickle.PickleBuffer], Any] | None = None) -> bytes:
-    """Pickle functions, classes and nodes of the main script by their contents; Ray brings what does that."""
+    """Pickle functions, classes and nodes of the main script by their contents, with the pickler that Ray brings."""
     pickler_of: Any = import_ray().cloudpickle.CloudPickler
     file = io.BytesIO()
     pickler = type("Pickler", (pickler_of,), {"reducer_override": _reduced})(file, protocol=5, buffer_callback=keep)
@@ -137,10 +137,10 @@ def _reduced(pickler: Any, one: Any) -> Any:
 
 
 def pack_function(fn: object, name: str, most_bytes: int = 1 << 20) -> bytes:
-    """Return a function, a class or a node as it travels: by its name in a module, or else its contents.
+    """Return a function, a class or a node in the form that travels: its name in a module, or its contents.
 
     Raises:
-        TypeError: it cannot travel, or takes too many values along; the message says what to write instead.
+        TypeError: the object cannot travel, or takes too many values along; the message says what to write instead.
     """
     try:
         packed = pickle.dumps(fn, protocol=5)
@@ -168,14 +168,14 @@ def pack_function(fn: object, name: str, most_bytes: int = 1 << 20) -> bytes:
 
 
 class Sent(NamedTuple):
-    """A message to a worker. It travels as the pickle of its tuple: several arguments take Ray longer than one.
+    """A message to a worker. It travels as one pickled tuple, because several arguments take Ray longer than one.
 
     Attributes:
         number: the number of the call.
-        key: that of the function.
-        keeps_result: whether the result stays there.
-        function: the function, if the worker does not know it.
-        body: the call.
+        key: the number of the function.
+        keeps_result: whether the result stays on the worker.
+        function: the packed function, if the worker does not know it.
+        body: the packed call.
     """
 
     number: int
@@ -186,6 +186,6 @@ class Sent(NamedTuple):
 
 
 def dumps_error(error: BaseException) -> bytes:
-    """Pickle an exception, by the contents of its class where that has no module."""
+    """Pickle an exception, with the contents of its class if the class has no module."""
     packed = pack(error)
     return packed if isinstance(packed, bytes) else pickle.dumps(error)

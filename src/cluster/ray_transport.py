@@ -1,4 +1,4 @@
-"""Workers that are actors of Ray: how Ray is started, what is asked of it, and how answers come to the loop."""
+"""Workers that are actors of Ray: how Ray is started, how calls are sent, and how answers come to the event loop."""
 
 import asyncio
 import contextlib
@@ -25,8 +25,8 @@ _CLOSE_SECONDS: Final = 5.0
 class _Started:
     """The Ray of this process, if Penstock has started it: a thread that lives as long as Ray does.
 
-    Ray ends with the thread that has started it, since Linux tells a child when that thread of its parent ends. And
-    Ray sets handlers of signals in the main thread alone.
+    Ray ends with the thread that has started it, because Linux tells a child process when that thread of its parent
+    ends. And Ray sets signal handlers only if it is started in the main thread.
     """
 
     lock = threading.Lock()
@@ -36,10 +36,10 @@ class _Started:
 
 
 def start(address: str | None, timeout_seconds: float) -> None:
-    """Begin to use Ray: that which was initialised, or one at an address, or a local one; in a thread.
+    """Begin to use Ray: the initialised Ray, or a Ray at an address, or a local Ray. Runs in a thread.
 
     Raises:
-        ClusterError: the head does not answer within the time.
+        ClusterError: the head does not answer within the timeout.
     """
     ray = import_ray()
     with _Started.lock:
@@ -51,7 +51,7 @@ def start(address: str | None, timeout_seconds: float) -> None:
 
 
 def end() -> None:
-    """End to use Ray; the last user ends a Ray that was started here. In a thread."""
+    """End the use of Ray. The last user ends a Ray that this process has started. Runs in a thread."""
     with _Started.lock:
         if _Started.thread is None:
             return
@@ -73,7 +73,7 @@ def _start(ray: Any, address: str | None, timeout_seconds: float) -> None:
         try:
             local = not address or address == "local"
             options: dict[str, Any] = {"address": address}
-            if local:  # which nobody else can reach
+            if local:  # no other process can use this Ray
                 options = {"include_dashboard": False, "_node_ip_address": "127.0.0.1"}
             ray.init(**options, configure_logging=False, log_to_driver=True)
             if local:
@@ -91,14 +91,14 @@ def _start(ray: Any, address: str | None, timeout_seconds: float) -> None:
     where = f"the head at {address}" if address else "a local Ray"
     if not ready.wait(max(1.0, until - monotonic())):
         _Started.thread = None
-        raise ClusterError(f"{where} does not answer within {timeout_seconds:g} s: look whether `ray status` does")
+        raise ClusterError(f"{where} does not answer within {timeout_seconds:g} s: check whether `ray status` answers")
     if failed:
         _Started.thread = None
         raise ClusterError(f"{where} could not be used: {failed[0]}") from failed[0]
 
 
 def _reach(address: str, timeout_seconds: float) -> None:
-    """Raise if nothing listens at an address: Ray itself would wait for minutes."""
+    """Raise an error if no process listens at an address: Ray itself would wait for minutes."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), timeout=min(timeout_seconds, 10.0)).close()
@@ -113,9 +113,9 @@ class RayTransport(Transport):
     """Carries calls to actors of Ray, one for each worker.
 
     Args:
-        options: those of the actor.
-        address: that of the head.
-        placement_timeout_seconds: how long a worker may take to be placed, and Ray to be reached.
+        options: the options of the actors.
+        address: the address of the head.
+        placement_timeout_seconds: how long it may take to place a worker, and to reach Ray, in seconds.
     """
 
     def __init__(self, options: Mapping[str, Any], address: str | None, placement_timeout_seconds: float) -> None:
@@ -129,14 +129,14 @@ class RayTransport(Transport):
         self._tasks: set[asyncio.Task[None]] = set()
         self._functions: dict[int, bytes] = {}
         self._known: dict[Worker, set[int]] = {}
-        self._mailbox = extension.LoopMailbox(self._loop)  # what comes from threads of Ray
+        self._mailbox = extension.LoopMailbox(self._loop)  # for calls that come from threads of Ray
 
     def add_function(self, key: int, function: bytes) -> None:
-        """Have calls with a key be of this function."""
+        """Note the function of calls with this key."""
         self._functions[key] = function
 
     async def put(self, packed: messages.Packed) -> Any:
-        """Write what is too large for a message into the store of Ray; return its reference."""
+        """Write a value that is too large for a message into the store of Ray; return its reference."""
         await self._begin_ray()
         return await asyncio.to_thread(import_ray().put, packed)
 
@@ -144,14 +144,14 @@ class RayTransport(Transport):
         """Return the value of a result that stays on a worker.
 
         Raises:
-            WorkerDied: it was lost with its machine.
+            WorkerDied: the value was lost with its machine.
         """
         answer = await self._arrival(reference.stored)
         if isinstance(answer, BaseException):
             raise lost(answer)
         return messages.unpack(answer)
 
-    # What `Dispatcher` asks.
+    # Called by `Dispatcher`.
 
     def start(self, worker: Worker) -> None:
         """Start an actor."""
@@ -168,7 +168,7 @@ class RayTransport(Transport):
         self._ask(worker, call, worker.handle[group, keeps_result].remote(sent, *given))
 
     def more(self, worker: Worker, call: Call) -> None:
-        """Ask for more of a stream."""
+        """Ask for the next values of a stream."""
         self._ask(worker, call, worker.handle["more", call.message[1]].remote(call.number))
 
     def recall(self, worker: Worker, numbers: list[int]) -> None:
@@ -187,20 +187,20 @@ class RayTransport(Transport):
         worker.handle["cancel", False].remote(call.number)
 
     def leave(self, key: int) -> None:
-        """Have all workers leave the instances of a number."""
+        """Have all workers exit their instance of a number."""
         for worker in self.dispatcher.workers:
             if worker.is_up:
                 worker.handle["leave", False].remote(key)
 
     def kill(self, worker: Worker) -> None:
-        """Kill an actor; one that is idle when all end may close what it has opened."""
+        """Kill an actor. When all workers end, an idle actor may first close what it has opened."""
         if self._is_closing and worker.is_up and not worker.functions and not worker.coroutines:
             self._keep(self._closed(worker))
         else:
             self._kill(worker)
 
     async def aclose(self) -> None:
-        """End all workers, and Ray if it was started here."""
+        """End all workers, and end Ray if this process has started it."""
         self._is_closing = True
         await self.dispatcher.aclose()
         for task in [*self._tasks]:
@@ -209,7 +209,7 @@ class RayTransport(Transport):
         if self._uses_ray:
             await asyncio.to_thread(end)
 
-    # Inside.
+    # Internal.
 
     def _keep(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a coroutine in a task, which `aclose` ends."""
@@ -227,7 +227,7 @@ class RayTransport(Transport):
                 self._ready = None
                 if not ready.cancelled():
                     ready.set_exception(error)
-                    ready.exception()  # a second one who waits raises it, and there may be none
+                    ready.exception()  # marks the error as seen: other waiters raise it, but there may be none
                 raise
             ready.set_result(None)
         await self._ready
@@ -248,7 +248,7 @@ class RayTransport(Transport):
         self._when(worker.handle["watch", False].remote(), lambda answer: self._failed(worker, answer))
 
     async def _make(self, worker: Worker) -> None:
-        """Make an actor, and note its methods: with a result that comes back, and with one that stays there."""
+        """Make an actor, and note its methods: one whose result comes back, and one whose result stays there."""
         groups = {"begin": MOST_COROUTINES, "control": 4}
         actor: Any = import_ray().remote(
             **{"num_cpus": 1, **self._options, "max_restarts": 0, "max_task_retries": 0, "concurrency_groups": groups}
@@ -280,7 +280,7 @@ class RayTransport(Transport):
                   if mine.split(".")[:2] != there.split(".")[:2]]  # fmt: skip
         if differ:
             raise ClusterError(
-                f"the worker on {described.machine} has other versions: {', '.join(differ)}; install the same ones, "
+                f"the worker on {described.machine} has other versions: {', '.join(differ)}; install equal versions, "
                 "such as with runtime_env="
             )
         return described
@@ -309,7 +309,7 @@ class RayTransport(Transport):
             return
         parts: list[Any] = [*answer] if isinstance(answer, list) else [answer]
         kind, seconds, content, goes_on = messages.unpack(parts[0])
-        if kind == "recalled":  # which the answer to the recall says, or has said
+        if kind == "recalled":  # the answer to the recall says the same
             return
         if kind == "value" and len(parts) > 1:
             content = parts[1:]
@@ -327,14 +327,14 @@ class RayTransport(Transport):
         self._kill(worker)
 
     def _kill(self, worker: Worker) -> None:
-        if worker.handle is None:  # it is not even made
+        if worker.handle is None:  # the actor is not made yet
             self.dispatcher.ended(worker, "it was not needed any more")
             return
         if not self._end_actor(worker) or not worker.is_up:
             self.dispatcher.ended(worker, "it was killed while it started")
 
     def _end_actor(self, worker: Worker) -> bool:
-        """Kill an actor; return whether its watch will tell that it has ended."""
+        """Kill an actor; return whether its method `watch` will tell that the actor has ended."""
         ray = import_ray()
         with contextlib.suppress(Exception):  # Ray itself may have ended
             ray.kill(worker.handle["actor"], no_restart=True)
@@ -356,16 +356,18 @@ class RayTransport(Transport):
         return found
 
     def _when(self, reference: Any, then: Callable[[Any], None]) -> None:
-        """Have a function be called on the loop with a result or its error; a thread of Ray brings it."""
+        """Have a function called on the event loop with a result or its error, which a thread of Ray brings."""
 
-        def arrived(answer: Any, _held: Any = reference) -> None:  # Ray drops an object whose reference is gone
+        def arrived(
+            answer: Any, _held: Any = reference
+        ) -> None:  # keeps the reference: without it Ray drops the object
             self._mailbox.post(then, answer)
 
         # The public way, a future of `concurrent.futures`, costs a lock and a condition for each call.
         getattr(reference, "_on_completed")(arrived)  # noqa: B009 - a private name of Ray
 
 
-# The methods of the actor, and the threads that run them: one for "", for functions.
+# The concurrency groups of the actor's methods, with their threads; functions have the group "", with one thread.
 METHODS: Final = {
     "call": "", "begin": "begin", "more": "begin", "describe": "control", "watch": "control", "recall": "control",
     "cancel": "control", "leave": "control", "close": "control",
@@ -373,14 +375,14 @@ METHODS: Final = {
 
 
 def _reason(error: BaseException) -> str:
-    """Return the first line of what Ray says of a death, without what it says of the class."""
+    """Return the first line of Ray's message about a death, without the part about the class."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip() and not line.startswith("\t")]
     found = next((line for line in reversed(lines) if "died" in line or "killed" in line), lines[0] if lines else "")
     return found.partition(" Some common causes")[0]
 
 
 def lost(error: BaseException) -> BaseException:
-    """Return the error of a value that is no longer there."""
+    """Return the error of a value that was lost."""
     found = WorkerDied(f"a value that stayed on a worker was lost with it: {_reason(error)}")
     found.__cause__ = error
     return found

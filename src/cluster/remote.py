@@ -1,4 +1,4 @@
-"""What runs in a worker: functions in one thread, coroutines and streams on an event loop of their own."""
+"""The code that runs in a worker: functions in one thread, coroutines and streams on the worker's event loop."""
 
 import asyncio
 import inspect
@@ -21,7 +21,7 @@ from .._errors import copy_of
 from . import messages
 from .messages import Packed, pack, unpack
 
-# The values of a stream that are given together: as many as come within this time, and no more than this.
+# A message of a stream has the values that come within this time, and at most this many.
 _LIST_SECONDS: Final = 0.002
 _LIST_VALUES: Final = 64
 _LIST_BYTES: Final = 1 << 20
@@ -29,15 +29,15 @@ _NO_TRACE: Final = nullcontext()
 
 
 class Request(NamedTuple):
-    """A call, as it travels.
+    """A call, in the form that travels to a worker.
 
     Attributes:
         info: the item.
-        headers: those of its trace.
+        headers: the headers of the item's trace.
         args: the positional arguments.
         kwargs: the keyword arguments.
-        resources: the parameters whose arguments are opened here, with the number and the opening of each.
-        instance: for a class: the number of the instance, and what it is made of.
+        resources: the parameters whose arguments the worker opens, with the number and the opening of each.
+        instance: for a class, the number of the instance and the arguments of its constructor.
     """
 
     info: Any
@@ -49,12 +49,12 @@ class Request(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What a worker answers, as the driver reads it.
+    """The answer of a worker, as the driver reads it.
 
     Attributes:
         kind: "value", "reference", "error", "recalled" or "values".
         seconds: how long the call took.
-        content: the value, the size of what stays, the error, or the values of a stream.
+        content: the value, the size of a result that stays on the worker, the error, or the values of a stream.
         goes_on: whether a stream may have more values.
     """
 
@@ -65,7 +65,7 @@ class Answer(NamedTuple):
 
 
 class Described(NamedTuple):
-    """What a worker says of itself when it has started."""
+    """The description that a worker sends of itself when it has started."""
 
     machine: str
     process: int
@@ -73,7 +73,7 @@ class Described(NamedTuple):
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of this process that a driver and its workers have in common."""
+    """Return the versions of packages in this process that must be the same in a driver and its workers."""
     found = {"Python": platform.python_version(), "penstock": __version__, "jax": "none"}
     with suppress(metadata.PackageNotFoundError):
         found["jax"] = metadata.version("jax")
@@ -81,9 +81,9 @@ def versions() -> dict[str, str]:
 
 
 class Remote:
-    """The actor: `call` has a thread of its own, `begin` one for each coroutine, and `control` those that are left.
+    """The actor of Ray. `call` has one thread, `begin` has a thread for each coroutine, other methods share `control`.
 
-    It has no `async def`: with one, Ray would run all of its methods on one event loop.
+    The class has no `async def`: with one, Ray would run all methods on one event loop.
     """
 
     def __init__(self) -> None:
@@ -92,14 +92,14 @@ class Remote:
         self._begun = 0  # the number of the last function that has begun
         self._recalled: set[int] = set()
         self._streams: dict[int, _Stream] = {}
-        self._cancelled: set[int] = set()  # whose cancel has overtaken them
+        self._cancelled: set[int] = set()  # numbers of calls whose cancel came before the call
         up = Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]()
         self._thread = threading.Thread(target=asyncio.run, args=(_live(up),), name="penstock-loop", daemon=True)
         self._thread.start()
         self._loop, self._ended = up.result()
 
     def describe(self, functions: Mapping[int, bytes]) -> Described:
-        """Take functions, so that no call waits for their modules; return where this is, and the versions here."""
+        """Load functions, so that no call waits for their modules; return the place and the versions of this worker."""
         for key, function in functions.items():
             self._callees.learn(key, function)
         ray: Any = sys.modules.get("ray")
@@ -107,7 +107,7 @@ class Remote:
         return Described(platform.node() + node_id, os.getpid(), versions())
 
     def watch(self) -> None:
-        """Never return: who waits for this learns when the worker ends."""
+        """Never return: a caller that waits for this method learns when the worker ends."""
         threading.Event().wait()
 
     def call(self, message: bytes, *given: Packed) -> Any:
@@ -172,14 +172,14 @@ class Remote:
             self._loop.call_soon_threadsafe(stream.cancel)
 
     def recall(self, numbers: list[int]) -> list[int]:
-        """Return those of some functions that have not begun; they will not."""
+        """Return the numbers of the functions that have not begun. These will not run."""
         with self._lock:
             taken = [number for number in numbers if number > self._begun]
             self._recalled.update(taken)
         return taken
 
     def leave(self, key: int) -> None:
-        """Leave the instances of a number, whose scope has ended."""
+        """Exit the instance of a number, whose scope has ended."""
         self._on_loop(self._callees.leave(key))
 
     def close(self) -> None:
@@ -187,7 +187,7 @@ class Remote:
         self._on_loop(self._callees.aclose())
 
     def end(self) -> None:
-        """End the loop, with what runs there."""
+        """End the event loop, and all that runs on the loop."""
         self._loop.call_soon_threadsafe(self._ended.set)
         self._thread.join()
 
@@ -196,7 +196,7 @@ class Remote:
 
 
 async def _live(up: "Future[tuple[asyncio.AbstractEventLoop, asyncio.Event]]") -> None:
-    """Keep the loop of a worker until it ends; say which loop that is."""
+    """Run the event loop of a worker until the worker ends. `up` gets the loop."""
     ended = asyncio.Event()
     up.set_result((asyncio.get_running_loop(), ended))
     await ended.wait()
@@ -206,8 +206,8 @@ class _Callees:
     """The functions, the instances of classes and the resources of a worker, which are loaded and opened once."""
 
     def __init__(self) -> None:
-        self._functions: dict[int, Any] = {}  # by their numbers; an exception for one that could not be loaded
-        self._instances: dict[int, Any] = {}  # by the numbers of what stands for them in the driver
+        self._functions: dict[int, Any] = {}  # by number; an exception for a function that could not be loaded
+        self._instances: dict[int, Any] = {}  # by the number of the stand-in in the driver
         self._exits: dict[int, AsyncExitStack] = {}  # of instances
         self._resources: dict[int, Any] = {}
         self._open = AsyncExitStack()  # of resources
@@ -215,7 +215,7 @@ class _Callees:
         self._changed = threading.Condition()
 
     def learn(self, key: int, function: bytes) -> None:
-        """Take the function that a message brings, if it brings one."""
+        """Load the function that a message brings, if the message has one."""
         if function:
             try:
                 found = pickle.loads(function)
@@ -235,12 +235,12 @@ class _Callees:
         return found
 
     def known(self, key: int, request: Request) -> tuple[Any, Mapping[str, Any]] | None:
-        """Return what `prepared` does if nothing has to be opened, as for nearly all calls."""
+        """Return the result of `prepared` if nothing has to be opened, as for nearly all calls; otherwise None."""
         fn = self._functions.get(key) if request.instance is None else self._instances.get(request.instance[0])
         return None if fn is None or request.resources or isinstance(fn, BaseException) else (fn, request.kwargs)
 
     async def prepared(self, key: int, request: Request) -> tuple[Any, Mapping[str, Any]]:
-        """Return the function, or the instance of a class, and the keyword arguments; what is needed is opened once."""
+        """Return the function, or the instance of a class, and the keyword arguments; resources are opened once."""
         fn = await asyncio.get_running_loop().run_in_executor(None, self._function, key)
         if request.instance is not None:
             number, args, kwargs = request.instance
@@ -265,7 +265,7 @@ class _Callees:
         return found
 
     async def run(self, key: int, request: Request, stream: "_Stream") -> Any:
-        """Run a coroutine, or a generator, whose values go into the stream; return the result."""
+        """Run a coroutine and return its result; or run a generator, whose values go into the stream."""
         fn, kwargs = await self.prepared(key, request)
         with (
             telemetry.continue_trace(request.headers),
@@ -282,7 +282,7 @@ class _Callees:
             return stream
 
     async def leave(self, key: int) -> None:
-        """Leave the instance of a number."""
+        """Exit the instance of a number."""
         if self._instances.pop(key, None) is not None:
             await self._exits.pop(key).aclose()
 
@@ -298,19 +298,19 @@ class _Callees:
 
 def _request(body: bytes, given: "tuple[Packed, ...]") -> Request:
     packed: Packed = body
-    if not body:  # it was too large for a message
+    if not body:  # the request was too large for a message, and came through the store
         packed, given = given[0], given[1:]
     with messages.references(given):
         return Request(*unpack(packed))
 
 
 class _Stream:
-    """A coroutine at work, with the events that it has emitted, or the values of a generator.
+    """A running coroutine with the events that it has emitted, or a running generator with its values.
 
     Attributes:
-        began: when it was begun.
+        began: when the call began.
         node: the name of the node.
-        keeps_result: whether the result stays here.
+        keeps_result: whether the result stays on this worker.
     """
 
     def __init__(
@@ -349,7 +349,7 @@ class _Stream:
         await self.put(True, value)
 
     async def put(self, is_event: bool, value: object) -> None:
-        """Give a value to the driver; wait while it does not take what is there."""
+        """Give a value to the driver; wait while the driver has not taken the earlier values."""
         while len(self._held) >= _LIST_VALUES or self._bytes >= _LIST_BYTES:
             self._changed.clear()
             await self._changed.wait()
@@ -359,7 +359,7 @@ class _Stream:
         self._changed.set()
 
     async def take(self) -> Answer:
-        """Return what has come within two milliseconds, once there is something; or the result or error."""
+        """Wait for a value, and return the values of two milliseconds; at the end, return the result or the error."""
         while not self._held and (self._task is None or not self._task.done()):
             self._changed.clear()
             await self._changed.wait()
@@ -383,12 +383,12 @@ class _Stream:
 
 
 def _returned(answer: Answer, keeps_result: bool, kept: Packed = b"") -> Any:
-    """Return an answer as Ray gets it: where a result may stay, with that, which the driver does not wait for."""
+    """Return an answer for Ray. A result that may stay here is a second part, for which the driver does not wait."""
     return (pack(answer), kept) if keeps_result else pack(answer)
 
 
 def _answer(result: object, began: float, node: str, keeps_result: bool) -> Any:
-    if isinstance(result, list):  # of a batch, where an exception is the outcome of one item
+    if isinstance(result, list):  # the results of a batch, where an exception is the outcome of one item
         items: list[Any] = result  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of object
         result = [_Raised(one, node) if isinstance(one, BaseException) else one for one in items]
     try:
@@ -405,7 +405,7 @@ def _answer(result: object, began: float, node: str, keeps_result: bool) -> Any:
 
 
 class _Raised(NamedTuple):
-    """An exception that is unpickled as itself, with the traceback here as its cause."""
+    """An exception that is unpickled as itself, with the traceback on this worker as its cause."""
 
     error: BaseException
     node: str

@@ -1,4 +1,4 @@
-"""Workers: what `runs_on=` takes, so that the steps of nodes run on workers of a cluster."""
+"""Workers of a cluster: the values of `runs_on=` that have nodes run on workers."""
 
 import asyncio
 import inspect
@@ -19,9 +19,9 @@ from .dispatch import Call, Dispatcher, Transport, Worker
 from .messages import Reference, pack_function
 from .remote import Request
 
-# How many functions may be with workers or wait for them besides those that run, for each worker: as for processes.
+# How many functions, besides the running one, may be sent to each worker or wait for it: as for processes.
 _AHEAD_ITEMS: Final = 23
-# Larger arguments are written into the store in a thread: the copy would hold the event loop.
+# Larger arguments are written into the store in a thread, because the copy would block the event loop.
 _MESSAGE_MAX_BYTES: Final = 256 * 1024
 
 _FIGURES: Final = ("calls", "{call}"), ("busy", "s"), ("by reference", "By"), ("by value", "By")
@@ -30,7 +30,7 @@ _keys = itertools.count(1)
 
 
 class Pool:
-    """The workers of one execution in an Engine, and what they are to know.
+    """The workers of one execution in an Engine, with the functions and resources that the workers know.
 
     Args:
         transport: carries calls.
@@ -41,10 +41,10 @@ class Pool:
         self.transport = transport
         self.dispatcher = transport.dispatcher = Dispatcher(transport, most)
         self._keys: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
-        self._openings: dict[object, int] = {}  # of resources; equal ones are opened once in each worker
+        self._openings: dict[object, int] = {}  # of resources; equal resources are opened once in each worker
 
     def key_of(self, fn: Any, name: str) -> int:
-        """Return the number of a function or node, which is packed once."""
+        """Return the number of a function or node, which is packed only once."""
         key = self._keys.get(fn)
         if key is None:
             packed = pack_function(fn, name)
@@ -60,7 +60,7 @@ class Pool:
     async def call(
         self, fn: Any, name: str, request: Request, is_coroutine: bool, begun: Callable[[], None], keeps: bool = False
     ) -> Call:
-        """Return a call as the transport sends it: small values in bytes, others in the store."""
+        """Return a call in the form that the transport sends: small values as bytes, large values in the store."""
         key = self.key_of(fn, name)
         with messages.references() as references:
             packed = messages.pack(tuple(request))
@@ -71,11 +71,11 @@ class Pool:
         return Call(name, (key, keeps, packed, given), future, is_coroutine, begun)
 
     async def answer(self, call: Call, left: Callable[["asyncio.Future[None]"], None]) -> tuple[str, float, Any]:
-        """Have a worker make a call; emit what comes before its answer, and return that.
+        """Have a worker make a call; emit the events that come before the answer, and return the answer.
 
         Args:
             call: the call.
-            left: gets, if the caller leaves, a future that is done once no worker has the call.
+            left: called if the caller leaves, with a future that is done once no worker has the call.
         """
         self.dispatcher.submit(call)
         try:
@@ -96,18 +96,18 @@ class Pool:
 
 
 class Workers(extension.Execution):
-    """Workers of a cluster, made by `penstock.cluster.ray`; what `runs_on=` of nodes takes.
+    """Workers of a cluster for `runs_on=` of nodes; made by `penstock.cluster.ray`.
 
     Args:
-        name: where steps run, as drawings and statistics say it.
+        name: the name of the workers in drawings and statistics.
         workers: the most workers.
-        connect: makes what carries calls to them, for one Engine; such as a `Transport` of your own.
+        connect: returns the `Transport` that carries calls to the workers, for one Engine.
 
     Attributes:
         workers: the most workers.
 
     Raises:
-        OptionsError: `workers` is no whole number of at least 1.
+        OptionsError: `workers` is not a whole number of at least 1.
     """
 
     has_one_instance = False
@@ -119,7 +119,7 @@ class Workers(extension.Execution):
         self._connect = connect
 
     def check(self, node: Node[..., Any]) -> None:
-        """Refuse what needs the event loop of the driver: parameters that are streams, and order."""
+        """Refuse nodes that need the event loop of the driver: parameters that are streams, and order."""
         for name, hint in getattr(node.fn, "__annotations__", {}).items():
             origin = get_origin(hint) or hint
             if name != "return" and inspect.isclass(origin) and issubclass(origin, AsyncIterable):
@@ -131,13 +131,13 @@ class Workers(extension.Execution):
         return extension.Places(self.workers, 0 if alone else _AHEAD_ITEMS * self.workers, self)
 
     def bind(self, site: extension.Site) -> extension.Bound:
-        """Return what has a worker make a call."""
+        """Return the object that has workers make the calls of a site."""
         return OnWorkers(site, self._workers(site.scope))
 
     def bind_batch(
         self, fn: Callable[[list[Any]], Any], name: str, scope: extension.Scope
     ) -> Callable[[list[Any]], Awaitable[Sequence[Any]]]:
-        """Return what has a worker handle a batch."""
+        """Return the object that has workers handle batches."""
         pool, is_async = self._workers(scope), _is_async(fn)
 
         tally = _Tally()
@@ -156,7 +156,7 @@ class Workers(extension.Execution):
     def make_instance(
         self, scope: extension.Scope, cls: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Any:
-        """Return what stands for the instances that workers make of a class."""
+        """Return the stand-in for the instances that workers make of a class."""
         return _Instances(self._workers(scope), cls, args, kwargs)
 
     @property
@@ -171,7 +171,7 @@ class Workers(extension.Execution):
         return f"<Workers {self.name!r}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle as the name: a class that travels by its contents takes its execution along."""
+        """Pickle as the name alone: a class that is pickled by its contents takes its execution along."""
         return _named, (type(self), self.name, self.workers)
 
 
@@ -180,21 +180,21 @@ def _named(kind: type[Workers], name: str, workers: int) -> Workers:
 
 
 def _refused() -> Transport:
-    raise RuntimeError("a node on a worker runs no nodes on further workers")
+    raise RuntimeError("a node on a worker cannot run nodes on further workers: call those nodes in the driver's graph")
 
 
 class _Instances:
-    """Stands for the instances that workers make of a class for one scope, each when it is first called there."""
+    """Stands for the instances of a class in one scope. Each worker makes its instance at the first call."""
 
     def __init__(self, pool: Pool, cls: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.pool, self.cls = pool, cls
         self.recipe = next(_keys), args, kwargs
 
     async def __aenter__(self) -> None:
-        """Do nothing: there may be no worker yet."""
+        """Do nothing, because there may be no worker yet."""
 
     async def __aexit__(self, *error: object) -> None:
-        """Have the workers leave their instances."""
+        """Have the workers exit their instances."""
         self.pool.transport.leave(self.recipe[0])
 
 
@@ -247,7 +247,7 @@ class OnWorkers(extension.Bound):
         return _value(answer, self._node.name)
 
     async def open(self, attempt: extension.Attempt) -> AsyncIterator[Any]:
-        """Have a worker make the values; it waits when it is some lists ahead."""
+        """Have a worker make the values of a stream. The worker waits when it is some lists ahead."""
         call, dispatcher = await self._call(attempt), self._pool.dispatcher
         dispatcher.submit(call)
         is_open, size, seconds = True, 0, 0.0
@@ -259,7 +259,7 @@ class OnWorkers(extension.Bound):
                     _value(answer, self._node.name)
                     return
                 is_open = call.number in (call.worker.coroutines if call.worker else ())
-                if is_open:  # the next list is made while this one is read
+                if is_open:  # the worker makes the next list while this one is read
                     dispatcher.more(call, call.future.get_loop().create_future())
                 for is_event, packed in content:
                     size += messages.size_of(packed)
@@ -275,12 +275,12 @@ class OnWorkers(extension.Bound):
                 attempt.keeps_place_until(dispatcher.cancel(call))
 
     def figures(self) -> list[extension.Figure]:
-        """Return how many calls there were on each machine, how long they took, and what has travelled."""
+        """Return, for each machine, how many calls there were, how long they took, and how many bytes travelled."""
         return self._tally.figures()
 
 
 class _Tally:
-    """What the calls of one call site have taken on each machine."""
+    """Counts the calls of one call site on each machine, with their times and bytes."""
 
     def __init__(self) -> None:
         self._of: dict[str, list[float]] = {}
@@ -300,7 +300,7 @@ class _Tally:
             of[at] += more
 
     def figures(self) -> list[extension.Figure]:
-        """Return what was counted, by machine."""
+        """Return the counts, by machine."""
         return [
             extension.Figure(name, unit, value, machine)
             for machine, values in self._of.items()
@@ -310,7 +310,7 @@ class _Tally:
 
 @make_node(name="fetch")
 async def _fetch(value: Any) -> Any:
-    """Return the value of a result that stays on a worker; any other value as it is."""
+    """Return the value of a result that stays on a worker; return any other value unchanged."""
     return await value.pool.transport.fetch(value) if isinstance(value, Reference) else value
 
 
@@ -350,27 +350,27 @@ def ray(
     actor_options: Mapping[str, Any] | None = None,
     name: str | None = None,
 ) -> Workers:
-    """Return workers that Ray places, each of them an actor with a process of its own.
+    """Return workers that Ray places. Each worker is an actor of Ray, in a process of its own.
 
-    An Engine starts them when the first item needs one, and ends them when it closes. A Ray that was initialised is
-    used. Otherwise Penstock connects to `address`, or to what `RAY_ADDRESS` names, or starts a local Ray, which ends
-    with the last Engine that uses it. The first item raises `MissingExtraError` without the extra `penstock[ray]`,
-    and `ClusterError` if no worker can be placed or the head cannot be reached.
+    An Engine starts a worker when an item needs one, and ends its workers when it closes. If Ray is initialised,
+    Penstock uses that Ray. Otherwise Penstock connects to `address`, or to the address in `RAY_ADDRESS`, or starts a
+    local Ray, which ends with the last Engine that uses it. The first item raises `MissingExtraError` without the extra
+    `penstock[ray]`, and `ClusterError` if no worker can be placed or the head cannot be reached.
 
     Args:
         workers: the most workers.
-        num_cpus: how many cores each needs, as Ray counts them.
-        num_gpus: how many GPUs each needs.
-        resources: what else each needs, by the names that the cluster has for it.
-        label_selector: the labels of machines that may have one.
-        runtime_env: what a worker needs to run, such as `{"working_dir": "."}`.
+        num_cpus: how many cores each worker needs, as Ray counts cores.
+        num_gpus: how many GPUs each worker needs.
+        resources: other resources that each worker needs, by the names that the cluster gives them.
+        label_selector: the labels of the machines that may run a worker.
+        runtime_env: Ray's environment of a worker, such as `{"working_dir": "."}`.
         address: the head, "host:port"; "local" starts a local Ray in any case.
-        placement_timeout_seconds: how long a worker may take to be placed, and the head to be reached, in seconds.
-        actor_options: further options of the actor, as Ray has them.
-        name: where steps run, as drawings and statistics say it; by default, what each worker needs.
+        placement_timeout_seconds: how long it may take to place a worker, and to reach the head, in seconds.
+        actor_options: further options of the actor, as Ray names them.
+        name: the name of the workers in drawings and statistics; by default, the resources of each worker.
 
     Raises:
-        OptionsError: another execution has that name, or `workers`, `num_cpus` or `num_gpus` is no such number.
+        OptionsError: another execution has that name, or `workers`, `num_cpus` or `num_gpus` is not such a number.
     """
     for option, number in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
         _check(option, number, Real, 0, "a finite number that is not negative")
@@ -382,7 +382,7 @@ def ray(
     words = [f"{key}={value}" for key, value in options.items() if key != "runtime_env"]
 
     def connect() -> Transport:
-        from .ray_transport import RayTransport  # Ray is loaded by the first use
+        from .ray_transport import RayTransport  # the first use loads Ray
 
         if find_spec("ray") is None:
             raise MissingExtraError("nodes on workers need Ray: pip install 'penstock[ray]'")

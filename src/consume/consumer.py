@@ -1,4 +1,4 @@
-"""A consumer: it takes messages of a source through a deployment, and settles those that have ended."""
+"""A consumer: it takes messages of a source through a deployment, and settles the messages that have ended."""
 
 import asyncio
 import inspect
@@ -36,11 +36,11 @@ def by_key(message: Message) -> Hashable:
 
 @dataclass(frozen=True)
 class PartitionStatistics:
-    """What a consumer has of one partition.
+    """The counters of one partition of a consumer.
 
     Attributes:
-        partition: its name.
-        open: how many messages were taken and have not ended, or wait for one before them.
+        partition: the name of the partition.
+        open: how many messages were taken and have not ended, or wait for an earlier message.
         lag: how many messages are not settled, in all; None if the source does not know.
     """
 
@@ -56,7 +56,7 @@ class ConsumerStatistics(Rendered):
     Attributes:
         partitions: the partitions that it holds.
         ended: how many messages have ended, dead letters included.
-        dead_letters: how many of them were written as dead letters.
+        dead_letters: how many messages were written as dead letters.
         late_commits: how many commits came too late, because the partition belonged to another consumer by then.
         open: how many messages are open, over all partitions.
         lag: how many messages are not settled, over all partitions; None if the source does not know.
@@ -94,24 +94,24 @@ class ConsumerStatistics(Rendered):
 class Consumer:
     """Takes the messages of a source through a deployment, and settles them when they have ended. A context manager.
 
-    Each partition has a stream of its own. The end of the `async with` takes no more messages, finishes those that are
-    open, settles them and closes the source; after an exception it cancels what is open, and settles what has ended.
-    It is entered once.
-    No signal is handled: `run` does that.
+    Each partition has a stream of its own. The end of the `async with` takes no more messages, finishes and settles the
+    open messages, and closes the source. After an exception it cancels the open messages, and settles those that have
+    ended. A consumer is entered once. It handles no signals: `run` does.
 
     Args:
-        service: the deployment, whose first graph or others make the calls. Its `timeout_seconds` is for other callers:
-            messages have no deadline, and nodes have timeouts of their own.
-        source: the source, which no other consumer has at that time.
-        call_of: returns the call for a message. If it raises, or returns no call, the message has failed.
-        dead_letters: an async function that puts a message aside whose call has failed. If it raises, it is called
-            again until it does not, with pauses of up to 10 seconds, and the position stays before the message.
-        order_by: returns the key of a message: those of one key are handled one after the other, in each partition.
+        service: the deployment whose graphs make the calls. Its `timeout_seconds` is for other callers: messages have
+            no deadline, and nodes have their own timeouts.
+        source: the source, which no other consumer has at the same time.
+        call_of: returns the call for a message. If it raises an error, or returns no call, the message has failed.
+        dead_letters: an async function that puts a message aside whose call has failed. If the function raises, it is
+            called again until it succeeds, with pauses of up to 10 seconds. Until then the position stays before the
+            message.
+        order_by: returns the key of a message. Messages of one key are handled one after the other, in each partition.
             None for no order.
-        max_open: the most messages that are taken and not ended, over all partitions, of which each has an equal
-            share. Give one for each at least, or partitions take turns.
-        settle_seconds: how often what has ended is settled, in seconds.
-        drain_seconds: how long the end may take, in seconds; what is open then is cancelled and comes again.
+        max_open: the most messages that are taken and not ended, over all partitions. Each partition has an equal
+            share. Allow at least one message for each partition; otherwise partitions take turns.
+        settle_seconds: how often ended messages are settled, in seconds.
+        drain_seconds: how long the end may take, in seconds. Messages that are open then are cancelled, and come again.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -150,8 +150,8 @@ class Consumer:
     async def __aenter__(self) -> Self:
         if self._held._has_ended or any(one._source is self._source for one in _open):
             raise OptionsError(
-                "a Consumer is entered once, and no two have one source at a time: write Consumer(...) anew, and for "
-                "each of several at a time its own source, such as consume.Kafka(...)"
+                "a Consumer is entered once, and a source belongs to one Consumer at a time: make a new Consumer(...), "
+                "and for several at a time a source for each, such as consume.Kafka(...)"
             )
         keep_seconds = self._source.keep_seconds
         for each, seconds in ((self._settle, self._settle_seconds), (self._keep, keep_seconds)):
@@ -185,8 +185,8 @@ class Consumer:
         """Wait until the consumer cannot go on. It returns only if a signal has ended `run`.
 
         Raises:
-            Exception: why: an error of the source that is no outage, or `EngineClosedError` if the deployment has
-                ended.
+            Exception: the error that ended the consumer: an error of the source that is no outage, or
+                `EngineClosedError` if the deployment has ended.
         """
         await self._over.wait()
         if self._error is not None:
@@ -228,7 +228,7 @@ class Consumer:
 
     async def _for_each(self, ask: Callable[[Partition], Awaitable[object]], pause_seconds: float) -> None:
         for name, partition in list(self._held._held.items()):
-            if self._held._held.get(name) is partition:  # it may have gone while this waited for another one
+            if self._held._held.get(name) is partition:  # it may have gone while this loop waited for another partition
                 try:
                     await ask(partition)
                 except self._source.outages as error:
@@ -236,7 +236,7 @@ class Consumer:
                     await asyncio.sleep(pause_seconds)
 
 
-# The consumers that are open, and the dead letters and late commits of those that are closed.
+# The open consumers, and the dead letters and late commits of closed consumers.
 _open: WeakSet[Consumer] = WeakSet()
 _closed = [0, 0]
 _instruments: list[object] = []
@@ -268,10 +268,10 @@ def _count(consumer: Consumer) -> None:
 
 
 async def run(consumer: Consumer) -> ConsumerStatistics:
-    """Consume until SIGTERM or SIGINT, and then finish what is open.
+    """Consume until SIGTERM or SIGINT, and then finish the open messages.
 
-    Further signals change nothing, since a process and its group often get one each; `drain_seconds` bounds the end.
-    The handlers of both signals are those of before again when this returns. Outside of the main thread, no signal is
+    Further signals change nothing, because a process and its group often get a signal each; `drain_seconds` bounds the
+    end. The earlier handlers of both signals are restored when this returns. Outside of the main thread, no signal is
     handled.
 
     Args:
@@ -292,14 +292,14 @@ async def run(consumer: Consumer) -> ConsumerStatistics:
 
 @contextmanager
 def _set_by_signal(event: asyncio.Event) -> Generator[None, None, None]:
-    """Set an event at a signal; the handlers of before are there again at the end."""
+    """Set an event at a signal, and restore the earlier handlers at the end."""
     loop = asyncio.get_running_loop()
     before: dict[signal.Signals, Any] = {}
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         loop.call_soon_threadsafe(event.set)
 
-    # Not `loop.add_signal_handler`: nobody can ask a loop for the handler that it had before.
+    # Not `loop.add_signal_handler`: a loop cannot be asked for the handler that it had before.
     if threading.current_thread() is threading.main_thread():
         before = {number: signal.signal(number, on_signal) or signal.SIG_DFL for number in _SIGNALS}
     try:

@@ -11,31 +11,31 @@ from ..actors.accepted import NAME, check
 from .partitions import Partitions
 from .source import DeadLetter, Message, Source
 
-# Aiokafka's own values of the settings that decide how long something may take, in milliseconds.
+# Aiokafka's defaults of the timeouts that matter here, in milliseconds.
 _SESSION_MS: Final = 10_000
 _HEARTBEAT_MS: Final = 3_000
 _MAX_POLL_INTERVAL_MS: Final = 300_000
 _TAKE_MS: Final = 500
 _REFUSED: Final = {
     "enable_auto_commit": "offsets are committed when their messages have ended",
-    "key_deserializer": "a message that it refuses would stop its partition: decode the key in order_by=",
-    "value_deserializer": "a message that it refuses would stop its partition: parse the value in a node",
+    "key_deserializer": "a message that the deserializer refuses would stop its partition: decode the key in order_by=",
+    "value_deserializer": "a message that the deserializer refuses would stop its partition: parse the value in a node",
 }
 
 
 class Kafka(Source):
     """Topics of Kafka, read by the members of a consumer group. It needs aiokafka, the extra `kafka`.
 
-    The value and the key of a message are bytes, and its identity is "topic/partition/offset". The partitions that a
-    rebalance takes are drained within the time that the broker waits for this, are committed, and given up. While there
-    is no room for messages of a partition, the partition is paused, and polling goes on.
+    The value and the key of a message are bytes, and its identity is "topic/partition/offset". Partitions that a
+    rebalance takes away are drained within the time that the broker allows, committed, and given up. While there is no
+    room for messages of a partition, the partition is paused, and polling continues.
 
     Args:
         *topics: the names of the topics.
         group_id: the consumer group.
-        **settings: those of `aiokafka.AIOKafkaConsumer`, such as `bootstrap_servers`, `session_timeout_ms` and
-            `ssl_context`. Those that `AIOKafkaProducer` knows as well count for dead letters, too. A group without an
-            offset begins with the oldest message, unless `auto_offset_reset` says something else.
+        **settings: settings of `aiokafka.AIOKafkaConsumer`, such as `bootstrap_servers`, `session_timeout_ms` and
+            `ssl_context`. Settings that `AIOKafkaProducer` has as well are used for dead letters, too. A group without
+            an offset begins with the oldest message, unless `auto_offset_reset` says otherwise.
 
     Raises:
         MissingExtraError: aiokafka is not installed.
@@ -56,13 +56,13 @@ class Kafka(Source):
                 'consume.Kafka needs aiokafka: pip install "penstock[kafka]"', name="aiokafka"
             ) from error
         errors = cast("dict[str, Any]", vars(self._aiokafka.errors))
-        # Those that pass by themselves; and what a request raises in the midst of a rebalance.
+        # Errors that pass by themselves, and errors that a request raises in the midst of a rebalance.
         self.outages = (OSError, errors["IllegalStateError"], *filter(_is_passing, errors.values()))
         self._topics = topics
         self._settings = {"auto_offset_reset": "earliest", **settings, "group_id": group_id}
         session = settings.get("session_timeout_ms", _SESSION_MS)
         rebalance = settings.get("rebalance_timeout_ms") or session
-        # The broker begins to count when it tells the first member, and this one hears of it with its next heartbeat.
+        # The broker's time begins when it tells the first member; this member hears of it with its next heartbeat.
         self._drain_seconds = max(rebalance - settings.get("heartbeat_interval_ms", _HEARTBEAT_MS) - 1000, 0) / 1000
         self.keep_seconds = settings.get("max_poll_interval_ms", _MAX_POLL_INTERVAL_MS) / 4000
         self._consumer: Any = None
@@ -142,7 +142,7 @@ class Kafka(Source):
         return True
 
     async def keep(self, partition: Any, unsettled: Sequence[Message], /) -> None:
-        """Poll, with the partition paused: who polls too seldom loses all partitions."""
+        """Poll, with the partition paused: a member that polls too seldom loses all partitions."""
         if partition not in self._taking:
             self._consumer.pause(partition)
             await self._consumer.getmany(partition, timeout_ms=0)

@@ -1,4 +1,4 @@
-"""The partitions that a consumer holds, each with a stream of its own, and the room that they share."""
+"""The partitions that a consumer holds, each with a stream of its own, and the room that the partitions share."""
 
 import asyncio
 import itertools
@@ -13,7 +13,7 @@ from .source import DeadLetter, Message, Source
 
 # How long the last commit of a partition may take.
 _LAST_COMMIT_SECONDS: Final = 1.0
-# The pauses before what an outage has refused is asked for again.
+# The pauses before a request that failed in an outage is made again.
 PAUSE_SECONDS: Final = 1.0
 _FIRST_PAUSE_SECONDS: Final = 0.1
 
@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 
 async def uncancelled(ask: Callable[..., Awaitable[T]], *args: Any) -> T:
-    """Return what a function returns; that something in it was cancelled, but not its caller, is an error of it.
+    """Return the result of a function. A cancellation that comes from inside of the function is an error.
 
-    Where the caller was cancelled, it is, also if a client has made an error of its own of that, such as an outage.
+    A cancellation of the caller is raised as such, even if a client has made another error of it, such as an outage.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -34,14 +34,14 @@ async def uncancelled(ask: Callable[..., Awaitable[T]], *args: Any) -> T:
         if task.cancelling() > undisturbed:
             raise
         name = getattr(ask, "__qualname__", repr(ask))
-        raise NodeCancelledError(f"something that {name} awaited was cancelled, but not {name} itself") from error
+        raise NodeCancelledError(f"a task that {name} awaited was cancelled, but not {name} itself") from error
     finally:
         if task.cancelling() > undisturbed:
             raise asyncio.CancelledError
 
 
 class Partitions:
-    """The partitions that a consumer holds; a source says to it which these are."""
+    """The partitions that a consumer holds. A source tells this object which partitions these are."""
 
     def __init__(
         self,
@@ -55,16 +55,16 @@ class Partitions:
     ) -> None:
         self._service, self._source, self._call_of, self._bury = service, source, call_of, dead_letters
         self._order_by, self._max_open, self._on_error = order_by, max_open, on_error
-        self._held: dict[Any, Partition] = {}  # also those that are being drained
-        self._unwinding: dict[Any, list[asyncio.Task[None]]] = {}  # of partitions that were given up
+        self._held: dict[Any, Partition] = {}  # including partitions that are being drained
+        self._unwinding: dict[Any, list[asyncio.Task[None]]] = {}  # tasks of partitions that were given up
         self._has_ended = False
-        self._hurry = asyncio.Event()  # messages wait to be settled, and others for their room
+        self._hurry = asyncio.Event()  # messages wait to be settled, and other messages wait for their room
         self._changed = Condition()
         self._waiting = 0
         self._ended = self._dead_letters = self._late = 0
 
     async def given(self, partitions: Iterable[Any], /) -> None:
-        """Begin with partitions; those that are held already go on.
+        """Begin to consume partitions. Partitions that are held already continue.
 
         Args:
             partitions: the names of the partitions, which may be any objects that can be keys.
@@ -75,12 +75,12 @@ class Partitions:
                 self._held[name].task.add_done_callback(self._task_ended)
 
     async def taken_away(self, partitions: Iterable[Any], within_seconds: float, /) -> None:
-        """Finish what is open of partitions, settle that, and give the partitions up; this returns when that is done.
+        """Finish and settle the open messages of partitions, and give the partitions up. Returns when this is done.
 
         Args:
-            partitions: the names of the partitions; those that are not held are left out.
-            within_seconds: how long this may take, in seconds. What is not finished then is cancelled and not settled;
-                the last commit may take a second beyond.
+            partitions: the names of the partitions. Partitions that are not held are left out.
+            within_seconds: how long this may take, in seconds. Messages that are not finished then are cancelled and
+                not settled. The last commit may take a second longer.
         """
         held = [self._held[name] for name in partitions if name in self._held]
         try:
@@ -91,10 +91,10 @@ class Partitions:
             self._give_up(held)
 
     async def lost(self, partitions: Iterable[Any], /) -> None:
-        """Cancel what is open of partitions that another consumer may have by now, and settle nothing more of them.
+        """Cancel the open messages of partitions that another consumer may have by now, and settle no more of them.
 
         Args:
-            partitions: the names of the partitions; those that are not held are left out.
+            partitions: the names of the partitions. Partitions that are not held are left out.
         """
         self._give_up([self._held[name] for name in partitions if name in self._held])
 
@@ -120,11 +120,11 @@ class Partitions:
     async def _room_for(self, partition: "Partition") -> int:
         """Wait until a partition may take messages; return how many."""
         while True:
-            # Each partition keeps some room for itself, or one whose first message is slow would stop all others.
+            # Each partition keeps some room for itself: otherwise a partition with a slow first message would stop all.
             own = self._max_open // (len(self._held) or 1)
             others = sum(max(one.in_hand, own) for one in self._held.values() if one is not partition)
             room = self._max_open - others - partition.in_hand
-            if room >= max(1, own // 4):  # not one by one, when there is hardly any room
+            if room >= max(1, own // 4):  # wait for some room, so that messages are not taken one by one
                 return min(room, own or 1)
             self._waiting += 1
             self._settle_soon()
@@ -143,7 +143,7 @@ class Partitions:
             self._hurry.set()
 
     async def _settle(self, partition: "Partition") -> None:
-        """Settle what has ended of a partition; if that is too late, the partition is lost."""
+        """Settle the ended messages of a partition. If the commit comes too late, the partition is lost."""
         if not await partition.settle():
             self._late += 1
             logs.warning("consume.too_late", partition=partition.label)
@@ -151,16 +151,16 @@ class Partitions:
 
 
 class Partition:
-    """A partition that is held: its stream of calls, and the messages that are open.
+    """A partition that is held: its stream of calls, and its open messages.
 
     Attributes:
-        name: its name.
-        label: the name as a text; that of a tuple such as `TopicPartition` is "topic/0".
-        open: the messages that were taken and have not ended, by number; of a log, also those that have ended behind
-            one that has not.
-        unsettled: the messages that have ended and are to be settled; of a log, the last of them.
+        name: the name of the partition.
+        label: the name as a text; the text of a tuple such as `TopicPartition` is "topic/0".
+        open: the messages that were taken and have not ended, by number. For a log, also messages that have ended
+            behind a message that has not.
+        unsettled: the messages that have ended and are to be settled; for a log, only the last one.
         task: the task that reads the outcomes.
-        before: the tasks of the times before, whose handlers may still unwind.
+        before: tasks from when this partition was held before; their handlers may still be ending.
     """
 
     def __init__(self, held: Partitions, name: Any, before: list[asyncio.Task[None]]) -> None:
@@ -179,7 +179,7 @@ class Partition:
 
     @property
     def in_hand(self) -> int:
-        """How many messages count in `max_open`, with those that are being asked for."""
+        """How many messages count in `max_open`, including messages that are being asked for."""
         return len(self.open) + self._taking + (0 if self._source.is_log else len(self.unsettled))
 
     async def _read(self) -> None:
@@ -189,7 +189,7 @@ class Partition:
         order_by = None if self._held._order_by is None else self._key_of
         async with self._held._service.stream(
             self._calls(), ordered=False, order_by=order_by, trace_items=True, max_in_flight=self._held._max_open,
-            timeout_seconds=None,  # of a stream of many calls, that is the time until its end
+            timeout_seconds=None,  # for a stream of many calls, a timeout would count until the end of the stream
         ) as self._stream:  # fmt: skip
             async for outcome in self._stream.outcomes():
                 number, error = outcome.tag, outcome.error
@@ -205,7 +205,7 @@ class Partition:
         """Yield the calls of the messages, as long as there is room."""
         while True:
             if self._held._waiting:
-                await asyncio.sleep(0)  # partitions that wait for room come first
+                await asyncio.sleep(0)  # let partitions that wait for room go first
             self._taking = await self._held._room_for(self)
             messages = {next(self._number): message for message in await self._taken(self._taking)}
             self._taking = 0
@@ -214,7 +214,9 @@ class Partition:
                 try:
                     call = self._held._call_of(message)
                     if not isinstance(call, Call):  # pyright: ignore[reportUnnecessaryIsInstance] - a user's function
-                        raise TypeError(f"call_of= returned {call!r:.100}, and no call, such as handle(message.value)")
+                        raise TypeError(
+                            f"call_of= returned {call!r:.100}: return a call, such as handle(message.value)"
+                        )
                     call = tagged(telemetry.continued(call, message.headers), number)
                 except Exception as error:  # noqa: BLE001 - of the user's function: this message has failed, not the consumer
                     await self._bury(message, error)
@@ -236,7 +238,7 @@ class Partition:
         return self._held._order_by(self.open[call.tag])
 
     async def _bury(self, message: Message, error: Exception) -> None:
-        """Write a dead letter; as long as that fails, its message is open."""
+        """Write a dead letter. While writing fails, the message stays open."""
         found = re.search(r", attempt (\d+)$", "\n".join(getattr(error, "__notes__", ())), re.MULTILINE)
         letter = DeadLetter(message, error, int(found[1]) if found else 0)
         pause = _FIRST_PAUSE_SECONDS
@@ -264,12 +266,12 @@ class Partition:
         self._held._has_room()
 
     async def settle(self) -> bool:
-        """Settle what has ended; return False if that was too late."""
+        """Settle the ended messages; return False if the commit came too late."""
         async with self._settling:
             messages, self.unsettled = self.unsettled, []
             if not messages or self._held._held.get(self.name) is not self:
                 return True
-            # A task, since a commit that waits for a broker must not come after the partition was given up.
+            # A task, which can be cancelled: a waiting commit must not reach the broker once the partition is given up.
             self._commit = asyncio.create_task(uncancelled(self._source.settle, self.name, messages))
             is_over = False
             try:
@@ -280,18 +282,18 @@ class Partition:
             finally:
                 if not is_over:
                     self._commit.cancel()
-                    # Of a log, what has ended meanwhile is a longer prefix.
+                    # In a log, messages that have ended meanwhile make a longer prefix.
                     self.unsettled = self.unsettled or messages if self._source.is_log else messages + self.unsettled
                 self._held._has_room()
 
     def give_up(self) -> None:
-        """Cancel what is open, and what is being settled."""
+        """Cancel the open messages, and a commit that is under way."""
         self.task.cancel()
         if self._commit is not None:
             self._commit.cancel()
 
     async def drain(self, within_seconds: float) -> None:
-        """Take no more messages, finish those that are open, and settle them."""
+        """Take no more messages, and finish and settle the open ones."""
         loop = asyncio.get_running_loop()
         ends_at = loop.time() + within_seconds
         await self._settle_last(min(within_seconds, _LAST_COMMIT_SECONDS))  # which tells whether the partition is lost

@@ -1,6 +1,6 @@
-"""Feeds: records in a known order, stages that shape them into batches, a `for` loop that reads them, a benchmark.
+"""Feeds: records in a known order, stages that make batches, a `for` loop that reads values, a benchmark.
 
-Importing this needs NumPy, and loads no JAX.
+Importing this package needs NumPy, and loads no JAX.
 """
 
 from importlib.util import find_spec as _find_spec

@@ -1,4 +1,4 @@
-"""Collate: many values become one batch, whose arrays have a leading axis; and what a batch is made of."""
+"""Collate: many values become one batch, whose arrays have a leading axis; and the parts of a batch."""
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -28,20 +28,20 @@ class Ragged(NamedTuple):
 def collate(values: Sequence[Any], /, *, ragged: Mapping[str, float] | None = None) -> Any:
     """Make a batch of values of one structure: arrays and numbers are stacked, leaf by leaf.
 
-    Arrays, NumPy's and Python's numbers, and lists of numbers become arrays with a leading axis; strings, bytes and
-    None become lists. Dicts, tuples, named tuples and dataclasses become one of the same kind, whose leaves are
+    Arrays, NumPy's and Python's numbers, and lists of numbers become arrays with a leading axis. Strings, bytes and
+    None become lists. Dicts, tuples, named tuples and dataclasses become a structure of the same kind, whose leaves are
     batches.
 
     Args:
         values: the values, at least one.
-        ragged: the leaves whose shapes may differ, by path, such as "tokens", "image.pixels", "0", or "" for the value
-            itself, with the number that they are padded with; each becomes a `Ragged`.
+        ragged: the leaves whose shapes may differ, each with the number that it is padded with. The keys are paths,
+            such as "tokens", "image.pixels", "0", or "" for the value itself. Each such leaf becomes a `Ragged`.
 
     Raises:
         DataError: a value differs in structure from the first; the message names the value and the leaf.
     """
     if not values:
-        raise DataError("data.collate takes at least one value")
+        raise DataError("data.collate got no values: pass at least one")
     ragged = ragged or {}
     return _collated(values, "", ragged)
 
@@ -50,7 +50,7 @@ class Unlike(DataError):
     """A value of a batch is not like the first.
 
     Attributes:
-        item: its place in the batch.
+        item: the place of the value in the batch.
         reason: what differs.
     """
 
@@ -72,7 +72,7 @@ def _collated(values: Sequence[Any], path: str, ragged: Mapping[str, float]) -> 
         return list(values)
     if isinstance(first, bool | int | float | complex | np.generic):
         stacked = aligned_copy(np.array(values))
-        if kind is int and stacked.dtype.kind != "i":  # of larger ones NumPy makes floats, or an array of objects
+        if kind is int and stacked.dtype.kind != "i":  # larger numbers become floats, or an array of objects, in NumPy
             item = next(item for item, value in enumerate(values) if not -(2**63) <= value < 2**63)
             raise Unlike(item, f"{_leaf(path)} is {values[item]}, which int64 does not hold; take np.uint64 or a float")
         return stacked
@@ -89,7 +89,7 @@ def _collated(values: Sequence[Any], path: str, ragged: Mapping[str, float]) -> 
     raise Unlike(
         0,
         f"{_leaf(path)} is a {kind.__name__}, which makes no array; pass collate=, a function of a list of values, "
-        "or turn it into arrays, numbers or text before",
+        "or turn the value into arrays, numbers or text before",
     )
 
 
@@ -126,12 +126,14 @@ def _as_array(value: Any, item: int, path: str) -> Array:
     except ValueError as error:  # a list of lists of different lengths
         raise Unlike(item, f"{_leaf(path)} is a {type(value).__name__} that makes no array: {error}") from error
     if array.dtype.kind not in "biufc":
-        raise Unlike(item, f"{_leaf(path)} is a {type(value).__name__} of what are not numbers ({array.dtype})")
+        raise Unlike(
+            item, f"{_leaf(path)} is a {type(value).__name__}, and its elements are no numbers ({array.dtype})"
+        )
     return array
 
 
 def _members(value: Any) -> tuple[tuple[Any, ...], Callable[[list[Any]], Any]] | None:
-    """Return the names of the members of a structure, and what makes one like it of others; None for a leaf."""
+    """Return the names of a structure's members, and a function that makes such a structure; None for a leaf."""
     kind: Any = type(cast("object", value))
     if kind is dict:
         keys = tuple(value)
@@ -165,14 +167,14 @@ def _leaf(path: str) -> str:
     return f"leaf {path!r}" if path else "it"
 
 
-# Batches: their size, a part of one, and several as one.
+# Batches: the size of a batch, a part of a batch, and several batches as one.
 
 
 def size_of(batch: Any) -> int:
     """Return how many values a batch has.
 
     Raises:
-        DataError: its leaves do not agree, or it has none.
+        DataError: the leaves of the batch have different lengths, or there is no leaf.
     """
     sizes = {len(leaf) for leaf in _leaves(batch)}
     if len(sizes) != 1:
@@ -183,17 +185,17 @@ def size_of(batch: Any) -> int:
 
 
 def part_of(batch: Any, which: "int | slice") -> Any:
-    """Return one value of a batch, or a smaller batch; arrays are views of it."""
-    if type(batch) is np.ndarray:  # which needs none of the below: a tenth of its time
+    """Return one value of a batch, or a smaller batch. Arrays are views of the batch."""
+    if type(batch) is np.ndarray:  # a tenth of the time that the code below takes
         return batch[which]
     return _mapped([batch], lambda leaves: leaves[0][which])
 
 
 def joined(batches: Sequence[Any]) -> Any:
-    """Return several batches as one.
+    """Return several batches as one batch.
 
     Raises:
-        DataError: they are not alike.
+        DataError: the batches are not alike.
     """
     return _mapped(batches, _concatenated)
 
@@ -203,8 +205,8 @@ def _concatenated(leaves: list[Any]) -> Any:
         return [value for leaf in leaves for value in leaf]
     if len({(leaf.dtype, leaf.shape[1:]) for leaf in leaves}) > 1:
         raise DataError(
-            f"batches of {', '.join(f'{leaf.dtype}{list(leaf.shape)}' for leaf in leaves)} do not make one; those of "
-            "data.Ragged have other lengths in each: batch them once, with the size that is wanted"
+            f"batches of {', '.join(f'{leaf.dtype}{list(leaf.shape)}' for leaf in leaves)} cannot be joined; batches "
+            "of data.Ragged have different lengths: batch the values once, with the size that you want"
         )
     return np.concatenate(leaves, out=aligned((sum(map(len, leaves)), *leaves[0].shape[1:]), leaves[0].dtype))
 

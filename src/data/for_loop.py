@@ -18,7 +18,8 @@ T = TypeVar("T")
 class Iterate(Generic[T]):
     """The values of one call, for a `for` loop; made by `iterate`, and entered with `with`.
 
-    One thread may read it at a time. The end of the `with` ends the call, and waits until nothing of it is left.
+    One thread may read the values at a time. The end of the `with` ends the call, and waits until all of its tasks have
+    ended.
     """
 
     def __init__(
@@ -29,19 +30,20 @@ class Iterate(Generic[T]):
         self._options = options
         self._thread: threading.Thread | None = None
         self._opened: Future[tuple[asyncio.AbstractEventLoop, Stream[T], asyncio.Event]] = Future()
-        # The value that was asked for; kept if a signal handler, such as that of Ctrl-C, raises before it was given.
+        # The value that was asked for. It is kept if a signal handler, such as that of Ctrl-C, raises before the value
+        # was returned.
         self._asked: Future[T] | None = None
         self._reading: asyncio.Task[None] | None = None
         self._is_waiting = False
-        self._given = 0  # the position before it
+        self._given = 0  # the position before that value
 
     def __enter__(self) -> Self:
         """Start the call.
 
         Raises:
-            EngineLoopError: an event loop runs in this thread, which would stand still.
+            EngineLoopError: an event loop runs in this thread, and would stand still.
             OptionsError: an option is unknown or does not apply.
-            PlanError: the graph gives one value.
+            PlanError: the graph returns one value instead of a stream.
         """
         try:
             asyncio.get_running_loop()
@@ -49,11 +51,11 @@ class Iterate(Generic[T]):
             pass
         else:
             raise EngineLoopError(
-                "data.iterate waits for values, and an event loop runs in this thread, which would stand still "
+                "data.iterate waits for values, and the event loop that runs in this thread would stand still "
                 "meanwhile; write `async with engine.stream(call) as values: async for value in values`"
             )
         if self._thread is not None:
-            raise EngineClosedError("data.iterate was entered before; what it gives is read once: make a new one")
+            raise EngineClosedError("data.iterate was entered before, and can be read once: call data.iterate again")
         context = copy_context()
         self._thread = threading.Thread(target=context.run, args=(asyncio.run, self._run()), name="penstock-iterate")
         with ExitStack() as on_error:
@@ -73,8 +75,8 @@ class Iterate(Generic[T]):
         """Return the next value.
 
         Raises:
-            Exception: what the call failed with.
-            EngineClosedError: it was not entered, or was left.
+            Exception: the error of the call.
+            EngineClosedError: the `with` was not entered, or was left.
         """
         if self._thread is None or not self._thread.is_alive():
             raise EngineClosedError("the values are read inside of `with data.iterate(call) as values:`")
@@ -95,20 +97,20 @@ class Iterate(Generic[T]):
         return value
 
     def checkpoint(self) -> None:
-        """Make a snapshot now and wait for it; in the loop that reads the values, on SIGTERM for instance.
+        """Make a snapshot now and wait for it. Call this in the loop that reads the values, after SIGTERM for instance.
 
         Raises:
             OptionsError: there is no `checkpoint=`.
-            CheckpointError: it could not be written.
-            EngineClosedError: the values were not entered, or were left.
-            EngineLoopError: a signal handler has called it, while a value was waited for.
+            CheckpointError: the snapshot could not be written.
+            EngineClosedError: the `with` was not entered, or was left.
+            EngineLoopError: a signal handler made this call while the loop waited for a value.
         """
         if self._thread is None or not self._thread.is_alive():
             raise EngineClosedError("a snapshot is made inside of `with data.iterate(call, checkpoint=...) as values:`")
         if self._is_waiting:
             raise EngineLoopError(
                 "checkpoint() was called in a signal handler, or in another thread, while the loop waits for a value: "
-                "note there that it should stop, and call checkpoint() in the loop that reads the values"
+                "only set a flag there, and call checkpoint() in the loop that reads the values"
             )
         loop, stream, _ = self._opened.result()
         asked, unread = self._asked, list[T]()
@@ -125,14 +127,14 @@ class Iterate(Generic[T]):
 
     @property
     def position(self) -> int:
-        """How many values were taken, those before a restart included, with `checkpoint=`."""
+        """How many values were taken; with `checkpoint=`, values before a restart count, too."""
         if self._asked is not None:
             return self._given
         is_open = self._opened.done() and self._opened.exception() is None
         return self._opened.result()[1].position if is_open else 0
 
     def _read(self, stream: Stream[T], asked: "Future[T]") -> None:
-        """Read a value, on the loop; once, however often a signal handler has raised while it was asked for."""
+        """Read a value, on the event loop. A value that is asked for again after a signal handler is read only once."""
         if asked.running() or asked.done():
             return
         asked.set_running_or_notify_cancel()
@@ -149,7 +151,7 @@ class Iterate(Generic[T]):
         self._reading = asyncio.get_running_loop().create_task(read())
 
     async def _run(self) -> None:
-        """Keep the call open until it is left; the only task that the thread begins with."""
+        """Keep the call open until the `with` is left. This is the main task of the thread."""
         is_left = asyncio.Event()
 
         def refused(kind: object, error: BaseException | None, trace: object) -> bool:
@@ -175,7 +177,7 @@ class Iterate(Generic[T]):
                 if not loop.is_closed():
                     loop.call_soon_threadsafe(is_left.set)
 
-        self._opened.add_done_callback(leave)  # a signal handler may have raised before it was open
+        self._opened.add_done_callback(leave)  # a signal handler may have raised before the call was open
         if self._thread.is_alive():
             self._thread.join()
 
@@ -185,15 +187,15 @@ def iterate(
 ) -> Iterate[T]:
     """Read the values of a call in a plain `for` loop, where no event loop runs.
 
-    The graph runs on an event loop in a thread of its own, and works ahead as far as its streams hold values.
+    The graph runs on an event loop in another thread, and works ahead as far as its streams can hold values.
 
     Args:
         call: one call of a graph that returns an `AsyncIterator`.
-        checkpoint: where it is saved as it goes, and goes on from.
-        **options: those of `engine.stream` for one call.
+        checkpoint: where snapshots of the call are saved, and where the call continues after a restart.
+        **options: the options of `engine.stream` for one call.
 
     Returns:
-        A context manager, inside which its values are read:
+        A context manager, inside which the values are read:
         `with data.iterate(call) as batches: for batch in batches: ...`
     """
     return Iterate(call, options, checkpoint)

@@ -1,4 +1,4 @@
-"""Placing: batches go to a device or a mesh in a thread, while others are computed with."""
+"""Placing: puts batches on a device or a mesh in a thread, while the program computes with earlier batches."""
 
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
@@ -25,9 +25,9 @@ def to_device(
 
     Args:
         device: the device or mesh, as `devices.select` takes it.
-        specs: for a mesh, how the arrays are split: a `PartitionSpec` for all of them, or a prefix of the batch's
-            structure with one for each; None is a copy on every device.
-        ahead: how many batches are on the device, or on their way there, before the reader asks for them.
+        specs: for a mesh, how the arrays are split: one `PartitionSpec` for all arrays, or a prefix of the batch's
+            structure with a spec for each array. None is a copy on every device.
+        ahead: how many batches are on the device, or on their way, before the reader asks for them.
 
     Returns:
         A stage. Arrays and numbers of a batch, or of the value of a record, become arrays of JAX; strings stay.
@@ -42,14 +42,14 @@ def to_device(
 
 
 class _Placer(Placer):
-    """Places batches, and those of records."""
+    """Places batches, and batches in records."""
 
     def __call__(self, value: Any) -> Any:
-        """Return a batch on the device, when it is there; in a thread."""
+        """Put a batch on the device, and return it when it is there. Runs in a thread."""
         return value.with_value(super().__call__(value.value)) if _has_batch(value) else super().__call__(value)
 
     def again(self, value: Any) -> Any:
-        """Return a batch of a snapshot as if it had been placed now; what was made of batches stays as it is."""
+        """Return a batch of a snapshot placed anew. Values that were computed from batches stay as they are."""
         return value.with_value(super().again(value.value)) if _has_batch(value) else super().again(value)
 
 

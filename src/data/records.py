@@ -1,4 +1,4 @@
-"""Order: the records of a source in a known order, for each epoch and process; and records, with their random bits."""
+"""Order: the records of a source in a known order, for each epoch and process; records and their random bits."""
 
 import hashlib
 import os
@@ -24,14 +24,14 @@ T_co = TypeVar("T_co", covariant=True)
 Shard: TypeAlias = "str | tuple[int, int]"
 _Words: TypeAlias = npt.NDArray[np.uint64]
 
-# Positions that are permuted at a time. One costs 100 µs in NumPy's calls, 1024 of them 300 µs, or 0.3 µs each. Batches
-# take more of them, as each costs less, and the event loop has less else to do for it.
+# How many positions are permuted at a time. One position costs 100 µs in NumPy's calls, 1024 positions cost 300 µs, or
+# 0.3 µs each. Batches permute more at a time: each position costs less, and the event loop has fewer steps to run.
 _BLOCK, _BLOCK_OF_BATCHES = 1024, 4096
-# A Feistel network of four rounds is a pseudo-random permutation of a large domain (Luby and Rackoff, 1988). Small ones
-# need more: with 12, the 24 orders of four records are equally frequent, as far as 100,000 keys can tell.
+# A Feistel network of four rounds is a pseudo-random permutation of a large domain (Luby and Rackoff, 1988). A small
+# domain needs more: with 12, the 24 orders of four records are equally frequent, as far as 100,000 keys can tell.
 _ROUNDS = 12
 
-# An order of at most so many bits keeps the permutation of all numbers: 32 KB.
+# An order whose numbers have at most so many bits keeps the permutation of all numbers: 32 KB.
 _TABLE_BITS = 12
 
 
@@ -49,13 +49,13 @@ class Source(Protocol[T_co]):
 
 @dataclass(slots=True, eq=False)
 class Record(Generic[T_co]):
-    """One place in the order of a source, and, once it was read, the value at that place.
+    """One place in the order of a source, and, once the record was read, the value at that place.
 
     Attributes:
         epoch: the pass over the source, from 0.
-        position: its place in the order of this epoch, from 0, counted over all shards.
-        index: its index in the source.
-        seed: 64 random bits, which depend on the shuffle seed, the epoch and the index alone, not on shards or batches.
+        position: the place in the order of this epoch, from 0, counted over all shards.
+        index: the index of the record in the source.
+        seed: 64 random bits. They depend on the shuffle seed, the epoch and the index alone, not on shards or batches.
         value: the value; None until it is read.
     """
 
@@ -70,7 +70,7 @@ class Record(Generic[T_co]):
         return Record(self.epoch, self.position, self.index, self.seed, value)
 
     def rng(self) -> np.random.Generator:
-        """Return a new generator of random numbers; every generator of this record gives the same numbers."""
+        """Return a new generator of random numbers. Every generator of this record gives the same numbers."""
         return np.random.Generator(np.random.Philox(key=self.seed))
 
     @property
@@ -81,14 +81,14 @@ class Record(Generic[T_co]):
 
 @dataclass(slots=True, eq=False)
 class Records(Generic[T_co]):
-    """Several places in the order of a source, and, once they were read, a batch of the values there.
+    """Several places in the order of a source, and, once the records were read, a batch of the values at these places.
 
     Attributes:
-        epoch: the epoch of each, int64 [records]; like those of `Record`, as the following.
-        position: int64 [records].
-        index: int64 [records].
-        seed: uint64 [records].
-        value: the batch, which the source gave for `index`; None until it is read.
+        epoch: the epoch of each record, int64 [records]; see `Record` for this field and the next ones.
+        position: the position of each record, int64 [records].
+        index: the index of each record, int64 [records].
+        seed: the random bits of each record, uint64 [records].
+        value: the batch that the source returned for `index`; None until it is read.
     """
 
     epoch: npt.NDArray[np.int64]
@@ -98,7 +98,7 @@ class Records(Generic[T_co]):
     value: T_co
 
     def __len__(self) -> int:
-        """Return how many records these are."""
+        """Return the number of records."""
         return len(self.index)
 
     def with_value(self, value: U) -> "Records[U]":
@@ -114,12 +114,12 @@ class Records(Generic[T_co]):
 class Permutation:
     """A random order of the numbers below `length` that takes no memory: the index at each position is computed.
 
-    A Feistel network permutes the numbers of some bits; what is outside goes through it again until it is inside. It
-    is integer arithmetic modulo 2^64 alone, so it is the same on every machine.
+    A Feistel network permutes all numbers of some bits. A number that is not below `length` goes through the network
+    again until it is. The network uses only integer arithmetic modulo 2^64, so it is the same on every machine.
 
     Args:
-        length: how many numbers; at least 1.
-        key: what tells one order from another, such as seed and epoch.
+        length: how many numbers there are; at least 1.
+        key: a text that tells one order from another, such as seed and epoch.
     """
 
     def __init__(self, length: int, key: str) -> None:
@@ -130,7 +130,7 @@ class Permutation:
         self._left_shift, self._right_shift = np.uint64(64 - (bits - bits // 2)), np.uint64(64 - bits // 2)
         digest = hashlib.shake_256(f"penstock order {key}".encode()).digest(8 * _ROUNDS)
         self._keys = np.frombuffer(digest, "<u8").astype(np.uint64)
-        # Of few numbers, all at once: what is outside is looked up then, and not computed again and again.
+        # Few numbers are permuted all at once: a number outside is then looked up instead of computed again and again.
         self._table = self._encrypted(np.arange(1 << bits, dtype=np.uint64)) if bits <= _TABLE_BITS else None
 
     def indexes(self, positions: _Words) -> _Words:
@@ -155,7 +155,7 @@ class Permutation:
 
 
 def _scrambled(words: _Words) -> _Words:
-    """Change words so that their high bits depend on all bits (multipliers of splitmix64); the argument is used up."""
+    """Change words in place so that their high bits depend on all bits (multipliers of splitmix64)."""
     words *= np.uint64(0xBF58476D1CE4E5B9)
     words ^= words >> np.uint64(32)
     words *= np.uint64(0x94D049BB133111EB)
@@ -163,7 +163,7 @@ def _scrambled(words: _Words) -> _Words:
 
 
 def _seeds(indexes: _Words, key: str) -> _Words:
-    """Return 64 random bits for each index: different ones for different indexes, as each step can be undone."""
+    """Return 64 random bits for each index. Different indexes get different bits, because each step can be undone."""
     offset = int.from_bytes(hashlib.sha256(f"penstock records {key}".encode()).digest()[:8], "little")
     words = _scrambled((indexes + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15) ^ np.uint64(offset))
     words ^= words >> np.uint64(31)
@@ -171,10 +171,10 @@ def _seeds(indexes: _Words, key: str) -> _Words:
 
 
 class Order(StageIterator[Record[None]]):
-    """The records of the indexes of a source, in their order; one for each stream that is open.
+    """The records of a source in their order, for one open stream.
 
     Args:
-        source: what has a length.
+        source: an object with a length.
         shuffle_seed, epochs, shard, drop_remainder, pad: see `order`.
 
     Attributes:
@@ -186,7 +186,7 @@ class Order(StageIterator[Record[None]]):
     _block_size = _BLOCK
 
     def __new__(cls, source: Any, *settings: Any) -> Any:
-        """Return an order, or what numbers the values of an argument of the graph that has no index."""
+        """Return an order, or an `UnindexedOrder` if an argument of the graph turns out to have no index."""
         if _has_no_index(source):
             _refuse_order(source, *settings)
             return UnindexedOrder(source, *settings[1:3])
@@ -219,7 +219,7 @@ class Order(StageIterator[Record[None]]):
             end += -end % count
         self._places = range(number, end, count)  # the positions of an epoch that this shard has
         self._permutation: Permutation | None = None  # of this epoch
-        self._block: list[tuple[int, int, int]] = []  # what comes next, the last first
+        self._block: list[tuple[int, int, int]] = []  # position, index and seed of the next records, the last one first
         self.epoch = 0
         self.step = 0
 
@@ -228,12 +228,12 @@ class Order(StageIterator[Record[None]]):
         return {"epoch": self.epoch, "step": self.step}
 
     def restore(self, state: Mapping[str, int]) -> None:
-        """Go on from a place. That takes no longer far behind: the index at each position is computed."""
+        """Continue from a place. A late place takes no longer, because the index at each position is computed."""
         self.epoch, self.step = state["epoch"], state["step"]
         self._block, self._permutation = [], None
 
     def after(self, count: int, epochs: int | None) -> dict[str, int]:
-        """Return the place behind so many records of an order that had so many epochs."""
+        """Return the place behind `count` records of an order that had `epochs` epochs."""
         epoch, step = divmod(count, len(self._places)) if self._places else (0, 0)
         return {"epoch": epoch, "step": step}
 
@@ -251,10 +251,10 @@ class Order(StageIterator[Record[None]]):
         return Record(self.epoch, position, index, seed, None)
 
     def _next_places(self) -> tuple[_Words, _Words, _Words]:
-        """Return positions, indexes and seeds of what comes next, in this epoch or another one.
+        """Return positions, indexes and seeds of the next records, in this epoch or a later one.
 
         Raises:
-            StopAsyncIteration: nothing does.
+            StopAsyncIteration: there are no more records.
         """
         if not self._places or self.epoch == self._epochs:
             raise StopAsyncIteration
@@ -269,7 +269,7 @@ class Order(StageIterator[Record[None]]):
                 )
         places = self._places[self.step : self.step + self._block_size]
         positions = np.arange(places.start, places.stop, places.step, dtype=np.uint64)
-        indexes = positions % np.uint64(self._length)  # what fills up a shard comes from the beginning
+        indexes = positions % np.uint64(self._length)  # `pad` fills up a shard with records from the beginning
         if self._seed is not None:
             if self._permutation is None:
                 self._permutation = Permutation(self._length, f"{self._seed} {self.epoch}")
@@ -278,7 +278,7 @@ class Order(StageIterator[Record[None]]):
 
 
 class OrderOfBatches(Order):
-    """The same order in batches, which go on from one epoch to the next.
+    """The same order in batches. A batch may have records of two epochs.
 
     Args:
         batch: how many records a batch has.
@@ -292,7 +292,7 @@ class OrderOfBatches(Order):
         check("batch", batch, whole(1), "data.order(")
         super().__init__(source, *settings_of_order)
         self._size: int = batch
-        self._places_left: tuple[_Words, ...] = ()  # of this epoch, as far as they are known
+        self._places_left: tuple[_Words, ...] = ()  # the next places of this epoch that are computed already
 
     def restore(self, state: Mapping[str, int]) -> None:
         """Go on from a place."""
@@ -300,7 +300,7 @@ class OrderOfBatches(Order):
         self._places_left = ()
 
     def after(self, count: int, epochs: int | None) -> dict[str, int]:
-        """Return the place behind so many batches of an order that had so many epochs.
+        """Return the place behind `count` batches of an order that had `epochs` epochs.
 
         Raises:
             CheckpointError: the last batch had fewer records, and there are more epochs now.
@@ -344,15 +344,15 @@ class OrderOfBatches(Order):
 
 
 class UnindexedOrder(StageIterator[Record[Any]]):
-    """The records of what has no index, such as a queue or a file, in the order in which they come.
+    """The records of a source without an index, such as a queue or a file, in the order in which they come.
 
     Args:
-        values: an iterator, plain or async, or a function that gives one for each epoch.
+        values: an iterator, plain or async, or a function that returns an iterator for each epoch.
         epochs, shard: see `order`.
 
     Attributes:
         epoch: the epoch of the next record.
-        position: how many of this epoch came so far, those of other shards included.
+        position: how many records of this epoch came so far, including records of other shards.
     """
 
     role = StageRole("records")
@@ -362,24 +362,24 @@ class UnindexedOrder(StageIterator[Record[Any]]):
         check("shard", shard, _SHARD, "data.order(")
         if isinstance(values, _SourceCell):
             values = values.take()
-        self._given = values  # what comes is asked for its state
-        self._restored: Any = None  # of what a function will give for this epoch
+        self._given = values  # the iterator that is asked for its state
+        self._restored: Any = None  # the state for the iterator that the function will return for this epoch
         self._begin: Callable[[], Any] | None = None if _is_iterator(values) else values
-        super().__init__(*([] if self._begin else [_async_iterator(values)]))  # what this epoch reads, once it began
+        super().__init__(*([] if self._begin else [_async_iterator(values)]))  # a function's iterator is opened later
         self._epochs = epochs
         self._shard, self._shards = _shard_of(shard)
         self.epoch = 0
         self.position = 0
 
     def state(self) -> dict[str, Any]:
-        """Return the place of the next record, and the state of what gives the values.
+        """Return the place of the next record, and the state of the iterator of the values.
 
         Raises:
-            PlanError: what gives the values has none.
+            PlanError: the iterator has no state.
         """
         if not self.streams and self.epoch != self._epochs:
             self._open()
-        # Behind the last epoch, a function has nothing open. A stream of the graph has a state of its own.
+        # After the last epoch, no iterator of a function is open. A stream of the graph has its own state.
         has_none = not self.streams or is_stream(self._given)
         values = None if has_none else self._stateful().state()
         return {"epoch": self.epoch, "position": self.position, "values": values}
@@ -399,13 +399,14 @@ class UnindexedOrder(StageIterator[Record[Any]]):
     def _stateful(self) -> Any:
         if not has_state(self._given):
             raise PlanError(
-                f"data.order cannot say where this {type(self._given).__name__} is, and checkpoint= would begin it at "
-                "its first value again: give it state() and restore(state), or pass a source with a length and an index"
+                f"data.order cannot tell where this {type(self._given).__name__} is, and checkpoint= would begin "
+                "with its first value again: give it methods state() and restore(state), or pass a source with a "
+                "length and an index"
             )
         return self._given
 
     def _open(self) -> None:
-        """Begin with an epoch of a function, or go on with it."""
+        """Open the iterator of an epoch, and restore its state if there is one."""
         assert self._begin is not None
         self._given = self._begin()
         if self._restored is not None:
@@ -424,7 +425,7 @@ class UnindexedOrder(StageIterator[Record[Any]]):
                 if position % self._shards == self._shard:
                     [seed] = _seeds(np.array([position], np.uint64), f"0 {epoch}").tolist()
                     return Record(epoch, position, position, seed, value)
-            if not self.position:  # to begin it again would go on for ever
+            if not self.position:  # an empty epoch: beginning again would never end
                 break
             await self.aclose()
             self.epoch, self.position, self.streams = self.epoch + 1, 0, []
@@ -446,11 +447,11 @@ def _has_no_index(source: object) -> bool:
 
 
 def _refuse_order(source: object, *settings: Any) -> None:
-    """Refuse what only a source with an index can do."""
+    """Refuse options that need a source with an index."""
     shuffle_seed, epochs, _, drop_remainder, pad, *batch = settings
     if any(one is not None for one in batch):
         raise OptionsError(
-            "data.order(batch=): a source without an index gives its values one by one; use `>> data.batched(size)`"
+            "data.order(batch=): a source without an index gives its values one by one; write `>> data.batched(size)`"
         )
     if shuffle_seed is not None or drop_remainder or pad:
         raise OptionsError(
@@ -465,7 +466,10 @@ def _refuse_order(source: object, *settings: Any) -> None:
 
 
 class _SourceCell:
-    """Holds a source that is written in a graph: a list would be copied for each call, and an iterator is read once."""
+    """Holds a source that is written in a graph. Otherwise a list would be copied for each call.
+
+    An iterator in it can be read only once.
+    """
 
     def __init__(self, value: object) -> None:
         self.value = value
@@ -475,7 +479,7 @@ class _SourceCell:
         """Return a source without an index, for one stream.
 
         Raises:
-            DataError: it is an iterator that another stream has.
+            DataError: the source is an iterator that another stream reads.
         """
         if self._is_taken and _is_iterator(self.value):
             raise DataError(
@@ -518,33 +522,34 @@ def order(
     drop_remainder: bool = False,
     pad: bool = False,
 ) -> AsyncIterator[Any]:
-    """Give the indexes of a source in a known order, as a stream of records; `data.read(source)` reads their values.
+    """Return the records of a source in a known order, as a stream; `data.read(source)` reads their values.
 
-    In a graph, each argument may be a value of the graph. Outside a graph, pass the stream to one.
+    In a graph, each argument may be a value of the graph. Outside of a graph, pass the stream to a graph.
 
     Args:
         source: an object with `__len__` and `__getitem__`. Or a source without an index: an iterator, plain (it runs in
-            a thread) or async, or a function that returns a new one for each epoch. Its values come in their own
-            order, and cannot be shuffled.
-        shuffle_seed: a whole number; the records of each epoch come in a random order of its own, which is the same on
-            every machine and takes no memory. None: in the order of the source.
+            a thread) or async, or a function that returns a new iterator for each epoch. The values of such a source
+            come in their own order, and cannot be shuffled.
+        shuffle_seed: a whole number. The records of each epoch come in another random order, which is the same on every
+            machine and takes no memory. None: the records come in the order of the source.
         epochs: how often each record comes; None for no end.
-        shard: the part of each epoch, (number, count), counted from 0. "process": the part of this process, as
-            `jax.distributed` numbers processes; all records if it is not initialized. No two shards have a record in
-            common, and together they have all records; their lengths differ by one at most.
-        batch: give so many records as one `Records`, for data in memory: `data.read` asks the source for all of them at
-            once, `source[array of indexes]`, as NumPy's arrays take it. A batch goes on from one epoch to the next.
-        drop_remainder: leave out the last records of an epoch that do not suffice for all shards, and with `batch`, the
-            last batch of all if it is smaller.
-        pad: repeat first records of an epoch in the shards that have one less.
+        shard: the part of each epoch, as (number, count), counted from 0. "process" is the part of this process, as
+            `jax.distributed` numbers processes, or all records if `jax.distributed` is not initialized. No two shards
+            have a record in common, and together they have all records; their lengths differ by one at most.
+        batch: return so many records as one `Records`, for data in memory. `data.read` asks the source for all of these
+            records at once, `source[array of indexes]`, as NumPy's arrays take it. A batch may have records of two
+            epochs.
+        drop_remainder: leave out the last records of an epoch if they are too few for all shards; with `batch`, also
+            leave out a smaller batch at the very end.
+        pad: repeat first records of an epoch in the shards that have one record less.
 
     Returns:
-        A stream of records, or of `Records`, without values; with values if the source has no index.
+        A stream of records, or of `Records`, without values. If the source has no index, the records have values.
 
     Raises:
         OptionsError: an argument does not accept its value.
         DataError: in a SLURM job of several tasks, `jax.distributed` is not initialized, so shard="process" cannot tell
-            the part of this task; or the source has another length when an epoch begins.
+            the part of this task; or the length of the source has changed when an epoch begins.
     """
     is_ref = isinstance(source, Ref)
     if is_stream(source) if is_ref else _has_no_index(source):
@@ -573,18 +578,18 @@ def _length_of(source: Any) -> int:
     if not hasattr(source, "__len__") or not hasattr(source, "__getitem__"):
         raise TypeError(
             f"data.order takes an object with __len__ and __getitem__, such as a list or a dataset, or an iterator; "
-            f"got {type(source).__name__}. If it is only iterable, pass iter(...), or a function that returns that"
+            f"got {type(source).__name__}. For an object that is only iterable, pass iter(...), or a function of it"
         )
     return len(source)
 
 
 def _shard_of(shard: Shard) -> tuple[int, int]:
-    """Return the number of a shard and how many there are.
+    """Return the number of a shard, and the number of all shards.
 
     Raises:
-        DataError: that of this process is not known.
+        DataError: the shard of this process is not known.
     """
-    # What `jax.process_index()` returns, which would start a backend.
+    # The number that `jax.process_index()` would return; calling that would start a backend.
     distributed: Any = sys.modules.get("jax._src.distributed")
     state = None if distributed is None or distributed.global_state.client is None else distributed.global_state
     if not isinstance(shard, str):
@@ -600,7 +605,7 @@ def _shard_of(shard: Shard) -> tuple[int, int]:
     if slurm is not None and slurm.tasks is not None and slurm.tasks > 1:
         raise DataError(
             f'data.order(shard="process"): this is one of {slurm.tasks} tasks of a SLURM job, and jax.distributed is '
-            "not initialized, so each of them would read all records; call jax.distributed.initialize() before, or "
+            "not initialized, so each task would read all records; call jax.distributed.initialize() before, or "
             'pass shard=(int(os.environ["SLURM_PROCID"]), int(os.environ["SLURM_NTASKS"])), or shard=(0, 1) for all'
         )
     return 0, 1

@@ -1,4 +1,4 @@
-"""Stages, which read a stream and give another one, as in `stream >> stage`; most become one step of the graph."""
+"""Stages, which read one stream and return another, as in `stream >> stage`; most become one step of the graph."""
 
 import asyncio
 import contextlib
@@ -35,7 +35,7 @@ class _Applied:
 class Stage(_Applied, Generic[In_contra, Out_co]):
     """A function from stream to stream: `stream >> stage` and `stage(stream)` are the same.
 
-    In a graph it becomes one or more steps; anywhere else it reads an async iterator, as plain Python does.
+    In a graph a stage becomes one or more steps. Outside of a graph it reads an async iterator, as plain Python does.
     """
 
     def __call__(self, stream: In_contra) -> Out_co:
@@ -74,7 +74,7 @@ class FilteringStage(_Applied, Generic[Fn_co]):
 
 
 class BatchingStage(_Applied, Generic[Fn_co]):
-    """The stage that makes batches with a function of a list, of values or of those of records."""
+    """The stage that makes batches with a function of a list of values, or of the values of records."""
 
     @overload
     def __call__(
@@ -92,7 +92,7 @@ class BatchingStage(_Applied, Generic[Fn_co]):
 
 
 class Reading(StageIterator[U], Generic[T, U]):
-    """One stream on its way through a stage, with the state of the stage."""
+    """One stream in a stage, with the state of the stage."""
 
     def __init__(self, values: AsyncIterator[T]) -> None:
         super().__init__(values)
@@ -100,17 +100,17 @@ class Reading(StageIterator[U], Generic[T, U]):
 
 
 class _Holding(Reading[T, U]):
-    """Attributes: held: the values that are there now."""
+    """Attributes: held: the values that the stage has read and not passed on."""
 
     held: Any
 
     def place_again(self, place: Callable[[Any], Any]) -> None:
-        """Have a function place the values that were restored."""
+        """Have a function put the restored values on a device."""
         self.held = type(self.held)(map(place, self.held))
 
 
 def stored(held: Sequence[Any]) -> Any:
-    """Return values as a state: of records, columns of numbers, which take less time and room than objects."""
+    """Return values as a state. Records become columns of numbers, which take less time and room than objects."""
     if not held or any(type(one) is not Record for one in held):
         return list(held)
     records = cast("Sequence[Record[Any]]", held)
@@ -120,7 +120,7 @@ def stored(held: Sequence[Any]) -> Any:
 
 
 def unstored(state: Any) -> list[Any]:
-    """Return the values of which `stored` has made a state."""
+    """Return the values of a state that `stored` has made."""
     values: list[Any]
     if not hasattr(state, "keys"):
         values = state
@@ -137,7 +137,7 @@ _COLUMNS = ("epoch", "position", "index", "seed")
 
 
 class ReadStage(_Applied, Generic[U]):
-    """The stage that reads the values of records: of each, or of a batch of them at once."""
+    """The stage that reads the values of records, one by one or a batch at once."""
 
     @overload
     def __call__(self, stream: AsyncIterator[Record[Any]]) -> AsyncIterator[Record[U]]: ...
@@ -151,7 +151,7 @@ class ReadStage(_Applied, Generic[U]):
 
 
 class _Read(Reading[Any, Any]):
-    """Reads on the event loop: for what is in memory, an item of a `map_each` would cost more than the value."""
+    """Reads on the event loop: for data in memory, an item of a `map_each` would cost more than the value."""
 
     role = StageRole("one_to_one")
 
@@ -172,15 +172,15 @@ _RUNS_ON: Final = OptionRule(
 def read(
     source: Source[U], /, *, runs_on: Literal["thread", "loop"] | Execution = "thread", concurrency: int = 1
 ) -> ReadStage[U]:
-    """Read the value of each record from a source; of `Records`, the batch of their values, `source[records.index]`.
+    """Read the value of each record from a source. For `Records`, read the batch of values, `source[records.index]`.
 
     Args:
-        source: the source that `data.order` got; it may be a value of the graph.
-        runs_on: "thread", so that the event loop does not wait for files; "loop" for data in memory. With workers, such
-            as those of `penstock.cluster.ray`, other machines read and decode; the order of the records stays the same.
-            A source that the graph does not have as a value travels to each worker once, up to 1 MB of it.
+        source: the source that `data.order` got. The source may be a value of the graph.
+        runs_on: "thread" keeps the event loop free while files are read; "loop" is for data in memory. With workers,
+            such as those of `penstock.cluster.ray`, other machines read and decode, and the records stay in order. A
+            source that is not a value of the graph travels to each worker once, and may have up to 1 MB.
         concurrency: how many records are read at a time, over all workers. More than one needs a source that several
-            threads may read: a dataset that seeks in one open file gives wrong records then.
+            threads may read: a dataset that seeks in one open file would give wrong records.
 
     Returns:
         A stage that fills in the values of records, in the same order.
@@ -206,7 +206,7 @@ def read(
 
 def _value_of(record: "Record[Any] | Records[Any]", source: Source[Any]) -> "Record[Any] | Records[Any]":
     try:
-        index: Any = record.index  # of `Records`, an array, for a source that takes it
+        index: Any = record.index  # of `Records`, an array, for a source that takes arrays
         return record.with_value(source[index])
     except Exception as error:
         if isinstance(record, Records):
@@ -222,7 +222,7 @@ def _value_of(record: "Record[Any] | Records[Any]", source: Source[Any]) -> "Rec
 
 
 class _Batched(_Holding[Any, Any]):
-    """Attributes: held: the values of the batch that is being made, or records of them."""
+    """Attributes: held: the values, or records, of the batch that is being made."""
 
     role = StageRole(calls=("collate",), holds_values=True, may_change=("size",))
 
@@ -265,13 +265,13 @@ def _collated(held: list[Any], collate: Callable[[list[Any]], Any]) -> Any:
     except Exception as error:
         first, last = _place_of(held[0], 0), _place_of(held[-1], len(held) - 1)
         add_note(error, f"while data.batched collated {first} to {last}")
-        if isinstance(error, StopIteration | StopAsyncIteration):  # which would end the loop of a reader silently
+        if isinstance(error, StopIteration | StopAsyncIteration):  # would end the loop of a reader silently
             raise RuntimeError(f"collate= raised {type(error).__name__}") from error
         raise
 
 
 def values_of(held: list[Any]) -> list[Any]:
-    """Return the values of records; of what are none, these themselves."""
+    """Return the values of records; values that are no records are returned unchanged."""
     return [cast("Record[Any]", one).value if type(one) is Record else one for one in held]  # type: ignore[redundant-cast]
 
 
@@ -286,16 +286,16 @@ def batched(size: int, /, *, drop_remainder: bool = ...) -> BatchingStage[Callab
 @overload
 def batched(size: int, /, *, drop_remainder: bool = ..., collate: Fn | _Lambda) -> BatchingStage[Fn]: ...
 def batched(size: int, /, *, drop_remainder: bool = False, collate: Any = collate) -> BatchingStage[Any]:
-    """Make batches of values; if the stream has records, of the values of the records.
+    """Make batches of values. If the stream has records, the batches have the values of the records.
 
     Args:
         size: how many values a batch has.
         drop_remainder: leave out the last batch if it is smaller.
-        collate: makes a batch of a list of values, on the event loop; by default `data.collate`.
+        collate: makes a batch from a list of values, on the event loop; by default `data.collate`.
 
     Returns:
-        A stage. Its stream raises what `collate` raises; by default a `DataError` that names the record and the leaf
-        where values are not alike.
+        A stage. Its stream raises the errors of `collate`. `data.collate` raises a `DataError` that names the record
+        and the leaf where values are not alike.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -307,7 +307,7 @@ def batched(size: int, /, *, drop_remainder: bool = False, collate: Any = collat
 
 
 class _Unbatched(Reading[Any, Any]):
-    """Attributes: batch: the present one; next: which of its values is next."""
+    """Attributes: batch: the present batch; next: the index of its next value."""
 
     role = StageRole(holds_values=True)
 
@@ -318,7 +318,7 @@ class _Unbatched(Reading[Any, Any]):
         self.next = 0
 
     def state(self) -> Any:
-        """Return the present batch, if there are values left of it."""
+        """Return the present batch, if values of it are left."""
         return None if self.next == self._size else {"batch": self.batch, "next": self.next}
 
     def restore(self, state: Any) -> None:
@@ -336,12 +336,12 @@ class _Unbatched(Reading[Any, Any]):
 
 
 def unbatched() -> Stage[AsyncIterator[Any], AsyncIterator[Any]]:
-    """Yield the values of batches one by one; arrays are views of rows of the batch, not copies."""
+    """Yield the values of batches one by one. Arrays are views of rows of the batch instead of copies."""
     return Stage(stage_node("unbatched", _Unbatched))
 
 
 class _Rebatched(_Holding[Any, Any]):
-    """Attributes: held: batches whose values have not been given on; count: how many values they have."""
+    """Attributes: held: batches whose values were not passed on yet; count: the number of these values."""
 
     role = StageRole(holds_values=True, may_change=("size",))
 
@@ -353,7 +353,7 @@ class _Rebatched(_Holding[Any, Any]):
         self.count = 0
 
     def state(self) -> Any:
-        """Return the batches whose values have not been given on."""
+        """Return the batches whose values were not passed on yet."""
         return list(self.held)
 
     def restore(self, state: Any) -> None:
@@ -401,7 +401,7 @@ def rebatched(size: int, /, *, drop_remainder: bool = False) -> PassThroughStage
     return PassThroughStage(stage_node("rebatched", _Rebatched, size=size, drop_remainder=drop_remainder))
 
 
-# Rows of one length, made of sequences of many.
+# Rows of one length, made of sequences of different lengths.
 
 
 class Packed(NamedTuple):
@@ -419,12 +419,12 @@ class Packed(NamedTuple):
 
 
 class _Packing(Reading[Any, Packed]):
-    """What packs one stream.
+    """Packs the sequences of one stream.
 
     Attributes:
-        packer: the rows that wait for more.
-        done: those that do not.
-        rest: what is left of the sequence that is being put into rows.
+        packer: the rows that wait for further sequences.
+        done: the rows that are finished.
+        rest: the remainder of the sequence that is being put into rows.
         dtype: the type of all tokens.
     """
 
@@ -441,7 +441,7 @@ class _Packing(Reading[Any, Packed]):
         self._count = 0
 
     def state(self) -> Any:
-        """Return the rows that wait, those that are done, and what is left of a sequence."""
+        """Return the rows that wait, the finished rows, and the remainder of a sequence."""
         rows = [list(row) for row in self.packer.rows]
         done = list(self.done)
         return {"rows": rows, "done": done, "rest": self.rest, "dtype": self.dtype, "count": self._count}
@@ -500,14 +500,14 @@ def packed(length: int, /, *, look_ahead: int = 16) -> Stage[AsyncIterator[Any],
     """Put sequences into rows of one length, with little padding; `>> data.batched(8)` stacks the rows.
 
     Sequences are arrays of one axis, or lists of numbers, or records of these. A sequence that is longer than a row is
-    cut into pieces, each of which is a sequence of its own; an empty one is left out.
+    cut into pieces, each of which counts as a sequence. An empty sequence is left out.
 
     Args:
         length: how many tokens a row has.
-        look_ahead: how many rows wait for sequences that still fit; more rows leave less padding and take more memory.
+        look_ahead: how many rows wait for sequences that still fit. More rows leave less padding and take more memory.
 
     Returns:
-        A stage. Its stream raises a `DataError` that names the record if a value is no such sequence.
+        A stage. Its stream raises a `DataError` that names the record if a value is not such a sequence.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -517,7 +517,7 @@ def packed(length: int, /, *, look_ahead: int = 16) -> Stage[AsyncIterator[Any],
     return Stage(stage_node("packed", _Packing, length=length, look_ahead=look_ahead))
 
 
-# The same values: some of them, sooner, or in another order.
+# Stages that pass values on unchanged: some of them, earlier, or in another order.
 
 
 class _Filtered(Reading[T, T]):
@@ -559,7 +559,7 @@ class _Prefetched(Reading[T, T]):
 
 
 def prefetched(count: int, /) -> PassThroughStage:
-    """Keep up to `count` values ready before the reader asks for them; without it, each step of a stream keeps 16.
+    """Keep up to `count` values ready before the reader asks for them. Without this stage, each step keeps 16.
 
     Raises:
         OptionsError: `count` is not a whole number of at least 1.
@@ -569,7 +569,7 @@ def prefetched(count: int, /) -> PassThroughStage:
 
 
 class _Shuffled(_Holding[T, T]):
-    """Attributes: held: the values to choose from; given: how many were given, which is the counter of chance."""
+    """Attributes: held: the values to choose from; given: how many values were given, which numbers the random bits."""
 
     role = StageRole(holds_values=True)
 
@@ -604,7 +604,7 @@ class _Shuffled(_Holding[T, T]):
 
 
 def _chance(seed: int, count: int) -> int:
-    """Return 64 random bits: those of splitmix64 (Steele, Lea and Flood, 2014), which has a counter for a state."""
+    """Return 64 random bits from splitmix64 (Steele, Lea and Flood, 2014), whose state is a counter."""
     word = (seed * 0xD1342543DE82EF95 + (count + 1) * 0x9E3779B97F4A7C15) & _WORD
     word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9 & _WORD
     word = (word ^ word >> 27) * 0x94D049BB133111EB & _WORD
@@ -615,10 +615,10 @@ _WORD = (1 << 64) - 1
 
 
 def shuffled(buffer: int, /, seed: int) -> PassThroughStage:
-    """Shuffle the values of a stream in a buffer: each value is chosen at random among the next `buffer` ones.
+    """Shuffle the values of a stream in a buffer: each value is chosen at random among the next `buffer` values.
 
-    For streams without an index. With an index, `data.order(source, shuffle_seed=)` shuffles the whole source, and
-    takes no memory.
+    This stage is for streams without an index. If the source has an index, `data.order(source, shuffle_seed=)` shuffles
+    the whole source, and takes no memory.
 
     Args:
         buffer: how many values the stage holds, to choose from.
@@ -646,14 +646,14 @@ class SplitStage(_Applied):
 
 
 def split(count: int, /, *, ahead: int = 16) -> SplitStage:
-    """Give the values of a stream to several readers, each of which gets all of them: `a, b = stream >> data.split(2)`.
+    """Give all values of a stream to each of several readers: `a, b = stream >> data.split(2)`.
 
-    A reader that has left, or a branch without a reader, does not hold back the others.
+    A reader that has left, or a branch without a reader, does not hold back the other readers.
 
     Args:
         count: how many readers there are.
-        ahead: how many values the slowest reader may be behind the fastest. Readers that wait for each other further
-            apart, such as a node that reads one branch to its end and then the other, fail with a `DataError`.
+        ahead: how many values the slowest reader may be behind the fastest reader. Readers that would need a larger
+            distance, such as a node that reads one branch to its end and then the other, fail with a `DataError`.
 
     Raises:
         OptionsError: an argument does not accept its value.
@@ -666,7 +666,7 @@ def split(count: int, /, *, ahead: int = 16) -> SplitStage:
 class _RoundRobin(StageIterator[T]):
     """Attributes: open: the streams that have not ended, the next one first."""
 
-    # It keeps nothing: where all streams have given as many values, it is the turn of the first.
+    # No state is kept: at a barrier all streams have given the same number of values, so the first stream is next.
     role = StageRole("in_turns")
 
     def __init__(self, *streams: AsyncIterator[T]) -> None:
@@ -686,7 +686,7 @@ class _RoundRobin(StageIterator[T]):
 
 
 class _AsTheyCome(StageIterator[T]):
-    """Attributes: open: the streams that have not ended, each with the task that waits for its next value, if any."""
+    """Attributes: open: the streams that have not ended, each with the task that awaits its next value, or None."""
 
     role = StageRole("arrival")
 
@@ -700,10 +700,10 @@ class _AsTheyCome(StageIterator[T]):
                 if has_value(stream) if task is None else task.done():
                     del self.open[stream]
                     try:
-                        value: T = await anext(stream) if task is None else task.result()  # which has no need to wait
+                        value: T = await anext(stream) if task is None else task.result()  # the value is there already
                     except StopAsyncIteration:
                         continue
-                    self.open[stream] = None  # behind the others, so that none is forgotten
+                    self.open[stream] = None  # at the end of the dict, so that each stream gets its turn
                     return value
             for stream, task in self.open.items():
                 if task is None:
@@ -726,24 +726,24 @@ async def _next(stream: AsyncIterator[T]) -> T:
 
 
 class MergedStage(_Applied):
-    """The stage that makes one stream of several."""
+    """The stage that merges several streams into one."""
 
     def __call__(self, streams: tuple[AsyncIterator[T], ...]) -> AsyncIterator[T]:
-        """Return the stream that has the values of all."""
+        """Return the stream that has the values of all streams."""
         return cast("AsyncIterator[T]", self._apply(streams))
 
     __rrshift__ = __call__
 
 
 def merged(how: Literal["round_robin", "arrival"] = "round_robin", /) -> MergedStage:
-    """Make one stream of several: `(a, b) >> data.merged("round_robin")`.
+    """Merge several streams into one: `(a, b) >> data.merged("round_robin")`.
 
     Args:
         how: "round_robin" takes one value of each stream in turn, always in the same order, and leaves out streams that
             have ended. "arrival" takes the values as they come.
 
     Raises:
-        OptionsError: `how` is neither.
+        OptionsError: `how` has another value.
     """
     check("how", how, one_of(Literal["round_robin", "arrival"]), "data.merged(")
     node = stage_node("merged", _RoundRobin if how == "round_robin" else _AsTheyCome)
@@ -751,13 +751,14 @@ def merged(how: Literal["round_robin", "arrival"] = "round_robin", /) -> MergedS
 
 
 class _Mixed(StageIterator[T]):
-    """What mixes streams.
+    """Mixes streams.
 
     Attributes:
         open: the numbers of the streams that have not ended.
-        ended: those that had ended before a restart. They may have more epochs since, so each is asked once more.
+        ended: the numbers of the streams that had ended before a restart. A stream may have more epochs since then, so
+            each is asked once more.
         given: how many values were given.
-        taken: how many of them were those of each stream.
+        taken: how many values came from each stream.
     """
 
     role = StageRole("mix")
@@ -772,7 +773,7 @@ class _Mixed(StageIterator[T]):
         self._weights = weights
         self.open: list[int] = [*range(len(streams))]
         self.ended: list[int] = []
-        self._first: dict[int, T] = {}  # what those of them that have not ended any more have given, by their numbers
+        self._first: dict[int, T] = {}  # first values of streams that gained epochs, by the number of the stream
         self.given = 0
         self.taken = [0] * len(streams)
 
@@ -781,7 +782,7 @@ class _Mixed(StageIterator[T]):
         return {"given": self.given, "taken": list(self.taken), "open": list(self.open)}
 
     def restore(self, state: Any) -> None:
-        """Go on from so many values; those of each stream begin behind them."""
+        """Continue behind the values that were taken from each stream."""
         self.given, self.taken = state["given"], state["taken"]
         self.ended = [number for number in self.open if number not in state["open"]]
         self.open = state["open"]
@@ -804,7 +805,7 @@ class _Mixed(StageIterator[T]):
         raise StopAsyncIteration
 
     async def _ask_again(self) -> None:
-        """Open those that had ended, and have not any more."""
+        """Open the streams that had ended, and have more epochs now."""
         asked, self.ended = self.ended, []
         for number in asked:
             with contextlib.suppress(StopAsyncIteration):
@@ -813,7 +814,7 @@ class _Mixed(StageIterator[T]):
         self.open.sort()
 
     def _chosen(self) -> int:
-        """Return which stream is next: that depends on the seed, and on how many values were given."""
+        """Return the number of the next stream. It depends on the seed, and on how many values were given."""
         point = _chance(self._seed, self.given) / 2**64 * sum(self._weights[number] for number in self.open)
         for number in self.open:
             point -= self._weights[number]
@@ -830,16 +831,16 @@ def mix(
     until: Literal["first", "all"] = "first",
     count: int | None = None,
 ) -> AsyncIterator[T]:
-    """Make one stream of several, each with its share: `data.mix([(code, 0.7), (text, 0.3)], seed=1)`.
+    """Mix several streams into one, each with its share: `data.mix([(code, 0.7), (text, 0.3)], seed=1)`.
 
-    The seed decides which stream is next, so the mix is the same every time. A stream cannot begin again; to repeat a
-    source that is too small, give it no end: `data.order(source, epochs=None)`.
+    The seed decides which stream is next, so the mix is the same every time. A stream cannot begin again. To repeat a
+    small source, order it without an end: `data.order(source, epochs=None)`.
 
     Args:
         weighted: streams, each with a number that is proportional to its share.
         seed: the seed, a whole number.
-        until: "first" ends the mix when the stream whose turn it is has ended. "all" goes on with the other streams.
-        count: the most values that the mix gives; None for no such limit.
+        until: "first" ends the mix when the stream whose turn it is has ended. "all" continues with the other streams.
+        count: the most values that the mix gives; None for no limit.
 
     Returns:
         A stream.

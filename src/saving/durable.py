@@ -1,4 +1,4 @@
-"""Durable loops: `while_loop` keeps its state after each iteration, and goes on from there in another process."""
+"""Durable loops: `while_loop` keeps its state after each iteration, and continues from there in another process."""
 
 import asyncio
 import dataclasses
@@ -74,7 +74,7 @@ class LoopState:
 class Answer:
     """An answer to one question and no other: `engine.run(call, durable_key=..., answer=Answer("yes", token))`.
 
-    It is refused where the key waits with another question, as after it was sent twice.
+    The answer is refused if the key waits with another question, for example if the answer was sent twice.
 
     Attributes:
         value: the answer.
@@ -90,8 +90,8 @@ class Durable:
 
     Args:
         store: a `LoopStore`; or the path of a file, for a `SQLiteStore`.
-        lease_seconds: how long a key stays taken after its process has stopped to renew it, in seconds. A process of
-            the same machine that has died gives it up at once.
+        lease_seconds: how long a key stays taken after its process has stopped renewing the lease, in seconds. If a
+            process of the same machine has died, its keys are free at once.
 
     Raises:
         OptionsError: `store` is not a store, the file cannot be an SQLite database, or `lease_seconds` is not above 0.
@@ -116,16 +116,17 @@ class Durable:
         return await asyncio.to_thread(_states, await self._store.history(key))
 
     async def fork(self, key: str, step: int, new_key: str, /, *, state: object = ...) -> None:
-        """Have another key go on from a state in the history of a key; `run` it with the same arguments.
+        """Have another key continue from a state in the history of a key. `run` the new key with the same arguments.
 
         Args:
             key: the key.
             step: the number of the state.
-            new_key: the other key, which nothing is kept under yet.
-            state: what it goes on from instead, such as that state with another message; by default the state itself.
+            new_key: the other key, under which no loop is kept yet.
+            state: a state to continue from instead, such as the kept state with another message; by default the kept
+                state.
 
         Raises:
-            OptionsError: there is no such state, or something is kept under `new_key`.
+            OptionsError: there is no such state, or a loop is kept under `new_key`.
             NotStorable: `state` cannot be stored.
         """
         check("key", key, NAME, "fork(")
@@ -144,27 +145,27 @@ class Durable:
             given=loops[0].given, result=None,
         )  # fmt: skip
         if not await self._store.store(new_key, forked.record(1), expected_version=0):
-            raise OptionsError(f"fork(new_key={new_key!r}): something is kept under that key; choose another one")
+            raise OptionsError(f"fork(new_key={new_key!r}): a loop is kept under that key; choose another key")
 
     async def runs(
         self, *, state: RunState | None = None, graph: str | None = None, before: Run | None = None, limit: int = 50
     ) -> list[Run]:
-        """List the keys, those that were changed last first.
+        """List the keys, the last changed key first.
 
         Args:
             state: only keys in this state: "running", "asking", "finished", "failed" or "stopped".
             graph: only keys of the graph of this name.
-            before: the last one of the list before, which this one goes on from.
+            before: the last entry of the previous list; this list begins behind that entry.
             limit: the most keys.
 
         Raises:
             OptionsError: an argument does not accept its value, or the store cannot be listed.
-            CheckpointError: what is stored cannot be read.
+            CheckpointError: a stored loop cannot be read.
         """
         check("state", state, optional(one_of(RunState)), "runs(")
         check("limit", limit, whole(1), "runs(")
         found: list[Run] = []
-        # The index of graphs is ordered by the state first.
+        # The index of graphs is sorted by state before time, so each state is asked for separately.
         for stored in _STORED_AS[state] if graph is None or state is not None else _STATES:
             last: tuple[float, str] | None = _FIRST if before is None else (before.changed_at, before.key)
             of_state: list[Run] = []
@@ -177,7 +178,7 @@ class Durable:
     async def _page(
         self, stored: RunState | None, state: RunState | None, graph: str | None, last: tuple[float, str], limit: int
     ) -> tuple[list[tuple[Run, int]], tuple[float, str] | None]:
-        """Return the next keys of a list with their versions, and where the list goes on; None at its end."""
+        """Return the next keys of a list with their versions, and where the list continues; None at its end."""
         rows = await self._store.runs(state=stored, graph=graph, before=last, limit=limit)
         now = await self._store.now()
         listed = [(Loop.read(record).run(key, size, now), record.version) for key, record, size in rows]
@@ -185,13 +186,13 @@ class Durable:
         return [one for one in listed if state in (None, one[0].state)], goes_on
 
     async def delete(self, key: str, /) -> bool:
-        """Delete all that is kept under a key: states, arguments and result.
+        """Delete everything that is kept under a key: states, arguments and result.
 
         Args:
             key: the key.
 
         Returns:
-            False if nothing was kept under it.
+            False if nothing was kept under the key.
 
         Raises:
             KeyInUse: a call has the key.
@@ -210,15 +211,15 @@ class Durable:
     async def expire(
         self, older_than_seconds: float, /, *, state: RunState = "finished", graph: str | None = None
     ) -> int:
-        """Delete the keys that were not changed for some time; a key that a call has is never touched.
+        """Delete the keys that were not changed for some time. A key that a call has is never deleted.
 
         Args:
-            older_than_seconds: how long ago they were changed last, at least, in seconds.
-            state: in which state they are: "finished", "failed", "stopped" or "asking".
+            older_than_seconds: how long ago a key was changed last, at least, in seconds.
+            state: only keys in this state: "finished", "failed", "stopped" or "asking".
             graph: only keys of the graph of this name.
 
         Returns:
-            How many were deleted.
+            The number of deleted keys.
 
         Raises:
             OptionsError: an argument does not accept its value, or the store cannot be listed.
@@ -237,8 +238,8 @@ class Durable:
         """Return the name of the graph of a key and the arguments of its call; None if nothing is kept.
 
         Raises:
-            OptionsError: its arguments are not kept.
-            CheckpointError: they cannot be read.
+            OptionsError: the arguments are not kept.
+            CheckpointError: the arguments cannot be read.
         """
         first = await self._store.first(key)
         if first is None:
@@ -255,11 +256,11 @@ class Durable:
         """Return the result of a key of one of these graphs.
 
         Raises:
-            UnknownKey: nothing of these graphs is kept under it.
-            KeyInUse: a call has it.
-            Interrupted: it waits for an answer.
-            KeyStopped: no call has it, and it has no result.
-            KeyFinished: its result is not kept, and `needs_one`.
+            UnknownKey: no loop of these graphs is kept under the key.
+            KeyInUse: a call has the key.
+            Interrupted: the key waits for an answer.
+            KeyStopped: no call has the key, and there is no result.
+            KeyFinished: the result was not kept, and `needs_one` is true.
         """
         record = await self._store.load(key)
         loop = None if record is None else Loop.read(record)
@@ -272,31 +273,31 @@ class Durable:
             raise Interrupted(key, decoded(loop.question), loop.token(key, loop.question))
         if loop.status != "done":
             why = f"has failed, {loop.error}" if loop.status == "failed" else "was stopped, or its process has died"
-            raise KeyStopped(f"no call has the key {key!r}: the last one {why}; service.resume({key!r}) goes on")
+            raise KeyStopped(f"no call has the key {key!r}: the last call {why}; service.resume({key!r}) continues it")
         if loop.result is None and needs_one:
             raise _not_kept(key, loop)
         return None if loop.result is None else await asyncio.to_thread(decoded, loop.result)
 
 
-# How a state is stored: a key whose process has died is stored as running.
+# The stored status for each state in a list. A key whose process has died is stored as running.
 _STORED_AS: Final[dict[RunState | None, tuple[RunState | None, ...]]] = {
     None: (None,), "running": ("running",), "asking": ("asking", "running"), "finished": ("finished",),
     "failed": ("failed",), "stopped": ("stopped", "running"),
 }  # fmt: skip
 _STATES: Final[tuple[RunState, ...]] = get_args(RunState)
-_FIRST: Final = (math.inf, "")  # a list begins before this, since those that were changed last come first
-_DELETED_AT_ONCE: Final = 100  # in one transaction, which keeps others waiting for a few milliseconds
+_FIRST: Final = (math.inf, "")  # the start of a list: keys that were changed last come first
+_DELETED_AT_ONCE: Final = 100  # in one transaction, so that other writers wait for a few milliseconds at most
 
-# The errors of a call that was ended from outside, or asks: it has not failed.
+# The errors of a call that was ended from outside, or that asks a question. Such a call has not failed.
 _STOPPED: Final = (EngineClosedError, Interrupted, NodeCancelledError)
 
 _STORE: Final = OptionRule(
     "a LoopStore, or the path of a file for SQLite", lambda value: isinstance(value, LoopStore | str | os.PathLike)
 )
 
-# How long a caller, which may be cancelled, waits for a store that does not answer; a lease ends by itself.
+# How long a caller, which may be cancelled, waits for a store that does not answer. The lease ends by itself.
 _RECORDING_SECONDS: Final = 30.0
-# That long after its deadline as well: a store that answers needs a few milliseconds.
+# How long a caller waits for the store after its deadline. A store that answers needs a few milliseconds.
 _GRACE_SECONDS: Final = 0.1
 
 # The call with a durable loop that the running handler belongs to.
@@ -312,15 +313,15 @@ class DurableCall:
         graph: the name of the graph.
         arguments: the arguments of the call, by the names of the parameters.
         key: the key.
-        answer: the answer to the question that the key waits with, or an `Answer`; Ellipsis for none.
+        answer: the answer to the question that the key waits with, or an `Answer`; Ellipsis for no answer.
         threads: returns the threads in which values are encoded.
-        timeout_seconds: how long taking the key may take; None without a limit.
-        on_finished: what to do if the key has its result: "again", "return" or "raise".
+        timeout_seconds: how long taking the key may take, in seconds; None without a limit.
+        on_finished: the action if the key has its result already: "again", "return" or "raise".
 
     Attributes:
-        frame: the frame with the step of the loop, once that has begun.
-        result: the result of the call, once it has one; Ellipsis before, and for a call that gives a stream.
-        timeout_seconds: once the key is taken, how much of that time is left.
+        frame: the frame with the step of the loop, once the step has begun.
+        result: the result of the call; Ellipsis before there is a result, and for a call that returns a stream.
+        timeout_seconds: once the key is taken, how much of the timeout is left.
     """
 
     durable: Durable
@@ -337,14 +338,16 @@ class DurableCall:
         self.result: Any = ...
         self._store, self._lease_seconds = self.durable._store, self.durable._lease_seconds
         self._owner = Owner(machine(), os.getpid(), started_at(os.getpid()), uuid.uuid4().hex)
-        self._loop: Loop | None = None  # as it was last written
+        self._loop: Loop | None = None  # the record that was written last
         self._version = 0
         self._may_be_taken = False
-        self._is_recorded = False  # whether its outcome is
+        self._is_recorded = False  # whether the outcome was recorded
         self._writing = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
         self._deadline: float | None = None
-        self._unused: list[tuple[bytes, bytes]] | None = None  # the answers of the present iteration; None between two
+        self._unused: list[tuple[bytes, bytes]] | None = (
+            None  # unused answers of this iteration; None between iterations
+        )
         self._question: tuple[bytes, object] | None = None
         self._tokens: tuple[Token[DurableCall | None], Token[tuple[int | None, str] | None]] | None = None
         around = enclosing_frame()
@@ -356,10 +359,10 @@ class DurableCall:
         """Take the key, and have handlers find this call.
 
         Raises:
-            KeyInUse: it is under way elsewhere.
-            OtherArguments: it is that of another graph or of other arguments.
-            StaleAnswer: it does not wait for this answer.
-            KeyFinished: it has its result, which is not wanted or not kept.
+            KeyInUse: another call has the key.
+            OtherArguments: the key belongs to another graph, or to other arguments.
+            StaleAnswer: the key does not wait for this answer.
+            KeyFinished: the key has a result, and `on_finished` is "raise" or the result was not kept.
             NotStorable: an argument or the answer cannot be stored.
             DeadlineExceeded: the store did not answer in time.
         """
@@ -380,12 +383,12 @@ class DurableCall:
 
     @property
     def _id(self) -> tuple[int | None, str] | None:
-        # Another loop of the same key does its work anew, so its beginning is part of the name.
+        # A later loop of the same key is another loop, so the time of its beginning is part of the identity.
         return None if self._loop is None else (self._around, repr((self.key, self._loop.began_at)))
 
     @property
     def is_finished(self) -> bool:
-        """Whether the key had its result before, so that there is nothing to run."""
+        """Whether the key had its result before, so that the call need not run."""
         return self.result is not ... and self._loop is None
 
     async def begin(self) -> None:
@@ -425,7 +428,7 @@ class DurableCall:
         Raises:
             KeyInUse: the key was taken over meanwhile.
             DeadlineExceeded: the store did not answer before the deadline of the call.
-            Exception: the error of the store; but if the call has failed anyway, that is only logged.
+            Exception: the error of the store. If the call itself has failed, the error of the store is only logged.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -440,18 +443,18 @@ class DurableCall:
         except asyncio.CancelledError as cancelled:
             if status != "done" or not (self._is_recorded or self.is_finished):
                 raise
-            postpone(cancelled.args, undisturbed)  # the outcome is recorded, so the caller has to get it
+            postpone(cancelled.args, undisturbed)  # the outcome is recorded, so the caller must get the outcome
         except Exception as failure:
             if status not in ("running", "failed"):
                 raise
-            # The call has failed with an error of its own. The lease ends by itself.
+            # The call has failed with its own error. The lease ends by itself.
             logs.warning("durable.not_released", key=self.key, graph=self.graph, error=repr(failure))
         finally:
             active_calls.pop(self._owner.token, None)
             self.frame = None  # its context refers to this call
 
     async def _take(self) -> None:
-        """Write a record that says who has the key, in the place of one that has no holder."""
+        """Write a record with this call as the owner of the key, if no other call owns it."""
         own = await self._in_thread(digests, self.arguments)
         answer: bytes | None = None
         if self.answer is not ...:
@@ -475,20 +478,22 @@ class DurableCall:
         self._loop, self._version = loop, version + 1
 
     def _next(self, found: Loop | None, own: dict[str, str], answer: bytes | None, now: float) -> Loop:
-        """Return the loop that this call goes on with, or a new one; `found` itself if its result is wanted."""
+        """Return the loop that this call continues, or a new loop; `found` itself if only its result is wanted."""
         if found is not None and not found.is_free(now):
             raise _in_use(self.key, found, "is under way", now)
         if found is not None and found.status == "done" and self.on_finished != "again":
             self._check_same(found, own)
             if self.on_finished == "raise":
-                raise KeyFinished(f"the key {self.key!r} has its result already; on_finished='return' returns that")
+                raise KeyFinished(
+                    f"the key {self.key!r} has its result already; on_finished='return' returns that result"
+                )
             if found.result is None:
                 raise _not_kept(self.key, found)
             return found
         if answer is not None and (found is None or found.question is None):
-            why = "nothing is kept under it" if found is None else _WHY_NO_ANSWER[found.status]
+            why = "nothing is kept under the key" if found is None else _WHY_NO_ANSWER[found.status]
             raise StaleAnswer(
-                f"answer= was given, but the key {self.key!r} waits for none: {why}; run it without answer="
+                f"answer= was given, but the key {self.key!r} waits for no answer: {why}; run the key without answer="
             )
         if found is None or found.status == "done":
             return Loop(0, None, 0.0, self.graph, own, began_at=now)
@@ -497,7 +502,7 @@ class DurableCall:
             if isinstance(self.answer, Answer) and self.answer.token != found.token(self.key, found.question):
                 raise StaleAnswer(
                     f"the key {self.key!r} waits for the answer to {decoded(found.question)!r:.200}, and this answer "
-                    "is to another question, which may have its answer by now"
+                    "is for another question, which may be answered already: read the present question, and answer it"
                 )
             answers = (*found.answers, (found.question, answer))
             return replace(found, status="running", question=None, answers=answers)
@@ -514,7 +519,7 @@ class DurableCall:
         if other:
             raise OtherArguments(
                 f"the key {self.key!r} is that of {ended} call with other arguments: {', '.join(other)} "
-                "differs; give the same, or choose another key"
+                "differs; pass the same arguments, or choose another key"
             )
 
     async def _release(self, status: Status, failure: str) -> None:
@@ -523,7 +528,7 @@ class DurableCall:
             try:
                 if self.result is ...:
                     raise NotStorable("its call gives a stream")
-                # Outside of the time limit, which is that of the store.
+                # Outside of the time limit, which is for the store alone.
                 result = await self._in_thread(encoded, self.result, "result")
             except (NotStorable, EngineClosedError) as error:
                 failure = str(error)
@@ -534,7 +539,7 @@ class DurableCall:
         timer = asyncio.timeout_at(now + seconds)
         try:
             async with timer:
-                if self._renewing is not None:  # it may wait for the store, with the lock
+                if self._renewing is not None:  # the renewal may wait for the store, and hold the lock
                     self._renewing.cancel()
                     await asyncio.wait([self._renewing])
                 async with self._writing:
@@ -550,12 +555,12 @@ class DurableCall:
 
     async def _write_outcome(self, status: Status, failure: str, result: bytes | None) -> None:
         while True:
-            # A write that was cancelled may have been made, so the store is asked.
+            # A cancelled write may have reached the store, so the store is asked.
             found = await self._store.load(self.key)
             loop = None if found is None else Loop.read(found)
             if found is None or loop is None or loop.owner != self._owner:
                 if status in ("running", "failed"):
-                    return  # it was not taken, or was taken over
+                    return  # the key was not taken, or was taken over
                 raise _in_use(self.key, loop, "was taken over", await self._store.now())
             question = loop.question if status in ("running", "failed") else None
             if status == "interrupted" and self._question is not None:
@@ -571,7 +576,7 @@ class DurableCall:
     # Its loop.
 
     async def begin_loop(self, initial: T, frame: Frame) -> tuple[int, T]:
-        """Return the step and the state that the loop goes on from; those of a new loop are kept first."""
+        """Return the step and the state that the loop continues from. A new loop keeps its first state before."""
         assert self._loop is not None
         self.frame = frame
         if self._loop.state is None:
@@ -583,11 +588,11 @@ class DurableCall:
         """Await an iteration, and keep its state.
 
         Args:
-            step: the number of the state after it.
+            step: the number of the state after the iteration.
             running: the iteration.
 
         Raises:
-            Interrupted: a handler in it has asked a question that has no answer yet.
+            Interrupted: a handler of the iteration has asked a question that has no answer yet.
             NotStorable: the state cannot be stored.
             KeyInUse: the key was taken over.
         """
@@ -601,7 +606,7 @@ class DurableCall:
             raise self._interrupted() from None
         finally:
             unused, self._unused = self._unused, None
-        if self._question is not None:  # the handler has gone on nevertheless
+        if self._question is not None:  # the handler has caught the interruption and continued
             raise self._interrupted()
         if unused:
             logs.warning("durable.answer_not_asked_for", key=self.key, questions=[decoded(one) for one, _ in unused])
@@ -609,7 +614,7 @@ class DurableCall:
         return state
 
     def ask(self, question: object) -> Any:
-        """Return the answer to a question of a handler; if there is none yet, end the iteration.
+        """Return the answer to a question of a handler; end the iteration if there is no answer yet.
 
         Raises:
             NotStorable: the question cannot be stored.
@@ -647,7 +652,7 @@ class DurableCall:
             )  # fmt: skip
 
     async def _write(self, loop: Loop, now: float) -> None:
-        """Write the loop, which renews the lease."""
+        """Write the loop. This renews the lease."""
         loop = replace(loop, lease_until=now + self._lease_seconds)
         version = self._version
         if not await self._store.store(self.key, loop.record(version + 1), expected_version=version):
@@ -656,13 +661,14 @@ class DurableCall:
         self._loop, self._version = loop, version + 1
 
     async def _renew(self) -> None:
-        """Renew the lease when no state was kept for a third of it."""
+        """Renew the lease when no state was kept for a third of the lease."""
         while True:
             await asyncio.sleep(self._lease_seconds / 3)
             try:
                 async with self._writing:
                     assert self._loop is not None
-                    # More than the whole lease is left if the clock was put back, and the others' may not have been.
+                    # More than the whole lease is left if the clock was put back. Other machines' clocks may not have
+                    # been, so the lease is renewed.
                     now = await self._store.now()
                     if not self._lease_seconds * 0.7 <= self._loop.lease_until - now <= self._lease_seconds:
                         await self._write(self._loop, now)
@@ -674,7 +680,7 @@ class DurableCall:
                 logs.warning("durable.lease_not_renewed", key=self.key, graph=self.graph, error=repr(error))
 
     async def _in_thread(self, work: Callable[..., T], *args: Any) -> T:
-        """Encode or decode in a thread, because large values take long, and those of devices have to be fetched."""
+        """Encode or decode in a thread, because large values take long, and arrays of devices have to be fetched."""
         return await self.threads().submit(Context(), None, work, *args)
 
 
@@ -684,7 +690,7 @@ def _in_use(key: str, found: Loop | None, what: str, now: float) -> KeyInUse:
         here = found.owner.machine == machine()
         where = f"in process {found.owner.pid}{'' if here else ' of another machine'}"
         where += f", whose lease lasts {max(0.0, found.lease_until - now):.0f} s if it is not renewed"
-    return KeyInUse(f"the key {key!r} {what} {where}; a key is run by one call at a time")
+    return KeyInUse(f"the key {key!r} {what} {where}; one call at a time can run a key")
 
 
 def _not_kept(key: str, found: Loop) -> KeyFinished:
@@ -693,7 +699,7 @@ def _not_kept(key: str, found: Loop) -> KeyFinished:
 
 
 _WHY_NO_ANSWER: Final[dict[Status, str]] = {
-    "done": "its last call has given its result, and the next one begins a new loop",
+    "done": "its last call has returned its result, and the next call begins a new loop",
     "running": "its last call was stopped, without a question",
     "failed": "its last call has failed, without a question",
     "interrupted": "its question was answered",
@@ -701,12 +707,12 @@ _WHY_NO_ANSWER: Final[dict[Status, str]] = {
 
 
 class TimeLeft(float):
-    """What is left of a timeout, in seconds; messages show it as the user gave it."""
+    """The remaining seconds of a timeout. Messages show the timeout as the user gave it."""
 
     _given: float
 
     def __new__(cls, given: float, left: float) -> Self:
-        """Return the seconds that are left of those that were given."""
+        """Return the remaining seconds, which know the given timeout."""
         self = super().__new__(cls, left)
         self._given = given
         return self
@@ -720,7 +726,7 @@ def _states(records: Sequence[LoopRecord]) -> list[LoopState]:
     return [LoopState(loop.step, decoded(loop.state), loop.kept_at) for loop in loops if loop.state is not None]
 
 
-# What annotations tell.
+# What the annotation of a state tells about whether its values can be stored.
 
 
 _STORABLE: Final = frozenset({
@@ -730,7 +736,7 @@ _OF_ARRAYS: Final = frozenset({"numpy", "jax", "jaxlib", "ml_dtypes"})
 
 
 def _may_be_stored(cls: type) -> bool:
-    """Whether values with this annotation may be storable: of the class, or of one that derives from it."""
+    """Whether values with this annotation may be storable: instances of the class, or of a class derived from it."""
     return (
         cls in _STORABLE
         or cls.__module__.partition(".")[0] in _OF_ARRAYS
@@ -742,15 +748,15 @@ def _may_be_stored(cls: type) -> bool:
 
 
 def refuse_annotation(hint: Any, path: str = "state", around: frozenset[Any] = frozenset()) -> None:
-    """Refuse a type whose values can certainly not be stored; what an annotation does not tell is found at run time.
+    """Refuse a type whose values can certainly not be stored. Other values that cannot be stored fail at run time.
 
     Args:
         hint: the annotation.
-        path: where it is, for the error.
-        around: the types that it is inside of.
+        path: the path of the annotated value, for the error.
+        around: the types that contain this annotation.
 
     Raises:
-        NotStorable: there is one; the message names its path.
+        NotStorable: the annotation has such a type; the message names its path.
     """
     origin = get_origin(hint)
     if origin is typing.Annotated:

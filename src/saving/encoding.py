@@ -1,9 +1,9 @@
 """Values as JSON and arrays, and back; without pickle, so reading a file never runs code that the file brings.
 
-`encode` gives the structure of a value as JSON, and what is long and binary apart from it. JSON keeps None, booleans,
-numbers, text, lists and dicts with text keys; everything else is an object with one key, its tag: `{"$tuple": [1, 2]}`.
-Arrays are in the format of safetensors, by the path of the value, such as `state["params"]["w"]`, or as its raw bytes
-where the dtype is one that safetensors cannot read back.
+`encode` returns the structure of a value as JSON, and long binary data apart from it. JSON keeps None, booleans,
+numbers, text, lists and dicts with text keys. Every other value is an object with one key, its tag:
+`{"$tuple": [1, 2]}`. Arrays are in the format of safetensors, by the path of the value, such as
+`state["params"]["w"]`. An array whose dtype safetensors cannot read back is stored as raw bytes.
 """
 
 import ast
@@ -26,13 +26,13 @@ from ..actors.accepted import is_text
 
 FORMAT: Final = 1
 
-# Deeper values would reach the recursion limit of Python, here or when they are read, and circles would never end.
+# Deeper values would reach the recursion limit of Python, here or when they are read; cycles would never end.
 _MOST_LEVELS: Final = 100
 # Python refuses to write or read whole numbers of more than 4,300 decimal digits.
 _LONG_NUMBER: Final = 1 << 10_000
-# What cannot change, so that nobody can tell two equal ones apart but by `is`.
+# Types whose values cannot change: only `is` can tell two equal values apart.
 _NEVER_SHARED: Final = (tuple, frozenset, bytes, complex, enum.Enum)
-# Longer bytes are kept as they are, beside the arrays; in JSON they take a third more.
+# Longer bytes are kept beside the arrays: in JSON they would take a third more.
 _MOST_INLINE_BYTES: Final = 256
 
 # The dtypes that safetensors reads back into NumPy, by their name in NumPy.
@@ -41,7 +41,7 @@ _SAFETENSORS: Final = {
     "<u8": "U64", "<u4": "U32", "<u2": "U16", "|u1": "U8", "|b1": "BOOL",
 }  # fmt: skip
 
-# Types of the standard library that a text says all of, and what makes them of it.
+# Types of the standard library that can be written as a text, and the functions that read the text.
 _WRITTEN: Final = {
     "datetime.date": "datetime:date.fromisoformat",
     "datetime.datetime": "datetime:datetime.fromisoformat",
@@ -50,8 +50,8 @@ _WRITTEN: Final = {
     "uuid.UUID": "uuid:UUID",
 }
 
-# The depth of a value, the path of the value that contains it, and the last part of its own path: how to write it, and
-# the part itself.
+# The depth of a value, the path of the value that contains it, and the last part of its path: the format to write the
+# part with, and the part.
 _Path: TypeAlias = "tuple[int, _Path | None, str, object]"
 
 
@@ -61,8 +61,8 @@ class Encoded:
 
     Attributes:
         structure: the value as JSON, with the names of its arrays.
-        arrays: arrays and long bytes by the path of the value; when they were read, their bytes.
-        copied_bytes: how many bytes of arrays were copied for it.
+        arrays: arrays and long bytes, by the path of the value; after reading, the bytes of the arrays.
+        copied_bytes: how many bytes of arrays were copied.
     """
 
     structure: Any
@@ -71,23 +71,23 @@ class Encoded:
 
     @property
     def array_bytes(self) -> int:
-        """How many bytes the arrays have."""
+        """The size of the arrays, in bytes."""
         return sum(len(one) if isinstance(one, bytes | bytearray) else one.nbytes for one in self.arrays.values())
 
     def to_bytes(self) -> bytes:
-        """Return JSON text, or, if there are arrays, a safetensors file that has that text in its metadata."""
+        """Return JSON text, or, if there are arrays, a safetensors file with that text in its metadata."""
         text = json_text({"penstock": FORMAT, "value": self.structure})
         return b"".join(_safetensors(self.arrays, {"penstock": text})) if self.arrays else text.encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> "Encoded":
-        """Read what `to_bytes` has returned.
+        """Read the bytes that `to_bytes` has returned.
 
         Raises:
-            CheckpointError: the bytes are not that, or were written by a newer version.
+            CheckpointError: the bytes are damaged or something else, or were written by a newer version.
         """
         try:
-            # The first byte of a safetensors file is that of a length, which is a multiple of 8: never that of a "{".
+            # A safetensors file begins with the lowest byte of a length that is a multiple of 8, which is never "{".
             is_text = data.startswith(b"{")
             arrays, metadata = ({}, {"penstock": data.decode()}) if is_text else read_arrays(BytesIO(data))
             stored: dict[str, Any] = json.loads(metadata["penstock"])
@@ -108,26 +108,27 @@ def encode(
     splits: bool = True,
     copies: dict[int, tuple[Any, Any]] | None = None,
 ) -> Encoded:
-    """Encode a value, of which `decode` returns an equal one, with the same types.
+    """Encode a value. `decode` returns an equal value with the same types.
 
-    These can be encoded, and what is made of them: None, bool, int, float, complex, str, bytes, bytearray, list,
+    These types can be encoded, and structures of them: None, bool, int, float, complex, str, bytes, bytearray, list,
     tuple, dict, set, frozenset, date, time, datetime, Decimal, UUID, members of an Enum, named tuples, dataclasses,
-    models of pydantic; exceptions that their `args` say all of, without tracebacks and causes; arrays, scalars and
-    dtypes of NumPy and ml_dtypes; arrays of JAX. Sets come back with their members added in the order of their JSON.
+    models of pydantic; exceptions that can be made from their `args`, without tracebacks and causes; arrays, scalars
+    and dtypes of NumPy and ml_dtypes; arrays of JAX. Members of a set are added in the order of their JSON.
 
     Args:
         value: the value.
-        name: what paths begin with, in errors and as names of arrays.
-        copy: whether the arrays are copied, those of JAX to the host; else the result refers to those of the value.
-        exact: whether arrays come back with the order of their axes, and arrays of JAX where they were put; and whether
-            two references to one object come back as such, but for tuples, texts and the like. Else arrays are in C
-            order, and the same object twice becomes two equal ones, so that equal values are equal when encoded.
+        name: the first part of all paths, in errors and in names of arrays.
+        copy: whether the arrays are copied, arrays of JAX to the host. If not, the result refers to the value's arrays.
+        exact: if True, arrays come back with the order of their axes, and arrays of JAX on the devices where they were
+            put; and two references to one object come back as two references, except to tuples, texts and the like. If
+            False, arrays are in C order, and an object that is there twice becomes two equal objects, so that equal
+            values are equal when encoded.
         splits: whether arrays of JAX may be split over several devices.
         copies: arrays that were copied before and have not changed since, each with its copy, by the id of the array.
-            Their copies are taken again; afterwards the dict has the arrays of this value.
+            These copies are used again. Afterwards the dict has the arrays of this value.
 
     Raises:
-        NotStorable: the value, or something in it, cannot be encoded; the message names its path and type.
+        NotStorable: the value, or a part of it, cannot be encoded; the message names its path and type.
     """
     encoder = _Encoder(copy=copy, exact=exact, splits=splits, copies=copies)
     structure = encoder.value(value, (0, None, name, None))
@@ -143,19 +144,19 @@ def decode(encoded: Encoded, template: object = None) -> Any:
 
     Args:
         encoded: the encoded value.
-        template: a value of the same structure. Where it has an array of JAX, one of JAX comes back, with the same
-            sharding; other arrays of JAX come back where they were put, if that was stored and these devices are
-            here, and else on the default device. Without a template, and where JAX is not loaded, arrays of JAX come
-            back as those of NumPy.
+        template: a value of the same structure. Where the template has an array of JAX, an array of JAX with the same
+            sharding comes back. Other arrays of JAX come back on the devices where they were put, if these were stored
+            and are here, otherwise on the default device. Without a template, and where JAX is not loaded, arrays of
+            JAX come back as arrays of NumPy.
 
     Raises:
         CheckpointError: a class is gone, or has other fields or another `__version__`.
-        MissingExtraError: there are arrays, but there is no NumPy here to hold them.
+        MissingExtraError: there are arrays, and NumPy is not installed.
     """
     return _Decoder(encoded, template).value(encoded.structure)
 
 
-# Circles are refused before, and to look for them once more takes a third longer.
+# Cycles were refused before; to look for them again would take a third longer.
 _json = json.JSONEncoder(ensure_ascii=False, check_circular=False, allow_nan=False, separators=(",", ":"))
 
 
@@ -165,7 +166,7 @@ def json_text(structure: object) -> str:
 
 
 def check_format(written_as: int, what: str) -> None:
-    """Raise an error if something was written in a format that this version does not know."""
+    """Raise an error if a file or record was written in a format that this version does not know."""
     if written_as != FORMAT:
         raise CheckpointError(
             f"{what} was written in format {written_as}, and this version of Penstock reads format {FORMAT}: use the "
@@ -182,7 +183,7 @@ def read_arrays(file: BufferedReader | BytesIO) -> tuple[dict[str, bytearray], d
     """Return the bytes of each array in a safetensors file, and the metadata of the file.
 
     Raises:
-        ValueError: it is no such file, or ends too early.
+        ValueError: the file is not a safetensors file, or ends too early.
     """
     left = file.seek(0, SEEK_END)
     file.seek(0)
@@ -219,13 +220,13 @@ def _safetensors(arrays: Mapping[str, Any], metadata: Mapping[str, str]) -> Iter
         header[name] = {"dtype": known or "U8", "shape": shape, "data_offsets": [begin, end]}
         parts.append(part)
     text = json_text(header).encode()
-    text += b" " * (-len(text) % 8)  # so that the arrays begin at a multiple of 8
+    text += b" " * (-len(text) % 8)  # the arrays begin at a multiple of 8
     yield len(text).to_bytes(8, "little") + text
     yield from parts
 
 
 def _bytes_of(array: Any) -> Any:
-    """Return the bytes of an array, in C order; without a copy if it is long and has them."""
+    """Return the bytes of an array in C order; without a copy if the array is long and in that order already."""
     if isinstance(array, bytes | bytearray):
         return array
     host = _numpy().asarray(array, order="C")
@@ -236,9 +237,9 @@ def _bytes_of(array: Any) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _meant(dtype: Any) -> Any:
-    """Return 255 for each byte of an item that has a meaning, and 0 for padding; None if there is no padding.
+    """Return a mask with 255 for each byte of an item that has a meaning, and 0 for padding; None without padding.
 
-    Padding holds what was in the memory before, so it differs between equal values.
+    Padding holds old content of the memory, so it differs between equal values.
     """
     numpy = _numpy()
     if dtype.itemsize == 0:
@@ -253,14 +254,14 @@ def _meant(dtype: Any) -> Any:
             inside = _meant(field)
             meant[offset : offset + field.itemsize] |= 255 if inside is None else inside
     elif dtype.type in (numpy.longdouble, numpy.clongdouble) and numpy.finfo(dtype.type).nmant == 63:
-        # 10 bytes of each part, the lowest first if the order of bytes is that of the processor.
+        # 10 bytes of each part have a meaning; the lowest byte comes first in the processor's own byte order.
         parts = meant.reshape(2 if dtype.kind == "c" else 1, -1)
         parts[:, slice(10, None) if dtype.isnative else slice(0, -10)] = 0
     return None if meant.all() else meant
 
 
 def _fetched(array: Any) -> Any:
-    """Return an array of JAX as one of NumPy, each part copied once; `asarray` would leave a copy in the array, too."""
+    """Return an array of JAX as an array of NumPy, with one copy. `asarray` would leave a copy in the array, too."""
     numpy = _numpy()
     host = numpy.empty(array.shape, array.dtype)
     for shard in array.addressable_shards:
@@ -270,7 +271,7 @@ def _fetched(array: Any) -> Any:
 
 
 def _placement_of(array: Any) -> dict[str, Any] | None:
-    """Return where somebody has put an array of JAX, as JSON; None for an array that nobody has put anywhere."""
+    """Return the devices on which the program has put an array of JAX, as JSON; None if the program has not put it."""
     sharding = array.sharding
     mesh = getattr(sharding, "mesh", None)
     devices = [*array.devices()] if mesh is None else [*mesh.devices.flat]
@@ -285,7 +286,7 @@ def _placement_of(array: Any) -> dict[str, Any] | None:
 
 
 def _sharding_at(where: Mapping[str, Any]) -> Any:
-    """Return the sharding of an array that was there; None if the devices are not here."""
+    """Return the sharding that `_placement_of` has described; None if this process does not have the devices."""
     jax: Any = importlib.import_module("jax")
     try:
         found = {device.id: device for device in jax.devices(where["platform"])}
@@ -302,7 +303,7 @@ def _sharding_at(where: Mapping[str, Any]) -> Any:
 
 
 class _Class(NamedTuple):
-    """A class whose instances can be stored: where it is found, and what its instances have."""
+    """A class whose instances can be stored: the import path of the class, and the fields of its instances."""
 
     place: str
     kind: str
@@ -312,7 +313,7 @@ class _Class(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _class_of(cls: Any) -> _Class | None:
-    """Return what is stored of a class; None if its instances cannot be stored, being something else."""
+    """Return the stored description of a class; None if instances of the class cannot be stored."""
     pydantic: Any = sys.modules.get("pydantic")
     bases, names = cls.__mro__, list[str]()
     if enum.Enum in bases:
@@ -325,7 +326,7 @@ def _class_of(cls: Any) -> _Class | None:
         kind, names = "dataclass", [field.name for field in dataclasses.fields(cls)]
         try:
             object.__new__(cls)
-        except TypeError:  # derived from something that holds more than its fields, such as dict
+        except TypeError:  # a base class, such as dict, holds more than the fields
             return None
     elif hasattr(cls, "_fields") and tuple in bases:
         kind, names = "named tuple", [*cls._fields]
@@ -354,9 +355,9 @@ class _Encoder:
         self.copied_bytes = 0
         self._known = copies or {}
         self.arrays: dict[str, Any] = {}
-        self.on_devices: dict[str, Any] = {}  # those of JAX
-        self.again: set[int] = set()  # ids of the structures that stand for what was met more than once
-        self._met: dict[int, Any] = {}  # by the id of what can be shared: its structure; its path, until that is made
+        self.on_devices: dict[str, Any] = {}  # the arrays of JAX
+        self.again: set[int] = set()  # ids of the structures of objects that were met more than once
+        self._met: dict[int, Any] = {}  # by the id of an object that can be shared: its structure, or first its path
         self._kept: list[Any] = []
         self._copy = copy
         self._exact = exact
@@ -365,7 +366,7 @@ class _Encoder:
     def value(self, value: Any, path: _Path) -> Any:
         cls = cast("Any", type(value))
         if cls is str:
-            # Of two lone surrogates, JSON would make one character.
+            # JSON would join two lone surrogates into one character.
             as_it_is = value.isascii() or is_text(value)
             return value if as_it_is else {"$str": _base64(value.encode("utf-8", "surrogatepass"))}
         if cls is int:
@@ -381,7 +382,7 @@ class _Encoder:
         place = id(value)
         met = self._met.get(place)
         if met is None:
-            self._kept.append(value)  # so that its id stays its own
+            self._kept.append(value)  # keep the value alive, so that no other object gets its id
             self._met[place] = path
             self._met[place] = structure = self._compound(value, path)
             return structure
@@ -398,7 +399,7 @@ class _Encoder:
             return self._dict(value, path)
         if cls is tuple:
             return {"$tuple": self._items(value, path)}
-        if cls in (set, frozenset):  # in an order that does not depend on the process
+        if cls in (set, frozenset):  # sorted by JSON, an order that does not depend on the process
             return {f"${cls.__name__}": sorted(self._items(value, path), key=json_text)}
         if cls in (bytes, bytearray):
             long = len(value) > _MOST_INLINE_BYTES
@@ -423,7 +424,7 @@ class _Encoder:
 
     def _apart(self, array: Any, path: _Path) -> str:
         name = _shown(path, "state")
-        while name in self.arrays:  # two keys may be written alike
+        while name in self.arrays:  # two different keys may be written in the same way
             name += "'"
         self.arrays[name] = array
         return name
@@ -457,11 +458,13 @@ class _Encoder:
         if jax is None or not isinstance(value, jax.Array):
             return None
         if isinstance(value, jax.core.Tracer) or value.is_deleted():
-            raise NotStorable(f"{_shown(path)} is an array of JAX without values: it is traced, or was donated")
+            raise NotStorable(
+                f"{_shown(path)} is an array of JAX without values: it is traced, or was donated; keep another array"
+            )
         if not self._splits and not value.sharding.is_fully_replicated:
             raise NotStorable(
-                f"{_shown(path)} is split over {len(value.devices())} devices, and nothing says where it belongs after "
-                "a restart, when the mesh may be another one: split batches with data.to_device(mesh, specs)"
+                f"{_shown(path)} is split over {len(value.devices())} devices, and it is not known where it belongs "
+                "after a restart, when the mesh may be another one: split batches with data.to_device(mesh, specs)"
             )
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = jax.random.key_data(value) if is_key else value
@@ -483,7 +486,7 @@ class _Encoder:
                 "module"
             )
         if known.kind == "enum":
-            is_flag = isinstance(value, enum.Flag)  # several members together have no name of their own
+            is_flag = isinstance(value, enum.Flag)  # a combination of several members has no name
             return {"$enum": [known.place, self.value(value.value if is_flag else value.name, path)]}
         if known.kind == "error":
             return self._error(value, known, path)
@@ -508,15 +511,15 @@ class _Encoder:
         return {"$instance": [known.place, self.value(known.version, path), fields, self.value(rest, path)]}
 
     def _error(self, value: Any, known: _Class, path: _Path) -> dict[str, Any] | None:
-        """Return what is stored of an error: what it was made with, and what was set on it later; no traceback."""
+        """Return the stored form of an error: its arguments, and attributes that were set later; no traceback."""
         make, args, *rest = cast("tuple[Any, ...]", value.__reduce__())
         held: dict[str, Any] = dict(*rest)
-        # Others that begin with underscores are of machinery, such as the place of its item.
+        # Other attributes that begin with an underscore are internal, such as the place of the error's item.
         held = {key: one for key, one in held.items() if key == "__notes__" or not key.startswith("__")}
         try:
             if make is not type(value) or str(_error_of(make, args, held)) != str(value):
                 return None
-        except (TypeError, ValueError, AttributeError):  # it cannot be made again
+        except (TypeError, ValueError, AttributeError):  # the error cannot be made again
             return None
         fields = {"args": self.value(args, (path[0] + 1, path, ".{}", "args"))}
         return {"$instance": [known.place, self.value(known.version, path), fields, self.value(held, path)]}
@@ -530,7 +533,7 @@ def _error_of(cls: Any, args: Any, held: Any) -> Any:
 
 
 def _numbered(structure: Any, again: set[int], numbers: dict[int, int]) -> Any:
-    """Return a structure in which what is there more than once is written once, with a number, and then named by it."""
+    """Return a structure in which a repeated object is written once, with a number, and then named by that number."""
     place = id(structure)
     if place in numbers:
         return {"$same": numbers[place]}
@@ -549,7 +552,7 @@ def _written(value: Any) -> dict[str, Any] | None:
     if kind not in _WRITTEN:
         return None
     text = value.isoformat() if kind.startswith("datetime") else str(value)
-    # A time zone with a name, whose rules may change, would become an offset.
+    # A time zone with a name would become a fixed offset, although its rules may change.
     return {"$written": [kind, text]} if repr(_read_again(kind, text)) == repr(value) else None
 
 
@@ -561,8 +564,8 @@ def _read_again(kind: str, text: str) -> Any:
 def _refuse(value: object, path: _Path) -> Any:
     cls = type(value)
     raise NotStorable(
-        f"{_shown(path)} is a {cls.__module__}.{cls.__qualname__}, which cannot be stored: give what it is made of, as "
-        "JSON values, bytes, tuples, sets, arrays, or as an instance of an enum, a named tuple, a dataclass or a model "
+        f"{_shown(path)} is a {cls.__module__}.{cls.__qualname__}, which cannot be stored: give its content as JSON "
+        "values, bytes, tuples, sets, arrays, or as an instance of an enum, a named tuple, a dataclass or a model "
         "of pydantic"
     )
 
@@ -599,7 +602,9 @@ class _Decoder:
             ((tag, content),) = structure.items()
             if tag.startswith("$"):
                 if tag not in _READERS:
-                    raise CheckpointError(f"{tag!r} is no value that this version knows: use the one that wrote it")
+                    raise CheckpointError(
+                        f"unknown type {tag!r}: read the value with the version of Penstock that wrote it"
+                    )
                 return _READERS[tag](self, content)
         return {key: self.value(one) for key, one in structure.items()}
 
@@ -611,7 +616,7 @@ class _Decoder:
         template = self._on_devices.get(name)
         if template is None or template.dtype != _dtype_of(dtype):
             return _array_of(self._arrays[name], dtype, shape, axes)
-        # It came from a value that was decoded without a template.
+        # The array came from a value that was decoded without a template.
         return self._jax([*content, template.weak_type], axes=axes)
 
     def _share(self, content: Any) -> Any:
@@ -638,7 +643,7 @@ class _Decoder:
             raise CheckpointError(f"{name} has the dtype {host.dtype}, which JAX has only with jax_enable_x64=True")
         if not special:
             return array
-        # Its dtype gives way to that of what it meets; the function of this name has no such argument.
+        # The array is weakly typed; `jax.numpy.asarray` has no argument for that.
         return jax.lax.convert_element_type_p.bind(array, new_dtype=array.dtype, weak_type=True, sharding=None)
 
     def _enum(self, content: Any) -> Any:
@@ -655,7 +660,7 @@ class _Decoder:
         fields = {name: self.value(one) for name, one in stored.items()}
         if self.value(version) != known.version or set(fields) != set(known.fields):
             raise CheckpointError(
-                f"{place} is another class than the one that was stored: it had the fields {sorted(fields)} and the "
+                f"{place} has changed since an instance was stored: the class had the fields {sorted(fields)} and the "
                 f"__version__ {version}, and has the fields {sorted(known.fields)} and the __version__ {known.version}"
             )
         if known.kind == "named tuple":
@@ -667,21 +672,23 @@ class _Decoder:
             made.__setstate__({"__dict__": fields, **self.value(rest)})
         else:
             for name, one in fields.items():
-                object.__setattr__(made, name, one)  # not the class's own, which refuses if it is frozen
+                object.__setattr__(made, name, one)  # the `__setattr__` of a frozen class would refuse
         return made
 
 
 def _known_class(place: str, kind: str) -> tuple[Any, _Class]:
-    """Return a class that instances were stored of, and what is stored of it."""
+    """Return the class of stored instances, and its description."""
     found = _found(place)
     known = _class_of(found) if isinstance(found, type) else None
     if known is None or (known.kind == "enum") != (kind == "enum"):
-        raise CheckpointError(f"{place} is not the {kind} of which instances were stored: keep it where it was")
+        raise CheckpointError(
+            f"{place} is not the {kind} of which instances were stored: keep the class in its module, under its name"
+        )
     return found, known
 
 
 def _array_of(data: Any, dtype: str, shape: Any, axes: Any = ()) -> Any:
-    # Where nothing was written in between, the value that was encoded keeps its own array.
+    # If the value was not written to bytes in between, the decoded array is a copy: the encoded value keeps its own.
     own = data if isinstance(data, bytearray) else bytearray(_bytes_of(data))
     array = _numpy().ndarray(shape, _dtype_of(dtype), own)
     return array.transpose(_numpy().argsort(axes)) if axes else array

@@ -1,4 +1,4 @@
-"""What is stored of a durable loop: `LoopRecord`, which a store keeps, and `Loop`, which is in it."""
+"""The stored form of a durable loop: `LoopRecord`, which a store keeps, and `Loop`, the content of a record."""
 
 import dataclasses
 import functools
@@ -22,20 +22,20 @@ RunState = Literal["running", "asking", "finished", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class LoopRecord:
-    """What a store keeps of one key at one step.
+    """The record that a store keeps of one key at one step.
 
-    Only `Durable` reads `content` and `header`. A store that lists its keys keeps everything but `content` for a list.
+    Only `Durable` reads `content` and `header`. A store that lists its keys keeps all fields but `content` for a list.
 
     Attributes:
-        version: the number of the write, from 1; each write of a key has the next one.
+        version: the number of the write, from 1; each write of a key has the next number.
         step: how many iterations were made.
         content: everything that is kept.
-        state: "running", "asking", "finished", "failed" or "stopped", as it was when this was written.
+        state: "running", "asking", "finished", "failed" or "stopped", as it was when the record was written.
         graph: the name of the graph.
         began_at: when the loop of the key began, in seconds since 1970.
-        changed_at: when its state was last kept, or its call began or ended, in seconds since 1970.
-        question: the question that waits for an answer, as text; None if there is none.
-        header: what `content` begins with: all but the large values.
+        changed_at: when a state was last kept, or a call began or ended, in seconds since 1970.
+        question: the question that waits for an answer, as text; None if there is no question.
+        header: the beginning of `content`, with everything but the large values.
     """
 
     version: int
@@ -50,21 +50,22 @@ class LoopRecord:
 
 
 class Run(NamedTuple):
-    """What is known of a key with a durable loop; see `Durable.runs`.
+    """An entry of the list of keys with durable loops; see `Durable.runs`.
 
     Attributes:
         key: the key.
-        state: "running" if a call has it, here or elsewhere; "asking" if it waits for an answer; "finished" with a
-            result; "failed" with an error; "stopped" if its call was cancelled, or its process has died.
+        state: "running" if a call has the key, in this process or another one; "asking" if the key waits for an answer;
+            "finished" with a result; "failed" with an error; "stopped" if the call was cancelled, or its process has
+            died.
         graph: the name of the graph.
         step: how many iterations were made.
-        question: the question that waits for an answer; None if there is none.
-        token: the token of that question, for an `Answer`; empty if there is none.
-        error: the error of a call that has failed, as text; empty if there is none.
-        owner: for a running one "here", or its process, such as "process 12" or "process 12 of another machine".
-        began_at: when the loop began, in seconds since 1970; 0 if an earlier version has begun it.
-        changed_at: when its state was last kept, or its call began or ended, in seconds since 1970.
-        bytes: how much is stored of it: its states, its arguments and its result.
+        question: the question that waits for an answer; None if there is no question.
+        token: the token of that question, for an `Answer`; empty if there is no question.
+        error: the error of a call that has failed, as text; empty if there is no error.
+        owner: for a running key "here", or the process, such as "process 12" or "process 12 of another machine".
+        began_at: when the loop began, in seconds since 1970; 0 if an earlier version began the loop.
+        changed_at: when a state was last kept, or a call began or ended, in seconds since 1970.
+        bytes: how many bytes are stored under the key: states, arguments and result.
     """
 
     key: str
@@ -80,9 +81,9 @@ class Run(NamedTuple):
     bytes: int
 
 
-# Who has a key.
+# The owner of a key.
 
-# The calls of this process that have a key, by their tokens. Those of a loop that was closed early are just dropped.
+# The calls of this process that have a key, by their tokens. Calls of an event loop that was closed early are dropped.
 active_calls: "weakref.WeakValueDictionary[str, Any]" = weakref.WeakValueDictionary()
 
 
@@ -90,8 +91,8 @@ class Owner(NamedTuple):
     """The call that has a key.
 
     Attributes:
-        machine: the machine since its start, and the namespace in which the number of the process counts.
-        pid: the number of its process.
+        machine: a text for the machine since its start, and for the namespace of process numbers.
+        pid: the number of the call's process.
         started: when the process was started, as Linux tells; empty if unknown.
         token: a text that is unique to the call.
     """
@@ -102,12 +103,12 @@ class Owner(NamedTuple):
     token: str
 
     def is_gone(self) -> bool:
-        """Whether the call has certainly ended. False if it runs, or is of another machine."""
+        """Whether the call has certainly ended. False if the call runs, or belongs to another machine."""
         if self.machine != machine():
             return False
         if self.pid == os.getpid() and self.started == started_at(self.pid):
             return not self.is_here()
-        if sys.platform == "win32":  # where `os.kill` ends the process, whatever the signal
+        if sys.platform == "win32":  # on Windows `os.kill` ends the process, whatever the signal
             return False
         try:
             os.kill(self.pid, 0)
@@ -118,7 +119,7 @@ class Owner(NamedTuple):
         return started_at(self.pid) != self.started
 
     def is_here(self) -> bool:
-        """Whether the call certainly runs: in this process."""
+        """Whether the call runs in this process, so that it certainly has not ended."""
         return self.token in active_calls
 
     def place(self) -> str:
@@ -130,18 +131,18 @@ class Owner(NamedTuple):
 
 @functools.cache
 def machine() -> str:
-    """Return a text for this machine since its start, and the namespace in which numbers of processes count."""
+    """Return a text for this machine since its start, and for the namespace of process numbers."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {Path('/proc/self/ns/pid').readlink()}"
-    except OSError:  # no Linux
+    except OSError:  # the system is not Linux
         return f"{platform.node()} {uuid.getnode():x}"
 
 
 def started_at(pid: int) -> str:
-    """Return when a process was started; empty if it has ended, or where that is not known."""
+    """Return when a process was started; empty if the process has ended, or if the system does not tell."""
     try:
-        # The name of the program comes before, in parentheses, and may contain any character.
+        # The name of the program comes before the fields, in parentheses, and may contain any character.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
@@ -150,25 +151,25 @@ def started_at(pid: int) -> str:
 
 @dataclass(frozen=True)
 class Loop:
-    """What is stored of a key at one step.
+    """The stored content of a key at one step.
 
     Attributes:
         step: how many iterations were made.
         state: the encoded state; None before the loop began.
-        kept_at: when it was kept, in seconds since 1970.
+        kept_at: when the state was kept, in seconds since 1970.
         graph: the name of the graph.
         arguments: the digest of each argument, by its parameter.
-        status: "done" if the call has given its result; "interrupted" if it waits for an answer; "failed" if it has
-            ended with an error; else "running".
-        owner: the call that has the key; None if none has.
-        lease_until: when the key is free if it is not renewed, in seconds since 1970.
+        status: "done" if the call has returned its result; "interrupted" if it waits for an answer; "failed" if it has
+            ended with an error; otherwise "running".
+        owner: the call that has the key; None if no call has the key.
+        lease_until: when the key is free if the lease is not renewed, in seconds since 1970.
         question: the encoded question that waits for an answer.
         answers: the encoded questions and answers of the iteration after this step, in the order of the answers.
         began_at: when the loop began, in seconds since 1970.
         changed_at: when anything but the lease was changed, in seconds since 1970.
-        error: the error of the call that has failed; of one that is done, why there is no result.
-        given: the encoded arguments, in the first record of the key; None in the later ones.
-        result: the encoded result; None if there is none, or it cannot be stored.
+        error: the error of a failed call; for a call that is done, the reason why the result was not kept.
+        given: the encoded arguments, in the first record of the key; None in later records.
+        result: the encoded result; None if there is no result, or the result cannot be stored.
     """
 
     step: int
@@ -188,17 +189,17 @@ class Loop:
     result: bytes | None = None
 
     def is_free(self, now: float) -> bool:
-        """Whether its owner has ended, or, as far as can be told from here, has not renewed its lease.
+        """Whether the owner has ended, or has not renewed its lease, as far as this process can tell.
 
         Args:
             now: the time by the clock of the store.
         """
         if self.owner is None or self.owner.is_gone():
             return True
-        return self.lease_until < now and not self.owner.is_here()  # the clock may have leapt
+        return self.lease_until < now and not self.owner.is_here()  # a clock may have leapt while the owner runs here
 
     def run_state(self, *, is_free: bool) -> RunState:
-        """Return the state of the key, as a list has it."""
+        """Return the state of the key, as a list shows it."""
         if not is_free:
             return "running"
         if self.status == "done":
@@ -208,12 +209,12 @@ class Loop:
         return "failed" if self.status == "failed" else "stopped"
 
     def token(self, key: str, question: bytes) -> str:
-        """Return the name of a question that is asked in the iteration after this step."""
+        """Return the token of a question that is asked in the iteration after this step."""
         asked = repr((key, self.step, self.kept_at, len(self.answers), question))
         return hashlib.blake2b(asked.encode(), digest_size=16).hexdigest()
 
     def record(self, version: int) -> LoopRecord:
-        """Return what a store keeps: the length of a header, the header, and the large values one after the other."""
+        """Return the record for a store. Its content is the length of a header, the header, and the large values."""
         fields = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         parts: list[bytes | None] = [fields.pop(name) for name in _LARGE]
         owner = None if self.owner is None else tuple(self.owner)
@@ -228,16 +229,16 @@ class Loop:
 
     @classmethod
     def read(cls, record: LoopRecord) -> Self:
-        """Read what `record` has returned; without its content, all but the large values.
+        """Read a record; if its content is empty, read all but the large values from the header.
 
         Raises:
-            CheckpointError: it is something else, or damaged.
+            CheckpointError: the record is something else, or damaged.
         """
         begin = 8 + int.from_bytes(record.content[:8], "little")
         try:
             fields: dict[str, Any] = decode(Encoded.from_bytes(record.content[8:begin] or record.header))
             fields["owner"] = None if fields["owner"] is None else Owner(*fields["owner"])
-            if "has_state" in fields:  # of an earlier version
+            if "has_state" in fields:  # written by an earlier version
                 lengths: list[int | None] = [len(record.content) - begin if fields.pop("has_state") else None]
                 fields["changed_at"] = fields["kept_at"]
             else:
@@ -251,11 +252,11 @@ class Loop:
             raise CheckpointError(f"the record of version {record.version} is no durable loop: {error!r}") from error
 
     def run(self, key: str, stored_bytes: int, now: float) -> Run:
-        """Return what is known of a key.
+        """Return the entry of a key in a list.
 
         Args:
             key: the key.
-            stored_bytes: how much is stored of it.
+            stored_bytes: how many bytes are stored under the key.
             now: the time by the clock of the store.
         """
         is_free = self.is_free(now)
@@ -268,12 +269,12 @@ class Loop:
         )  # fmt: skip
 
 
-# In the order in which they are stored.
+# The large values, in the order in which they are stored.
 _LARGE: Final = ("state", "given", "result")
 
 
 def readable(data: bytes) -> Any:
-    """Return a value that was encoded; where its classes are not at hand, a text that says so."""
+    """Return an encoded value; if one of its classes cannot be imported, a text that says so."""
     try:
         return decoded(data)
     except CheckpointError as error:
@@ -292,7 +293,7 @@ def decoded(data: bytes | None, template: object = None) -> Any:
 
 
 def comparable(value: object, name: str) -> bytes:
-    """Return bytes that are equal for equal values: dicts are equal whatever their order."""
+    """Return bytes that are equal for equal values. The order of a dict does not count."""
     plain = encode(value, name)
     return Encoded(_in_order(plain.structure), dict(sorted(plain.arrays.items()))).to_bytes()
 

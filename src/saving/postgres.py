@@ -10,9 +10,9 @@ from .._errors import CheckpointError, MissingExtraError
 from ..actors.accepted import NAME, check, whole
 from .store import TABLES, Connection, SQLStore, make_tables
 
-# A server that is down is told from one that is slow: it acknowledges what it was sent.
+# TCP settings that tell a dead server from a slow one: a slow server still acknowledges packets.
 _LOST_AFTER_SECONDS: Final = 10
-# How far a clock may leap before leases are told by the new time.
+# How far the database's clock may leap before leases follow the new time.
 _CLOCK_SECONDS: Final = 1.0
 # Words of a server that will refuse the next connection as well: psycopg gives no code for them.
 _REFUSALS: Final = "authentication failed", "no password supplied", "no pg_hba.conf entry", "does not exist"
@@ -21,8 +21,8 @@ _REFUSALS: Final = "authentication failed", "no password supplied", "no pg_hba.c
 class PostgresStore(SQLStore):
     """Loops in a database of PostgreSQL, for processes of several machines. It needs psycopg, the extra `postgres`.
 
-    The two tables are made if there are none. Leases end by the clock of the database. While the server is restarted, a
-    call waits for up to 30 seconds, and never beyond its deadline.
+    The two tables are made if they do not exist. Leases end by the clock of the database. While the server is
+    restarted, a call waits for up to 30 seconds, and never beyond its deadline.
 
     Args:
         dsn: how to connect, as libpq takes it: "postgresql://user@host/database", or "host=... dbname=...".
@@ -32,7 +32,7 @@ class PostgresStore(SQLStore):
         MissingExtraError: psycopg is not installed.
         OptionsError: an argument does not accept its value.
 
-    Its methods raise `CheckpointError` if the server cannot be reached, or refuses something.
+    Its methods raise `CheckpointError` if the server cannot be reached, or refuses a statement.
     """
 
     _pause_seconds = 0.1
@@ -48,7 +48,7 @@ class PostgresStore(SQLStore):
                 'ps.PostgresStore needs psycopg: pip install "penstock[postgres]"', name="psycopg"
             ) from error
         self._dsn = dsn
-        self._ahead_seconds = 0.0  # of the clock of the database before `time.monotonic`
+        self._ahead_seconds = 0.0  # the clock of the database minus `time.monotonic`
         self._asked_at = -_CLOCK_SECONDS
         super().__init__("penstock-postgres", max_connections, self._psycopg.Error)
 
@@ -84,7 +84,7 @@ class PostgresStore(SQLStore):
 
 
 def _as_postgres(statement: str) -> str:
-    # Sorted as Python and SQLite do.
+    # Keys are sorted as in Python and SQLite.
     return statement.replace("BLOB", "BYTEA").replace("key TEXT", 'key TEXT COLLATE "C"')
 
 
@@ -108,7 +108,7 @@ class _PostgresConnection:
         return self._connection.execute(statement.replace("?", "%s"), values)
 
     def begin(self, keys: Iterable[str]) -> None:
-        # The lock of a key that is not there yet: a row would have none.
+        # An advisory lock for each key, because a key that does not exist yet has no row to lock.
         self.execute("BEGIN ISOLATION LEVEL READ COMMITTED")
         for key in keys:
             self.execute("SELECT pg_advisory_xact_lock(hashtextextended(?, 0))", (key,))

@@ -1,7 +1,7 @@
-"""A folder of snapshots: each a folder of its own, which is whole or is not there.
+"""A folder of snapshots. Each snapshot is a folder of its own, which is complete or does not exist.
 
-A snapshot is written into a folder whose name ends with `.partial`, checksums last; everything is synchronised with the
-disk, and then the folder gets its name. So a crash at any moment leaves the snapshots before as they were.
+A snapshot is written into a folder whose name ends with `.partial`, checksums last. Everything is synchronised with the
+disk, and then the folder is renamed. So a crash at any moment leaves the earlier snapshots unchanged.
 """
 
 import contextlib
@@ -23,13 +23,13 @@ from .._errors import CheckpointError
 from ..telemetry import logs
 from .encoding import FORMAT, Encoded, check_format, decode, encode, json_text, read_arrays, write_arrays
 
-# Versions before called a snapshot a cut, with `cut.json` inside: their folders are read, and removed when too old.
+# Earlier versions called a snapshot a cut, with `cut.json` inside. Their folders are read, and removed when too old.
 _NAME: Final = re.compile(r"(snapshot|cut)-\d{8,}")
 _PARTIAL: Final = ".partial"
 _CHECKSUMS: Final = "checksums.json"
 _PIECE_BYTES: Final = 1 << 24
 
-# A slot for tests: it is called before each step that reaches the disk, with the name of the step and its path.
+# A hook for tests, called before each step that reaches the disk, with the name of the step and its path.
 before_step: Callable[[str, Path], None] | None = None
 
 
@@ -39,8 +39,8 @@ class Snapshot:
 
     Attributes:
         record: how many records the source had given.
-        states: what `state()` returned, by the name of the source, node, stage or reader; or that, encoded.
-        fingerprint: what must be the same to go on from here, as JSON.
+        states: the result of `state()`, perhaps encoded, by the name of the source, node, stage or reader.
+        fingerprint: settings, as JSON, that must be the same to continue from this snapshot.
         ended: whether the stream had ended.
     """
 
@@ -52,12 +52,12 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class SavedSnapshot:
-    """What saving a snapshot has cost.
+    """The cost of saving a snapshot.
 
     Attributes:
-        path: its folder.
-        bytes: how much was written.
-        seconds: how long it took.
+        path: the folder of the snapshot.
+        bytes: how many bytes were written.
+        seconds: how long saving took.
     """
 
     path: Path
@@ -70,12 +70,12 @@ class StoredSnapshot:
     """A snapshot as it is found on the disk.
 
     Attributes:
-        path: its folder.
-        bytes: the size of its files.
-        record: how many records the source had given; None if that cannot be read.
-        ended: whether the stream had ended; None if that cannot be read.
-        saved_at: when it was saved, in seconds since 1970; None if that cannot be read.
-        damage: what is wrong with it; None if nothing was found.
+        path: the folder of the snapshot.
+        bytes: the size of the snapshot's files.
+        record: how many records the source had given; None if the description cannot be read.
+        ended: whether the stream had ended; None if the description cannot be read.
+        saved_at: when the snapshot was saved, in seconds since 1970; None if the description cannot be read.
+        damage: a text that describes the damage; None if no damage was found.
     """
 
     path: Path
@@ -87,14 +87,14 @@ class StoredSnapshot:
 
 
 class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
-    """A folder of snapshots, for one writer: it holds a lock until it is closed, or its process ends.
+    """A folder of snapshots, for one writer, which holds a lock until the folder is closed or the process ends.
 
     Args:
         path: the folder; made if it does not exist.
         keep: how many snapshots stay; older ones are removed after a newer one was saved.
 
     Raises:
-        CheckpointError: nothing can be written there, or another run holds the lock.
+        CheckpointError: the folder cannot be written, or another run holds the lock.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, keep: int = 3) -> None:
@@ -111,7 +111,7 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
                 self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, 0o666)
                 self._take_lock(self._lock)
             except OSError as error:
-                raise _failed(f"nothing can be written into {self.path}", error) from error
+                raise _failed(f"the folder {self.path} cannot be written", error) from error
             on_error.pop_all()
 
     def _take_lock(self, lock: int) -> None:
@@ -121,27 +121,27 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
             holder = os.pread(lock, 300, 0).decode(errors="replace").strip()
             who = "this process" if holder == _this_process() else holder or "a process that has just begun"
             raise CheckpointError(
-                f"another run writes its snapshots into {self.path} ({who}): wait for its end, or take another folder",
+                f"another run writes its snapshots into {self.path} ({who}): wait for its end, or use another folder",
                 error.errno,
             ) from error
         except OSError as error:
             raise _failed(
-                f"the file system of {self.path} has no locks: take a folder on a local disk", error
+                f"the file system of {self.path} has no locks: use a folder on a local disk", error
             ) from error
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{_this_process()}\n".encode(), 0)
         probe = self.path / f"snapshot-probe{_PARTIAL}"
-        probe.mkdir(exist_ok=True)  # the lock may be writable in a folder that is not
+        probe.mkdir(exist_ok=True)  # the file of the lock may be writable although the folder is not
         probe.rmdir()
 
     def newest(self, template: Mapping[str, Any] | None = None) -> Snapshot | None:
-        """Return the newest snapshot that is whole; None if there is none. Damaged ones are logged and skipped.
+        """Return the newest undamaged snapshot; None if there is no snapshot. Damaged ones are logged and skipped.
 
         Args:
             template: for each name a state of the same structure, from which arrays of JAX take their shardings.
 
         Raises:
-            CheckpointError: all snapshots are damaged, or the newest whole one cannot be read by this program.
+            CheckpointError: all snapshots are damaged, or this program cannot read the newest undamaged one.
         """
         found = _snapshot_folders(self.path)
         for path in reversed(found):
@@ -152,17 +152,17 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
             logs.warning("checkpoint.damaged", path=str(path), damage=damage)
         if found:
             raise CheckpointError(
-                f"all snapshots in {self.path} are damaged ({', '.join(path.name for path in found)}): bring one back "
-                "from a backup, or take another folder to begin anew"
+                f"all snapshots in {self.path} are damaged ({', '.join(path.name for path in found)}): restore one "
+                "from a backup, or use another folder to begin anew"
             )
         return None
 
     def save(self, snapshot: Snapshot) -> SavedSnapshot:
-        """Write a snapshot, and remove those that are too old then. Blocks; call it in a thread, one call at a time.
+        """Write a snapshot, and remove snapshots that are too old. Blocks: call it in a thread, one call at a time.
 
         Raises:
-            NotStorable: a state has something in it that cannot be stored.
-            CheckpointError: the disk does not take it, being full for instance; the snapshots before stay as they are.
+            NotStorable: a state has a part that cannot be stored.
+            CheckpointError: the disk refuses the snapshot, because it is full for instance. Earlier snapshots stay.
         """
         _refuse_several_processes()
         began = time.perf_counter()
@@ -170,7 +170,7 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
             name: state if isinstance(state, Encoded) else encode(state, name)
             for name, state in snapshot.states.items()
         }
-        self._remove(())  # what a crash has left half-written or half-removed
+        self._remove(())  # folders that a crash has left half-written or half-removed
         found = _snapshot_folders(self.path)
         path = self.path / f"snapshot-{_number(found[-1]) + 1 if found else 1:08d}"
         partial = path.with_suffix(_PARTIAL)
@@ -182,24 +182,24 @@ class SnapshotFolder(contextlib.AbstractContextManager["SnapshotFolder", None]):
         except OSError as error:
             raise _failed(f"the snapshot at record {snapshot.record} is not saved in {self.path}", error) from error
         finally:
-            shutil.rmtree(partial, ignore_errors=True)  # it is gone if the snapshot was saved
+            shutil.rmtree(partial, ignore_errors=True)  # renamed already if the snapshot was saved
         whole = [one for one in (*found, path) if one not in self._damaged]
         self._remove(one for one in found if len(whole) > self._keep and _number(one) < _number(whole[-self._keep]))
         return SavedSnapshot(path, size, time.perf_counter() - began)
 
     def _remove(self, old: Iterable[Path]) -> None:
-        """Remove snapshots, and whatever was left half-written or half-removed."""
+        """Remove snapshots, and all folders that were left half-written or half-removed."""
         try:
             for path in old:
-                _rename(path, path.with_suffix(_PARTIAL))  # half-removed, it would look damaged
+                _rename(path, path.with_suffix(_PARTIAL))  # otherwise a half-removed snapshot would look damaged
             for path in [*self.path.glob(f"snapshot-*{_PARTIAL}"), *self.path.glob(f"cut-*{_PARTIAL}")]:
                 _step("remove", path)
                 shutil.rmtree(path)
-        except OSError as error:  # no reason to lose the snapshot that is being saved: the next save tries again
+        except OSError as error:  # do not lose the snapshot that is being saved: the next save tries to remove again
             logs.warning("checkpoint.not_removed", path=str(self.path), error=str(error))
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         lock, self._lock = self._lock, None
         if lock is not None:
             os.close(lock)
@@ -212,7 +212,7 @@ _open_folders: "weakref.WeakSet[SnapshotFolder]" = weakref.WeakSet()
 
 
 def _leave_locks_to_parent() -> None:
-    """Close the locks in a forked process, which would hold them after its parent has ended."""
+    """Close the locks in a forked process: otherwise it would hold them after its parent has ended."""
     for folder in _open_folders:
         folder.close()
 
@@ -221,14 +221,14 @@ os.register_at_fork(after_in_child=_leave_locks_to_parent)
 
 
 def stored_snapshots(path: Path, *, verify: bool) -> list[StoredSnapshot]:
-    """Return the snapshots in a folder, oldest first; a run may write there meanwhile.
+    """Return the snapshots in a folder, oldest first. A run may write there meanwhile.
 
     Args:
         path: the folder.
-        verify: whether checksums are compared, for which everything is read; else only the sizes of the files are.
+        verify: whether all files are read to compare checksums; if not, only the sizes of the files are compared.
     """
     found = [_stored_snapshot(folder, verify=verify) for folder in _snapshot_folders(path)]
-    return [stored for stored in found if stored.path.exists()]  # the others were removed meanwhile
+    return [stored for stored in found if stored.path.exists()]  # without snapshots that were removed meanwhile
 
 
 def _stored_snapshot(path: Path, *, verify: bool) -> StoredSnapshot:
@@ -241,12 +241,12 @@ def _stored_snapshot(path: Path, *, verify: bool) -> StoredSnapshot:
 
 
 def _about(path: Path) -> dict[str, Any]:
-    """Return what the description of a snapshot says.
+    """Return the description of a snapshot.
 
     Raises:
-        OSError: it cannot be read.
-        ValueError: it is not what Penstock writes.
-        CheckpointError: it was written in a format that this version does not know.
+        OSError: the description cannot be read.
+        ValueError: the description was not written by Penstock.
+        CheckpointError: the description was written in a format that this version does not know.
     """
     about: dict[str, Any] = json.loads(_description(path).read_text())
     if type(about) is not dict or "format" not in about:
@@ -288,7 +288,7 @@ def _read_snapshot(path: Path, template: Mapping[str, Any]) -> Snapshot:
                 with (path / stored["arrays"]).open("rb") as file:
                     arrays, _ = read_arrays(file)
             try:
-                # None is a template, too: of a state that has no arrays yet.
+                # None is a template, too, for a state that has no arrays yet.
                 fresh = () if template.get(name, ...) is None else template.get(name)
                 states[name] = decode(Encoded(stored["value"], arrays), fresh)
             except CheckpointError as error:
@@ -299,7 +299,7 @@ def _read_snapshot(path: Path, template: Mapping[str, Any]) -> Snapshot:
 
 
 def _write_snapshot(path: Path, snapshot: Snapshot, states: Mapping[str, Encoded]) -> int:
-    """Write all files of a snapshot into a folder, and return how many bytes these are."""
+    """Write all files of a snapshot into a folder, and return how many bytes were written."""
     described: dict[str, Any] = {}
     for number, (name, state) in enumerate(states.items()):
         file = f"{number}-{re.sub(r'[^A-Za-z0-9_.-]', '_', name)[:100]}.safetensors" if state.arrays else None
@@ -334,7 +334,7 @@ def _checksums(path: Path) -> dict[str, list[Any]]:
 
 
 def _sha256(file: Path) -> str:
-    # In large pieces: neither reading nor hashing holds the GIL, and to get it back takes 5 ms where a thread computes.
+    # In large pieces: neither reading nor hashing holds the GIL, and to get it back takes 5 ms if a thread computes.
     digest = hashlib.sha256()
     with file.open("rb", buffering=0) as opened:
         size = os.fstat(opened.fileno()).st_size
@@ -345,7 +345,7 @@ def _sha256(file: Path) -> str:
 
 
 def _damage(path: Path, *, verify: bool) -> str | None:
-    """Return what is wrong with the files of a snapshot; None if nothing is."""
+    """Return a text that describes the damage to the files of a snapshot; None if they are undamaged."""
     try:
         text = (path / _CHECKSUMS).read_text()
         expected: dict[str, Any] = json.loads(text)
@@ -357,7 +357,7 @@ def _damage(path: Path, *, verify: bool) -> str | None:
             return "the checksums differ"
     except (OSError, ValueError, TypeError, AttributeError) as error:
         return f"{_CHECKSUMS} and the files do not fit: {error}"
-    with contextlib.suppress(CheckpointError):  # of another version: it is whole
+    with contextlib.suppress(CheckpointError):  # a snapshot of another version is undamaged
         try:
             _about(path)
         except (OSError, ValueError) as error:
@@ -381,7 +381,7 @@ def _rename(path: Path, target: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have the disk keep the names of the files in a folder."""
+    """Synchronise the names of the files in a folder with the disk."""
     _step("fsync", folder)
     opened = os.open(folder, os.O_RDONLY)
     try:
@@ -418,9 +418,9 @@ def _refuse_several_processes() -> None:
     if bridge is not None and bridge.backends_are_initialized():
         count = jax.process_count()
     elif distributed is not None and distributed.global_state.client is not None:
-        count = distributed.global_state.num_processes  # what `process_count` will be, which would start JAX
+        count = distributed.global_state.num_processes  # `jax.process_count()` would start JAX
     if count > 1:
         raise CheckpointError(
-            f"jax.process_count() is {count}: a snapshot is that of one process. Train in one process, or "
-            "save what the processes share with Orbax"
+            f"jax.process_count() is {count}: a snapshot holds the state of one process. Train in one process, or "
+            "save the state that the processes share with Orbax"
         )

@@ -1,4 +1,4 @@
-"""Where durable loops are kept: `LoopStore`, what stores with SQL have in common, and `SQLiteStore`, the default."""
+"""Where durable loops are kept: `LoopStore`, the base class of stores with SQL, and `SQLiteStore`, the default."""
 
 import asyncio
 import errno
@@ -23,29 +23,29 @@ T = TypeVar("T")
 class LoopStore(ABC):
     """Where durable loops are kept: under each key, one record for each step.
 
-    `SQLiteStore` and `PostgresStore` are two. Derive another from this class to keep loops in a database of your own.
-    It needs `load`, `store` and `history`; with `runs` and `delete`, its keys can be listed and deleted as well. A
-    method that raises ends the call with that error.
+    `SQLiteStore` and `PostgresStore` are two stores. Derive a class from this one to keep loops in another database.
+    The class needs `load`, `store` and `history`; with `runs` and `delete`, keys can be listed and deleted as well. If
+    a method raises an error, the call ends with that error.
     """
 
     @abstractmethod
     async def load(self, key: str, /) -> LoopRecord | None:
-        """Return the present record of a key, which is that of its highest step; None if there is none."""
+        """Return the present record of a key, which is the record of its highest step; None if there is no record."""
 
     @abstractmethod
     async def store(self, key: str, record: LoopRecord, /, *, expected_version: int) -> bool:
-        """Keep a record, if the present one has the version that is expected, in one transaction.
+        """Keep a record in one transaction, if the present record has the expected version.
 
-        The record replaces those of the same step and of later ones; so a record of step 0 begins anew. When this
-        returns, the record must outlast a crash.
+        The record replaces the records of the same step and of later steps; so a record of step 0 begins anew. Once
+        this method returns, the record must outlast a crash.
 
         Args:
             key: the key.
             record: the record.
-            expected_version: the version of the present record; 0 if there must be none.
+            expected_version: the version of the present record; 0 if there must be no record.
 
         Returns:
-            False if the present record has another version; nothing is changed then.
+            False if the present record has another version; then nothing is changed.
         """
 
     @abstractmethod
@@ -53,22 +53,22 @@ class LoopStore(ABC):
         """Return the records of a key, by their steps."""
 
     async def first(self, key: str, /) -> LoopRecord | None:
-        """Return the record of the lowest step of a key, which has the arguments; None if there is none."""
+        """Return the record of the lowest step of a key, which has the arguments; None if there is no record."""
         return next(iter(await self.history(key)), None)
 
     async def now(self) -> float:
-        """Return the time by which leases end, in seconds since 1970; by default that of this machine."""
+        """Return the time by which leases end, in seconds since 1970; by default the clock of this machine."""
         return time.time()
 
     async def runs(
         self, *, state: str | None, graph: str | None, before: tuple[float, str], limit: int
     ) -> Sequence[tuple[str, LoopRecord, int]]:
-        """Return keys, each with its present record and how many bytes are stored of it, the latest `changed_at` first.
+        """Return keys, each with its present record and its stored bytes, the latest `changed_at` first.
 
         Args:
-            state: only those whose record has this state; None for all.
-            graph: only those whose record is of this graph; None for all.
-            before: only those whose pair of `changed_at` and key is less than this one.
+            state: only keys whose record has this state; None for all.
+            graph: only keys whose record is of this graph; None for all.
+            before: only keys whose pair of `changed_at` and key is less than this pair.
             limit: the most keys.
 
         Returns:
@@ -80,7 +80,7 @@ class LoopStore(ABC):
         raise OptionsError(f"{type(self).__name__} cannot be listed: it has no method `runs`; see ps.LoopStore.runs")
 
     async def delete(self, versions: Mapping[str, int], /) -> int:
-        """Delete all records of the keys whose present records have these versions; others are left as they are.
+        """Delete all records of the keys whose present records have these versions. Other keys are not changed.
 
         Args:
             versions: the version of each key.
@@ -95,7 +95,7 @@ class LoopStore(ABC):
 
 
 class SQLStore(LoopStore):
-    """What stores in databases of SQL have in common: the work is done in threads, each with a connection."""
+    """The base class of stores in SQL databases: the work is done in threads, each with a connection."""
 
     _pause_seconds = 0.02
     _give_up_after_seconds = 10.0  # a process that holds the lock for writing needs a fraction of a second
@@ -104,15 +104,16 @@ class SQLStore(LoopStore):
         self._name = name
         self._max_connections = max_connections
         self._error = error  # the class of the errors of the database
-        # By their loops. Not a WeakKeyDictionary: each refers to its loop. Closed ones are removed when one is added.
+        # By event loop. Not a WeakKeyDictionary, because each database refers to its loop. Databases of closed loops
+        # are removed when one is added.
         self._databases: dict[asyncio.AbstractEventLoop, Database] = {}
 
     async def load(self, key: str, /) -> LoopRecord | None:
-        """Return the present record of a key; None if there is none."""
+        """Return the present record of a key; None if there is no record."""
         return await self._in_thread(_load, key, "DESC")
 
     async def store(self, key: str, record: LoopRecord, /, *, expected_version: int) -> bool:
-        """Keep a record, if the present one has the version that is expected."""
+        """Keep a record, if the present record has the expected version."""
         return await self._in_thread(_store, key, record, expected_version)
 
     async def history(self, key: str, /) -> Sequence[LoopRecord]:
@@ -120,7 +121,7 @@ class SQLStore(LoopStore):
         return await self._in_thread(_history, key)
 
     async def first(self, key: str, /) -> LoopRecord | None:
-        """Return the record of the lowest step of a key; None if there is none."""
+        """Return the record of the lowest step of a key; None if there is no record."""
         return await self._in_thread(_load, key, "ASC")
 
     async def runs(
@@ -142,7 +143,7 @@ class SQLStore(LoopStore):
             except self._error as error:
                 if not self._is_passing(error) or loop.time() >= give_up_at:
                     raise self._refused(key, error) from error
-            # Not in the thread, which is also there for other keys, and which a caller could not be released from.
+            # The pause is not in the thread: other keys need the thread, and a caller could not be cancelled there.
             await asyncio.sleep(self._pause_seconds)
 
     def _database(self, loop: asyncio.AbstractEventLoop) -> "Database":
@@ -156,11 +157,11 @@ class SQLStore(LoopStore):
 
     @abstractmethod
     def _connected(self) -> "Connection":
-        """Return a new connection; in a thread."""
+        """Return a new connection. Called in a thread."""
 
     @abstractmethod
     def _is_passing(self, error: Exception) -> bool:
-        """Whether the same may succeed in a moment."""
+        """Whether the same work may succeed in a moment."""
 
     @abstractmethod
     def _refused(self, key: str, error: Exception) -> CheckpointError: ...
@@ -173,11 +174,11 @@ class SQLiteStore(SQLStore):
     thread, which ends with the event loop.
 
     Args:
-        path: the file, which is made if there is none; its folder must exist.
+        path: the file, which is made if it does not exist; its folder must exist.
 
     Raises:
-        OptionsError: the file is in a folder that does not exist, or on a network file system, where what several
-            processes do to a file of SQLite damages it.
+        OptionsError: the folder of the file does not exist, or is on a network file system, where several processes
+            would damage a file of SQLite.
 
     Its methods raise `CheckpointError`, which names the key, the file and the remedy, if the file is damaged, is not
     an SQLite database, cannot be written, or stays locked by another program.
@@ -206,7 +207,7 @@ class SQLiteStore(SQLStore):
         return CheckpointError(f"{named} in {self._path}: {what} ({error})", _ERRNO.get(_code(error)))
 
     def _connected(self) -> "_SQLiteConnection":
-        # In the thread, and closed by another if the interpreter ends before the loop.
+        # Opened in the thread, and closed by another thread if the interpreter ends before the event loop.
         connection = sqlite3.connect(
             self._path, timeout=self._pause_seconds, isolation_level=None, check_same_thread=False,
             factory=_SQLiteConnection,
@@ -235,11 +236,11 @@ class _SQLiteConnection(sqlite3.Connection):
 
 
 class Connection(Protocol):
-    """A connection to a database, of the one kind or the other."""
+    """A connection to a database, of SQLite or of PostgreSQL."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether it may be used again."""
+        """Whether the connection can be used again."""
         ...
 
     @property
@@ -248,17 +249,17 @@ class Connection(Protocol):
         ...
 
     def execute(self, statement: str, values: Sequence[Any] = (), /) -> Any:
-        """Execute a statement, which has `?` for each value; return a cursor."""
+        """Execute a statement, which has a `?` for each value, and return a cursor."""
 
     def begin(self, keys: Iterable[str]) -> None:
-        """Begin a transaction that reads and writes these keys, and no other one at the same time."""
+        """Begin a transaction on these keys. No other transaction reads and writes them at the same time."""
 
     def close(self) -> None:
         """Close it."""
 
 
 class Database(ThreadPool):
-    """Threads, and connections to a database that they use.
+    """Threads, and the connections to a database that the threads use.
 
     Args:
         max_connections: the most threads and connections.
@@ -275,17 +276,17 @@ class Database(ThreadPool):
 
     @property
     def is_closed(self) -> bool:
-        """Whether it takes no more work."""
+        """Whether the threads take no more work."""
         return self._closed
 
     def begin_without_threads(self) -> None:
-        """Have no connection in a process that was forked; those of the parent must not even be closed here."""
+        """Have no connection in a forked process. The connections of the parent must not even be closed here."""
         _of_parents.extend(self._connections)
         self._connections, self._idle = [], []
         super().begin_without_threads()
 
     def run(self, work: Callable[..., T], *args: Any) -> T:
-        """Do something with a connection; in a thread."""
+        """Call a function with a connection. Runs in a thread."""
         if self._idle:
             connection = self._idle.pop()
         else:
@@ -314,7 +315,7 @@ class Database(ThreadPool):
 
 
 def _code(error: Exception) -> int:
-    # `error.sqlite_errorcode` has details in its higher bytes; errors of the module itself have none.
+    # The higher bytes of `error.sqlite_errorcode` are details; errors of the module itself have no code.
     code: int = getattr(error, "sqlite_errorcode", 0)
     return code & 0xFF
 
@@ -325,13 +326,14 @@ _WRONG: Final = {
     sqlite3.SQLITE_LOCKED: f"the file was locked for more than {_BUSY_SECONDS:g} s; end the transaction that holds it",
     sqlite3.SQLITE_FULL: "the disk is full; make room, and the key goes on from the last state that was kept",
     sqlite3.SQLITE_READONLY: "the file cannot be written; give this process the right to write it and its folder",
-    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; look at the rights of it and of its folder",
-    sqlite3.SQLITE_CORRUPT: "the file is damaged; put a copy in its place, or what `sqlite3 FILE .recover` can read",
+    sqlite3.SQLITE_CANTOPEN: "the file cannot be opened; check the permissions of the file and of its folder",
+    sqlite3.SQLITE_CORRUPT: "the file is damaged; restore a copy, or the data that `sqlite3 FILE .recover` can read",
     sqlite3.SQLITE_NOTADB: "the file is not an SQLite database; choose another path",
     sqlite3.SQLITE_IOERR: "the disk has failed to read or write",
 }
 _ERRNO: Final = {sqlite3.SQLITE_FULL: errno.ENOSPC, sqlite3.SQLITE_READONLY: errno.EROFS}
-# One row for each step; and one for each key, which says what a list shows. SQLite and PostgreSQL understand both.
+# A table with a row for each step, and one with a row for each key, with the columns of a list. SQLite and PostgreSQL
+# understand both statements.
 TABLES: Final = (
     """
     CREATE TABLE IF NOT EXISTS penstock_loops (
@@ -350,12 +352,12 @@ TABLES: Final = (
     "CREATE INDEX IF NOT EXISTS penstock_runs_by_state ON penstock_runs (state, changed_at, key)",
     "CREATE INDEX IF NOT EXISTS penstock_runs_by_graph ON penstock_runs (graph, state, changed_at, key)",
 )
-# Connections of the process that this one was forked from. Closing one here would write to the file of the parent.
+# Connections of the process that this one was forked from. To close such a connection would write to the parent's file.
 _of_parents: list[Connection] = []
 
 
 def make_tables(connection: Connection, tables: Iterable[str] = TABLES) -> None:
-    """Make what tables there are not, and list the keys that an earlier version has kept."""
+    """Make the tables that do not exist, and add the keys that an earlier version has kept to the list."""
     with _transaction(connection, ["penstock_runs"]):
         for table in tables:
             connection.execute(table)
@@ -368,7 +370,7 @@ def make_tables(connection: Connection, tables: Iterable[str] = TABLES) -> None:
             try:
                 loop = Loop.read(present)
             except CheckpointError:
-                continue  # it is damaged, which a call of the key says
+                continue  # the record is damaged, and a call with the key will say so
             _list(connection, key, loop.record(present.version))
 
 
@@ -406,7 +408,7 @@ def _store(connection: Connection, key: str, record: LoopRecord, expected_versio
                 (key, record.step, record.version, record.content),
             )
             _list(connection, key, record)
-        elif present == record.version:  # it may be this one: the connection was lost after the write
+        elif present == record.version:  # perhaps this record: the connection may have been lost after the write
             query = "SELECT content FROM penstock_loops WHERE key = ? AND version = ?"
             is_expected = connection.execute(query, (key, present)).fetchone() == (record.content,)
     return is_expected
@@ -468,13 +470,13 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 
 def file_system_of(folder: Path) -> str:
-    """Return the kind of file system that a folder is on, as Linux names it; empty where that is not known."""
+    """Return the kind of file system of a folder, as Linux names it; empty if unknown."""
     if sys.platform != "linux" or not _MOUNTS.exists():
         return ""
     place, found, longest = folder.resolve(), "", -1
     for line in _MOUNTS.read_text().splitlines():
         before, _, after = line.partition(" - ")
-        # Spaces and the like are written in octal, as \040.
+        # Spaces and similar characters are written in octal, as \040.
         mounted = Path(before.split()[4].encode().decode("unicode_escape"))
         if (place == mounted or mounted in place.parents) and len(mounted.parts) >= longest:
             found, longest = after.split()[0], len(mounted.parts)

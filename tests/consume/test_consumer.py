@@ -367,7 +367,7 @@ def test_a_consumer_is_entered_once_and_has_its_source_for_itself() -> None:
             source = Queue(world.rng, [])
             async with world.consumer(service, source) as first:
                 for refused in (first, world.consumer(service, source)):
-                    with pytest.raises(ps.OptionsError, match="its own source"):
+                    with pytest.raises(ps.OptionsError, match="a source for each"):
                         await consume.run(refused)
             with pytest.raises(ps.OptionsError, match="entered once"):
                 await consume.run(first)

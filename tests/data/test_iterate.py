@@ -58,7 +58,7 @@ def test_a_loop_that_is_left_ends_everything() -> None:
     assert threading.active_count() == threads
     with pytest.raises(ps.EngineClosedError, match=r"with data\.iterate"):
         next(numbers)
-    with pytest.raises(ps.EngineClosedError, match="make a new one"), numbers:
+    with pytest.raises(ps.EngineClosedError, match=r"call data\.iterate again"), numbers:
         pass
     with pytest.raises(KeyError), data.iterate(counting(None)) as numbers:
         raise KeyError(next(numbers))

@@ -239,7 +239,7 @@ def test_what_is_not_alike_is_named_by_value_and_leaf() -> None:
     assert "is float32, and in value 0 float64" in broken(np.ones(2), np.ones(2, np.float32))
     assert "has the members 'b', and in value 0 'a'" in broken({"a": 1}, {"b": 1})
     assert "leaf 'x' is a set, which makes no array" in broken({"x": {1}})
-    assert "a list of what are not numbers" in broken([["a"]], [["b"]])
+    assert "a list, and its elements are no numbers" in broken([["a"]], [["b"]])
     assert "makes no array" in broken([[1], [1, 2]])
     assert f"value 1 of the batch: leaf 'n' is {2**63}, which int64 does not hold" in broken({"n": 1}, {"n": 2**63})
 

@@ -1317,7 +1317,7 @@ def test_a_cancel_at_any_step_of_entering_leaves_nothing(tmp_path: Path) -> None
 
 async def test_a_folder_that_is_none_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ps.CheckpointError, match="nothing can be written"):
+    with pytest.raises(ps.CheckpointError, match="cannot be written"):
         await taken(sums(ordered()), ps.Checkpoint(tmp_path / "file"))
 
 

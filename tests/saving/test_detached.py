@@ -159,8 +159,8 @@ async def test_readers_get_the_error_or_the_question_after_the_events_and_number
         given: dict[str, Any] = {"answer": ps.Answer("word1", errors[0].token)}
     else:
         assert str(caught.value) == (
-            "no call has the key 'k': the last one has failed, LookupError: the model is down; service.resume('k') "
-            "goes on"
+            "no call has the key 'k': the last call has failed, LookupError: the model is down; service.resume('k') "
+            "continues it"
         )
         given, job.in_turn = {}, {}
     again = begin(service, job, **given)

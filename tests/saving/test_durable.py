@@ -280,9 +280,9 @@ async def test_an_unfinished_key_is_for_the_same_graph_and_the_same_arguments(st
         await engine.run(graph("r"), durable_key="k")
     with pytest.raises(ps.OptionsError, match=r"unfinished call of graph 'answered', not of 'other'"):
         await engine.run(other("q"), durable_key="k")
-    with pytest.raises(ps.OptionsError, match=r"waits for none"):
+    with pytest.raises(ps.OptionsError, match=r"waits for no answer"):
         await engine.run(graph("q"), durable_key="k", answer="yes")
-    with pytest.raises(ps.OptionsError, match=r"waits for none"):
+    with pytest.raises(ps.OptionsError, match=r"waits for no answer"):
         await engine.run(graph("q"), durable_key="never used", answer="yes")
 
 
@@ -731,7 +731,7 @@ async def test_a_fork_goes_on_from_a_state_and_leaves_the_other_key_alone(store:
     assert turns.ran == [2, 3, 4]
     assert [state.step for state in await durable.history("k")] == [0, 1, 2, 3, 4, 5]
     assert [state.step for state in await durable.history("new")] == [2, 3, 4, 5]
-    with pytest.raises(ps.OptionsError, match="something is kept under that key"):
+    with pytest.raises(ps.OptionsError, match="a loop is kept under that key"):
         await durable.fork("k", 4, "new")
     with pytest.raises(ps.OptionsError, match="the history has 0, 1, 2, 3, 4, 5"):
         await durable.fork("k", 6, "newer")
@@ -916,13 +916,13 @@ async def test_an_error_of_sqlite_names_key_file_and_remedy(
     content = bytearray(path.read_bytes())
     content[4096:] = b"!" * len(content[4096:])
     (tmp_path / "damaged.db").write_bytes(content)
-    with pytest.raises(ps.CheckpointError, match=r"key 'k' in .*damaged\.db: the file is damaged; put a copy"):
+    with pytest.raises(ps.CheckpointError, match=r"key 'k' in .*damaged\.db: the file is damaged; restore a copy"):
         await ps.Durable(tmp_path / "damaged.db").history("k")
     (tmp_path / "text.db").write_text("no database" * 1000)
     with pytest.raises(ps.CheckpointError, match=r"key 'k' in .*text\.db: the file is not an SQLite database; choose"):
         await engine.run(make(tmp_path / "text.db", turns)("q"), durable_key="k")
     (tmp_path / "folder.db").mkdir()
-    with pytest.raises(ps.CheckpointError, match=r"folder\.db: the file cannot be opened; look at the rights"):
+    with pytest.raises(ps.CheckpointError, match=r"folder\.db: the file cannot be opened; check the permissions"):
         await engine.run(make(tmp_path / "folder.db", turns)("q"), durable_key="k")
 
 

@@ -54,7 +54,7 @@ async def test_a_question_ends_the_call_and_its_answer_goes_on(store: MemoryStor
     assert (caught.value.key, caught.value.question) == ("k", {"pay": 120})
     assert await asked(graph) == {"pay": 120}
     assert await engine.run(graph, durable_key="k", answer=("yes", None)) == [("yes", None)]
-    with pytest.raises(ps.OptionsError, match="waits for none"):
+    with pytest.raises(ps.OptionsError, match="waits for no answer"):
         await engine.run(graph, durable_key="k", answer="yes")
     assert await asked(graph) == {"pay": 120}  # a new loop
 
@@ -169,7 +169,7 @@ async def test_a_handler_that_fails_of_a_question_fails(store: MemoryStore) -> N
     graph = looped(store, body)
     with pytest.raises(ValueError, match="no"):
         await engine.run(graph, durable_key="k")
-    with pytest.raises(ps.OptionsError, match="waits for none"):
+    with pytest.raises(ps.OptionsError, match="waits for no answer"):
         await engine.run(graph, durable_key="k", answer="yes")
 
 
@@ -365,16 +365,16 @@ async def test_an_answer_with_a_token_is_to_its_question_alone(store: MemoryStor
     for _ in range(2):  # of two loops of one key
         first = await token()
         assert await token() == first
-        with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is to another"):
+        with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is for another"):
             await engine.run(asking, durable_key="k", answer=ps.Answer("no", "other"))
         with pytest.raises(ps.NotStorable, match=r"answer is a builtins\.ellipsis"):
             await engine.run(asking, durable_key="k", answer=ps.Answer(..., first))
         second = await token(ps.Answer("one", first))
-        with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is to another"):
+        with pytest.raises(ps.OptionsError, match="waits for the answer to 'again\\?', and this answer is for another"):
             await engine.run(asking, durable_key="k", answer=ps.Answer("one", first))
         assert await token() == second
         assert await engine.run(asking, durable_key="k", answer=ps.Answer("two", second)) == ["one", "two"]
-        with pytest.raises(ps.OptionsError, match="waits for none"):
+        with pytest.raises(ps.OptionsError, match="waits for no answer"):
             await engine.run(asking, durable_key="k", answer=ps.Answer("two", second))
         assert second != first != await token()
         assert await token("any") == await token()
@@ -391,8 +391,10 @@ async def test_an_answer_that_nobody_waits_for_is_refused_with_the_reason(store:
         return [1]
 
     graph = looped(store, body)
-    for reason in ("nothing is kept under it", "has failed, without a question", "has given its result"):
-        with pytest.raises(ps.OptionsError, match=f"'k' waits for none: .*{reason}.*; run it without answer="):
+    for reason in ("nothing is kept under the key", "has failed, without a question", "has returned its result"):
+        with pytest.raises(
+            ps.OptionsError, match=f"'k' waits for no answer: .*{reason}.*; run the key without answer="
+        ):
             await engine.run(graph, durable_key="k", answer="yes")
         with suppress(ValueError):
             await engine.run(graph, durable_key="k")

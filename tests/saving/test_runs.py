@@ -518,10 +518,10 @@ async def test_an_answer_that_is_sent_twice_is_stale_or_has_the_result(job: Job)
     answer = ps.Answer("word3", asking.token)
     assert await engine.run(job.graph("q"), durable_key="k", answer=answer, on_finished="return") == WORDS
     assert await engine.run(job.graph("q"), durable_key="k", answer=answer, on_finished="return") == WORDS
-    with pytest.raises(ps.StaleAnswer, match="has given its result"):
+    with pytest.raises(ps.StaleAnswer, match="has returned its result"):
         await engine.run(job.graph("q"), durable_key="k", answer=answer)
     await ends(job, "other", 3, asks)
-    with pytest.raises(ps.StaleAnswer, match="is to another question"):
+    with pytest.raises(ps.StaleAnswer, match="is for another question"):
         await engine.run(job.graph("q"), durable_key="other", answer=answer)
     with pytest.raises(ps.UnknownStep, match="there is no such state"):
         await job.durable.fork("k", 99, "new")

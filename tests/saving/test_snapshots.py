@@ -480,10 +480,10 @@ def _waits(begun: Any, end: Any) -> None:
 def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "file"
     file.write_text("")
-    with pytest.raises(ps.CheckpointError, match=f"nothing can be written into {file}: ") as caught:
+    with pytest.raises(ps.CheckpointError, match=f"the folder {file} cannot be written: ") as caught:
         SnapshotFolder(file)
     assert caught.value.errno == errno.EEXIST
-    with pytest.raises(ps.CheckpointError, match="nothing can be written into /proc/"):
+    with pytest.raises(ps.CheckpointError, match="the folder /proc/"):
         SnapshotFolder("/proc/snapshots")
 
     def read_only(*args: Any, **kwargs: Any) -> None:
@@ -492,7 +492,7 @@ def test_a_folder_that_cannot_be_written_is_an_error_at_once(tmp_path: Path, mon
     SnapshotFolder(tmp_path / "made").close()  # and since then the disk was mounted anew
     monkeypatch.setattr(Path, "mkdir", read_only)
     with pytest.raises(
-        ps.CheckpointError, match=r"nothing can be written into .*made: Read-only file system"
+        ps.CheckpointError, match=r"the folder .*made cannot be written: Read-only file system"
     ) as caught:
         SnapshotFolder(tmp_path / "made")
     assert caught.value.errno == errno.EROFS
@@ -503,7 +503,7 @@ def test_a_file_system_without_locks_is_an_error(tmp_path: Path, monkeypatch: py
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(snapshots.fcntl, "flock", no_locks)
-    with pytest.raises(ps.CheckpointError, match="has no locks: take a folder on a local disk"):
+    with pytest.raises(ps.CheckpointError, match="has no locks: use a folder on a local disk"):
         SnapshotFolder(tmp_path)
 
 
