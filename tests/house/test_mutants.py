@@ -29,6 +29,26 @@ class Mutant(NamedTuple):
 
 MUTANTS = [
     Mutant(
+        "items that are still in a node count beside short ones",
+        "telemetry/profiling/sums.py", "else max(left, taken)", "else left",
+        "tests/telemetry/test_monitor.py::test_items_count_from_when_they_entered_also_beside_short_ones",
+    ),
+    Mutant(
+        "a new verdict counts once two snapshots agree",
+        "telemetry/profiling/monitor.py", "if limit in before or", "if True or",
+        "tests/telemetry/test_monitor.py::test_a_new_verdict_counts_once_two_snapshots_agree",
+    ),
+    Mutant(
+        "messages of failures are hidden unless they are asked for",
+        "studio/live/watch.py", "if asked.show_messages else", "if True else",
+        "tests/studio/test_look.py::test_failures_are_kept_also_while_nobody_looks",
+    ),
+    Mutant(
+        "the stack of a loop that does not answer is told",
+        "telemetry/profiling/watching.py", "return tuple(reversed(found))", "return ()",
+        "tests/studio/test_look.py::test_a_loop_that_does_not_answer_is_said_so_with_the_stack_of_its_thread",
+    ),
+    Mutant(
         "a state is copied before its step goes on",
         "engine/checkpoint.py", "name, copy=True, splits=splits, ", "name, splits=splits, ",
         "tests/saving/test_checkpoints.py::test_a_state_that_changes_in_place_is_copied",
