@@ -253,7 +253,7 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
         self._figures.count(answer)
         is_end = token in self.ends
         text = "" if is_end else answer.text.add(token)
-        ended = "stop" if is_end or answer.text.stopped else "length" if answer.written == answer.limit else None
+        ended = "stop" if is_end or answer.text.stopped else "length" if answer.written >= answer.limit else None
         if ended:
             text += answer.text.rest()
         others = zip(sampled.likeliest[row], sampled.likeliest_log_probabilities[row], strict=True)
