@@ -89,14 +89,15 @@ def retry_after_header(seconds: float | None) -> dict[str, str]:
 
 
 class NodeError(PenstockError):
-    """The error of an item, or of a caller, where several share one exception object that cannot be copied.
+    """The error of an item or a caller that shares an exception with others, where the exception cannot be copied.
 
-    The object belongs to the first of them. Each of the others gets a `NodeError` with the object as its `__cause__`.
+    The exception itself belongs to the first item or caller. Each of the others gets a `NodeError` with that exception
+    as its `__cause__`.
     """
 
 
 class NodeCancelledError(PenstockError):
-    """A node raised `CancelledError` although its item was not cancelled, but something that the node awaited."""
+    """A node raised `CancelledError`, not because its item was cancelled, but because a task that it awaited was."""
 
 
 class NotFinished(PenstockError):
@@ -116,11 +117,11 @@ class IterationLimitError(PenstockError):
 
 
 class WorkerDied(PenstockError):
-    """The worker that ran this item died, or what it had kept was lost with it; other items are not affected."""
+    """The worker that ran this item died, or a result that it kept was lost with it; other items are not affected."""
 
 
 class ClusterError(PenstockError):
-    """Workers of a cluster could not be placed, started or reached; the message says what was asked for."""
+    """Workers of a cluster could not be placed, started or reached; the message names the requested resources."""
 
 
 class InboxClosed(PenstockError):
@@ -161,7 +162,7 @@ class NotStorable(PenstockError, TypeError):
 
 
 class CheckpointError(PenstockError):
-    """What is stored cannot be written, read, or gone on from; the message names the file and the remedy.
+    """A snapshot or loop cannot be stored, read, or continued from; the message names the file and the remedy.
 
     Attributes:
         errno: the number of the error of the operating system behind it, such as `errno.ENOSPC`; None if there is none.
@@ -194,7 +195,7 @@ class Interrupted(PenstockError):
 
 
 class KeyInUse(PenstockError):
-    """A call with a durable loop is refused, or ends, because its key is under way elsewhere."""
+    """A call with a durable loop is refused, or ends, because another call has its key."""
 
 
 class KeyFinished(OptionsError):
@@ -202,19 +203,19 @@ class KeyFinished(OptionsError):
 
 
 class OtherArguments(OptionsError):
-    """A key with a durable loop is that of a call of another graph, or with other arguments."""
+    """A key with a durable loop belongs to a call of another graph, or to a call with other arguments."""
 
 
 class StaleAnswer(OptionsError):
-    """An answer is to a question that a key with a durable loop does not wait with, perhaps no longer."""
+    """An answer is for a question that its key with a durable loop does not wait with, or no longer waits with."""
 
 
 class KeyStopped(OptionsError):
-    """A key with a durable loop has no result, and no call has it: the last one has failed or was stopped."""
+    """A key with a durable loop has no result, and no call has the key: its last call has failed or was stopped."""
 
 
 class UnknownKey(OptionsError):
-    """Nothing is kept under a key with a durable loop."""
+    """No durable loop is kept under a key."""
 
 
 class UnknownStep(OptionsError):
@@ -259,8 +260,8 @@ class Noted:
 def copy_of(error: BaseException) -> BaseException:
     """Return a copy of an exception, for one more caller that has to raise the same failure.
 
-    Each caller adds to the traceback and to the notes of the object that it raises: one object for all callers would
-    collect those of all. An exception that cannot be copied becomes the cause of a `NodeError`.
+    Each caller adds to the traceback and the notes of the object that it raises. One object for all callers would
+    collect the notes of all. An exception that cannot be copied becomes the cause of a `NodeError`.
     """
     cls = type(error)
     try:
@@ -269,7 +270,7 @@ def copy_of(error: BaseException) -> BaseException:
         copy.args = error.args
         copy.__dict__.update(error.__dict__)
         for base in cls.__mro__:
-            for name, field in vars(base).items():  # what is not in `__dict__`, such as the `filename` of an OSError
+            for name, field in vars(base).items():  # attributes outside of `__dict__`, such as `filename` of an OSError
                 if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
                     _copy_attribute(error, copy, name)
     except Exception:  # noqa: BLE001 - a constructor or an attribute of the user may raise anything
@@ -286,9 +287,9 @@ def _copy_attribute(error: BaseException, copy: BaseException, name: str) -> Non
         value = getattr(error, name)
         if value is not None:
             setattr(copy, name, value)
-    except (AttributeError, TypeError):  # it was never set, or `__new__` has set it for good
+    except (AttributeError, TypeError):  # the attribute was never set, or is read-only after `__new__`
         pass
 
 
 class DataError(PenstockError, ValueError):
-    """Data are not what a stage of `penstock.data` can work with; the message names the record and what differs."""
+    """A stage of `penstock.data` cannot work with its data; the message names the record and the difference."""

@@ -16,9 +16,9 @@ def public(package: str, late: Mapping[str, str] | None = None) -> tuple[Callabl
 
     Args:
         package: the name of the package.
-        late: the names that most programs do not need, and that are imported when they are first used: by the module
-            that defines them, or is the only one of them, names with a space between two. The module is relative to
-            the package, as `from` writes it ("..advice.fitting" stands beside the package).
+        late: names that most programs do not need, and that are imported when they are first used. By the module that
+            defines the names, the names with a space between two; or the name of the module itself. The module is
+            relative to the package, as `from` writes it ("..advice.fitting" stands beside the package).
 
     Returns:
         The `__getattr__` and the `__dir__` of the package, which Python asks for these names (PEP 562).

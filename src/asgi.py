@@ -1,6 +1,6 @@
 """Responses and a lifespan for Starlette and FastAPI: streams over HTTP that end with their client, and refusals.
 
-Starlette is imported when the first response is made; importing this module needs neither.
+Starlette is imported when the first response is made. Importing this module needs neither Starlette nor FastAPI.
 """
 
 import asyncio
@@ -37,15 +37,15 @@ _Message: TypeAlias = MutableMapping[str, Any]
 _Receive: TypeAlias = Callable[[], Awaitable[_Message]]
 _Send: TypeAlias = Callable[[_Message], Awaitable[None]]
 
-# Proxies close a connection on which nothing comes for a minute: nginx and load balancers of the large clouds.
+# Proxies, such as nginx and load balancers of the large clouds, close a connection that is silent for a minute.
 _HEARTBEAT_SECONDS: Final = 15.0
-# A reader that is alive takes what was sent within a round trip, and a mobile one that has lost its network comes back
-# within seconds, or not at all.
+# A client that is alive takes a chunk within a round trip. A mobile client that has lost its network comes back within
+# seconds, or not at all.
 _STALL_SECONDS: Final = 30.0
 _COMMENT: Final = b":\n\n"
-_CLIENT_GONE: Final = 499  # as nginx logs it; nobody reads it
-# What an error of these classes, or of one derived from them, is answered with. A deployment that drains refuses with
-# `EngineClosedError`. All others, such as a KeyError of a node, are mistakes until somebody says what they mean.
+_CLIENT_GONE: Final = 499  # the status that nginx logs; no client reads it
+# The status codes for errors of these classes, and of classes derived from them. A draining deployment refuses calls
+# with `EngineClosedError`. Any other error, such as a KeyError of a node, is a mistake unless `statuses=` names it.
 _STATUSES: Final[Mapping[type[Exception], int]] = {TimeoutError: 504, Overloaded: 503, EngineClosedError: 503}
 _PHRASES: Final[Mapping[int, str]] = {status: status.phrase for status in HTTPStatus}
 _STATUSES_RULE: Final = OptionRule(
@@ -68,21 +68,22 @@ async def answer(
     statuses: Mapping[type[E], int] | None = None,
     encode_error: Callable[[Exception], str] | None = None,
 ) -> "responses.Response":
-    """Await a call for a plain endpoint, and return the response; a client that leaves ends the call.
+    """Await a call for a plain endpoint, and return the response. A client that leaves ends the call.
 
         @app.post("/complete")
         async def endpoint(request: Request, prompt: str) -> Response:
             return await asgi.answer(request, service(prompt), statuses={httpx.HTTPError: 502})
 
-    A timeout or a passed deadline is answered with 504, and logged. A refusal is answered with 429 if it was for one
-    key, otherwise with 503, both with `Retry-After`; so is a call of a deployment that is closed. Every other error is
-    raised, so that the application answers it, with 500 if it does not know it; unless `statuses` names its class.
+    A timeout or a passed deadline is answered with 504, and logged. A refusal for one key is answered with 429, and any
+    other refusal with 503, both with `Retry-After`. A call of a closed deployment is answered with 503, too. An error
+    whose class `statuses` names is answered with that status. Every other error is raised, so that the application
+    answers it, with 500 if it has no handler for the error.
 
     Args:
-        request: the request, whose body was read before: what comes from the client now is dropped.
-        call: what is awaited, such as `service(...)` or `engine.run(...)`. A response that it returns is sent as it is.
-        encode: returns the body for the result; by default that is JSON.
-        statuses: the status codes of further errors, by class; of several that fit, the most specific one counts.
+        request: the request. Its body was read before: further messages of the client are dropped.
+        call: the awaitable, such as `service(...)` or `engine.run(...)`. If the result is a response, that is sent.
+        encode: returns the body for the result; by default the result as JSON.
+        statuses: the status codes of further errors, by class. If several classes fit, the most specific one counts.
         encode_error: returns the body for an error that is answered, as JSON; by default the body is the name of the
             status alone, since the text of an error may name what no client should know.
 
@@ -98,7 +99,7 @@ async def answer(
     response: Any = _starlette().Response
     check("statuses", statuses, optional(_STATUSES_RULE))
     if not hasattr(call, "__await__"):
-        raise TypeError(f"asgi.answer awaits a call, such as service(...) or engine.run(graph(...)), got {call!r}")
+        raise TypeError(f"asgi.answer takes an awaitable, such as service(...) or engine.run(graph(...)), got {call!r}")
     known = _known(statuses)
     try:
         async with _connected(request.receive):
@@ -126,43 +127,43 @@ def event_stream(
     status_code: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> "responses.Response":
-    """Return a response that sends a stream as server-sent events; the end of the response ends the call.
+    """Return a response that sends a stream as server-sent events. The end of the response ends the call.
 
-    Of a detached call, it ends the reading alone. Each event has an `id:` then, which a browser sends as the header
-    `Last-Event-ID` when it comes again, for `service.attach(key, after=...)`. A `Missed` is an event `missed`.
+    For a detached call, the end of the response ends only the reading. Then each event has an `id:`, which a browser
+    sends as the header `Last-Event-ID` when it connects again, for `service.attach(key, after=...)`. A `Missed` is an
+    event `missed`.
 
-    Each value is an event with `data:`, text as it is and everything else as JSON. What a node has
-    emitted has the name of its class in `event:` as well. Values and events that are ready at the same time go out in
-    one chunk, in their order.
-    The last event is `end`; its data is the result of the graph, if it has one value. A call that ends because a node
-    asks a person (`ps.interrupt`) has the last event `question` instead: its data is an object of JSON with `key`,
-    `question` and `token`, which an `Answer` takes.
+    Each value is an event with `data:`, text unchanged and every other value as JSON. A value that a node has emitted
+    has the name of its class in `event:` as well. Values and events that are ready at the same time go out in one
+    chunk, in their order. The last event is `end`; its data is the result of the graph, if the graph has one value. If
+    a call ends because a node asks a person (`ps.interrupt`), the last event is `question` instead. Its data is an
+    object of JSON with `key`, `question` and `token`, which an `Answer` takes.
 
-    The call begins with the response. Its status waits for the first item, or for `heartbeat_seconds`: an error before
-    that, such as `Overloaded`, is raised, so that the application answers it. A later one is told to the client as an
-    event `failed`, with the name of its class, and raised then, which cuts the connection. For HEAD, the call ends with
-    the status. With `statuses`, an error before the first item is answered as `answer` does it.
+    The call begins with the response. The status waits for the first item, or for `heartbeat_seconds`. An error before
+    the status, such as `Overloaded`, is raised, so that the application answers it; with `statuses`, it is answered as
+    `answer` does. A later error is sent to the client as an event `failed`, with the name of its class, and then
+    raised, which cuts the connection. For HEAD, the call ends with the status.
 
-    With `end` and `encode_error`, other protocols than that of browsers are spoken, such as that of OpenAI, whose
-    events have no names: `end="[DONE]", encode_error=lambda error: json.dumps({"error": {"message": "..."}})`.
+    With `end` and `encode_error`, the response speaks other protocols than that of browsers, such as OpenAI's protocol,
+    whose events have no names: `end="[DONE]", encode_error=lambda error: json.dumps({"error": {"message": "..."}})`.
 
     Args:
-        stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
-        encode: returns the text of a value; of a question only the text of a part that JSON does not have. Bytes are
-            sent as they are: no event, or several, with their names and ends.
-        encode_event: returns the bytes that are sent for what a node has emitted, such as a comment.
-        end: the data of the last event, which has no name then; a result of the graph is an event before it. Or a
+        stream: a stream of `engine.stream` or `service.stream` that was not read yet.
+        encode: returns the text of a value; for a question, only the text of a part that JSON cannot write. Bytes are
+            sent unchanged: no event, or several events, with their names and ends.
+        encode_event: returns the bytes that are sent for a value that a node has emitted, such as a comment.
+        end: the data of the last event, which then has no name; a result of the graph is an event before it. Or a
             function that returns the bytes of the last events.
-        encode_error: returns the data of an error after the status. The error is logged, instead of raised, and the
-            response ends in good order: with the event `failed`, or, if there is an `end`, with the error as an event
-            without a name, and the end. Bytes are sent as they are. The log has the traceback, unless `statuses` names
+        encode_error: returns the data of an error after the status. The error is logged instead of raised, and the
+            response is complete: it ends with the event `failed`, or, if there is an `end`, with the error as an event
+            without a name, and the end. Bytes are sent unchanged. The log has the traceback, unless `statuses` names
             the class.
-        statuses: the status codes of errors before the first item, by class. With a mapping, an empty one included,
-            refusals, timeouts and these are answered as `answer` does it, with the body of `encode_error`; with None
-            they are raised.
+        statuses: the status codes of errors before the first item, by class. With a mapping, also an empty one,
+            refusals, timeouts and errors of these classes are answered as `answer` does, with the body of
+            `encode_error`. With None they are raised.
         heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
-        stall_timeout_seconds: how long a client may take no more of what is sent, in seconds, before its call is ended;
-            None for as long as it likes. What lies in buffers of server and network counts as taken.
+        stall_timeout_seconds: how long a client may take no data before its call is ended, in seconds; None without a
+            limit. Data in buffers of server and network count as taken.
         status_code: the status of the response.
         headers: further headers.
 
@@ -178,7 +179,7 @@ def event_stream(
     check("heartbeat_seconds", heartbeat_seconds, optional(POSITIVE))
     check("statuses", statuses, optional(_STATUSES_RULE))
     said = _Events(stream, encode or _as_text, encode_event, end, encode_error)
-    # The values of a plain stream need not be told apart from events.
+    # A plain stream has no events, so its values need no check.
     is_plain = not isinstance(stream, engine.EventStream | engine.DetachedStream)
     body = _Body(
         stream, said.plain if is_plain else said.chunk, stall_timeout_seconds,
@@ -189,14 +190,14 @@ def event_stream(
         encode_error=encode_error,
         statuses=statuses,
     )  # fmt: skip
-    # `no-transform` and the header of nginx: no buffer on the way may hold events back.
+    # `no-transform` and the header of nginx keep buffers on the way from holding events back.
     ours = {"cache-control": "no-store, no-transform", "x-accel-buffering": "no"}
     return _response(body, "text/event-stream", status_code, {**ours, **(headers or {})})
 
 
 @dataclass
 class _Events:
-    """What is sent as server-sent events; `event_stream` says what each field is."""
+    """The encoding of a stream as server-sent events; `event_stream` explains the fields."""
 
     stream: engine.Stream[Any]
     encode: Callable[[Any], str | bytes]
@@ -205,7 +206,7 @@ class _Events:
     encode_error: Callable[[Exception], str | bytes] | None
 
     def chunk(self, item: Any) -> bytes:
-        """Return what is sent for an item."""
+        """Return the bytes that are sent for an item."""
         if isinstance(item, engine.Missed):
             return self._id_line() + _sse(_as_json(item), item.kind)
         if not isinstance(item, engine.Event):
@@ -214,19 +215,19 @@ class _Events:
         return self._event(value, type(value).__name__) if self.encode_event is None else self.encode_event(value)
 
     def plain(self, value: Any) -> bytes:
-        """Return what is sent for a value of a stream that has no events."""
+        """Return the bytes that are sent for a value of a stream that has no events."""
         said = self.encode(value)
         return said if isinstance(said, bytes) else _sse(said)
 
     def last(self, results: list[Any]) -> bytes:
-        """Return what is sent at the end, for the result of the call in a list, which is empty if it has none."""
+        """Return the bytes that are sent at the end. The list has the result of the call, or is empty without one."""
         if self.end is None:
             return _sse("".join(str(self.encode(result)) for result in results), "end")
         given = b"".join(map(self.plain, results))
         return given + (_sse(self.end) if isinstance(self.end, str) else self.end())
 
     def failed(self, error: Exception) -> bytes:
-        """Return what is sent for an error after the status."""
+        """Return the bytes that are sent for an error after the status."""
         said = type(error).__name__ if self.encode_error is None else self.encode_error(error)
         if isinstance(said, bytes):
             return said
@@ -239,7 +240,7 @@ class _Events:
         return said if isinstance(said, bytes) else self._id_line() + _sse(said, name)
 
     def _id_line(self) -> bytes:
-        """Return the line with the number of what was read last of a detached call: a browser comes again with it."""
+        """Return the line with the number of the last item of a detached call. A browser that returns sends it."""
         stream: Any = self.stream
         return b"id: %d\n" % stream.number if isinstance(stream, engine.DetachedStream) else b""
 
@@ -253,21 +254,21 @@ def ndjson(
     status_code: int = 200,
     headers: Mapping[str, str] | None = None,
 ) -> "responses.Response":
-    """Return a response that sends a stream as lines of JSON; the end of the response ends the call.
+    """Return a response that sends a stream as lines of JSON. The end of the response ends the call.
 
-    Each item is a line: a value as JSON; an `Event` or a `Value` as an object with its fields, of which `kind` tells
-    them apart. A graph of one value whose events are read ends with a line of the kind "result". A call that ends
-    because a node asks a person (`ps.interrupt`) ends with a line of the kind "question", with `key`, `question` and
+    Each item is a line: a value as JSON; an `Event` or a `Value` as an object with its fields, whose field `kind` tells
+    the two apart. If the events of a graph with one value are read, the last line has the kind "result". If a call ends
+    because a node asks a person (`ps.interrupt`), the last line has the kind "question", with `key`, `question` and
     `token`.
 
-    The call begins with the response, whose status waits for the first item: an error before that is raised, so that
-    the application answers it. A later one is told in a last line, of the kind "failed" with the name of its class as
-    `error`, and raised then, which cuts the connection before its end. For HEAD, the call ends with the status.
+    The call begins with the response, whose status waits for the first item. An error before the status is raised, so
+    that the application answers it. A later error is sent as a last line of the kind "failed", with the name of its
+    class as `error`, and then raised, which cuts the connection early. For HEAD, the call ends with the status.
 
     Args:
-        stream: a stream of `engine.stream` or `service.stream`, that was not read yet.
-        encode: returns the line of an item, without its end; of a question only the text of a part that JSON does not
-            have.
+        stream: a stream of `engine.stream` or `service.stream` that was not read yet.
+        encode: returns the line of an item, without its end; for a question, only the text of a part that JSON cannot
+            write.
         stall_timeout_seconds: as for `event_stream`.
         status_code: the status of the response.
         headers: further headers.
@@ -285,22 +286,22 @@ def ndjson(
     body = _Body(
         stream, lambda item: _bytes(line(item) + "\n"), stall_timeout_seconds,
         end=lambda results: b"".join(_line({"kind": "result", "value": value}) for value in results),
-        # In words, too: HTTP/1.0 has no end to miss, and some middleware writes one all the same.
+        # A line says so, too: HTTP/1.0 marks no end, and some middleware completes a response that was cut.
         failed=lambda error: _line({"kind": "failed", "error": type(error).__name__}),
         asked=lambda question: _line({"kind": "question", **question}, encode),
     )  # fmt: skip
-    ours = {"cache-control": "no-store", "x-accel-buffering": "no"}  # nginx would gather lines, as it does events
+    ours = {"cache-control": "no-store", "x-accel-buffering": "no"}  # otherwise nginx would gather lines
     return _response(body, "application/x-ndjson", status_code, {**ours, **(headers or {})})
 
 
 def overloaded(error: Exception, /) -> "responses.Response":
-    """Return the response to a call that was refused: 503, or 429 if it was refused to one key, with `Retry-After`.
+    """Return the response to a refused call: 503, or 429 if the call was refused to one key, with `Retry-After`.
 
     For an exception handler: `app.add_exception_handler(ps.Overloaded, lambda request, error: asgi.overloaded(error))`.
     `answer` does the same for a plain endpoint.
 
     Args:
-        error: the refusal; any other error is raised, since checkers know only that a handler gets an exception.
+        error: the refusal. Any other error is raised; for type checkers, a handler gets any exception.
 
     Returns:
         A response of Starlette. Its text is the name of the status: the message of the error names the key and options.
@@ -316,7 +317,7 @@ def overloaded(error: Exception, /) -> "responses.Response":
 def lifespan(
     *parts: AbstractAsyncContextManager[Any], drain_timeout_seconds: float | None = None, tuned: bool = False
 ) -> Callable[[Any], AbstractAsyncContextManager[None]]:
-    """Return a lifespan for an application: it enters an Engine and its deployments, and drains these at the end.
+    """Return a lifespan for an application, which enters an Engine and its deployments, and drains these at the end.
 
         own = engine.Engine()
         service = own.deploy(answer, max_in_flight=64)
@@ -324,15 +325,15 @@ def lifespan(
 
     Args:
         *parts: an Engine, services, and any other async context managers, in the order in which they are entered.
-        drain_timeout_seconds: how long calls that still run may take when the application ends, in seconds; those that
-            are left then are aborted. None for as long as they take.
+        drain_timeout_seconds: how long calls that still run may take when the application ends, in seconds. Calls that
+            are left then are aborted. None without a limit.
         tuned: whether the process is tuned meanwhile, with `engine.tuned_for_serving`.
 
     Returns:
         The lifespan, a function of the application.
 
     Raises:
-        TypeError: a part is no async context manager.
+        TypeError: a part is not an async context manager.
         OptionsError: `drain_timeout_seconds` is neither None nor a number of seconds.
     """
     check("drain_timeout_seconds", drain_timeout_seconds, TIMEOUT)
@@ -359,7 +360,7 @@ def _known(statuses: Mapping[Any, int] | None) -> dict[type[Exception], int]:
 def _answered(
     error: Exception, known: Mapping[type[Exception], int], encode_error: Callable[[Exception], str | bytes] | None
 ) -> "responses.Response":
-    """Return the response to an error whose class, or one that it is derived from, has a status."""
+    """Return the response to an error whose class, or a base class, has a status; None without one."""
     status = next(known[kind] for kind in type(error).__mro__ if kind in known)
     body = None if encode_error is None else encode_error(error)
     if isinstance(error, Overloaded | EngineClosedError):
@@ -400,18 +401,18 @@ def _check_part(part: object) -> None:
 
 @dataclass(eq=False)
 class _Body:
-    """The body of a response: what becomes of each item of a stream, and how its client is watched.
+    """The body of a response: how each item of a stream is sent, and how the client is watched.
 
     Args:
         stream: the stream.
-        chunk: returns what is sent for an item.
-        stall_timeout_seconds: how long a chunk may wait for the client.
-        end: returns what is sent at the end, for the result of the call in a list, which is empty if it has none.
-        failed: returns what is sent for an error before the connection is cut.
-        asked: returns what is sent at the end instead, for the question of a node, its key and its token.
+        chunk: returns the bytes for an item.
+        stall_timeout_seconds: how long a chunk may wait for the client, in seconds.
+        end: returns the bytes for the end. It gets a list with the result of the call, which is empty without a result.
+        failed: returns the bytes for an error, sent before the connection is cut.
+        asked: returns the bytes for the end of a call with a question, from the question, its key and its token.
         heartbeat_seconds: after how many seconds of silence a comment is sent; None for never.
-        encode_error: returns the text of an error; with it, the response is complete after one, which is logged then.
-        statuses: the status codes of errors before the response has begun; None to raise all.
+        encode_error: returns the text of an error. With it, an error is logged, and the response is complete.
+        statuses: the status codes of errors before the response has begun; None to raise all errors.
     """
 
     stream: engine.Stream[Any]
@@ -430,15 +431,15 @@ class _Body:
         self._answers = () if self.statuses is None else tuple(_known(self.statuses))
 
     async def serve(self, begin: _Message, receive: _Receive, send: _Send, *, is_head: bool) -> None:
-        """Send the whole response, or as much as its client takes; when this returns, the call has ended.
+        """Send the whole response, or as much as its client takes. When this returns, the call has ended.
 
-        Of an answer to HEAD, nobody reads more than the beginning, and no server tells that its client has gone while
-        another request waits behind it; so it ends there.
+        A response to HEAD ends after its beginning: no client reads more, and no server tells that a client has gone
+        while another request of the client waits.
         """
         self._begin: _Message | None = begin  # the beginning of the response; None once it was sent
         self._is_head = is_head
         self._send = send
-        self._is_lost = _look_at_connection(receive)  # whether the connection is, as far as the server shows it
+        self._is_lost = _look_at_connection(receive)  # whether the connection is lost, as far as the server shows
         self._limit = _Limit(self.heartbeat_seconds, self.stall_timeout_seconds)
         try:
             async with self.stream, _connected(receive):
@@ -455,11 +456,11 @@ class _Body:
         """Answer an error that has a status with a response of its own; raise the error if the response has begun."""
         if self._begin is None:
             raise error
-        with suppress(OSError):  # of a client that has left meanwhile
+        with suppress(OSError):  # the client may have left meanwhile
             await _answered(error, _known(self.statuses), self.encode_error)({"type": "http"}, receive, send)
 
     async def _end_unbegun(self, send: _Send) -> None:
-        """Answer a client that left before the response began: middleware takes no answer at all for an error."""
+        """Answer a client that left before the response began: for middleware, a missing answer is an error."""
         if self._begin is not None:
             self._begin = None
             with suppress(OSError, RuntimeError):
@@ -476,21 +477,21 @@ class _Body:
             if self.encode_error is None:
                 await self._give(last)
                 raise
-            # As text: structlog, if nobody has configured it, would print all variables of all frames, for seconds.
+            # As text: an unconfigured structlog would print all variables of all frames, which takes seconds.
             trace = {} if isinstance(error, self._answers) else {"exception": "".join(format_exception(error))}
             logs.warning("asgi.failed", error=repr(error), **trace)
         if last is not None:
             await self._give(last, more=False)
 
     async def _send_items(self) -> bytes | None:
-        """Send what the stream gives; return what is sent at the end, or None for HEAD, which has ended then."""
+        """Send the items of the stream; return the bytes for the end, or None for HEAD, which has ended already."""
         stream, limit = self.stream, self._limit
         results: list[Any] = []
         try:
             while True:
                 limit.begin(self.heartbeat_seconds)
                 try:
-                    item = await anext(stream)  # a read that is cancelled takes nothing
+                    item = await anext(stream)  # a cancelled read takes no item
                 except StopAsyncIteration:
                     break
                 except asyncio.CancelledError:
@@ -511,18 +512,18 @@ class _Body:
         return self.end(results)
 
     async def _give_ready(self, item: Any) -> None:
-        """Send an item in one chunk with all that are ready; of an error, what is before it."""
+        """Send an item in one chunk with all items that are ready, up to an error."""
         chunks: list[bytes] = []
         try:
             chunks.append(self.chunk(item))
             while self.stream.ready:
                 chunks.append(self.chunk(await anext(self.stream)))
-        finally:  # nothing of the above waits, so that no cancel comes here
+        finally:  # the code above never waits, so no cancellation comes here
             if chunks:
                 await self._give(b"".join(chunks), more=not self._is_head)
 
     async def _give(self, chunk: bytes, *, more: bool = True) -> None:
-        """Send a chunk; the first one with the beginning of the response before it.
+        """Send a chunk. The beginning of the response is sent before the first chunk.
 
         Raises:
             _ClientGoneError: the client has gone, or has stopped reading.
@@ -540,17 +541,17 @@ class _Body:
                 raise
             logs.warning("asgi.client_stalled", stall_timeout_seconds=self.stall_timeout_seconds)
             raise _ClientGoneError from error
-        except (OSError, RuntimeError) as error:  # of servers that say so in this way; of uvloop, if lost meanwhile
+        except (OSError, RuntimeError) as error:  # some servers raise these for a lost connection, and so does uvloop
             if isinstance(error, RuntimeError) and not self._is_lost():
                 raise
             raise _ClientGoneError from error
 
 
 class _Limit:
-    """A limit for each of many waits of one task, one after the other, as `asyncio.timeout` is for one.
+    """A time limit for each of many waits of one task, as `asyncio.timeout` is for one wait.
 
-    All have one timer, which looks whether the present wait has come to its limit: to set a timer for each, and to
-    cancel it, would take longer than all else that an event takes.
+    All waits share one timer, which checks whether the present wait has reached its limit. To set and cancel a timer
+    for each wait would take longer than the rest of the work for an event.
 
     Args:
         *seconds: the limits that waits may have, in seconds; None without a limit.
@@ -564,23 +565,23 @@ class _Limit:
         self._loop = task.get_loop()
         self._time = self._loop.time
         self._is_open, self._is_over = True, False
-        self._ends_at = math.inf  # of the present wait
+        self._ends_at = math.inf  # when the present wait reaches its limit
         self._shortest = min((one for one in seconds if one is not None), default=math.inf)
         self._timer: asyncio.TimerHandle | None = None
         self._look()
 
     def begin(self, seconds: float | None) -> None:
-        """Note that a wait begins, of so many seconds at most."""
+        """Note that a wait of at most `seconds` begins."""
         self._ends_at = math.inf if seconds is None else self._time() + seconds
 
     def end(self) -> None:
-        """End the present wait as if it had come to its limit; nothing happens behind `close`."""
+        """End the present wait as if it had reached its limit. After `close`, this has no effect."""
         if self._is_open:
             self._is_over, self._ends_at = True, math.inf
             self._task.cancel()
 
     def has_ended(self) -> bool:
-        """Return whether this has cancelled the task, and nobody else; the task goes on then."""
+        """Return whether this limit alone has cancelled the task. If so, the task continues."""
         if not self._is_over:
             return False
         self._is_over = False
@@ -597,7 +598,7 @@ class _Limit:
         now = self._time()
         if now >= self._ends_at:
             self.end()
-        if self._shortest < math.inf:  # so that no wait that begins meanwhile comes to its limit before the next look
+        if self._shortest < math.inf:  # no wait that begins meanwhile reaches its limit before the next look
             self._timer = self._loop.call_at(min(self._ends_at, now + self._shortest), self._look)
 
 
@@ -607,7 +608,7 @@ class _ClientGoneError(Exception):
 
 @asynccontextmanager
 async def _connected(receive: _Receive) -> AsyncGenerator[None, None]:
-    """Cancel what is inside when the client goes.
+    """Cancel the code inside of the `with` when the client goes.
 
     Raises:
         _ClientGoneError: the client has gone.
@@ -635,10 +636,10 @@ async def _gone(receive: _Receive) -> None:
 
 
 def _look_at_connection(receive: _Receive) -> Callable[[], bool]:
-    """Return a function that tells whether the connection is lost, or one that never does if the server hides that.
+    """Return a function that tells whether the connection is lost; always False if the server hides the connection.
 
-    uvicorn with httptools tells that a client has gone to the last request that it has read. If that one waits behind
-    this one, the transport alone knows. Middleware that wraps `receive` with `functools.wraps` is looked through.
+    uvicorn with httptools tells only the last request that it has read that the client has gone. If another request
+    waits behind this one, only the transport knows. A `receive` that was wrapped with `functools.wraps` is unwrapped.
     """
     transport: Any = getattr(getattr(inspect.unwrap(receive), "__self__", None), "transport", None)
     return cast("Callable[[], bool]", getattr(transport, "is_closing", bool))
@@ -646,7 +647,7 @@ def _look_at_connection(receive: _Receive) -> Callable[[], bool]:
 
 def _sse(data: str, name: str | None = None) -> bytes:
     """Return a server-sent event, as the HTML standard defines it."""
-    if name is None and "\n" not in data and "\r" not in data:  # as nearly all are
+    if name is None and "\n" not in data and "\r" not in data:  # nearly always
         return _bytes("data: " + data + "\n\n")  # a format would write the name of a member of an Enum that is a text
     lines = [] if name is None else [f"event: {name}"]
     lines += [f"data: {line}" for line in _NEW_LINE.split(data)]
@@ -670,16 +671,16 @@ def _as_json(value: Any, encode: Callable[[Any], str | bytes] | None = None) -> 
 
 
 def _plain(value: Any) -> Any:
-    """Return what JSON writes for an object that it does not know."""
+    """Return a value that JSON can write in the place of an object that JSON does not know."""
     if is_dataclass(value) and not isinstance(value, type):
         known = {one.name: getattr(value, one.name) for one in fields(value) if not one.name.startswith("_")}
         if isinstance(value, engine.Event | engine.Value | engine.Missed):
             return {"kind": value.kind, **known}
         return known
-    dumped: Any = getattr(value, "model_dump", None)  # of pydantic
+    dumped: Any = getattr(value, "model_dump", None)  # a model of pydantic
     if dumped is not None:
         return dumped(mode="json")
-    raise TypeError(f"JSON has nothing for {type(value).__name__!r}: pass encode=, which returns the text of a value")
+    raise TypeError(f"JSON cannot write a {type(value).__name__!r}: pass encode=, which returns the text of a value")
 
 
 def _starlette() -> Any:
@@ -700,14 +701,14 @@ def _response(body: _Body, media_type: str, status_code: int, headers: Mapping[s
 
 @functools.cache
 def _response_class() -> Any:
-    """Return the class of the responses, which is derived from one of Starlette, so that FastAPI knows it."""
+    """Return the class of the responses. It is derived from a class of Starlette, so that FastAPI accepts it."""
     base: Any = _starlette().Response
 
     class StreamResponse(base):  # type: ignore[misc]
         """A response that sends a stream, and ends its call."""
 
         def __init__(self, content: _Body, status_code: int, headers: Mapping[str, str], media_type: str) -> None:
-            # As Starlette's own StreamingResponse: without a body, there is no length of it in the headers.
+            # As in Starlette's own StreamingResponse: without a body, the headers have no length of it.
             self.content = content
             self.status_code = status_code
             self.media_type = media_type

@@ -26,9 +26,9 @@ class Spread:
     """The median and the quartiles of one number over several runs.
 
     Attributes:
-        median: half of the runs had at most this.
-        low: a quarter of the runs had at most this.
-        high: three quarters of the runs had at most this.
+        median: half of the runs had at most this number.
+        low: a quarter of the runs had at most this number.
+        high: three quarters of the runs had at most this number.
     """
 
     median: float
@@ -224,25 +224,25 @@ async def benchmark(
 ) -> Benchmark:
     """Measure how many examples and batches a feed gives in a second to a reader that does nothing with them.
 
-    An item has arrived when its arrays are computed; a thread waits for arrays of JAX. The reader does not pause after
-    the warm-up, but goes on, uncounted, until it has to wait for an item, so prefetched items do not count. With a
-    plain iterable, such as a loader with processes of its own, which is read in a thread, the reader cannot tell
-    whether it waits: there `warmup_items` has to be more than the iterable prefetches.
+    An item has arrived when its arrays are computed; a thread waits for arrays of JAX. After the warm-up, the reader
+    reads on without counting until it has to wait for an item, so prefetched items do not count. A plain iterable, such
+    as a loader with its own processes, is read in a thread, where the reader cannot tell whether it waits. For such a
+    feed, `warmup_items` has to be more than the iterable prefetches.
 
     Args:
-        feed: a call of a graph that gives a stream, which is started anew for each run; or an iterable, plain or async.
-            If it can be iterated only once, as a generator, the next run goes on where the last one has stopped.
+        feed: a call of a graph that returns a stream, which is started anew for each run; or an iterable, plain or
+            async. If the iterable can be iterated only once, as a generator, each run begins where the last one ended.
         warmup_items: the first items of each run, which are not counted.
-        items: how many items of each run are counted; fewer if it ends before.
+        items: how many items of each run are counted; fewer if the feed ends before.
         repeats: how many runs there are.
-        examples: returns how many examples an item has. By default, those along the first axis of its first array; of
-            a list, its length.
-        name: what it is called; by default, the name of the graph or type.
+        examples: returns how many examples an item has. By default, the length of the first axis of its first array;
+            for a list, its length.
+        name: the name of the feed; by default, the name of the graph or type.
 
     Raises:
-        OptionsError: a number is none of at least 1 (0 for `warmup_items`), or the feed ended before anything counted.
-        TypeError: the feed is nothing of the above.
-        Exception: what the feed raised.
+        OptionsError: a number is not at least 1 (0 for `warmup_items`), or the feed ended before an item was counted.
+        TypeError: the feed is neither such a call nor an iterable.
+        Exception: the error that the feed raised.
     """
     check("warmup_items", warmup_items, whole(0), "benchmark(")
     check("items", items, whole(1), "benchmark(")

@@ -21,11 +21,11 @@ class Strategy:
 
     Attributes:
         approach: "all in memory": one call with all items; "over a mesh": one call, its rows split over devices; "in
-            chunks": calls of the recommended size, from data in the memory of the host; "as a stream": the same, from
-            data that the memory of the host does not hold.
+            chunks": calls of the recommended size, from data in the memory of the host; "as a stream": such calls, from
+            data that do not fit into the memory of the host.
         is_possible: whether the memory suffices.
-        reason: why, or why not, with the bytes.
-        formula: the memory that it takes, as a formula with numbers.
+        reason: why the strategy is possible, or why not, with the bytes.
+        formula: the memory that the strategy takes, as a formula with numbers.
     """
 
     approach: Approach
@@ -96,16 +96,16 @@ async def fit(
 ) -> FitPlan:
     """Find out how many items a device node should take at a time, by trying.
 
-    The sizes 1, 2, 4 and so on are compiled, for as many copies of the sample, and run several times, transfers
-    included. The search ends at a size whose memory, by XLA's analysis, exceeds the limit (it is not run), when larger
-    sizes have no higher throughput, or when one run takes seconds. If an accelerator runs out of memory, that size
-    fails; on a CPU the system would kill the process, so only the limit protects it.
+    The sizes 1, 2, 4 and so on are compiled, each for as many copies of the sample, and run several times, transfers
+    included. The search ends at a size whose memory, by XLA's analysis, exceeds the limit; such a size is not run. It
+    also ends when larger sizes have no higher throughput, or when one run takes seconds. If an accelerator runs out of
+    memory, that size fails. On a CPU the system would kill the process, so only the limit protects it.
 
     Args:
-        node: a device node; one without `batch=` is tried as if it had one.
+        node: a device node. A node without `batch=` is tried as if it had a batch.
         sample: the arguments of one item, without those that come from resources, as in `sample_input=`.
-        limit: the most bytes on each device; "auto" takes what `devices.status()` says is free there, or for a CPU the
-            least of what the control group, a SLURM job and the machine have left, less a tenth as a reserve.
+        limit: the most bytes on each device. "auto" takes the free memory that `devices.status()` shows; for a CPU, the
+            least free memory of the control group, a SLURM job and the machine; less a tenth as a reserve.
         items: how many items there are to compute, for the strategy.
         resources: by parameter, the arguments that will come from resources.
 
@@ -113,7 +113,7 @@ async def fit(
         DeviceError: there is no such device, not even one item fits, or the sample has nothing to stack.
         OptionsError: `limit` or `items` does not accept its value.
         TypeError: the node is not a device node, or the sample does not fit its parameters.
-        Exception: what the function raised while it was traced, or ran.
+        Exception: the error that the function raised while it was traced or ran.
     """
     found = await try_sizes(node, sample, limit, items, resources=resources)
     devices = 0
@@ -130,7 +130,7 @@ def _strategies(items: int | None, found: TriedSizes, devices: int) -> tuple[Str
     Args:
         items: how many items; None if unknown.
         found: the sizes that were tried.
-        devices: how many devices with memory of their own could share the rows; 0 if the rows are split already.
+        devices: how many devices with separate memory could share the rows; 0 if the rows are split already.
     """
     fixed, per_item, size = found.fixed_bytes, found.bytes_per_item, found.recommended_size
 

@@ -1,4 +1,4 @@
-"""What a consumer reads from: a source with four functions, its messages, and letters about those that failed."""
+"""The source that a consumer reads from, with four functions; its messages; and dead letters for failed messages."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Sequence
@@ -19,12 +19,12 @@ class Message:
     """A message of a source.
 
     Attributes:
-        identity: a name that no other message has, such as "topic/partition/offset"; it is the same each time that the
-            message comes, so that an insert with it as a key writes the message once.
-        value: what the message says.
-        key: messages of one key are handled in order; None for one that has no order.
-        headers: pairs of name and value; a trace in them goes on.
-        position: what the source settles the message by, such as an offset; nobody else looks at it.
+        identity: a name that no other message has, such as "topic/partition/offset". It is the same each time that the
+            message comes, so that an insert with the identity as its key writes the message once.
+        value: the content of the message.
+        key: messages of one key are handled in order; None for a message without an order.
+        headers: pairs of name and value. A trace in the headers is continued.
+        position: the value by which the source settles the message, such as an offset. Only the source reads it.
     """
 
     identity: str
@@ -52,14 +52,16 @@ class DeadLetter:
 class Source(ABC):
     """Where messages come from, a log or a queue: a class derived from this one has these four functions.
 
-    A source may be asked for several partitions at a time, but not twice at a time for the same one. `take` may be
-    cancelled at each of its awaits. What it has taken and not returned then must come again, from here or elsewhere.
+    A source may be asked for several partitions at a time, but not twice at a time for the same partition. `take` may
+    be cancelled at each of its awaits. Messages that it has taken and not returned then must come again, to this
+    consumer or another.
 
     Attributes:
         is_log: whether messages are settled in order, by the last one of a prefix, as an offset is committed; False for
             a queue, whose messages are settled one by one. Set it in the class.
         keep_seconds: how often `keep` is called, in seconds; None for never.
-        outages: the errors that pass: what raises one is called again after a second. Another error ends the consumer.
+        outages: the errors that pass: a method that raises such an error is called again after a second. Any other
+            error ends the consumer.
     """
 
     is_log: bool = True
@@ -68,10 +70,10 @@ class Source(ABC):
 
     @abstractmethod
     def partitions(self, held: "consume.Partitions", /) -> AbstractAsyncContextManager[object]:
-        """Open the source, and say from then on which partitions this consumer holds; leaving the context closes it.
+        """Open the source, and tell from then on which partitions this consumer holds. Leaving the context closes it.
 
         Args:
-            held: what is to be told, from a callback or a task of the source, or once before the `yield`: `await
+            held: the object to tell, from a callback or a task of the source, or once before the `yield`: `await
                 held.given([...])`, `await held.taken_away([...], within_seconds)`, `await held.lost([...])`. A queue
                 has one partition, which is given once and never changes.
         """
@@ -85,7 +87,7 @@ class Source(ABC):
             n: the most messages to return.
 
         Returns:
-            The messages, in their order; none if there were none for a while, and then it is called again.
+            The messages, in their order. If none came for a while, return an empty sequence: `take` is called again.
         """
 
     @abstractmethod
@@ -94,14 +96,15 @@ class Source(ABC):
 
         Args:
             partition: the partition, which is held.
-            messages: of a log one message: it and all before it have ended. Of a queue all that have ended since.
+            messages: for a log, one message: this message and all before it have ended. For a queue, all messages that
+                have ended since the last call.
 
         Returns:
-            False if this came too late, because the partition belongs to another consumer by now.
+            False if the call came too late, because the partition belongs to another consumer by now.
         """
 
     async def keep(self, partition: Any, unsettled: Sequence[Message], /) -> None:  # noqa: B027 - for some is nothing to do
-        """Tell the other side that this consumer is alive, and renew what it has of a partition.
+        """Tell the broker that this consumer is alive, and renew its claim on a partition.
 
         Args:
             partition: the partition, which is held.
@@ -109,5 +112,5 @@ class Source(ABC):
         """
 
     def lag(self, partition: Any, /) -> int | None:
-        """Return how many messages of a partition were not settled yet, here or at all; None if that is unknown."""
+        """Return how many messages of a partition were not settled yet, by any consumer; None if that is unknown."""
         return None

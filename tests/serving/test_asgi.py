@@ -292,7 +292,7 @@ async def test_a_question_that_json_does_not_have_is_encoded_or_a_failure(
         return await ps.while_loop(is_open, asks, "", durable=durable)
 
     client = Client()
-    with pytest.raises(TypeError, match="JSON has nothing for 'bytes'"):
+    with pytest.raises(TypeError, match="JSON cannot write a 'bytes'"):
         await client.asks_for(make(engine.stream(agent(), durable_key="a", events=str)))
     assert "failed" in client.body
     encoded = make(
@@ -519,7 +519,7 @@ async def test_what_has_no_status_is_raised_and_a_result_is_json() -> None:
         own = Response("mine")
         assert await answers.ask(client, own) is own
     request = Request({"type": "http", "method": "GET"}, client.receive)
-    with pytest.raises(TypeError, match=r"asgi.answer awaits a call, such as .*, got 3"):
+    with pytest.raises(TypeError, match=r"asgi.answer takes an awaitable, such as .*, got 3"):
         await asgi.answer(request, 3)  # type: ignore[arg-type]
     for statuses in ({OSError: 200}, {3: 502}, [OSError]):
         with pytest.raises(ps.OptionsError, match="statuses="):
