@@ -1,4 +1,4 @@
-"""Results that a node keeps, with `cache=`: one computation for all equal calls, which belongs to none of them."""
+"""Results that a node keeps, with `cache=`: one computation for all equal calls, independent of each call."""
 
 import asyncio
 import math
@@ -21,18 +21,18 @@ from ..telemetry import logs, spans
 from ..telemetry.counters import CacheStatistics
 from .program import Wired
 
-# What an entry takes beside its key and its result: places in two ordered dicts, and a tuple with a size and a time.
+# The bytes of an entry besides its key and its result: places in two ordered dicts, and a tuple with a size and a time.
 # `tracemalloc` says 230 to 275 bytes for 1,000 to 100,000 entries, on Python 3.11 and 3.13.
 _BYTES_OF_AN_ENTRY = 300
 
 
 class ResultCache:
-    """The results that a node keeps in one Engine, those used last at the end.
+    """The results that a node keeps in one Engine; results that were used last are at the end.
 
     Attributes:
         flights: the computations that run now, by their keys.
-        bytes_held: how many bytes the results take, with their keys and what each entry takes beside them.
-        evicted: how many results had to go for others.
+        bytes_held: how many bytes the results take, with their keys and the overhead of each entry.
+        evicted: how many results were removed to make room for others.
     """
 
     def __init__(self, cache: Cache) -> None:
@@ -40,13 +40,13 @@ class ResultCache:
         self.bytes_held = 0
         self.evicted = 0
         self._cache = cache
-        self._entries: OrderedDict[Hashable, tuple[Any, int, float]] = OrderedDict()  # the one used last at the end
-        # With a time to live, the keys of these, the one kept last at the end.
+        self._entries: OrderedDict[Hashable, tuple[Any, int, float]] = OrderedDict()  # the entry used last at the end
+        # With a time to live: the keys of the entries, the key kept last at the end.
         self._by_age: OrderedDict[Hashable, None] = OrderedDict()
         self._has_warned = False
 
     def find(self, key: Hashable, now: float) -> tuple[Any, int, float] | None:
-        """Return the entry with this key, whose first item is the result; None if there is none, or no longer."""
+        """Return the entry with this key, whose first item is the result; None without an entry, or after its time."""
         entry = self._entries.get(key)
         if entry is None:
             return None
@@ -77,7 +77,7 @@ class ResultCache:
         if key in self._entries:
             self._drop(key)
         size += sys.getsizeof(key) + _BYTES_OF_AN_ENTRY
-        for part in key[1:]:  # all have the first part in common
+        for part in key[1:]:  # all keys share the first part
             size += _bytes_of_key(part)
         if size > cache.max_bytes:
             return
@@ -108,13 +108,13 @@ class ResultCache:
 
 
 class CacheSite(Bound):
-    """A call site of a node that keeps its results: it finds them, or has them computed by a body of the graph.
+    """A call site of a node that keeps its results: it finds a result, or lets a body of the graph compute the result.
 
     Args:
         store: the results of the node in this Engine.
         cache: the option of the node.
         node: the name of the node.
-        identity: what distinguishes the node beside its arguments: the fake in its place, and its instance.
+        identity: the part of each key besides the arguments: the fake in the place of the node, and its instance.
         shared: the parameters, by position or name, that get resources.
         body: computes a result.
         captured: builds the arguments of the body from the values of a frame.
@@ -167,7 +167,7 @@ class CacheSite(Bound):
         )
 
     async def close(self) -> None:
-        """End the computations that calls of this site have begun: the scope ends. Calls of other scopes begin anew."""
+        """End the computations that calls of this site have begun: the scope ends; calls of other scopes start anew."""
         self.cancel()
         for flight in list(self.flights):
             await flight.unwound()
@@ -224,10 +224,10 @@ class CacheSite(Bound):
 
 
 class Flight(Listener):
-    """One computation, for all calls that wait for it; it is a call of its own. It listens to its frame.
+    """One computation, for all calls that wait for it. This object listens to the frame of the computation.
 
     Attributes:
-        was_given_up: whether the scope that began it has ended before, so that the calls that wait begin anew.
+        was_given_up: whether the scope that began the computation ended first, so that waiting calls start again.
     """
 
     def __init__(self, site: CacheSite, key: tuple[Hashable, ...], caller: Frame) -> None:
@@ -237,7 +237,8 @@ class Flight(Listener):
         self._error: BaseException | None = None
         self._waiters: dict[asyncio.Future[None], Frame] = {}
         self._empty = asyncio.Event()
-        # Neither deadline nor context of a caller: it may go on for others when that caller has left.
+        # No deadline and no context of a caller: the computation may go on for other callers when its first caller
+        # left.
         loop, wired = caller.group.loop, site.body
         self._group = WorkerGroup(loop, Context(), self._ended, threads=caller.group.threads)
         self._group.is_exclusive = True
@@ -251,7 +252,7 @@ class Flight(Listener):
         self._group.start_worker(self._frame, wired.entries)
 
     async def result(self, caller: Frame) -> Any:
-        """Wait for the result; if the last caller that waits is cancelled, the computation is, and has unwound."""
+        """Wait for the result. A cancel of the last waiting caller cancels the computation, and waits for its end."""
         frame, waiter = self._frame, self._group.loop.create_future()
         self._waiters[waiter] = caller
         for inside in {frame, *self._waiting}:  # the caller may hold the place that the computation waits for
@@ -261,7 +262,7 @@ class Flight(Listener):
             await waiter
         finally:
             del self._waiters[waiter]
-            # One that has ended is waited for by its scope; here, two that wait for each other would not unwind.
+            # Do not wait here for an ended computation, since two could wait for each other: its scope waits for it.
             if not self._waiters and frame.state == "running":
                 frame.cancel()
                 await self.unwound()
@@ -270,13 +271,13 @@ class Flight(Listener):
         return frame.result
 
     def give_up(self) -> None:
-        """Cancel the computation, because the scope ends that has begun it."""
+        """Cancel the computation: the scope that began it ends."""
         if self._frame.state == "running":
             self.was_given_up = True
             self._frame.cancel()
 
     def refuse_if_endless(self, frame: Frame, node: str) -> None:
-        """Raise if this computation waits for the call that is about to wait for it, maybe by way of others."""
+        """Raise if this computation waits, directly or through others, for the call that is about to wait for it."""
         if self._frame in frame.lineage():
             raise ReentrantCallError(
                 f"node {node!r} keeps its results, and computes one by calling itself with equal arguments, directly "
@@ -285,7 +286,7 @@ class Flight(Listener):
             )
 
     def frame_done(self, frame: Frame) -> None:
-        """Keep the result, unless it is that of a fallback or failover; further calls do not find this computation."""
+        """Keep the result, except of a fallback or failover. Further calls do not find this computation."""
         site = self._site
         del site.store.flights[self._key]
         if frame.state == "done":
@@ -293,7 +294,7 @@ class Flight(Listener):
                 frame.result = value = _handed_out(frame.result, site.node)
                 if not frame.is_substitute:
                     site.store.keep(site.node, self._key, value, self._group.loop.time())
-            except Exception as error:  # noqa: BLE001 - user code, such as `size=`: it is the error of the calls
+            except Exception as error:  # noqa: BLE001 - user code, such as `size=`: the waiting calls get the error
                 self._error = error
         else:
             self._error = frame.error
@@ -301,7 +302,7 @@ class Flight(Listener):
         self._group.close()
 
     async def unwound(self) -> None:
-        """Wait until its last handler has returned, even if the caller is cancelled."""
+        """Wait until the last handler has returned, even if the caller is cancelled."""
         await until(self._empty.is_set, self._group.members_left)
 
     def _ended(self, group: WorkerGroup) -> None:
@@ -313,7 +314,7 @@ class Flight(Listener):
 
 
 class Identity:
-    """Stands for one object in a key, without keeping it alive: equal only to itself."""
+    """The part of a key for one object, without keeping the object alive; equal only for the same object."""
 
     __slots__ = ("_hash", "_object")
 
@@ -322,7 +323,7 @@ class Identity:
         self._object: Callable[[], object]
         try:
             self._object = ref(value)
-        except TypeError:  # such as a list: the key keeps it alive, so that no other gets its id
+        except TypeError:  # such as a list: the key keeps the object alive, so that no other object gets its id
             self._object = lambda: value
 
     def __hash__(self) -> int:
@@ -338,7 +339,7 @@ _SIMPLE = (int, float, complex, str, bytes)
 
 
 def _part(value: Any) -> Hashable:
-    """Return what stands for an argument, or for a part of one; `_OTHER` where only `key=` could say that."""
+    """Return the part of a key for an argument, or for a part of it; `_OTHER` if `key=` is needed."""
     kind: type[object] = type(cast("object", value))
     if kind is str or kind is bytes or value is None:
         return cast("Hashable", value)
@@ -346,7 +347,7 @@ def _part(value: Any) -> Hashable:
         parts = tuple([_part(one) for one in value])  # pyright: ignore[reportUnknownVariableType]
         return _OTHER if _OTHER in parts else (kind, parts)
     if isinstance(value, _SIMPLE):
-        # 1, True and 1.0 are equal, and so are 0.0 and -0.0; a function may tell them apart.
+        # 1, True and 1.0 are equal, and so are 0.0 and -0.0, but a function may treat them differently.
         if isinstance(value, complex):
             return kind, repr(value.real), repr(value.imag)
         return (kind, repr(value)) if isinstance(value, float) and not value else (kind, value)
@@ -365,7 +366,7 @@ def _of_key(value: Any, node: str) -> Hashable:
 
 
 class _Given:
-    """Stands in a key for an object of any class, with the hash that it has now: the object may change later."""
+    """The part of a key for an object of any class, with its present hash: the object may change later."""
 
     __slots__ = ("_hash", "value")
 
@@ -381,7 +382,7 @@ class _Given:
 
 
 def _bytes_of_key(key: Any) -> int:
-    """Return the size of a key, or of a part of one; types are part of most keys and of none alone."""
+    """Return the size of a key, or of a part of it; types count nothing, since many keys share them."""
     if isinstance(key, type):
         return 0
     size = sys.getsizeof(key, 0)
@@ -394,13 +395,13 @@ def _bytes_of_key(key: Any) -> int:
 
 
 def _size_of(value: Any) -> int | None:
-    """Return the size of a result in bytes; None if it is not known."""
+    """Return the size of a result in bytes; None if the size is not known."""
     own = sys.getsizeof(value, 0)
     if value is None or isinstance(value, int | float | complex | str | bytes | bytearray):
         return own
     size: object = getattr(value, "nbytes", None)
     if isinstance(size, int):
-        whole: object = getattr(getattr(value, "base", None), "nbytes", 0)  # what a view of an array keeps alive
+        whole: object = getattr(getattr(value, "base", None), "nbytes", 0)  # the whole array, which a view keeps alive
         return max(size, whole) if isinstance(whole, int) else size
     inside: list[Any] | None = None
     if type(value) in (list, tuple, set, frozenset):
@@ -414,8 +415,8 @@ def _size_of(value: Any) -> int | None:
 
 
 def _handed_out(value: Any, node: str) -> Any:
-    """Return a result as all callers get it: an array of NumPy read-only."""
-    numpy: Any = sys.modules.get("numpy")  # if it was not imported, there is no such array
+    """Return a result in the form that all callers get: an array of NumPy becomes read-only."""
+    numpy: Any = sys.modules.get("numpy")  # if NumPy was not imported, there is no such array
     if numpy is not None and isinstance(value, numpy.ndarray):
         view = value.view()
         view.flags.writeable = False

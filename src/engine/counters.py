@@ -33,11 +33,11 @@ def node_counters(wired: Iterable[Wired]) -> Iterator[Reading]:
     """Yield the counters of nodes, for metrics; a step of control flow is not a node, but its bodies have nodes.
 
     Args:
-        wired: all actors of a scope, also those of bodies.
+        wired: all actors of a scope, also actors of bodies.
     """
     for actor in _nodes(wired):
-        # This does not use `actor.statistics()`: each scope is read when it ends, and making that record would take
-        # four times as long.
+        # This does not use `actor.statistics()`: each scope is read when it ends, and the record would take four times
+        # as long.
         of = actor.graph, actor.name
         yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "done"), actor.completed, None
         yield _of_node(names.METRIC_NODE_EXECUTIONS, *of, "failed"), actor.failed, None
@@ -114,7 +114,7 @@ def deployment_counters(graphs: str, admission: "AdmissionStatistics") -> Iterat
 
 
 def deployment_levels(graphs: str, admission: "AdmissionStatistics") -> Iterator[Reading]:
-    """Yield how many places of a deployment are taken, and how many calls wait; arguments as above."""
+    """Yield how many places of a deployment are taken, and how many calls wait; see `deployment_counters`."""
     of = names.GRAPH, graphs
     yield series(names.METRIC_DEPLOYMENT_IN_FLIGHT, of), admission.in_flight, None
     yield series(names.METRIC_DEPLOYMENT_MAX_IN_FLIGHT, of), admission.max_in_flight, None
@@ -138,18 +138,18 @@ class Room(NamedTuple):
 
 
 class StepSite(NamedTuple):
-    """What stays the same of a node in a scope.
+    """The constant facts about a node in a scope.
 
     Args:
-        actor: its actor.
-        step: its step.
-        room: how many runs of its plan there may be at a time.
-        consumers: the nodes that wait for its value.
-        behind: those of them that only wait behind control flow.
-        around: the place of its graph, if that is a body.
-        at: "file:line" of each function of the chain that it is.
-        drawing: the digest of the drawing of its graph; empty if it is in none.
-        boxes: the place there of each function of the chain.
+        actor: the actor of the node.
+        step: the step of the node.
+        room: how many runs of the plan there may be at a time.
+        consumers: the nodes that wait for the value of the node.
+        behind: the consumers that only wait behind control flow.
+        around: the place of the graph of the node, if this graph is a body.
+        at: "file:line" of each function of the chain of the step.
+        drawing: the digest of the drawing of the graph; empty without a drawing.
+        boxes: the place in the drawing of each function of the chain.
     """
 
     actor: NodeActor
@@ -167,7 +167,7 @@ def step_sites(wired: list[Wired], room: Room | None) -> list[StepSite]:
     """Return each node of a scope; a step of control flow is not a node, but its bodies have nodes.
 
     Args:
-        wired: all actors of the scope, also those of bodies.
+        wired: all actors of the scope, also actors of bodies.
         room: how many calls there may be in the scope at a time.
     """
     around, rooms, drawn = _around(wired), _rooms(wired, room), _drawn(wired)
@@ -188,7 +188,7 @@ def step_sites(wired: list[Wired], room: Room | None) -> list[StepSite]:
 
 
 def _drawn(wired: list[Wired]) -> dict[Plan, tuple[str, str]]:
-    """Return for each plan the digest of the drawing that it is in, and what stands before the ids of its steps."""
+    """Return for each plan the digest of the drawing that has the plan, and the prefix of the ids of its steps."""
     by_plan = {one.program.plan: one for one in wired}
     bodies = {body for plan in by_plan for step in plan.steps for body in step.run_bodies}
     found = {plan: (plan._drawn[0], "") for plan in by_plan if plan not in bodies}
@@ -211,7 +211,7 @@ def step_snapshots(
     Args:
         sites: the nodes.
         pools: the threads and processes of the Engine.
-        threads: the share of threads that the scope may keep busy; None for all of them.
+        threads: the share of threads that the scope may keep busy; None for all threads.
     """
     for site in sites:
         whole = _step_snapshot(site, pools, threads)
@@ -219,7 +219,7 @@ def step_snapshots(
 
 
 def _of_chain(whole: "StepSnapshot", site: StepSite) -> "Iterator[StepSnapshot]":
-    """Yield a snapshot of each function of a chain, which share one actor; its inbox is that of the first."""
+    """Yield a snapshot of each function of a chain. The functions share one actor, whose inbox counts for the first."""
     sampler, labels = site.actor.sampler, (site.step.label, *site.step.tail_labels)
     empty = less(whole.counters.inbox, whole.counters.inbox, *INBOX_COUNTERS)
     for at, label in enumerate(labels):
@@ -253,7 +253,7 @@ def _at(node: Node[..., object], called_at: str) -> str:
 
 
 def _around(wired: Iterable[Wired]) -> "dict[Plan, BodyPlace]":
-    """Return for each body of control flow which nodes come before and after it in the graph around it."""
+    """Return for each body of control flow the nodes before and after it in the graph around it."""
     from ..telemetry.profiling.records import BodyPlace
 
     found: dict[Plan, BodyPlace] = {}
@@ -270,7 +270,7 @@ def _around(wired: Iterable[Wired]) -> "dict[Plan, BodyPlace]":
 
 
 def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
-    """Return how many runs there may be at a time of each plan, and of each body."""
+    """Return how many runs of each plan, and of each body, there may be at a time."""
     by_plan = {one.program.plan: one for one in wired}
     bodies = {body for plan in by_plan for step in plan.steps for body in step.run_bodies}
     rooms: dict[Plan, Room | None] = {plan: room for plan in by_plan if plan not in bodies}
@@ -293,7 +293,7 @@ def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None"
     assert is_node(node)
     execution = node.runs_on
     is_stream, sampler = actor.bound._spans_others, actor.sampler
-    timed = None if sampler is None else sampler.reading()  # it also brings `busy_seconds` up to date
+    timed = None if sampler is None else sampler.reading()  # also brings `busy_seconds` up to date
     counters = actor.statistics()
     if sampler is not None and actor.is_untimed and not is_stream:
         counters = changed(counters, busy_seconds=sampler.busy_seconds[0])
@@ -312,7 +312,7 @@ def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None"
 def _places(
     actor: NodeActor, node: Node[..., object], room: Room | None, pools: "Pools", threads: "ThreadShare | None"
 ) -> "Iterator[Capacity]":
-    """Yield the places of a node, then those of the pool of threads or processes that it uses."""
+    """Yield the places of a node, and then the places of the pool of threads or processes that the node uses."""
     from ..telemetry.profiling.records import Capacity
 
     own, is_own, pool = actor.limiter, actor.limiter.limit < UNLIMITED, node.runs_on._pool

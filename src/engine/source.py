@@ -1,4 +1,4 @@
-"""The source of a stream of calls, how it is asked for calls, and the window of items in flight."""
+"""The source of a stream of calls, the code that takes calls from it, and the window of items in flight."""
 
 import asyncio
 from collections import deque
@@ -68,7 +68,7 @@ class ReorderWindow(Listener):
         self.on_settled = on_settled
         self._completion_order: deque[int] | None = None if ordered else deque()
         self._reader: asyncio.Future[None] | None = None
-        self._unwinding: set[int] = set()  # items that were taken, but whose handlers still unwind: they count as well
+        self._unwinding: set[int] = set()  # items that were taken, but whose handlers still unwind: these count as well
         self.size = size
         self.submitted = 0
         self.limit = size
@@ -91,7 +91,7 @@ class ReorderWindow(Listener):
         return self.submitted + self.reserved + self.size - self.limit
 
     def go_on_from(self, item: int) -> None:
-        """Begin with this item: those before it have left before a restart."""
+        """Begin with this item: the items before it left before a restart."""
         self.submitted = self.position = item
         self.limit = item + self.size
 
@@ -110,7 +110,7 @@ class ReorderWindow(Listener):
     @property
     def running(self) -> int:
         """How many items have not ended yet."""
-        # Of a copy: metrics read this in another thread.
+        # Iterate over a copy: metrics read this in another thread.
         return sum(frame.state == "running" for frame in list(self.frames.values()))
 
     @property
@@ -166,7 +166,7 @@ class ReorderWindow(Listener):
         return self._reader is not None
 
     async def wait(self, inputs: Iterable[StreamBuffer[Any]] = ()) -> None:
-        """Wait for `wake_reader`; the caller has to look again what has changed.
+        """Wait for `wake_reader`; then the caller has to look for changes.
 
         Args:
             inputs: streams; the wait also ends when one of them has another value, or has ended.
@@ -216,7 +216,7 @@ class ReorderWindow(Listener):
             self._unwinding.discard(frame.item)
             self.limit += 1
             self._make_room()
-            self.wake_reader()  # it may wait for the last item to leave the window
+            self.wake_reader()  # the reader may wait for the last item to leave the window
 
     def _collect(self, collected: list[Any]) -> bool:
         """Take the items that have ended with a result; return False if the reader has to be woken.
@@ -237,7 +237,7 @@ class ReorderWindow(Listener):
 
 
 class InputOrder:
-    """Whose turn it is at one node that takes items in their order.
+    """The turns of items at one node that takes items in their order.
 
     Args:
         frames: the items that have not ended, by their index; those that have may be there as well.
@@ -247,7 +247,7 @@ class InputOrder:
         self._frames = frames
         self._is_taken = False
         self._waiting: dict[int, asyncio.Future[None]] = {}
-        self._next = min(frames, default=0)  # the item whose turn it is, or one before it that has ended
+        self._next = min(frames, default=0)  # the item whose turn it is, or an earlier item that has ended
 
     async def wait(self, item: int) -> None:
         """Wait for the turn of an item."""
@@ -264,13 +264,13 @@ class InputOrder:
             raise
 
     def over(self) -> None:
-        """The item whose turn it was has left the node."""
+        """Note that the item whose turn it was has left the node."""
         self._is_taken = False
         self._next += 1
         self.advance()
 
     def advance(self) -> None:
-        """Give the turn to the next item that has not ended, if it waits for it."""
+        """Give the turn to the next item that has not ended, if this item waits."""
         last = max(self._waiting, default=-1)
         while self._next <= last and not self._is_taken:
             frame = self._frames.get(self._next)
@@ -286,19 +286,19 @@ class InputOrder:
 
 
 def advance(turns: dict[NodeActor, InputOrder]) -> None:
-    """An item has ended: those behind it may have waited for that."""
+    """Wake items that waited for the end of an earlier item."""
     for one in turns.values():
         one.advance()
 
 
 def in_input_order(invoke: Invoke) -> Invoke:
-    """Return what invokes a node for one item after the other, in the order of those of one stream or `map_each`."""
-    present = asyncio.Lock()  # several, each in its own order, may share the instance
+    """Wrap an `Invoke` so that items enter the node one after the other, in the input order of their stream."""
+    present = asyncio.Lock()  # several streams, each in its own order, may share the instance
 
     async def invoke_in_order(worker: Any, actor: NodeActor, frame: Frame) -> Any:
         window: Any = listener_of(frame)
         turns: dict[NodeActor, InputOrder] | None = getattr(window, "turns", None)
-        if turns is None:  # a call of its own
+        if turns is None:  # a single call, which has no order
             async with present:
                 return await invoke(worker, actor, frame)
         if actor not in turns:
@@ -316,7 +316,7 @@ def in_input_order(invoke: Invoke) -> Invoke:
 Calls: TypeAlias = Iterable[Call[Any]] | AsyncIterable[Call[Any]]
 Prepare: TypeAlias = Callable[[Graph[..., Any]], Awaitable[Wired]]
 
-# How many items are taken from a source that never waits, before the event loop gets its turn.
+# How many items are taken from a source that never waits before the event loop gets its turn.
 _BURST = 64
 
 
@@ -325,7 +325,7 @@ class _Ended(Exception):
 
 
 class PulledSource:
-    """A plain iterable as a source: the workers themselves ask it for calls, so that no item needs a hop from there.
+    """A plain iterable as a source: workers themselves take calls from it, so that no item needs a hop.
 
     A worker does not wait here. If something has to be awaited, such as the start of a stateful node or a full inbox,
     the task of the source does that (`run`).
@@ -341,7 +341,7 @@ class PulledSource:
         parent: Frame | None,
         deadline: float | None,
     ) -> None:
-        # Different workers step a generator, but always in this one context, in which it may set variables.
+        # Different workers step a generator, but always in this context, in which the generator may set variables.
         self._context = group.context.copy()
         self._iterator: Iterator[Any] = self._context.run(iter, calls)
         self._next_call: Callable[[], Any] = partial(self._context.run, next, self._iterator)
@@ -351,7 +351,7 @@ class PulledSource:
         self._tagged = tagged
         self._parent = parent
         self._deadline = deadline
-        # Items with spans or a deadline cannot run inside of `pull`: a worker has to look after these between steps.
+        # Items with spans or a deadline cannot run inside of `pull`: a worker has to handle these between steps.
         self._may_run = deadline is None and not group.traced and window.ordered
         self._wired: dict[Graph[..., Any], Wired] = {}
         # Of the last item: its graph, the actors, the one in which it began, and the only one if it may run here.
@@ -364,13 +364,13 @@ class PulledSource:
         self._stopped: asyncio.Future[None] = group.loop.create_future()
 
     def end(self) -> None:
-        """Ask the iterable for no further call; one that it has given already begins."""
+        """Ask the iterable for no further call; a call that it has given already begins."""
         self._next_call = iter(()).__next__
         if self._asked_for is None and self._blocked is None:
             self._stop(_Ended())
 
     async def run(self) -> None:
-        """Let the workers pull calls until there are no more.
+        """Let the workers pull calls until there are no more calls.
 
         Raises:
             Exception: the error of the source, or of a stateful node that did not start.
@@ -411,7 +411,7 @@ class PulledSource:
             if call is None:
                 try:
                     call = self._next_call()
-                except BaseException as error:  # noqa: BLE001 - it ends the stream; a worker only asked for a call
+                except BaseException as error:  # noqa: BLE001 - the error ends the stream; the worker only asked for a call
                     self._stop(_Ended() if isinstance(error, StopIteration) else error)
                     return NoItem.ENDED
             else:
@@ -450,7 +450,7 @@ class PulledSource:
         return NoItem.NO_ROOM
 
     def _knows_graph_of(self, call: Any) -> bool:
-        """Note the actors of a call of another graph than the last one; return False if they are not known yet."""
+        """Note the actors of a call of another graph than the last call. Return False if they are not known yet."""
         is_plain = call.__class__ is Call
         is_known = is_plain or getattr(call, "_trace_headers", ...) is None  # one with a tag alone
         wired = self._wired.get(call.graph) if is_known else None
@@ -463,18 +463,18 @@ class PulledSource:
         return True
 
     def _goes_on_with(self, call: Any, graph: Graph[..., Any]) -> bool:
-        """Return whether a call that is no plain one of this graph is one with a tag."""
+        """Return whether a call that is not a plain call of this graph is a call of it with a tag."""
         return getattr(call, "graph", None) is graph and self._knows_graph_of(call)
 
     def wanted(self) -> int:
-        """Return how many workers would get an item now, supposing that items begin in the same actor as the last."""
+        """Return how many workers would get an item now, if items begin in the same actor as the last item."""
         room = self._window.limit - self._window.submitted
         if room <= 0:
             self._wait_for_room()
             return 0
         free = 1 if self._entry is None else self._entry.limiter.free
         if free <= 0:
-            # The items would only wait in an inbox, so they are put there now, without waking a worker for that.
+            # The items would only wait in an inbox, so they are put there now, without waking a worker.
             item = self.pull(None)
             if not isinstance(item, NoItem):
                 self._group.enqueue(*item)
@@ -482,8 +482,8 @@ class PulledSource:
         return min(free, room)
 
     def _run_inline_batch(self, call: Call[Any], wired: Wired, chain: NodeActor, worker: Worker) -> None:
-        """Run items of a chain, one after the other, as long as they are short and there is room for more."""
-        # Without this loop, a chain of plain nodes that do hardly anything takes 1.48 times as long. So
+        """Run items of a chain, one after the other, as long as they are short and there is room for more items."""
+        # Without this loop, a chain of nearly empty plain nodes takes 1.48 times as long. So
         # `ReorderWindow.new_frame` and `Frame.end_with` are written out as far as they apply, and the reader, which
         # cannot run meanwhile, is woken once.
         window, group, parent = self._window, self._group, self._parent
@@ -500,12 +500,13 @@ class PulledSource:
                 worker.frame = frame
                 try:
                     value = run(frame.values, worker)
-                except BaseException as error:  # noqa: BLE001 - whatever a handler raises is its item's outcome
+                except BaseException as error:  # noqa: BLE001 - an exception of a handler is the outcome of its item
                     worker.frame = None
                     _fail(frame, chain, error)
                 else:
                     worker.frame = None
-                    if frame.state != "running":  # the handler itself ended its item, e.g. by closing the stream
+                    # the handler itself ended its item, for instance by closing the stream
+                    if frame.state != "running":
                         frame.leave()
                         return
                     chain.completed += 1
@@ -516,7 +517,7 @@ class PulledSource:
                     return
                 try:
                     call = next_call()
-                except BaseException as error:  # noqa: BLE001 - it ends the stream, as in `pull`
+                except BaseException as error:  # noqa: BLE001 - the error ends the stream, as in `pull`
                     self._stop(_Ended() if isinstance(error, StopIteration) else error)
                     return
                 if (call.__class__ is not Call or call.graph is not graph) and not self._goes_on_with(call, graph):
@@ -546,7 +547,7 @@ class PulledSource:
             self._group.schedule_check()
 
     def _stop(self, error: BaseException | None) -> None:
-        """Stop the workers from pulling, and wake the task of the source; with an error, that ends it."""
+        """Stop the workers from pulling, and wake the task of the source; an error ends the task."""
         self._group.feed = None
         if self._stopped.done():
             return
@@ -590,7 +591,7 @@ async def feed(calls: Calls, window: ReorderWindow, start: Callable[[Any, int], 
                 await start(call, window.submitted)
             finally:
                 window.reserved = 0
-            del call  # or it would keep the arguments of the last item alive while this waits for the source
+            del call  # else the arguments of the last item would stay alive while this waits for the source
             if window.submitted % _BURST == 0:
                 await asyncio.sleep(0)
     finally:
@@ -601,12 +602,12 @@ async def feed(calls: Calls, window: ReorderWindow, start: Callable[[Any, int], 
 
 
 async def enter(frame: Frame, full: Iterable[NodeActor], window: ReorderWindow) -> None:
-    """Wait until a new item is in the inboxes that had no room for it."""
+    """Wait until a new item is in the inboxes that had no room."""
     try:
         for actor in full:
             await actor.queue(frame)
     except asyncio.CancelledError as error:
-        if not window.closed:  # not cancelled by the engine, which would cancel this item as well
+        if not window.closed:  # not cancelled by the engine, which would also cancel this item
             told = "the source of this stream was cancelled while this item waited to enter"
             frame.fail(with_cause(NodeCancelledError(told), error))
         raise

@@ -20,15 +20,15 @@ from .source import ReorderWindow
 
 
 class StreamMap(_Bodies):
-    """Runs a body for each value of a stream, or of several in step, a bounded number at a time.
+    """Runs a body for each value of a stream, or of several streams in step, a bounded number at a time.
 
     A value counts in the window from before it is taken until its result is passed on, in its turn. So the stream waits
-    when the window is full, and no node does.
+    when the window is full, and no node waits.
     """
 
-    keeps_unread = False  # whether its stream knows which results in it nobody has begun to read
-    has_stages = False  # whether it runs several stages as one
-    drains = False  # whether all items before a barrier leave before one behind it starts, also without state
+    keeps_unread = False  # whether the stream knows which of its results no step has begun to read
+    has_stages = False  # whether this object runs several stages as one
+    drains = False  # whether all items before a barrier leave before an item behind it starts, also without state
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class StreamMap(_Bodies):
         super().__init__(wired, parent, outside, actor.name)
         self._needs_no_worker = len(wired.entries) == 1 and wired.entries[0].ends_line
         self._inputs = inputs
-        # The streams that barriers come in, of a call that is saved; and those that wait for their turn to go on.
+        # For a call that is saved: the streams with barriers; and the barriers that wait for their turn.
         self._barriers_in = [one for one in inputs if place is not None and isinstance(one, BarrierBuffer)]
         self._barriers: deque[tuple[int, Barrier]] = deque()
         self._place = place
         self._on_error: OnError = control.on_error
-        self._actor = actor  # that counts the items
+        self._actor = actor  # counts the items
         limit = min(control.limit, wired.entries[0].bound._most_begun) if self._needs_no_worker else control.limit
         self._window = ReorderWindow(parent.group.loop, limit, parent.fail, None, ordered=True)
         self.frames = self._window.frames
@@ -59,7 +59,7 @@ class StreamMap(_Bodies):
 
     @property
     def holders(self) -> Sequence[Any]:
-        """What has the states of its stages."""
+        """The objects with the states of the stages."""
         return [self]
 
     def restore(self, state: Any) -> None:
@@ -67,11 +67,11 @@ class StreamMap(_Bodies):
         self._window.go_on_from(state["count"])
 
     async def results(self) -> AsyncGenerator[Any, None]:
-        """Yield the results, in the order of the values; the first error ends it, in its turn, unless it may go on."""
+        """Yield the results, in the order of the values. Unless errors are allowed, the first error ends the stream."""
         window, inputs, parent, actor = self._window, self._inputs, self._parent, self._actor
         first, others = inputs[0], inputs[1:]
         goes_on = self._on_error != "raise"
-        self._span = None if parent.span is None else spans.present()  # that of the step that drives this
+        self._span = None if parent.span is None else spans.present()  # the span of the step that drives this
         parent.body_begun(self.stop)
         try:
             while True:
@@ -95,7 +95,7 @@ class StreamMap(_Bodies):
                     else:
                         actor.completed += frame.state == "done"
                         yield frame.outcome()
-                    del frame  # or it would keep its result alive while this waits for the next one
+                    del frame  # else its result would stay alive while this waits for the next item
                     continue
                 ended = next((one for one in inputs if one.ended and not one.held), None)
                 if window.frames or ended is None:
@@ -109,16 +109,16 @@ class StreamMap(_Bodies):
             await self._close()
 
     def _asked(self, room: int, ended: StreamBuffer[Any] | None) -> Sequence[StreamBuffer[Any]]:
-        """Return the streams whose next value could begin, if it were there."""
+        """Return the streams whose next value could begin as soon as it comes."""
         return [one for one in self._inputs if not one.held] if room and ended is None else ()
 
     async def _pass_barriers(self) -> bool:
-        """Take in a barrier that comes next, and pass on those before which all items have left.
+        """Take a barrier that comes next, and pass on the barriers before which all items have left.
 
-        Where the body has state, the items before a barrier leave first. Else those behind it start at once.
+        If the body has state, the items before a barrier leave first. Else the items behind the barrier start at once.
 
         Returns:
-            Whether a barrier was taken in, so that there may be values behind it.
+            Whether a barrier was taken, so that there may be values behind it.
         """
         place, window, inputs = self._place, self._window, self._barriers_in
         assert place is not None
@@ -131,10 +131,10 @@ class StreamMap(_Bodies):
         return is_next
 
     def _outcome(self, frame: Frame) -> list[Any]:
-        """Return what is given for a value where its error does not end the whole."""
+        """Return the results for a value, where an error does not end the stream."""
         try:
             value = frame.outcome()
-        except Exception as error:  # noqa: BLE001 - of user code: it is logged, and returned if asked for
+        except Exception as error:  # noqa: BLE001 - an error of user code is logged, and returned with on_error="return"
             actor, item = self.where_failed(frame)
             actor.failed += 1
             return failed_item(item, error, self._on_error)
@@ -142,7 +142,7 @@ class StreamMap(_Bodies):
         return [Outcome(frame.item, value, None)] if self._on_error == "return" else [value]
 
     async def passed(self, frame: Frame) -> None:
-        """Note that an item has ended which has unread results, or has passed several stages that run as one."""
+        """Note the end of an item that has unread results, or has passed several stages that run as one."""
         if frame.unread and self.keeps_unread:
             frame.pass_unread()
 
@@ -165,11 +165,11 @@ class StreamMap(_Bodies):
 
 
 class Stage(NamedTuple):
-    """One of the stages that run as one.
+    """A stage of several that run as one.
 
     Attributes:
-        actor: counts its values.
-        body: returns its body, which runs only to find the stage in which a value fails.
+        actor: counts the values of the stage.
+        body: returns the body of the stage, which runs alone only to find the stage in which a value fails.
     """
 
     actor: NodeActor
@@ -177,8 +177,8 @@ class Stage(NamedTuple):
 
 
 async def pass_on(worker: Worker, actor: NodeActor, frame: Frame) -> Any:
-    """Return the stream that a stage reads, for the later stage that it runs as a part of."""
-    actor.completed -= 1  # it counts values, and the worker is about to count the step
+    """Return the stream that a stage reads, for the later stage that runs this stage as a part."""
+    actor.completed -= 1  # the actor counts values, and the worker is about to count the step
     if frame.span is not None:
         with TracedExecution(frame.span, frame, actor):
             pass
@@ -196,11 +196,11 @@ class _KeepingFrame(Frame):
 
 
 class _StageAtWork:
-    """One of the stages, for one stream.
+    """A stage of several that run as one, for one stream.
 
     Attributes:
-        actor: counts its values.
-        left_out: how many values have failed in a stage before it, and were left out.
+        actor: counts the values of the stage.
+        left_out: how many values failed in an earlier stage, and were left out.
     """
 
     def __init__(self, stage: Stage, whole: "JoinedMap", parent: Frame) -> None:
@@ -211,17 +211,17 @@ class _StageAtWork:
         self._outside = stage.actor.arguments(parent.values)[0][1:]
 
     def state(self) -> Any:
-        """Return how many values it has taken."""
+        """Return how many values the stage has taken."""
         return {"count": self._whole.state()["count"] - self.left_out}
 
     def restore(self, state: Any) -> None:
-        """Go on with the next value; the first stage says with which value all begin."""
+        """Go on with the next value. The first stage determines the value with which all stages begin."""
         if self is self._whole.holders[0]:
             self._whole.restore(state)
         self.left_out = self._whole.state()["count"] - state["count"]
 
     async def run(self, value: Any, item: int) -> Outcome[Any]:
-        """Run it by itself, for one value that it does not count."""
+        """Run the stage alone, for one value, without counting the value."""
         wired = self._body()
         outside = self._outside[: len(wired.program.plan.captures)]
         control = Control("map_each", on_error="return")
@@ -233,7 +233,7 @@ class _StageAtWork:
 
 
 class JoinedMap(StreamMap):
-    """Runs one body for several stages; arguments behind the stages as of `StreamMap`."""
+    """Runs one body for several stages; the arguments after the stages are the arguments of `StreamMap`."""
 
     frame_class = _KeepingFrame
     has_stages = True
@@ -246,25 +246,25 @@ class JoinedMap(StreamMap):
 
     @property
     def holders(self) -> Sequence[Any]:
-        """What has the states of its stages."""
+        """The objects with the states of the stages."""
         return self._stages
 
     async def passed(self, frame: Frame) -> None:
-        """Count a value in the stages that it has passed; of one that has failed, find the stage."""
+        """Count a value in the stages that it has passed; find the stage in which a value failed."""
         await super().passed(frame)
         stages = self._stages
-        passed = len(stages) - 1  # the last one counts by itself
+        passed = len(stages) - 1  # the last stage counts by itself
         if isinstance(frame.error, Exception):
             passed = self._failed = await self._find(frame, frame.error)
         for stage in stages[:passed]:
             stage.actor.completed += 1
-        if frame.error is not None and self._on_error == "raise":  # it ends the streams of all that are behind
+        if frame.error is not None and self._on_error == "raise":  # the error ends the streams of all later stages
             for stage in stages[passed:-1]:
                 stage.actor.failed += 1
                 frame.error = self._parent.annotated(frame.error, stage.actor, 1)
 
     async def _find(self, frame: Frame, error: Exception) -> int:
-        """Run the stages one by one for the value that has failed; return the number of the one that fails."""
+        """Run the stages one by one for the value that has failed; return the number of the stage that fails."""
         assert isinstance(frame, _KeepingFrame)
         value, frame.given = frame.given, None
         for number, stage in enumerate(self._stages):
@@ -294,7 +294,8 @@ def mapping(
 ) -> Invoke:
     """Return a function that opens the stream of a `map_each`; arguments as for `opening`.
 
-    With `keeps_unread`, the stream knows which results in it nobody has begun to read. `kind` makes what runs the body.
+    With `keeps_unread`, the stream knows which of its results no step has begun to read. `kind` is the class, or a
+    function, that makes the object that runs the body.
     """
     keeps_unread = keeps_unread and place is None
 
