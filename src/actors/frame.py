@@ -33,13 +33,13 @@ _NO_ITEM: Final = 0
 
 
 class Marks(NamedTuple):
-    """The marks on an error that a node has raised. A pickle of the error has none of them.
+    """The marks on an error that a node has raised. A pickle of the error has no marks.
 
     Attributes:
         item: the identity of the first frame that raised the error; None before.
         first_traceback: the traceback of the error when that frame raised it.
         notes: the notes that the frame has added.
-        node: the label of the node that caused the error, where another node raises it.
+        node: the label of the node that caused the error, if another node raises the error.
         traceback: the whole traceback, if entries of the library were cut.
     """
 
@@ -97,7 +97,7 @@ class Listener:
 
     @property
     def service(self) -> AnyDeployment | None:
-        """The deployment that the frame belongs to; None if there is none."""
+        """The deployment that the frame belongs to; None outside of deployments."""
         return None
 
     def frame_done(self, frame: "Frame") -> None:
@@ -105,42 +105,42 @@ class Listener:
         raise NotImplementedError
 
     def frame_settled(self, frame: "Frame") -> None:
-        """Note that the last handler has unwound; not called if none had to when the frame ended."""
+        """Note that the last handler has unwound; not called if no handler ran when the frame ended."""
 
 
 class Interruption(BaseException):
-    """Ends an iteration of a durable loop, because a handler asks a question; the loop makes an `Interrupted` of it.
+    """Ends an iteration of a durable loop in which a handler asks a question; the loop raises `Interrupted` instead.
 
-    It is no `Exception`, so that no handler, retry or fallback takes it for a failure.
+    This is not an `Exception`, so that no handler, retry or fallback takes it for a failure.
     """
 
 
 class Frame:
     """One item on its way through a graph: slots for values, countdowns of missing inputs, and the outcome.
 
-    The outcome is claimed once; the first claim wins, and whatever comes later is discarded.
+    The outcome is claimed once: the first claim wins, and later results and errors are discarded.
 
     Attributes:
         values: the slots, one for each live value; a slot is emptied when its last reader is done.
-        missing: for each step, how many inputs it still waits for.
-        readers: for each slot, how many readers it still has.
-        queued_at: an actor at which the frame waits, in the inbox or for room in it; None if there is none.
-        further_queues: the other actors at which it waits.
-        sinks_left: how many steps without readers have not finished; 0 means that all steps have.
-        expired: whether its own deadline, or that of its stream, has ended it.
-        is_substitute: whether a fallback or a failover has given a value of it.
-        unwinding: how many handlers still run for it after it has ended.
-        on_result_stream: called with the stream that the graph returns, if it returns one.
+        missing: for each step, how many inputs the step still waits for.
+        readers: for each slot, how many readers the slot still has.
+        queued_at: an actor at which the frame waits, in the inbox or for room in it; None if the frame does not wait.
+        further_queues: the other actors at which the frame waits.
+        sinks_left: how many steps without readers have not finished; 0 means that all steps have finished.
+        expired: whether the deadline of the frame, or of its stream, has ended it.
+        is_substitute: whether a fallback or a failover has given a value of the frame.
+        unwinding: how many handlers still run for the frame after its end.
+        on_result_stream: called with the stream that the graph returns, if it returns a stream.
         timer: ends the frame at its deadline.
-        bodies: what stops the bodies that its steps of control flow run now.
-        detached: its first step, while that runs outside of the loop and needs no worker.
+        bodies: functions that stop the bodies that steps of control flow run now.
+        detached: the first step, while it runs outside of the loop and needs no worker.
         span: the parent of the spans of its node executions; None if the frame is not sampled.
-        key: the key of the call, in a deployment with `key=`; None without.
-        owns_state: whether it is an iteration of a loop, and alone has the state that it begins with.
-        waiters: for a computation of a cache, which has no parent: the frames that wait for it now.
+        key: the key of the call, in a deployment with `key=`; None without a key.
+        owns_state: whether the frame is an iteration of a loop, and no other frame has the state at its beginning.
+        waiters: for a computation of a cache, which has no parent: the frames that wait for the computation now.
         waiting_inside: for such a computation: frames in it, and in runs inside of it, that waited for shared places.
-        unread: by their ids, the results of nodes with `discard=` that no step has begun to read, each with the actor
-            that it comes from. Once the frame is done, those that are part of its result; None if there were none.
+        unread: the results of nodes with `discard=` that no step has begun to read, by their ids, each with the actor
+            that gave it. Once the frame is done: only the results that are part of its result. None if there were none.
     """
 
     # Attributes that few frames need have their defaults in the class, because making a frame is a large part of the
@@ -217,12 +217,12 @@ class Frame:
 
     @property
     def has_expired(self) -> bool:
-        """Whether it has ended with `DeadlineExceeded`, by its own deadline or by that of a call which a node made."""
+        """Whether the frame has ended with `DeadlineExceeded`, by its deadline or the deadline of a nested call."""
         return self.expired or isinstance(self.error, DeadlineExceeded)
 
     @property
     def ends_program(self) -> bool:
-        """Whether it has ended with what ends a program, as in a task of asyncio: so it ends its scope as well."""
+        """Whether the frame has ended with an exception that ends a program, and so ends its scope as well."""
         return isinstance(self.error, KeyboardInterrupt | SystemExit)
 
     @property
@@ -240,7 +240,7 @@ class Frame:
         return self.state != "running" and not self.unwinding
 
     def lineage(self) -> "Iterator[Frame]":
-        """Yield this frame and the frames around it, innermost first; around a computation are all that wait for it."""
+        """Yield this frame and the frames around it, innermost first; all frames that wait for a computation count."""
         frames: list[Frame] = [self]
         found: set[Frame] = {self}
         for frame in frames:
@@ -257,7 +257,7 @@ class Frame:
 
     @property
     def root(self) -> "Frame":
-        """The outermost frame around this one, or this one itself."""
+        """The outermost frame around this frame, or this frame itself."""
         frame = self
         while frame.parent is not None:
             frame = frame.parent
@@ -304,7 +304,7 @@ class Frame:
             self.further_queues = (*self.further_queues, actor)
 
     def dequeued(self, actor: "NodeActor") -> bool:
-        """Note that the frame waits at an actor no more; return whether it did."""
+        """Note that the frame no longer waits at an actor; return whether it waited there."""
         further = self.further_queues
         if self.queued_at is actor:
             self.queued_at = further[0] if further else None
@@ -317,13 +317,13 @@ class Frame:
         return True
 
     def release(self, slot: int) -> None:
-        """Count a reader of `slot` as done; after the last one, empty the slot."""
+        """Count a reader of `slot` as done; after the last reader, empty the slot."""
         self.readers[slot] -= 1
         if not self.readers[slot]:
             self.values[slot] = None
 
     def input_came(self, actor: "NodeActor") -> bool:
-        """Count an input of a step as complete; return whether the step has all of its inputs now."""
+        """Count an input of a step as complete; return whether the step has all its inputs now."""
         self.missing[actor.index] -= 1
         return not self.missing[actor.index]
 
@@ -339,12 +339,12 @@ class Frame:
                 self.finish()
 
     def step_ended(self, actor: "NodeActor", value: Any) -> None:
-        """Take the value of a step without readers; the last one finishes the frame."""
+        """Take the value of a step without readers; the last such step finishes the frame."""
         if actor.ends_line:
             self.end_with(value)
             return
         self.values[actor.out] = value
-        if self.sinks_left > 1:  # otherwise the frame ends, and gives up all of its slots at once
+        if self.sinks_left > 1:  # otherwise the frame ends, and gives up all its slots at once
             for slot in actor.reads:
                 self.release(slot)
         self.remove_pending()
@@ -408,7 +408,7 @@ class Frame:
             _discard(self, entry)
 
     def drop_unread(self, only: Any = None) -> None:
-        """Discard the results that no step has begun to read; or one of them, if it is among these."""
+        """Discard the results that no step has begun to read; or only the result `only`, if it is among these."""
         held = self.unread
         if held and only is None:
             self.unread = None
@@ -417,14 +417,14 @@ class Frame:
             _discard(self, {id(only): held.pop(id(only))})
 
     def pass_unread(self) -> None:
-        """Let the frame around a body, which is done, have the results in it that no step has begun to read."""
+        """Pass the results that no step has begun to read from a body that is done to the frame around it."""
         held, self.unread = self.unread, None
         if held and self.parent is not None:
             for value, actor in held.values():
                 self.parent.came(value, actor)
 
     def reads(self, values: "Iterable[Any]", *, inside: bool = True) -> None:
-        """Note that a step begins to read values, and what is inside of these; from then on, they are its own."""
+        """Note that a step begins to read values, and the values inside of them; then the values belong to the step."""
         frame: Frame | None = self
         ledgers: list[dict[int, Any]] = []
         while frame is not None:
@@ -463,7 +463,7 @@ class Frame:
         self.state = state
         if self.unread is not None:
             self.drop_unread()
-        self.values.clear()  # not a new list: workers that are still unwinding hold this one
+        self.values.clear()  # not a new list: workers that still unwind hold this list
         if self.timer is not None:
             self.timer.cancel()
         for actor in self.queues():
@@ -476,8 +476,8 @@ class Frame:
     def annotated(self, error: BaseException, actor: "NodeActor", attempt: int) -> BaseException:
         """Add a note with graph, node, item and attempt to an error, once for each item; return the error.
 
-        A node may raise the same object for many items: the first item gets the object, the others get copies. So it is
-        with the error of a computation that belongs to no item, see `hand_over`.
+        A node may raise the same object for many items: the first item gets the object, other items get copies. The
+        same holds for the error of a computation that belongs to no item, see `hand_over`.
         """
         if isinstance(error, StopIteration | StopAsyncIteration):
             error = plain_error(error, f"node {actor.label(error)!r}")
@@ -485,7 +485,7 @@ class Frame:
         label = marks.node or actor.label(error)
         where = f"in node {label!r} of graph {self.layout.name!r}, item {self.item}, attempt {attempt}"
         root = self.root
-        if marks.item != root.identity:  # otherwise the body that it comes from has told of it
+        if marks.item != root.identity:  # otherwise the body that raised the error has logged it
             logs.item_failed(self.layout.name, label, error)
         is_of_other = marks.item is not None and marks.item != root.identity and isinstance(error, Exception)
         if is_of_other:
@@ -498,20 +498,20 @@ class Frame:
                 error.__notes__ = [note for note in getattr(error, "__notes__", ()) if note not in marks.notes]
                 marks = marks._replace(notes=())
             elif error.__traceback__ is not None:
-                # The first entry is the engine's own: it is of no use to the user, and would keep a worker alive.
+                # The first entry is of the engine: it does not help the user, and would keep a worker alive.
                 error.__traceback__ = error.__traceback__.tb_next
                 if os.environ.get("PENSTOCK_TRACEBACKS") != "full":
                     marks = _cut_library(error, marks)
             error.add_note(where)
             marks = marks._replace(item=root.identity, first_traceback=error.__traceback__, notes=(*marks.notes, where))
             setattr(error, _MARKS, marks)
-        except Exception:  # noqa: BLE001 - an exception that refuses attributes goes without
+        except Exception:  # noqa: BLE001 - an exception that refuses attributes gets no marks
             pass
         return error
 
 
 def values_inside(values: Iterable[Any]) -> Iterator[Any]:
-    """Yield values, and what is in those of them that a graph may have built: containers and dataclasses."""
+    """Yield values, and the values inside of containers and dataclasses, which a graph may have built."""
     stack, seen = list(values), set[int]()
     while stack:
         value = stack.pop()
@@ -528,10 +528,10 @@ def values_inside(values: Iterable[Any]) -> Iterator[Any]:
 
 
 class UnreadBuffer(StreamBuffer[Any]):
-    """Holds values with results that nobody has begun to read; whoever takes one begins to.
+    """Holds values with results that no step has begun to read; a reader that takes a value begins to read it.
 
     Args:
-        capacity: the most values it holds.
+        capacity: the most values that the buffer holds.
         frame: the frame that the stream belongs to.
     """
 
@@ -575,11 +575,11 @@ class _Discarding:
         self.task.add_done_callback(self._ended)
 
     def is_in(self, frame: Frame, actor: "NodeActor") -> bool:
-        """Whether it runs a handler: it does not."""
+        """Return False: this member runs no handler."""
         return False
 
     def cancel_if_in(self, frame: Frame) -> None:
-        """Do nothing: the end of a frame is why it runs."""
+        """Do nothing: this member runs because a frame has ended."""
 
     def _ended(self, task: "asyncio.Task[None]") -> None:
         error = None if task.cancelled() else task.exception()
@@ -611,7 +611,7 @@ def foreign_cancel(cause: BaseException | None, node: str = "") -> NodeCancelled
 
 
 def hand_over(error: BaseException | None) -> None:
-    """Let the first item that raises the error of a computation, which is no item's own, have the object itself."""
+    """Let the first item that raises the error of a computation, which belongs to no item, have the object itself."""
     if error is not None and hasattr(error, _MARKS):
         setattr(error, _MARKS, _marks_of(error)._replace(item=_NO_ITEM))
 
@@ -624,7 +624,7 @@ def blame(error: BaseException, label: str) -> None:
 
 
 def _cut_library(error: BaseException, marks: Marks) -> Marks:
-    """Cut entries of the library that have one of a user behind them; return marks with the whole traceback.
+    """Cut entries of the library that stand before an entry of a user; return marks with the whole traceback.
 
     Args:
         error: the error.

@@ -1,4 +1,4 @@
-"""Streams of one call: `StreamingCall`, and what its reader holds: `ValuesStream`, or `EventStream` with events."""
+"""Streams of one call: `StreamingCall`, and the objects of its reader: `ValuesStream`, or `EventStream` with events."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -42,21 +42,21 @@ class OfCall(OfCalls, total=False):
 
 
 class StreamingCall(Listener):
-    """A call that gives a stream: of values, of events, or of both. It listens to the frame of the call.
+    """A call that gives a stream: of values, of events, or of both. This object listens to the frame of the call.
 
-    It does not refer to the `Stream` object. So that object is collected when the reader drops it, and ends the call.
+    This object does not refer to the `Stream`. So a `Stream` that the reader drops is collected, and ends the call.
 
     Attributes:
-        loop: its event loop.
+        loop: the event loop of the call.
         events: the events of the call; None if they are not read.
         reader: the reader of the stream; None until the stream is opened.
-        saving: the snapshots of the call; None if it is not saved.
+        saving: the snapshots of the call; None if the call is not saved.
         uptime: how long the stream has been open.
         reader_wait: how long the reader has waited for values.
         at: "file:line" that opened the stream; empty if no profile was taken then.
         progress: the progress bar; None without one.
         has_expired: whether the call has ended with `DeadlineExceeded`.
-        interruption: the error of a call that has ended because a node has asked a question.
+        interruption: the error of a call that has ended because a node asked a question.
     """
 
     # States. Waiting: `_scope` is None, and the task of `_run` waits for the admission. `abort` cancels that task; one
@@ -102,12 +102,14 @@ class StreamingCall(Listener):
         self._was_read = False
         self._was_left = False
         self._begun = False
-        self._opened = asyncio.Event()  # there is a reader, or there will never be one
-        self._settled: asyncio.Event | None = None  # of a call with a task from the beginning, which waits for it
+        self._opened = asyncio.Event()  # there is a reader, or there will never be a reader
+        # for a call with a task from the beginning, which waits for this event
+        self._settled: asyncio.Event | None = None
         self._over = asyncio.Event()
-        # The loop knows its tasks only weakly: without this, that of a dropped stream would be collected, not ended.
+        # The loop knows its tasks only weakly: without this, the task of a dropped stream would be collected, not
+        # ended.
         where.runtime.stream_opened(self)
-        self._task: asyncio.Task[None] | None = None  # of a call that has to wait before it begins, or when it ends
+        self._task: asyncio.Task[None] | None = None  # for a call that has to wait before its beginning, or at its end
         begins = None if self._kept is not None else where.admit_nowait(call)
         if begins is None:
             self._start_task(self._run())
@@ -125,17 +127,17 @@ class StreamingCall(Listener):
         return self._call.graph.name
 
     def look(self) -> None:
-        """Return None, for a profile: the values of a stream have no window of their own."""
+        """Return None, for a profile: the values of a stream have no window."""
 
     def inputs(self) -> list[StreamBuffer[Any]]:
-        """Return what holds the values of the streams that are its arguments, once they are open."""
+        """Return the buffers of the streams that are arguments of the call, once these are open."""
         open_now = [member for member in list(self._frame.group.workers) if isinstance(member, GeneratorTask)]
         given = [member for member in open_now if any(member.given is one for one in self._call.arguments)]
         return [buffer for member in given for buffer in member.buffers]
 
     @property
     def is_over(self) -> bool:
-        """Whether the call has ended and nothing of it is left."""
+        """Whether the call has ended, and no task of it is left."""
         return self._over.is_set()
 
     @property
@@ -158,10 +160,10 @@ class StreamingCall(Listener):
             yield self._frame
 
     async def opened(self) -> Reader[Any]:
-        """Wait until the stream is opened, and, of a call that is saved, no source was refused; return its reader.
+        """Wait until the stream is open and, for a saved call, no source was refused; return the reader.
 
         Raises:
-            BaseException: the error that ended the call before, such as a refusal, the deadline, or that of a node.
+            BaseException: the error that ended the call first, such as a refusal, the deadline, or an error of a node.
         """
         await self._opened.wait()
         if self.saving is not None and self.reader is not None:
@@ -172,7 +174,7 @@ class StreamingCall(Listener):
         return self.reader
 
     def was_read(self, error: BaseException | None) -> None:
-        """Note that the reader has come to the end, or to an error: that becomes the outcome of the call."""
+        """Note that the reader has reached the end, or an error, which becomes the outcome of the call."""
         frame = self._frame
         if self._was_read or self._scope is None:
             return
@@ -186,7 +188,7 @@ class StreamingCall(Listener):
         """Return the result of the call, which has ended.
 
         Raises:
-            EngineClosedError: it has ended without one; its error was raised before.
+            EngineClosedError: the call has ended without a result; its error was raised before.
         """
         if self._kept is not None and self._kept.is_finished:
             return self._kept.result
@@ -211,14 +213,14 @@ class StreamingCall(Listener):
             del error  # breaks a cycle: its traceback refers to this stack frame
 
     def abort(self, error: BaseException | None = None) -> None:
-        """Begin to end the call; `aclose` waits for that. A call that has its result or its error keeps it."""
+        """Begin to end the call; `aclose` waits for the end. A call that has a result or an error keeps it."""
         if self._over.is_set() or self._frame.state in ("done", "failed"):
             return
         self._was_left = self._was_left or error is None
         if self._error is None:
             self._error = error if error is not None else EngineClosedError("this stream was closed")
         if self._scope is None:
-            if self._begun and self._task is not None:  # before its first step, a task would just be thrown away
+            if self._begun and self._task is not None:  # before its first step, a cancelled task would never run
                 self._task.cancel()
         elif error is None:
             self._frame.cancel()
@@ -232,12 +234,12 @@ class StreamingCall(Listener):
         await until(self._over.is_set, self._over.wait)
 
     async def end(self) -> None:
-        """End the stream because its Engine is closed; the next read raises an error that says so."""
+        """End the stream: its Engine is closed. The next read raises an error that says so."""
         self.abort(EngineClosedError("the Engine was closed while this stream was open"))
         await self.aclose()
 
     def refuse_from_inside(self) -> None:
-        """Refuse to wait for this call inside of one of its own nodes.
+        """Refuse to wait for this call inside of a node of the call.
 
         Raises:
             ReentrantCallError: a handler of this call is the caller.
@@ -246,11 +248,11 @@ class StreamingCall(Listener):
 
     @property
     def service(self) -> AnyDeployment | None:
-        """The deployment that is called; None if there is none."""
+        """The deployment that is called; None outside of deployments."""
         return self._where.service
 
     def frame_done(self, frame: Frame) -> None:
-        """Take the outcome of the call; an error is raised at the reader at once, before values that are left."""
+        """Take the outcome of the call. The reader gets an error at once, before the remaining values."""
         self.has_expired = frame.has_expired
         self.interruption = frame.error if isinstance(frame.error, Interrupted) else None
         self._frame.close()
@@ -266,7 +268,7 @@ class StreamingCall(Listener):
             self.frame_settled(frame)
 
     def frame_settled(self, frame: Frame) -> None:
-        """Report the outcome, and give back the place: the last handler of the call has ended."""
+        """Report the outcome, and give the place back: the last handler of the call has ended."""
         self._frame.report()
         self._where.settled(frame)
         if self._settled is not None:
@@ -278,7 +280,8 @@ class StreamingCall(Listener):
 
     def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         self._task = start_task(self.loop, work, context=self._frame.context.copy(), name="penstock-stream")
-        # A task that is cancelled before its first step, as when the loop is shut down, does not come to `_finish`.
+        # A task that is cancelled before its first step, for instance when the loop is shut down, never calls
+        # `_finish`.
         self._task.add_done_callback(lambda _: self._over.set())
 
     async def _run(self) -> None:
@@ -301,7 +304,7 @@ class StreamingCall(Listener):
             await until(self._settled.is_set, self._settled.wait)
 
     async def _end(self) -> None:
-        await self._noting(uninterrupted(self._ended()))  # which fails if a stateful node could not be left
+        await self._noting(uninterrupted(self._ended()))  # fails if a stateful node could not be left
         self._finish()
 
     async def _noting(self, work: Coroutine[Any, Any, None]) -> None:
@@ -309,7 +312,8 @@ class StreamingCall(Listener):
         try:
             await work
         except BaseException as error:  # noqa: BLE001 - the reader raises it
-            if isinstance(error, asyncio.CancelledError):  # by `abort`, or from outside, as when the loop is shut down
+            # by `abort`, or from outside, for instance when the loop shuts down
+            if isinstance(error, asyncio.CancelledError):
                 error = with_cause(NodeCancelledError("the task of this stream was cancelled"), error)
             self._error = self._error or error
 
@@ -393,8 +397,8 @@ class ValuesStream(Stream[T_co]):
             and not self._closed
             and self._call is not None
         ):
-            # `StreamBuffer.wait`, in a block of `ReaderWait`, written out: each value of a slow stream comes by, and a
-            # coroutine or a context manager more takes as long as a tenth of what a value takes in all.
+            # `StreamBuffer.wait`, in a block of `ReaderWait`, written out: each value of a slow stream comes here, and
+            # a further coroutine or context manager would cost a tenth of the whole time of a value.
             wait = self._call.reader_wait
             wait.begin()
             waiter = buffer.waiter = self._call.loop.create_future()
@@ -506,7 +510,7 @@ class SavedStream(ValuesStream[T_co]):
         """Start the call, and wait until it goes on from its newest snapshot, so that `position` says where.
 
         Raises:
-            CheckpointError: the folder cannot be used, or its snapshots are those of another run.
+            CheckpointError: the folder cannot be used, or its snapshots are of another run.
             Exception: the error of the call before its stream was open.
         """
         await super().__aenter__()
@@ -518,7 +522,7 @@ class SavedStream(ValuesStream[T_co]):
         return self
 
     async def __anext__(self) -> T_co:
-        """Return the next value. To ask for the one behind a barrier completes the snapshot.
+        """Return the next value. Asking for the value behind a barrier completes the snapshot.
 
         Raises:
             Exception: the error of the call; the stream is closed then.
@@ -529,7 +533,7 @@ class SavedStream(ValuesStream[T_co]):
         return await super().__anext__()
 
     async def _look_at_barrier(self, buffer: StreamBuffer[Any]) -> None:
-        """Pass the barriers that the reader has come to; or the next one, if a snapshot is due before."""
+        """Pass the barriers that the reader has reached; or the next barrier, if a snapshot is due before it."""
         saving = self._start().saving
         if not isinstance(buffer, BarrierBuffer) or saving is None or self._closed:
             return
@@ -542,7 +546,7 @@ class SavedStream(ValuesStream[T_co]):
         """Make a snapshot now, and wait until it is written.
 
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: the snapshot could not be written.
         """
         await self._checkpoint(is_reader=self._reader in (None, asyncio.current_task()))
 
@@ -567,11 +571,11 @@ R = TypeVar("R")
 class EventStream(ValuesStream[Event[E]], Generic[E, R]):
     """The events of one call, and its result; made by `engine.stream(call, events=...)`.
 
-    A `Stream` of events, and of the values of the call if its graph gives a stream: then what one node gives and emits
-    comes in its order. The stream ends with the call. An error of the call comes after the events before it.
+    A `Stream` of events, and of the values of the call if its graph gives a stream. Values and events of one node come
+    in their order. The stream ends with the call. An error of the call comes after the events before it.
     """
 
-    # Made with more than the reader sees: the buffer of its events, and whether its graph gives a stream.
+    # Further arguments: the buffer of the events, and the name of the graph if it gives a stream.
     def __init__(
         self,
         start: Callable[[], StreamingCall],
@@ -610,14 +614,14 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
         raise StopAsyncIteration
 
     async def result(self) -> R:
-        """Wait for the result of the call; events that were not read, and those to come, are dropped.
+        """Wait for the result of the call; unread events, and later events, are dropped.
 
         Returns:
             The result of the graph.
 
         Raises:
             Exception: the error of the call.
-            EngineClosedError: the stream was closed, or its error was raised before.
+            EngineClosedError: the stream was closed, or the error of the call was raised before.
             PlanError: the graph gives a stream, whose values are read here as well.
         """
         if self._gives_stream is not None:
@@ -632,14 +636,14 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
         """Wait for the first event or value without taking it; for a server, before it sends its headers.
 
         Raises:
-            Exception: the error of the call before that, such as `Overloaded`.
+            Exception: the error of the call before its first event or value, such as `Overloaded`.
         """
         call, events = self._start(), self._events
         while not (events.held or (events.values is not None and events.values.held)) and await self._more(call):
             pass
 
     async def _more(self, call: StreamingCall) -> bool:
-        """Wait for something to read, when nothing is held; return False at the end.
+        """Wait for an event or a value, when none is held; return False at the end.
 
         Raises:
             BaseException: the error of the call.
@@ -679,7 +683,7 @@ class EventStream(ValuesStream[Event[E]], Generic[E, R]):
 
     @property
     def position(self) -> int:
-        """How many values of the stream the reader has taken; of a graph that gives none, how many events."""
+        """How many values of the stream the reader has taken; for a graph without a stream, how many events."""
         return self._events.position if not self.gives_values else self._taken - self._events.position
 
     @property

@@ -1,4 +1,4 @@
-"""Runtime: what an Engine owns, and what is open in it; and Scope: one `run`, `stream` or `deploy` of an Engine."""
+"""Runtime: the threads, resources and open scopes of an Engine; and Scope: one `run`, `stream` or `deploy`."""
 
 import asyncio
 import threading
@@ -38,18 +38,18 @@ T = TypeVar("T")
 
 
 class Ongoing(Protocol):
-    """A stream of calls, a stream of values or a deployment that is open, and that ends with its Engine."""
+    """An open stream of calls, stream of values or deployment, which ends with its Engine."""
 
     def frames(self) -> Iterable[Frame]:
         """Return the calls and items for which handlers may still run."""
         ...
 
     def actors(self) -> list[NodeActor]:
-        """Return the actors that these go through."""
+        """Return the actors that these calls and items go through."""
         ...
 
     async def end(self) -> None:
-        """End all calls and items, because the Engine is being closed, and wait until their handlers have ended."""
+        """End all calls and items, and wait until their handlers have ended: the Engine is being closed."""
         ...
 
 
@@ -60,11 +60,11 @@ if TYPE_CHECKING:
 
 
 class Runtime:
-    """The inside of an Engine: what it owns, what is open in it, and how both end.
+    """The inside of an Engine: its threads, resources and open scopes, and how they end.
 
     Args:
         max_threads: the most threads that run handlers.
-        max_processes: the most worker processes; None for as many as there are cores.
+        max_processes: the most worker processes; None for the number of cores.
         is_default: whether this is a default Engine, which no `async with` closes: its processes end with the last
             scope, its threads with the loop.
 
@@ -78,7 +78,7 @@ class Runtime:
         readers: the same streams, as profiles see them.
         deployments: the deployments that were entered and have not ended.
         scopes: how many runs, streams and deployments are open.
-        wirings: the actors of each open scope that has actors of its own.
+        wirings: the actors of each open scope that does not share actors.
         closed: whether `async with` was left, or is being left.
         loop: the event loop; None before the first use of the Engine.
         loop_thread: the identifier that the operating system gives to the thread of the loop; None before the first
@@ -108,7 +108,7 @@ class Runtime:
         metrics.opened(self)
 
     def check_loop(self) -> None:
-        """Check that the Engine may be used here; the first use decides on which event loop.
+        """Check that the Engine may be used here. The first use binds the Engine to an event loop.
 
         Raises:
             EngineLoopError: this Engine belongs to another event loop, or no loop is running.
@@ -143,14 +143,14 @@ class Runtime:
         return self.resources.program(plan, scheduler)
 
     def shared_wiring(self, plan: Plan, scheduler: ChosenScheduler, options: ExecutionOptions) -> Wired | None:
-        """Return the actors that all runs of a plan share; None if it has stateful nodes: each run has its own.
+        """Return the actors that all runs of a plan share; None for a plan with stateful nodes, which are not shared.
 
         Args:
             plan: the plan.
             scheduler: the scheduler.
             options: the options of the run.
         """
-        # The plan keeps them, not the Engine: so they go with a graph that a factory has made for a single call.
+        # The plan keeps the actors, not the Engine: so they are freed with a graph that is made for a single call.
         shared = plan._kept_by_engines.get(self)
         if not isinstance(shared, SharedWirings):
             if next(stateful_nodes(plan), None) is not None:
@@ -169,7 +169,7 @@ class Runtime:
         return run_levels(self.counted_runs)
 
     def open_scopes(self) -> list[Wiring]:
-        """Return the actors of open scopes, and those that runs share, for a profile; none once the loop has ended."""
+        """Return the actors of open scopes, and actors that runs share, for a profile; none once the loop has ended."""
         if self.loop is not None and self.loop.is_closed():
             return []
         return [*(wiring for shared in self._shared for wiring in shared), *self.wirings]
@@ -179,13 +179,13 @@ class Runtime:
         return list(self.readers)
 
     def stream_opened(self, stream: "OpenStream") -> None:
-        """Note a stream that has begun, so that it ends with the Engine, and tell profiles of it."""
+        """Note a stream that has begun, so that it ends with the Engine, and report it to profiles."""
         self.streams.add(stream)
         self.readers.add(stream)
         collectors.report(Collector.reader_opened, stream)
 
     def stream_closed(self, stream: "OpenStream") -> None:
-        """Forget a stream that has ended, and tell profiles of it."""
+        """Forget a stream that has ended, and report its end to profiles."""
         self.streams.discard(stream)
         self.readers.discard(stream)
         collectors.report(Collector.reader_closed, stream)
@@ -206,13 +206,13 @@ class Runtime:
         return list(described(items, self.open_scopes()))
 
     def contents(self) -> "Iterable[tuple[int, StepContents]]":
-        """Return what the steps hold that items are in, each behind the id of its actor, for a look."""
+        """Return the contents of the steps that have items, each with the id of its actor, for a look."""
         from .in_flight import contents_of
 
         return contents_of(self.frames_in_flight()).items()
 
     async def threads_returned(self) -> None:
-        """Wait until all threads have returned that still run for an item that has ended, in the scopes open now."""
+        """Wait for all threads that still run for an ended item, in the scopes that are open now."""
         for actor in [*self.shared_actors(), *(actor for one in self._ongoing() for actor in one.actors())]:
             await actor.all_returned()
 
@@ -224,7 +224,7 @@ class Runtime:
         self.scopes += 1
 
     async def scope_closed(self) -> None:
-        """Count a scope as closed; after the last one, a default Engine ends its worker processes."""
+        """Count a scope as closed. After the last scope, a default Engine ends its worker processes."""
         self.scope_closed_nowait()
         if self._is_default and not self.scopes:
             await self.pools.close_processes()
@@ -236,7 +236,7 @@ class Runtime:
             self._last_scope_closed.notify_all()
 
     def has_to_close_processes(self) -> bool:
-        """Whether worker processes have to end with the scope that closes next."""
+        """Whether the worker processes have to end with the next scope that closes."""
         return self._is_default and self.pools.has_processes and self.scopes == 1
 
     async def close(self) -> None:
@@ -253,7 +253,7 @@ class Runtime:
             await self.resources.close()
         finally:
             await self.pools.close()
-            await self.threads_returned()  # what they have returned too late may have to be discarded
+            await self.threads_returned()  # late results of these threads may have to be discarded
 
 
 def running_loop() -> asyncio.AbstractEventLoop:
@@ -281,18 +281,19 @@ class Scope:
         scheduler: the scheduler, which is never "auto".
         flags: how stateful nodes are restarted.
         is_one_call: whether the scope is for a single call.
-        counts_handlers: whether that call bounds how many of its handlers run at a time.
-        is_admitted: whether admission bounds the calls in it, as in a deployment.
-        threads: the share of threads that a run already has; by default the scope makes its own.
-        saving: the snapshots of its one call; None if that is not saved.
+        counts_handlers: whether this call bounds how many of its handlers run at a time.
+        is_admitted: whether admission bounds the calls in the scope, as in a deployment.
+        threads: the share of threads that a run already has; by default the scope makes a share.
+        saving: the snapshots of the only call; None if the call is not saved.
 
     Attributes:
-        options: the same.
-        on_failed: called when stateful nodes crash too often. It gets a function that makes the error, given the name
-            of the run, stream or deployment that failed; the owner of the scope then ends the calls and closes it.
+        options: the options of the scope.
+        on_failed: called when stateful nodes crash too often. The argument is a function that makes the error from the
+            name of the run, stream or deployment that failed. Then the owner of the scope ends the calls and closes the
+            scope.
         threads: the share of the Engine's threads that the scope may keep busy.
         groups: the groups of workers; a group leaves when its last worker has ended.
-        called: the graphs of the nodes that its handlers have called; see `late_steps.py`.
+        called: the graphs of the nodes that handlers have called; see `late_steps.py`.
         is_open: whether `close` has not begun.
     """
 
@@ -316,7 +317,7 @@ class Scope:
         self.on_failed: Escalation | None = None
         self.threads = threads or engine.pools.share_of_threads(options.max_workers)
         self.instances = InstanceRegistry(engine.pools, Supervisor(flags, self._failed))
-        # Only the actors of a pipeline need a bound: elsewhere each frame has workers of its own, and admission or the
+        # Only the actors of a pipeline need a bound: elsewhere each frame has its own workers, and admission or the
         # caller bounds the frames.
         default = UNLIMITED if is_admitted else DEFAULT_WORKERS
         max_workers = (options.max_workers or default) if scheduler == "actors" else None
@@ -398,8 +399,8 @@ class Scope:
         try:
             for group in list(self.groups):
                 group.close()
-            # Waits for tasks, not for an event: a task that is cancelled before its first step, as when the loop is
-            # shut down, could never set the event.
+            # Wait for tasks, not for an event: a task that is cancelled before its first step, for instance when the
+            # loop is shut down, could never set the event.
             tasks = [worker.task for group in self.groups for worker in group.workers if worker.task is not None]
             if tasks:
                 await asyncio.wait(tasks)
@@ -415,16 +416,16 @@ class Scope:
 
 
 async def started(starting: Awaitable[T], graph: str, deadline: float | None, options: ExecutionOptions) -> T:
-    """Wait until the resources and stateful nodes of a graph have started for a call, whose deadline covers that.
+    """Wait until the resources and stateful nodes of a graph have started; the deadline of the call covers the start.
 
     Args:
         starting: starts the resources and stateful nodes.
         graph: the name of the graph.
-        deadline: by the clock of the event loop; None without one.
+        deadline: the deadline, on the clock of the event loop; None without a deadline.
         options: the options of the call.
 
     Raises:
-        DeadlineExceeded: they had not started at the deadline.
+        DeadlineExceeded: the resources and nodes had not started at the deadline.
     """
     timer = asyncio.timeout_at(deadline)
     try:
