@@ -55,11 +55,9 @@ def described(frames: Collection[Frame], wirings: "Iterable[Wiring]") -> Iterato
         frames: the items.
         wirings: the actors of all open scopes.
     """
-    boxes: dict[NodeActor, tuple[str, str, str]] = {}
-    for wiring in wirings:
-        boxes |= {site.actor: (wiring.id, site.drawing, site.boxes[0]) for site in wiring.sites()}
     inner = {frame: list(_inside(frame))[-1] for frame in frames}
     places = {member.position.frame: member for member in _members(inner.values())}
+    found: list[tuple[Frame, NodeActor | None, Member | None, bool]] = []
     for frame in frames:
         last = inner[frame]
         queues, member = last.queues(), places.get(last)
@@ -68,6 +66,15 @@ def described(frames: Collection[Frame], wirings: "Iterable[Wiring]") -> Iterato
         if last.detached is not None:
             at, waits = last.detached._actor, False
         actor = queues[0] if waits and queues else at
+        found.append((frame, actor, member, waits))
+    needed = {actor for _, actor, _, _ in found}
+    boxes = {
+        site.actor: (wiring.id, site.drawing, site.boxes[0])
+        for wiring in wirings
+        for site in wiring.sites()
+        if site.actor in needed
+    }
+    for frame, actor, member, waits in found:
         scope, drawing, step = ("", "", "") if actor is None else boxes.get(actor, ("", "", ""))
         deadline = None if frame.deadline is None else max(0.0, frame.deadline - frame.group.loop.time())
         traced = None if frame.span is None else frame.span.parent.get_span_context()
