@@ -125,9 +125,9 @@ class Room(NamedTuple):
     """How many runs of a plan there may be at a time.
 
     Args:
-        limit: how many.
-        bound: what bounds them.
-        mapping: of the body of a `map_each`, which may have so many for each run: the actor of that step.
+        limit: how many runs.
+        bound: the option or construct that bounds the runs.
+        mapping: for the body of a `map_each`, whose limit holds for each run: the actor of that step.
         at: "file:line" of the `map_each`.
     """
 
