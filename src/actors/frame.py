@@ -54,7 +54,8 @@ class Marks(NamedTuple):
 
 
 def _marks_of(error: BaseException) -> Marks:
-    return getattr(error, _MARKS, None) or Marks()
+    # Not as an attribute, here and below: the class of a user may answer each name, or raise anything for one.
+    return vars(error).get(_MARKS) or Marks()
 
 
 # The file of compiled lines of nodes, and further functions of the engine that are left out of tracebacks of handlers.
@@ -504,7 +505,7 @@ class Frame:
                     marks = _cut_library(error, marks)
             error.add_note(where)
             marks = marks._replace(item=root.identity, first_traceback=error.__traceback__, notes=(*marks.notes, where))
-            setattr(error, _MARKS, marks)
+            vars(error)[_MARKS] = marks
         except Exception:  # noqa: BLE001 - an exception that refuses attributes gets no marks
             pass
         return error
@@ -612,15 +613,15 @@ def foreign_cancel(cause: BaseException | None, node: str = "") -> NodeCancelled
 
 def hand_over(error: BaseException | None) -> None:
     """Let the first item that raises the error of a computation, which belongs to no item, have the object itself."""
-    if error is not None and hasattr(error, _MARKS):
-        setattr(error, _MARKS, _marks_of(error)._replace(item=_NO_ITEM))
+    if error is not None and _MARKS in vars(error):
+        vars(error)[_MARKS] = _marks_of(error)._replace(item=_NO_ITEM)
 
 
 def blame(error: BaseException, label: str) -> None:
     """Mark an error with the node that caused it, because another node will raise it; the first mark counts."""
     marks = _marks_of(error)
     if not marks.node:
-        setattr(error, _MARKS, marks._replace(node=label))
+        vars(error)[_MARKS] = marks._replace(node=label)
 
 
 def _cut_library(error: BaseException, marks: Marks) -> Marks:

@@ -71,11 +71,13 @@ def _ids() -> dict[str, str]:
 # time. They are kept always, also while nobody looks.
 failures: deque[tuple[str, str, str, str | float, float]] = deque(maxlen=200)
 _TEXT: Final = 200  # characters of the text of an error that are kept
+# Those of the base class: the class of a user may have a property of this name.
+_args_of: Final[Callable[[BaseException], tuple[Any, ...]]] = vars(BaseException)["args"].__get__
 
 
 def item_failed(graph: str, node: str, error: BaseException) -> None:
     """Keep a failure of an item, with the first argument of the error: `str(error)` may run code of the user."""
-    args = error.args
+    args = _args_of(error)
     text = args[0] if args else ""
     kind = text.__class__
     if kind is str:

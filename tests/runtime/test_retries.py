@@ -396,6 +396,45 @@ async def test_an_error_can_be_pickled_with_its_notes_and_raised_again_by_a_node
         assert again.value.__notes__ == 2 * ["in node 'broken' of graph 'broken', item 0, attempt 1"]
 
 
+class AnswersWithKeyErrors(Exception):
+    def __getattr__(self, name: str) -> Any:
+        raise KeyError(name)
+
+
+class AnswersEverything(Exception):
+    def __getattr__(self, name: str) -> str:
+        return "everything"
+
+
+class HasOtherArguments(Exception):
+    @property
+    def args(self) -> Any:
+        return {"reason": 1}
+
+
+class TakesNoAttributes(Exception):
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise TypeError(name)
+
+
+@pytest.mark.parametrize("kind", [AnswersWithKeyErrors, AnswersEverything, HasOtherArguments, TakesNoAttributes])
+async def test_an_error_of_an_odd_class_ends_its_item(kind: type[Exception]) -> None:
+    error = kind("down")
+
+    @ps.node
+    async def broken(number: int) -> None:
+        raise error
+
+    @ps.graph
+    async def twice(number: int) -> list[None]:
+        return await ps.map_each(broken, [number])
+
+    for graph in (ps.graph(broken), twice):
+        for _ in range(2):
+            with pytest.raises((kind, ps.NodeError)):  # of one that cannot be copied, for its second item
+                await engine.run(graph(1))
+
+
 async def test_where_the_library_has_raised_stays_in_the_traceback() -> None:
     @ps.node(timeout_seconds=0.001)
     async def slow(number: int) -> None:
