@@ -44,18 +44,14 @@ def run(options: argparse.Namespace) -> int:
     except (OSError, OverflowError) as error:
         print(f"{options.parser.prog}: --port: {options.port} cannot be used: {error}", file=sys.stderr)
         return 2
-    ended = threading.Event()
-
-    def end(number: int, frame: object) -> None:
-        ended.set()
-
-    signal.signal(signal.SIGINT, end)
-    signal.signal(signal.SIGTERM, end)
+    # Blocked in all threads, and waited for: a handler that is interrupted by a second signal could wait for itself.
+    ends = {signal.SIGINT, signal.SIGTERM}
+    signal.pthread_sigmask(signal.SIG_BLOCK, ends)
     processes.start()
     serving = threading.Thread(target=server.serve_forever, name="penstock-studio-web")
     serving.start()
     print(server.address, flush=True)
-    ended.wait()
+    signal.sigwait(ends)
     server.shutdown()
     serving.join()
     server.server_close()

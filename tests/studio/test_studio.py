@@ -119,6 +119,19 @@ def test_wrong_arguments_are_refused(arguments: list[str], says: str) -> None:
     assert says in " ".join(found.stderr.split())
 
 
+def test_signals_in_a_row_end_the_command(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "penstock", "studio", str(tmp_path / "app.sock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        for number in (signal.SIGTERM, signal.SIGINT) * 20:
+            process.send_signal(number)
+        try:
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+
+
 # --- Several processes ---
 
 
