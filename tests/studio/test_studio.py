@@ -157,6 +157,10 @@ def test_a_process_that_dies_is_told_and_found_again(tmp_path: Path) -> None:
             assert found["look"]["process"] == app.pid
             assert found["look"]["verdict"]["title"] == "slow"
             until(studio, 1, lambda one: one["alive"])
+            app.send_signal(signal.SIGSTOP)
+            until(studio, 0, lambda one: "not answered" in one["says"] and not one["alive"])
+            app.send_signal(signal.SIGCONT)
+            until(studio, 0, lambda one: one["alive"])
             app.send_signal(signal.SIGKILL)
             dead = until(studio, 0, lambda one: not one["alive"])
             assert "end" in dead["says"]

@@ -32,6 +32,8 @@ from ..live.watch import LiveSnapshot, NodeLook, ScopeLook
 # Five minutes.
 LOOKS: Final = 300
 PAUSE_SECONDS: Final = 1.0
+# A process that has not answered a look for so long is shown as one that does not.
+_SILENT_SECONDS: Final = 3.0
 # For how long a scope that a page has chosen is looked at beside the whole, after the page has asked for it last.
 _CHOSEN_SECONDS: Final = 5.0
 _RECORD_SECONDS: Final = 10
@@ -74,6 +76,7 @@ class Watched:
         self._rates: deque[tuple[int, float, dict[str, float]]] = deque(maxlen=LOOKS)
         self._newest: tuple[int, dict[str, Any]] = 0, {}
         self._says = "it has not been looked at yet"
+        self._asked = inf  # when the look began that has no answer yet
         self._chosen: dict[str, float] = {}
         self._of_scopes: dict[str, tuple[Client, list[dict[str, Any]]]] = {}
         self._drawings: dict[str, Drawing | None] = {}
@@ -102,11 +105,13 @@ class Watched:
             later = [(at, rates) for looked, at, rates in self._rates if looked > newer]
             keys = dict.fromkeys(key for _, rates in later for key in rates)
             newest, look = self._newest
+            waited = time.monotonic() - self._asked
+            says = self._says or (f"it has not answered for {waited:.0f} s" if waited > _SILENT_SECONDS else "")
             if scope in self._of_scopes and look:
                 steps = self._of_scopes[scope][1]
                 look = {**look, "steps": {**look["steps"], **_by_graph(steps)}}
             return {
-                "id": self.number, "name": self.name, "alive": not self._says, "says": self._says,
+                "id": self.number, "name": self.name, "alive": not says, "says": says,
                 "look": look if newest > newer or scope else None,
                 "series": {
                     "times": [round(at, 1) for at, _ in later],
@@ -145,9 +150,9 @@ class Watched:
                 with closing(Client(self.path)) as client:
                     while not self._ended.wait(self._looked(client)):
                         pass
-            except OSError as error:
+            except (OSError, LookupError, TypeError, ValueError) as error:  # the last three of an odd look
                 with self._lock:
-                    self._says = printable(str(error))
+                    self._says = printable(str(error) if isinstance(error, OSError) else repr(error))
                     self._of_scopes.clear()
                 self._ended.wait(PAUSE_SECONDS)
         for client, _ in self._of_scopes.values():
@@ -155,7 +160,7 @@ class Watched:
 
     def _looked(self, client: Client) -> float:
         """Look once; return the seconds until the next look is due."""
-        began = time.monotonic()
+        began = self._asked = time.monotonic()
         settings = self._settings
         look = client.look(show_messages=settings.show_messages, show_keys=settings.show_keys)
         for digest in {node.drawing for node in look.nodes} - self._drawings.keys() - {""}:
@@ -177,7 +182,7 @@ class Watched:
             self._chosen = {scope: until for scope, until in self._chosen.items() if scope in chosen}
             number = self._next_number()
             self._newest = number, view
-            self._says = ""
+            self._says, self._asked = "", inf
             if look.seconds is not None:
                 self._rates.append((number, look.when or time.time(), rates))
         return max(PAUSE_SECONDS - (time.monotonic() - began), 0.05)
