@@ -77,6 +77,10 @@ def made(rows: tuple[int, ...], sizes: tuple[int, ...] = (16, 64)) -> Watched:
     return Watched(model, tokenizer.decoder, [], parameters, rows=rows, sizes=sizes, budget=rows[-1] + 256)
 
 
+def served_by(rows: tuple[int, ...]) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
+    return chat(made(rows), weights, tokenizer.prompt, tokenizer.bytes_of)
+
+
 @asynccontextmanager
 async def writing(rows: tuple[int, ...]) -> AsyncGenerator[Callable[[Asked], Awaitable[int]]]:
     """Deploy a writer; give what counts the tokens of an answer."""
@@ -178,7 +182,7 @@ async def over_http(url: str, clients: int) -> float:
 
 async def peers() -> None:
     """Print tokens a second over llama.cpp, alone and for 16 requests at once, both over HTTP."""
-    app = serving.openai({"smollm2": chat(made((1, 4, 16)), weights, tokenizer.prompt)}, max_in_flight=64)
+    app = serving.openai({"smollm2": served_by((1, 4, 16))}, max_in_flight=64)
     with llama() as other:
         async with served(app) as url:
             for clients in (1, 16):
@@ -190,7 +194,7 @@ async def peers() -> None:
 
 async def http() -> None:
     """Print 32 clients over HTTP over the same streams in the process."""
-    graph = chat(made((1, 32)), weights, tokenizer.prompt)
+    graph = served_by((1, 32))
     service = engine.deploy(graph, max_in_flight=64)
     request = serving.Request.model_validate(BODY)
 
@@ -246,7 +250,7 @@ def memory_mib() -> int:
 async def soak(minutes: float) -> None:
     """Print the memory each half minute while there are 1.5 times as many clients as slots; a third of them leave."""
     chance, ends_at, outcomes = random.Random(0), perf_counter() + 60 * minutes, [0, 0]
-    app = serving.openai({"smollm2": chat(made((1, 8)), weights, tokenizer.prompt)}, max_in_flight=64)
+    app = serving.openai({"smollm2": served_by((1, 8))}, max_in_flight=64)
 
     async def client(http: httpx.AsyncClient, url: str) -> None:
         while perf_counter() < ends_at:

@@ -50,14 +50,21 @@ def asked_of(request: serving.Request, prompt: Sequence[int]) -> Asked:
         top_k=top_k,
         top_p=TOP_P if request.top_p is None else request.top_p,
         seed=secrets.randbits(32) if request.seed is None else request.seed % 2**32,
+        likeliest=body.get("top_logprobs") or 0,
         stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
     )
 
 
 def chat(
-    writer: Writer, weights: ps.Resource[[], Parameters], tokens_of: Callable[[Messages], list[int]]
+    writer: Writer,
+    weights: ps.Resource[[], Parameters],
+    tokens_of: Callable[[Messages], list[int]],
+    bytes_of: Callable[[int], bytes],
 ) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
-    """Return a graph that answers chats with a model; `tokens_of` writes a chat up to where the answer begins."""
+    """Return a graph that answers chats with a model.
+
+    `tokens_of` writes a chat up to where the answer begins, and `bytes_of` spells a token.
+    """
 
     @ps.node(runs_on="thread")
     def read(messages: Messages, request: serving.Request) -> Asked:
@@ -67,19 +74,31 @@ def chat(
             raise serving.APIError(400, f"messages: {error}", "messages") from error
         return asked_of(request, prompt)
 
+    def scored(token: int, log_probability: float) -> dict[str, Any]:
+        spelled = bytes_of(token)
+        return {"token": spelled.decode(errors="replace"), "logprob": log_probability, "bytes": [*spelled]}
+
     @ps.node
-    async def told(asked: Asked, parts: AsyncIterator[Part]) -> AsyncIterator[str | serving.Delta]:
-        count = 0
+    async def told(
+        asked: Asked, request: serving.Request, parts: AsyncIterator[Part]
+    ) -> AsyncIterator[str | serving.Delta]:
+        count, scores = 0, list[dict[str, Any]]()
         async for part in parts:
             count += 1
+            if request.body.get("logprobs"):
+                others = [scored(*one) for one in part.likeliest]
+                scores = [scored(part.token, part.log_probability) | {"top_logprobs": others}]
             if part.finish_reason:
                 usage = {"prompt_tokens": len(asked.prompt), "completion_tokens": count}
-                yield serving.Delta(part.text, finish_reason=part.finish_reason, usage=usage)
+                reason = part.finish_reason
+                yield serving.Delta(part.text, finish_reason=reason, usage=usage, log_probabilities=scores)
+            elif scores:
+                yield serving.Delta(part.text, log_probabilities=scores)
             elif part.text:
                 yield part.text
 
     @ps.graph
     async def answer(messages: Messages, request: serving.Request) -> AsyncIterator[str | serving.Delta]:
-        return told(asked := read(messages, request), writer(await weights(), asked))
+        return told(asked := read(messages, request), request, writer(await weights(), asked))
 
     return answer

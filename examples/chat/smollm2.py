@@ -44,5 +44,5 @@ def progress(done: int, total: int) -> None:
 writer = Writer(
     Llama(config, CONTEXT), tokenizer.decoder, tokenizer.ends, parameters, rows=(1, 8), on_progress=progress
 )
-smollm2 = chat(writer, weights, tokenizer.prompt)
+smollm2 = chat(writer, weights, tokenizer.prompt, tokenizer.bytes_of)
 models = {"smollm2": smollm2}

@@ -85,6 +85,10 @@ class ChatTokenizer:
             tokens += [self._control[part]] if part in self._control else self.encode(part.replace(MARK, ""))
         return tokens
 
+    def bytes_of(self, token: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character."""
+        return self._bytes[token]
+
     def decoder(self) -> "Decoder":
         """Return a decoder for one answer."""
         return Decoder(self._bytes)

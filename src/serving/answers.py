@@ -34,6 +34,8 @@ class Delta:
             One without an `index` is a call of its own, and whole.
         finish_reason: why the answer ends here; "stop", or "tool_calls", unless the graph says otherwise.
         usage: how many tokens there were: `{"prompt_tokens": ..., "completion_tokens": ...}`.
+        log_probabilities: those of the tokens, for a client that asks for `logprobs`, as in OpenAI's protocol:
+            `{"token": ..., "logprob": ..., "bytes": [...], "top_logprobs": [...]}`. `/v1/completions` has none.
 
     Attributes:
         text: the same.
@@ -41,6 +43,7 @@ class Delta:
         tool_calls: the same.
         finish_reason: the same.
         usage: the same.
+        log_probabilities: the same.
     """
 
     text: str = ""
@@ -49,6 +52,7 @@ class Delta:
     tool_calls: Sequence[Mapping[str, Any]] = ()
     finish_reason: str | None = None
     usage: Mapping[str, Any] | None = None
+    log_probabilities: Sequence[Mapping[str, Any]] = ()
 
 
 class Passed(Delta):
@@ -67,12 +71,14 @@ class Passed(Delta):
         choices: list[Any] = chunk.get("choices") or [{}]
         choice: Any = choices[0]
         said: Any = choice.get("delta") or choice.get("message") or choice
+        scores: Any = choice.get("logprobs") or {}
         super().__init__(
             said.get("content") or said.get("text") or "",
             reasoning=said.get("reasoning") or said.get("reasoning_content") or "",
             tool_calls=said.get("tool_calls") or (),
             finish_reason=choice.get("finish_reason"),
             usage=chunk.get("usage"),
+            log_probabilities=scores.get("content") or (),
         )
         return getattr(self, name)
 
@@ -130,6 +136,7 @@ class Answer:
         self._texts: list[str] = []
         self._reasonings: list[str] = []
         self._calls: dict[int, dict[str, Any]] = {}
+        self._log_probabilities: list[Mapping[str, Any]] = []
         self._head: dict[str, Any] = {"id": self.id, "object": self.CHUNK, "created": self.created, "model": model}
         self._before, self._after = "", ""
         self._passed: Passed | None = None  # the last part, if it has gone on in bytes
@@ -147,9 +154,11 @@ class Answer:
         item = Delta(given) if isinstance(given, str) else given
         self.finish_reason = item.finish_reason or self.finish_reason
         self.usage = item.usage or self.usage
+        self._log_probabilities += item.log_probabilities
         if not item.tool_calls:
             return item
-        return Delta(item.text, reasoning=item.reasoning, tool_calls=[*map(self._call, item.tool_calls)])
+        calls = [*map(self._call, item.tool_calls)]
+        return Delta(item.text, reasoning=item.reasoning, tool_calls=calls, log_probabilities=item.log_probabilities)
 
     def _call(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Add a part of a call of a tool to that call; return the part with the index of the call."""
@@ -186,7 +195,10 @@ class Answer:
             said["reasoning"] = said["reasoning_content"] = delta.reasoning
         if delta.tool_calls:
             said["tool_calls"] = delta.tool_calls
-        return sse(self._chunk(said))
+        chunk = self._chunk(said)
+        if delta.log_probabilities:
+            chunk["choices"][0]["logprobs"] = {"content": delta.log_probabilities}
+        return sse(chunk)
 
     def _pass(self, item: Passed) -> bytes:
         self.parts += 1
@@ -234,6 +246,8 @@ class Answer:
     def whole(self) -> dict[str, Any]:
         """Return the answer, when all parts were taken."""
         choice = self._choice("message", self.message(), self.reason)
+        if self._log_probabilities:
+            choice["logprobs"] = {"content": self._log_probabilities}
         return {**self._head, "object": self.OBJECT, "choices": [choice], "usage": usage_of(self.usage)}
 
     def message(self) -> dict[str, Any]:

@@ -222,7 +222,7 @@ class ChatRequest(Request):
     def _changes(self) -> Iterator[tuple[str, Any, bool]]:
         """Yield the fields that change the answer."""
         yield "n", (self.n or 1) > 1, False
-        yield "logprobs", self.logprobs or self.top_logprobs, False
+        yield "logprobs", self.logprobs or self.top_logprobs, True
         yield "audio", self.audio or "audio" in (self.modalities or ()), False
         yield "tools", self.tools, True
         yield "functions", self.functions, True

@@ -28,6 +28,9 @@ class Letters:
     def prompt(self, messages: Sequence[Mapping[str, Any]], /) -> list[int]:
         return [ord(letter) % END for letter in messages[-1]["content"]]
 
+    def bytes_of(self, token: int, /) -> bytes:
+        return self.add(token).encode()
+
     def decoder(self) -> "Letters":
         return self
 

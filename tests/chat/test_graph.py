@@ -35,7 +35,7 @@ async def loaded() -> AsyncIterator[Parameters]:
 
 def tiny(**more: Any) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
     options: dict[str, Any] = {"rows": (1, 8), "sizes": (4, 16), "budget": 40, "device": "cpu", **more}
-    return chat(Writer(Recurrent(), Letters, [END], weights(), **options), loaded, Letters().prompt)
+    return chat(Writer(Recurrent(), Letters, [END], weights(), **options), loaded, Letters().prompt, Letters().bytes_of)
 
 
 def body(text: str | list[dict[str, str]], **more: Any) -> dict[str, Any]:
@@ -99,6 +99,26 @@ async def test_an_answer_whole_says_why_it_ends_and_how_many_tokens_there_were()
     assert answer["usage"]["prompt_tokens"] == 3
     assert answer["choices"][0]["finish_reason"] in ("stop", "length")
     assert response["usage"]["output_tokens"] <= 5
+
+
+async def test_a_client_that_asks_for_log_probabilities_gets_those_of_each_token() -> None:
+    asked = body("abc", temperature=0, logprobs=True, top_logprobs=2)
+    async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        whole = (await http.post("/v1/chat/completions", json=asked)).json()
+        answer = (await http.post("/v1/chat/completions", json={**asked, "stream": True})).text
+        without = (await http.post("/v1/chat/completions", json=body("abc"))).json()
+    scores = whole["choices"][0]["logprobs"]["content"]
+    assert len(scores) == whole["usage"]["completion_tokens"]
+    text = "".join(score["token"] for score in scores if score["token"] != chr(97 + END))
+    assert text == whole["choices"][0]["message"]["content"]
+    for score in scores:
+        assert score["bytes"] == [*score["token"].encode()]
+        best, second = score["top_logprobs"]  # the likeliest token is the one that is chosen
+        assert (best["token"], best["logprob"]) == (score["token"], score["logprob"])
+        assert second["logprob"] <= best["logprob"] <= 0
+    choices = [json.loads(line[6:])["choices"][0] for line in answer.splitlines() if line[6:7] == "{"]
+    assert [one for choice in choices for one in (choice["logprobs"] or {"content": []})["content"]] == scores
+    assert without["choices"][0]["logprobs"] is None
 
 
 @pytest.mark.parametrize(

@@ -155,7 +155,7 @@ WRONG: list[tuple[dict[str, Any], int, str | None]] = [
     ({"model": "echo", "messages": ASKED, "tools": [TOOL]}, 400, "tools"),
     ({"model": "echo", "messages": ASKED, "response_format": {"type": "json_object"}}, 400, "response_format"),
     ({"model": "thinker", "messages": ASKED, "n": 2}, 400, "n"),
-    ({"model": "thinker", "messages": ASKED, "logprobs": True}, 400, "logprobs"),
+    ({"model": "echo", "messages": ASKED, "logprobs": True}, 400, "logprobs"),
     (
         {"model": "echo", "messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
         400,
