@@ -209,9 +209,10 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
             )
             said += f"answer share a context of {self.model.context} tokens"
             raise serving.APIError(400, said, "messages", "context_length_exceeded")
-        slot = self._scheduler.admit(len(asked.prompt))
-        limit = room if asked.max_tokens is None else min(asked.max_tokens, room)
-        self._answers[slot] = Answer(work, weights, asked, Text(self.decoder(), asked.stop), limit)
+        limit = room if asked.max_tokens is None else min(max(asked.max_tokens, 1), room)
+        answer = Answer(work, weights, asked, Text(self.decoder(), asked.stop), limit)
+        slot = self._scheduler.admit(len(asked.prompt))  # now that nothing can fail: nobody else gives it back
+        self._answers[slot] = answer
         for array, value in zip(self._sampling, (asked.seed, asked.temperature, asked.top_k, asked.top_p), strict=True):
             array[slot] = value
 

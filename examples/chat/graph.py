@@ -22,8 +22,8 @@ def text_of(content: str | list[dict[str, Any]] | None) -> str:
         APIError: there is more in it than text.
     """
     if isinstance(content, list):
-        if any(part["type"] != "text" for part in content):
-            raise serving.APIError(400, "messages: this model reads text alone", "messages", "unsupported_value")
+        if any(part["type"] != "text" or not isinstance(part.get("text"), str) for part in content):
+            raise serving.APIError(400, "messages: this model reads parts with a text alone", "messages")
         return "".join(part["text"] for part in content)
     return content or ""
 
@@ -43,9 +43,14 @@ def asked_of(request: serving.Request, prompt: Sequence[int]) -> Asked:
     top_k = body.get("top_k") or 0  # not in the protocol, and yet sent by many
     if not isinstance(top_k, int) or not 0 <= top_k <= 256:
         raise serving.APIError(400, f"top_k: it is 0 to 256, and not {top_k!r}", "top_k")
+    most = body.get("max_completion_tokens")  # of chats; nobody has looked at it in other requests
+    if most is not None and (type(most) is not int or most < 1):
+        raise serving.APIError(
+            400, f"max_completion_tokens: a whole number above 0, not {most!r}", "max_completion_tokens"
+        )
     return Asked(
         prompt,
-        max_tokens=body.get("max_completion_tokens") or request.max_tokens,
+        max_tokens=most or request.max_tokens,
         temperature=TEMPERATURE if request.temperature is None else request.temperature,
         top_k=top_k,
         top_p=TOP_P if request.top_p is None else request.top_p,

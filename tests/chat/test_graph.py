@@ -130,6 +130,7 @@ async def test_a_client_that_asks_for_log_probabilities_gets_those_of_each_token
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"top_k": 1000}, "top_k"),
         ({"messages": [{"role": "user", "content": "a" * 200}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "a"}}]}]}, "messages"),
     ],
 )
@@ -137,6 +138,16 @@ async def test_what_the_model_cannot_honour_is_refused_by_name(more: dict[str, A
     async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
         answer = await http.post("/v1/chat/completions", json=body("abc", **more))
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+async def test_requests_that_are_refused_keep_no_slot() -> None:
+    async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
+        asked = {**body("abc"), "prompt": "abc"}
+        for _ in range(9):
+            answer = await http.post("/v1/completions", json={**asked, "max_completion_tokens": "many"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_completion_tokens")
+        legacy = (await http.post("/v1/completions", json=asked)).json()
+    assert legacy["choices"][0]["text"] == expected("abc")
 
 
 def run_agent(file: Path, die_at: str = "") -> list[str]:

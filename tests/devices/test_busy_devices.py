@@ -1068,7 +1068,7 @@ async def test_a_batch_on_a_device_is_limited_by_what_its_items_cost() -> None:
         results = await asyncio.gather(*(service(row(n)) for n in (4, 5, 3, 11, 7, -1)), return_exceptions=True)
     assert [float(r[0]) for r in results if not isinstance(r, BaseException)] == [8, 10, 6, 14]
     assert isinstance(results[3], ValueError)
-    assert "node 'doubled' refuses an item: it costs 11.0, and max_cost=10" in str(results[3])
+    assert "refuses an item: it costs 11.0, and a whole batch may cost at most max_cost=10" in str(results[3])
     assert "cost= of its Batch returned -1.0; return a finite number that is not negative" in str(results[5])
     assert doubled.batch_statistics().batches == 2
 

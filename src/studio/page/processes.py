@@ -164,7 +164,8 @@ class Watched:
         settings = self._settings
         look = client.look(show_messages=settings.show_messages, show_keys=settings.show_keys)
         for digest in {node.drawing for node in look.nodes} - self._drawings.keys() - {""}:
-            self._drawings[digest] = client.drawing(digest)
+            if found := client.drawing(digest):  # none of a scope that has closed meanwhile: asked for again later
+                self._drawings[digest] = found
         view = view_of(look, settings.trace_url, self._drawings)
         rates = {step["key"]: step["rate"] for steps in view["steps"].values() for step in steps}
         scopes = {scope.id for scope in look.scopes}
