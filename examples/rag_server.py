@@ -19,6 +19,7 @@ import argparse
 import asyncio
 import re
 from collections.abc import AsyncIterator, Iterable
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
 import jax
@@ -109,7 +110,7 @@ async def checked(parts: Answer, found: list[Passage]) -> Answer:
         is_founded = len(words & known) >= ENOUGH * len(words)
         sources = ", ".join(dict.fromkeys(passage.source for passage in found))
         note = f"(from {sources})" if is_founded else f"(careful: much of this is not in {sources})"
-        yield serving.Delta(f"{part.text}\n\n{note}", finish_reason=part.finish_reason, usage=part.usage)
+        yield replace(part, text=f"{part.text}\n\n{note}")
 
 
 def build(model: Model) -> Model:
