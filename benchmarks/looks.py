@@ -22,7 +22,7 @@ import penstock as ps
 from penstock import engine, telemetry
 
 from . import report
-from .summary import Interval, ratio
+from .summary import ratio
 
 LIMIT = 1.03
 LATE_LIMIT_SECONDS = 0.005
@@ -181,15 +181,11 @@ def main() -> int:
         cost, control = ratio(items["looked at"], items["alone"]), ratio(items["control"], items["alone"])
         is_met = cost.high <= LIMIT and late["looked at"] - late["alone"] <= LATE_LIMIT_SECONDS
         lates = [f"{1e3 * late[side]:.1f} ms" for side in ("alone", "looked at")]
-        lines.append((name, *_cells(cost), *_cells(control), *lates, "must" if is_met else "missed"))
+        lines.append((name, *report.of_ratio(cost), *report.of_ratio(control), *lates, "must" if is_met else "missed"))
     print(file=sys.stderr)
     columns = ("workload", "looked at", "95 % interval", "control", "95 % interval", "late", "looked at", "met")
     report.print_table(f"processor time of an item with a look a second, {chosen.pairs} pairs", columns, lines)
     return 1 if any(line[-1] == "missed" for line in lines) else 0
-
-
-def _cells(value: Interval) -> tuple[str, str]:
-    return f"{value.median:.3f}", f"{value.low:.3f} – {value.high:.3f}"
 
 
 if __name__ == "__main__":

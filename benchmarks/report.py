@@ -41,6 +41,11 @@ def spread(value: Interval | None) -> str:
     return "" if value is None else f"{number(value.low)} – {number(value.high)}"
 
 
+def of_ratio(value: Interval) -> tuple[str, str]:
+    """Return the cells of a ratio: its median, and its interval."""
+    return f"{value.median:.3f}", f"{value.low:.3f} – {value.high:.3f}"
+
+
 def limits(held: Limits | None) -> tuple[str, str]:
     """What must be kept and what is aimed at, as the table shows them."""
     if held is None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from . import loops, report
 from .speed_rows import measured
-from .summary import Interval, ratio
+from .summary import ratio
 
 ROOT = Path(__file__).parents[1]
 LIMIT = 1.03  # what a change that is to leave speed alone may cost: the upper end of the interval
@@ -72,14 +72,10 @@ def main() -> int:
     for name, sides in taken.items():
         change, control = ratio(sides["present"], sides["base"]), ratio(sides["control"], sides["base"])
         verdict = "must" if change.high <= LIMIT else "missed"
-        lines.append((name, *_cells(change), *_cells(control), verdict))
+        lines.append((name, *report.of_ratio(change), *report.of_ratio(control), verdict))
     columns = ("workload", "present / base", "95 % interval", "control", "95 % interval", "met")
     report.print_table(f"{chosen.base} and what became of it, on {chosen.loop}, {chosen.pairs} pairs", columns, lines)
     return 1 if any(line[-1] == "missed" for line in lines) else 0
-
-
-def _cells(value: Interval) -> tuple[str, str]:
-    return f"{value.median:.3f}", f"{value.low:.3f} – {value.high:.3f}"
 
 
 if __name__ == "__main__":

@@ -389,7 +389,9 @@ async def train(
         async for step in done:
             if step.done == 1:
                 return
-            report(step._replace(samples=await devices.to_host(step.samples)))
+            if step.samples is not None:
+                step = step._replace(samples=await devices.to_host(step.samples))
+            report(step)
 
 
 @ps.node(runs_on="thread")

@@ -206,8 +206,8 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
         if not asked.prompt or room < 1:
             said = (
                 f"the prompt has {len(asked.prompt)} tokens, and has to have 1 to {self.model.context - 1}: prompt and "
+                f"answer share a context of {self.model.context} tokens"
             )
-            said += f"answer share a context of {self.model.context} tokens"
             raise serving.APIError(400, said, "messages", "context_length_exceeded")
         limit = room if asked.max_tokens is None else min(max(asked.max_tokens, 1), room)
         answer = Answer(work, weights, asked, Text(self.decoder(), asked.stop), limit)

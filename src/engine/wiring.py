@@ -230,9 +230,9 @@ class Wiring(Scope):
     def look(self, now: float) -> None:
         """Note what its nodes hold now, if it is measured; on the loop, for a look."""
         seconds, self._looked_at = now - self._looked_at, now
-        if self.admitted is not None and not self.admitted()[0] and self._was_idle:
+        was_idle, self._was_idle = self._was_idle, self.admitted is not None and not self.admitted()[0]
+        if was_idle and self._was_idle:
             return
-        self._was_idle = self.admitted is not None and not self.admitted()[0]
         for site in self.sites():
             if site.actor.sampler is not None:
                 site.actor.sampler.look(seconds)

@@ -112,18 +112,11 @@ class ScopeLook:
     Attributes:
         id: stands for the scope, also once it has ended.
         graph: the names of its graphs.
-        kind: "runs" for all calls of `run` of a graph, "run", "stream", "call", "deployment" or "durable loop".
+        kind: "runs" for all calls of `run` of a graph, "stream", "call" or "deployment".
         opened: when it was opened, in seconds since 1970.
         drawings: the digests of the drawings of its graphs.
         admitted: how many calls of a deployment are in flight; None for others.
         max_admitted: how many may be.
-        cut_age: how old the newest snapshot of a call with `checkpoint=` is, in seconds; None if there is none.
-        cut_bytes: its size.
-        cut_asked: how often snapshots were asked for, in words.
-        cut_reached: the time between the last two, in seconds.
-        cuts: how many were written.
-        done: how many items or values have ended; None if unknown.
-        total: how many there will be; None if unknown.
     """
 
     id: str
@@ -133,13 +126,6 @@ class ScopeLook:
     drawings: tuple[str, ...] = ()
     admitted: int | None = None
     max_admitted: int | None = None
-    cut_age: float | None = None
-    cut_bytes: int = 0
-    cut_asked: str = ""
-    cut_reached: float | None = None
-    cuts: int = 0
-    done: int | None = None
-    total: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,10 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from html import escape
 from math import inf
 from pathlib import Path
 from typing import Any, Final
@@ -22,7 +23,6 @@ from ...telemetry.tables import (
     milliseconds,
     of,
     rate,
-    scaled,
     significant,
 )
 from ...telemetry.text import clip, printable
@@ -79,7 +79,7 @@ class Watched:
         self._asked = inf  # when the look began that has no answer yet
         self._chosen: dict[str, float] = {}
         self._of_scopes: dict[str, tuple[Client, list[dict[str, Any]]]] = {}
-        self._drawings: dict[str, Drawing | None] = {}
+        self._drawings: dict[str, Drawing] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look_on, name=f"penstock-studio-{number}", daemon=True)
 
@@ -284,7 +284,7 @@ class _Recorded:
         try:
             self._page = self._process.profile(_RECORD_SECONDS)
         except OSError as error:
-            text = printable(str(error)).replace("&", "&amp;").replace("<", "&lt;")
+            text = escape(printable(str(error)))
             self._page = _RECORDING.format(refresh="", heading="No profile was recorded", text=text)
 
     def page(self) -> str:
@@ -311,7 +311,7 @@ _MAYBE: Final[dict[str, Callable[[NodeLook], int | str]]] = {
 _LINE_COLUMNS: Final = 30
 
 
-def view_of(look: LiveSnapshot, trace_url: str, drawings: Mapping[str, Drawing | None]) -> dict[str, Any]:
+def view_of(look: LiveSnapshot, trace_url: str, drawings: Collection[str]) -> dict[str, Any]:
     """Return a look as the page shows it: texts, and the numbers that are drawn."""
     names = Names(look)
     columns, figures = _columns(look)
@@ -453,13 +453,13 @@ def _graph(
     look: LiveSnapshot,
     graph: str,
     names: Names,
-    drawings: Mapping[str, Drawing | None],
+    drawings: Collection[str],
     steps: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
     scopes = [scope for scope in look.scopes if graph in scope.drawings]
     fastest = max([step["rate"] for step in steps if step["is_of_graph"]], default=0.0)
     return {
-        "id": graph, "name": printable(names.titles[graph]), "drawing": drawings.get(graph) is not None,
+        "id": graph, "name": printable(names.titles[graph]), "drawing": graph in drawings,
         "rate": rate(fastest) if fastest else "",
         "scopes": [
             (scope.id, _scope(scope, number if len(scopes) > 1 else None, look.when))
@@ -480,10 +480,6 @@ def _scope(scope: ScopeLook, number: int | None, now: float) -> str:
     ]
     if scope.admitted is not None:
         words.append(f"{of(scope.admitted, scope.max_admitted)} admitted")
-    if scope.done is not None:
-        words.append(f"{of(scope.done, scope.total) if scope.total is not None else count(scope.done)} done")
-    if scope.cut_age is not None:
-        words.append(f"newest cut {duration(scope.cut_age)} ago, {scaled(scope.cut_bytes, 'B')}")
     return printable(", ".join(words))
 
 

@@ -504,16 +504,11 @@ class LoopWatch:
         began = now = perf_counter()
         if now < self._rest_until:
             return
-        while now - began < _SCOPES_SECONDS:
-            if not self._turns:
-                self._turns = [ref(scope) for scope in tuple(self.scopes)]
-                if now > began:
-                    break
-            if self._turns and (scope := self._turns.pop()()) is not None:
+        self._turns = self._turns or [ref(scope) for scope in tuple(self.scopes)]
+        while self._turns and now - began < _SCOPES_SECONDS:
+            if (scope := self._turns.pop()()) is not None:
                 scope.look(now)
             now = perf_counter()
-            if not self._turns:
-                break
         self._rest_until = now + _REST * (now - began)
 
 
