@@ -158,11 +158,13 @@ class Upstream:
             assert self._client is not None
             headers = {**self._headers}
             propagate.inject(headers)
-            url, extensions = _url_of(f"{replica.url}/{path}"), {"timeout": self._timeouts}
-            sent = httpx.Request("POST", url, headers=headers, content=body, extensions=extensions)
+            extensions = {"timeout": self._timeouts}
+            sent = httpx.Request(
+                "POST", _url_of(f"{replica.url}/{path}"), headers=headers, content=body, extensions=extensions
+            )
             replica.in_flight += 1
             try:
-                async with aclosing(await self._client.handle_async_request(sent)) as response:
+                async with aclosing(await _send(self._client, sent)) as response:
                     if response.is_error:
                         raise _failure(response, await response.aread())
                     is_json = response.headers.get("content-type", "").startswith("application/json")
@@ -256,6 +258,27 @@ def upstream(
     replicas = tuple(Replica(url.rstrip("/"), replace(breaker or Breaker())) for url in urls)
     make_client = partial(httpx.AsyncHTTPTransport, limits=limits, trust_env=False)
     return Upstream(replicas, model, make_client, headers, timeouts, prefix, imbalance)
+
+
+async def _send(client: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+    """Send a request; again if a connection that had been idle is closed before the response begins.
+
+    A server may close an idle connection at any time, also in the moment in which the next request is sent. llama.cpp
+    does so after each stream, and says nothing of it in its response.
+    """
+    is_new = False
+
+    async def trace(event: str, _: object) -> None:
+        nonlocal is_new
+        is_new = is_new or event == "connection.connect_tcp.started"
+
+    request.extensions["trace"] = trace
+    while True:
+        try:
+            return await client.handle_async_request(request)
+        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+            if is_new:
+                raise
 
 
 def _passed_on(messages: Messages, request: Base | None, model: str | None) -> tuple[str, bytes]:

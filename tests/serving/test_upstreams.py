@@ -211,6 +211,35 @@ async def _read(upstream: serving.Upstream, request: Any = None) -> str:
         return "".join([part.text async for part in parts])
 
 
+@pytest.mark.parametrize(("answers", "expected"), [(1, [200] * 4), (0, [502] * 4)])
+async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again(
+    answers: int, expected: list[int]
+) -> None:
+    connections = asked = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connections, asked
+        connections += 1
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the client has left
+            for number in range(answers + 1):  # the last request has no answer
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
+                asked += 1
+                if number < answers:
+                    writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        host, port = server.sockets[0].getsockname()
+        small = serving.upstream(f"http://{host}:{port}/v1", breaker=serving.Breaker(failures=9))
+        app = serving.openai({"small": small}, parts=[small])
+        async with served(app) as front, httpx.AsyncClient(base_url=front) as http:
+            body = {"model": "small", "messages": ASKED}
+            statuses = [(await http.post("/v1/chat/completions", json=body)).status_code for _ in expected]
+    # A connection that is new is not asked again: that request may be what the server cannot bear.
+    assert (statuses, connections, asked) == (expected, 4, 7 if answers else 4)
+
+
 async def test_a_breaker_refuses_and_tries_again() -> None:
     breaker = serving.Breaker(failures=2, seconds=30)
 
