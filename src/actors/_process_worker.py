@@ -29,14 +29,14 @@ from .process_messages import (
 from .tasks import no_item
 
 READY = b"R"
-# The signals that go to a whole process group, of which only the engine's process decides what to do then: Ctrl-C, and
-# what systemd and SLURM send by default.
+# Signals that go to a whole process group: Ctrl-C, and the signal that systemd and SLURM send by default. Only the
+# engine's process decides what happens then.
 FOR_ENGINE = frozenset({signal.SIGINT, signal.SIGTERM})
-# A call that makes many objects, such as the syntax tree of a file, has Python's collector look through them every 700
-# of them; nearly all are gone by their last reference anyway. With these thresholds, parsing the files of the standard
-# library took 7 to 12 % less processor time, and more did not take less.
+# By default, Python's collector runs after every 700 new objects. A call that makes many objects, such as the syntax
+# tree of a file, pays for that in vain: nearly all objects end with their last reference. With these thresholds,
+# parsing the standard library took 7 to 12 % less processor time; higher thresholds saved no more.
 _COLLECTOR_THRESHOLDS = (10_000, 20, 20)
-# How often a worker looks whether its parent has changed, which means that the parent has died.
+# How often a worker checks whether its parent process has changed, which means that the parent has died.
 _PARENT_CHECK_SECONDS = 1.0
 
 
@@ -49,12 +49,12 @@ def serve(connection: socket.socket, queue: socket.socket, set_up_tracing: Calla
 
     Args:
         connection: the worker's end of the connection for answers, and for calls that are too large for a packet.
-        queue: the end of the queue of calls that the engine's process has as well, to take back what waits in it.
+        queue: the end of the queue of calls. The engine's process has this end as well, to take back waiting calls.
         set_up_tracing: called before the first call that is sampled.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # With a handler, because what is ignored here is ignored by the programs that a call starts as well, and then
-    # `Popen.terminate` would do nothing.
+    # With a handler instead of SIG_IGN, because programs that a call starts inherit ignored signals: `Popen.terminate`
+    # would do nothing to them.
     signal.signal(signal.SIGTERM, partial(_leave_to_engine, os.getpid()))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, FOR_ENGINE)  # blocked while the interpreter started
     connection.set_inheritable(False)
@@ -92,9 +92,9 @@ def _leave_to_engine(worker: int, number: int, frame: object) -> None:
 
 
 def _end_with_parent() -> None:
-    # A closed connection ends an idle worker; this thread ends a worker whose call is still running. `join` waits for
-    # the end of a pipe, which a process that was forked from the parent may hold open: so it looks at the parent's
-    # process id as well.
+    # A closed connection ends an idle worker; this thread ends a worker whose call is still running. `join` waits until
+    # a pipe is closed. A process that was forked from the parent may hold that pipe open, so this thread also compares
+    # the parent's process id.
     parent = multiprocessing.parent_process()
     if parent is not None:
         while parent.is_alive() and os.getppid() == parent.pid:
@@ -107,8 +107,8 @@ def _answer(
 ) -> process_messages.Message:
     """Run one call, and encode its answer.
 
-    That is `(True, result, seconds)`, or `(False, exception, seconds)` with an exception as of `encode_error`; the
-    seconds are those since the call has begun.
+    The answer is `(True, result, seconds)`, or `(False, exception, seconds)` with an exception of `encode_error`. The
+    seconds count from the beginning of the call.
     """
     try:
         target, args, kwargs, headers, item, instance = process_messages.decode(body, buffers)
@@ -141,7 +141,7 @@ _instances: dict[int, Any] = {}
 
 
 def _instance(cls: Callable[..., Any], wanted: process_messages.WorkerInstance) -> Any:
-    """Return the instance of this process; its first call makes and enters it."""
+    """Return the instance of this process; the first call makes and enters the instance."""
     if wanted.key not in _instances:
         instance = cls(*wanted.args, **wanted.kwargs)
         if hasattr(instance, "__enter__"):
@@ -151,7 +151,7 @@ def _instance(cls: Callable[..., Any], wanted: process_messages.WorkerInstance) 
 
 
 def close_instances(keys: Iterable[int]) -> None:
-    """Leave instances whose scopes have ended, and forget them; errors are logged, as no caller waits."""
+    """Leave instances whose scopes have ended, and forget them. Errors are logged, because no caller waits for them."""
     for key in keys:
         instance = _instances.pop(key, None)
         if hasattr(instance, "__exit__"):

@@ -73,11 +73,11 @@ def refuse_unknown(given: Iterable[str], known: Iterable[str], name: str) -> Non
 
     Args:
         given: the names of the options that were given.
-        known: those of all options.
-        name: that of the function, for the error.
+        known: the names of all options of the function.
+        name: the name of the function, for the error.
 
     Raises:
-        OptionsError: there is one.
+        OptionsError: the function does not have one of the options.
     """
     known = sorted(known)
     for option in given:
@@ -89,12 +89,12 @@ def refuse_beside(fn: object, options: Iterable[str], name: str) -> None:
     """Refuse options of a decorator that also gets the function.
 
     Args:
-        fn: the function; None if the decorator is called without one.
+        fn: the function; None if the decorator is called without a function.
         options: the names of the options that were given.
-        name: that of the decorator, for the error.
+        name: the name of the decorator, for the error.
 
     Raises:
-        TypeError: both were given.
+        TypeError: a function and options were given.
     """
     shown = ", ".join(f"{option}=..." for option in options)
     if fn is not None and shown:
@@ -105,7 +105,7 @@ def refuse_beside(fn: object, options: Iterable[str], name: str) -> None:
 def is_whole(value: object, least: int | None = None) -> TypeGuard[int]:
     """Whether a value is a whole number of at least `least`.
 
-    True and False are refused, though Python counts them as numbers: the caller has mistaken the option.
+    True and False are refused, though Python counts them as numbers: the caller has probably mixed up two options.
     """
     return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
 
@@ -116,9 +116,9 @@ def whole(least: int) -> OptionRule:
 
 
 def number(text: str, fits: Callable[[float], bool]) -> OptionRule:
-    """Accept real numbers for which `fits` is true, also fractions and numbers of NumPy; but not True and False.
+    """Accept real numbers for which `fits` is true, also fractions and numbers of NumPy, but not True and False.
 
-    A `Decimal` is refused: it cannot be added to a float, such as the time of a clock.
+    A `Decimal` is refused, because Python cannot add a `Decimal` to a float, such as the time of a clock.
     """
 
     def is_number(value: object) -> bool:
@@ -151,21 +151,21 @@ def are_exceptions(value: object) -> bool:
 
 
 def is_read_at_once(function: object) -> bool:
-    """Whether this is a function, and not an `async def`, whose call would give a coroutine and not the result."""
+    """Whether `function` is a function that returns its result when called, unlike an `async def`."""
     call = function.__call__ if callable(function) else None
     kinds = inspect.iscoroutinefunction, inspect.isasyncgenfunction
     return call is not None and not any(kind(one) for kind in kinds for one in (function, call))
 
 
 def refuse_awaitable(key: object, option: str = "key") -> None:
-    """Refuse an awaitable as a key: each one is equal to itself alone, so every call would have a key of its own.
+    """Refuse an awaitable as a key: no two awaitables are equal, so every call would have a key of its own.
 
     Args:
         key: the key.
         option: the name of the option whose function has returned it.
 
     Raises:
-        TypeError: the key is one; a coroutine is closed.
+        TypeError: the key is an awaitable; if it is a coroutine, this closes it.
     """
     if hasattr(type(key), "__await__"):
         if isinstance(key, Coroutine):

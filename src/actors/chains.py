@@ -1,4 +1,4 @@
-"""Chains of plain functions, and lines of async nodes, each written out as one function and compiled."""
+"""Compiled functions for chains of plain functions, and for lines of async nodes."""
 
 import asyncio
 import sys
@@ -19,12 +19,13 @@ if TYPE_CHECKING:
     from .worker import Worker
 
 
-# Chains of plain functions that share an actor; a single one is a chain too.
+# Chains of plain functions that share an actor; a single function is a chain too.
 #
-# A loop over ten functions calls each through one call site, which the interpreter cannot specialise. One line of code
-# for each function can be, and makes the chain two to three times faster; the line number tells which function runs.
+# A loop over ten functions calls all of them through one call site, which the interpreter cannot specialise. The
+# interpreter can specialise a line of code for each function, which makes the chain two to three times faster. The
+# line number tells which function runs.
 
-# After a chain that ran this long, the worker yields to the loop, so that timers are late by 1 ms at most.
+# After a chain that took longer than this, the worker yields to the loop, so that timers are late by 1 ms at most.
 SLOW_SECONDS: Final = 0.001
 
 
@@ -42,8 +43,8 @@ def compose(
 ) -> "Callable[[list[Any], Worker], Any]":
     """Return a function that takes the values of a frame and the worker, runs the chain, and measures the time.
 
-    The function adds the time to the `busy_seconds` of the actor, reports a run to it that was slow or returned a
-    coroutine, and reports all runs to the sampler, if there is one.
+    The function adds the time to the `busy_seconds` of the actor. It tells the actor of a run that was slow or returned
+    a coroutine. It reports all runs to the sampler, if there is a sampler.
     """
     if actor.slot >= 0:
         arguments = "values[slot]"
@@ -93,30 +94,31 @@ def _compiled(length: int, arguments: str, *, is_sampled: bool) -> Callable[...,
     return enclose
 
 
-# Lines of async nodes, and of plain functions between them, each of which reads the one before and nothing else.
+# Lines of async nodes and plain functions, in which each node reads only the value of the node before.
 #
-# `Worker.run` could carry an item on through any graph, and asks at each step what this one is like. In a line that is
-# known beforehand, so what is left to do between two nodes is written out: else ten nodes take 1.36 times as long.
+# `Worker.run` carries an item through any graph, and tests the kind of each step on the way. In a line the kinds are
+# known beforehand, so the code between two nodes is written out. Without lines, ten nodes take 1.36 times as long.
 
-# Each sequence of async and plain nodes gets compiled once, in about a millisecond for the longest.
+# Each sequence of async and plain nodes is compiled once, in about a millisecond for the longest line.
 LONGEST_LINE: Final = 16
-# To enter a line costs as much as it saves at three nodes. One that is a whole graph is entered once for many items.
+# To enter a line costs as much as three nodes in it save. A line that is a whole graph is entered once for many items.
 SHORTEST_PART: Final = 4
 
-# Takes the worker, the frame and its values. Returns the value of the actor that it has come to, `worker.actor`; if
+# Takes the worker, the frame and its values. Returns the value of `worker.actor`, the last actor that ran; if
 # `worker.frame` is None, the frame has ended.
 AsyncLine = Callable[["Worker", Frame, list[Any]], Coroutine[Any, Any, Any]]
 
 
 def compose_line(actors: "Sequence[NodeActor]", *, is_whole: bool) -> AsyncLine:
-    """Return a function that carries a frame on from the first of these actors as far as it comes.
+    """Return a function that carries a frame from the first of these actors to the last, if all have free places.
 
-    It does what `Worker.run` does from one node to the next. It leaves to that what comes less often: it returns early
-    where the next node has no free place, or the frame has ended. An error is that of `worker.actor`.
+    The function does the work of `Worker.run` between two nodes, and leaves rarer cases to `Worker.run`: it returns
+    early if the next node has no free place, or the frame has ended. An error belongs to `worker.actor`.
 
     Args:
         actors: the actors.
-        is_whole: whether they are all of the graph; then the line ends the frame, and goes on to the next of a stream.
+        is_whole: whether these are all actors of the graph; then the line ends the frame, and takes the next item of
+            the stream.
     """
     compiled = _compiled_line(tuple([bool(actor.bound._links) for actor in actors]), is_whole)
     line: AsyncLine = compiled(*actors, *[a.limiter for a in actors], *[a.fn for a in actors], NOTHING)
@@ -132,7 +134,7 @@ def _compiled_line(are_plain: tuple[bool, ...], is_whole: bool) -> Callable[...,
     for index in range(1, length):
         lines += [
             f"free = limiter{index}.free",
-            # A frame that has ended without a result has no values. Plain functions run in another way at first.
+            # A frame that has ended without a result has no values. First runs of plain functions take another way.
             f"if free <= 0 or not values{f' or not actor{index}.completed' * are_plain[index]}:",
             " return value",
             f"actor{index - 1}.completed += 1",
@@ -148,7 +150,7 @@ def _compiled_line(are_plain: tuple[bool, ...], is_whole: bool) -> Callable[...,
                 " return value",
             ]
             continue
-        if index == 1 or are_plain[index - 1]:  # the slot is given up now, as where each value replaces the last
+        if index == 1 or are_plain[index - 1]:  # empty the slot, so that the line keeps no value but the last alive
             lines.append("values[actor0.out] = None")
         lines.append(f"value = await fn{index}(value)")
     if is_whole:
@@ -188,9 +190,9 @@ def _release(index: int) -> list[str]:
     return [f"if {limiter}.waiting:", f" {limiter}.release()", "else:", f" {limiter}.free += 1"]
 
 
-# How many executions of an `async def` are watched for whether they hold the loop, in each scope or for all runs of a
-# graph. Two looks at the clock take as long as awaiting a function that does nothing, and a handler that blocks does so
-# in most calls.
+# How many executions of an `async def` are timed to find out whether they block the loop; for each scope, or for all
+# runs of a graph. More would cost too much: two readings of the clock take as long as awaiting a function that does
+# nothing. A handler that blocks does so in most calls.
 WATCHED: Final = 8
 
 
@@ -220,11 +222,11 @@ def watched(tell: Callable[[float], object], work: "CoroutineType[Any, Any, Any]
 LEFT_OUT.add(watched.__code__)
 
 
-_LINES_BEFORE = 4  # the line number of the call of the first function in the source above
+_LINES_BEFORE = 4  # the line number at which the source in `_compiled` calls the first function
 
 
 def run_linkwise(links: Sequence[Link], actor: "NodeActor", frame: Frame, args: Any, kwargs: Any) -> Any:
-    """Run a chain link by link: check each result, and open a span for each link but the first if the frame has one."""
+    """Run a chain link by link: check each result, and open a span for each link after the first in a sampled frame."""
     number = 0  # `_number` reads it from the stack frame
     value = links[0].fn(*args, **kwargs)
     actor.refuse_coroutine(value, links[0].name)

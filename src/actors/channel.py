@@ -22,10 +22,10 @@ T = TypeVar("T")
 
 
 class PriorityFifo(Generic[T]):
-    """A queue of entries: higher priorities first, first in, first out within one.
+    """A queue of entries: higher priorities first, and first in, first out within a priority.
 
-    It has one ordered dict for each priority in use, so that an entry can be removed from the middle as quickly as from
-    the front: in a deque, a thousand waiting callers that are cancelled at once would take quadratic time. Entries are
+    Each priority in use has an ordered dict, so that an entry can be removed from the middle as quickly as from the
+    front. In a deque, a thousand waiting callers that are cancelled at once would take quadratic time. Entries are
     compared by identity, so their class must not define equality.
     """
 
@@ -33,8 +33,8 @@ class PriorityFifo(Generic[T]):
 
     def __init__(self) -> None:
         self._fifo: dict[int, OrderedDict[T, None]] = {}
-        # The priorities that have entries, ascending. A lane that is empty is removed at once, so that lanes cannot
-        # pile up when each call has another priority.
+        # The priorities that have entries, ascending. An empty lane is removed at once, so that lanes cannot pile up
+        # when each call has another priority.
         self._priorities: list[int] = []
         self.count = 0
 
@@ -43,7 +43,7 @@ class PriorityFifo(Generic[T]):
 
     @property
     def highest(self) -> int:
-        """The priority of the next entry; raises IndexError if there is none."""
+        """The priority of the next entry; raises IndexError if the queue is empty."""
         return self._priorities[-1]
 
     def lane(self, priority: int) -> Iterable[T]:
@@ -51,7 +51,7 @@ class PriorityFifo(Generic[T]):
         return self._fifo.get(priority, ())
 
     def head(self) -> T:
-        """Return the next entry; raises IndexError if there is none."""
+        """Return the next entry; raises IndexError if the queue is empty."""
         return next(iter(self._fifo[self._priorities[-1]]))
 
     def heads(self) -> Iterator[T]:
@@ -60,7 +60,7 @@ class PriorityFifo(Generic[T]):
             yield next(iter(lane))
 
     def last_first(self) -> Iterator[tuple[int, T]]:
-        """Yield the priority of each entry and the entry, in the opposite of the order in which they are popped."""
+        """Yield each entry as (priority, entry), in reverse order: the entry that is popped last comes first."""
         for priority in self._priorities:
             for entry in reversed(self._fifo[priority]):
                 yield priority, entry
@@ -83,7 +83,7 @@ class PriorityFifo(Generic[T]):
         self.count += 1
 
     def pop(self) -> T:
-        """Remove and return the next entry; raises IndexError if there is none."""
+        """Remove and return the next entry; raises IndexError if the queue is empty."""
         priority = self._priorities[-1]
         lane = self._fifo[priority]
         entry, _ = lane.popitem(last=False)
@@ -93,7 +93,7 @@ class PriorityFifo(Generic[T]):
         return entry
 
     def pop_many(self, number: int) -> list[T]:
-        """Remove and return the next entries, or all if there are fewer."""
+        """Remove and return the next `number` entries, or all if there are fewer."""
         found: list[T] = []
         while self._priorities and len(found) < number:
             priority = self._priorities[-1]
@@ -121,9 +121,10 @@ class PriorityFifo(Generic[T]):
 
 # Channel: a bounded queue between actors.
 #
-# It touches the event loop only when it has to wait: `put_nowait` and `get_nowait` are plain method calls on a deque.
-# Waiting is fair. A put that waits leaves its item with the channel, and the get that makes room moves the item in, so
-# later puts cannot overtake it. A get that is woken holds a reservation for one item, so that others cannot take it.
+# A channel touches the event loop only to wait: `put_nowait` and `get_nowait` are plain method calls on a deque.
+# Waiting is fair. A put that waits leaves its item with the channel, and the get that makes room moves the item in: so
+# later puts cannot overtake that item. A get that is woken holds a reservation for one item, which no other get can
+# take.
 
 
 class _Entry(Generic[T]):
@@ -149,17 +150,17 @@ class _Putter(_Entry[T]):
 class Channel(Generic[T]):
     """A bounded queue of items for one event loop; any number of producers and consumers.
 
-    An idle channel is small: the queues for waiting, for priorities and for sizes are made at their first use.
+    An idle channel is small: the queues for waiting tasks, for priorities and for sizes are made at their first use.
 
     Args:
-        capacity: the most items that it holds; None without a bound.
-        max_bytes: the most bytes that it holds, counted for items whose size `size_of` knows. A larger item enters
-            only if the channel is empty.
-        size_of: the size of an item in bytes, 0 if unknown; needed with `max_bytes`.
+        capacity: the most items that the channel holds; None without a bound.
+        max_bytes: the most bytes that the channel holds, counted for items whose size `size_of` knows. A larger item
+            enters only if the channel is empty.
+        size_of: returns the size of an item in bytes, 0 if unknown; needed with `max_bytes`.
 
     Attributes:
-        count: how many items it holds; the same as `len`, without the cost of a call.
-        high_water: the most items that it has held.
+        count: how many items the channel holds; the same as `len`, without the cost of a call.
+        high_water: the most items that the channel has held.
         puts: how many items have been put.
     """
 
@@ -182,7 +183,8 @@ class Channel(Generic[T]):
         self._size_of = size_of if max_bytes is not None else None
         self.count = 0
         self._bytes = 0
-        # Items are in `_plain` while all have priority 0 and no sizes count, which is nearly always; else in `_fifo`.
+        # Items are in `_plain` while all have priority 0 and there is no `max_bytes`, which is nearly always; otherwise
+        # items are in `_fifo`.
         self._plain: deque[T] | None = None
         self._fifo: PriorityFifo[_Entry[T]] | None = None if max_bytes is None else PriorityFifo()
         self._putters: PriorityFifo[_Putter[T]] | None = None
@@ -190,9 +192,9 @@ class Channel(Generic[T]):
         self._reserved = 0  # how many getters are woken but have not run yet: each will take an item
         self._closed = False
         self._watch: DepthWatch | None = None  # while a profile is taken
-        # How many puts wait; and the sum of the ends of all waits, less the sum of their beginnings. A reader adds the
-        # present time once for each put that still waits. Both are in one tuple, because other threads read them, and
-        # need two numbers of the same moment.
+        # How many puts wait; and the sum of the end times of all waits, minus the sum of their start times. A reader
+        # adds the present time once for each put that still waits. Both numbers are in one tuple, because other threads
+        # read them, and need two numbers of the same moment.
         self._put_waits = 0, 0.0
         self._get_wait = 0.0
 
@@ -216,7 +218,7 @@ class Channel(Generic[T]):
         count = self.count
         if priority or count >= self._capacity or self._fifo is not None or self._closed:
             return self._put_by_rule(item, priority)
-        # The short way. Without sizes, puts wait only while the channel is full: none is overtaken here.
+        # The short way. Without sizes, puts wait only while the channel is full, so this put overtakes no other.
         if self._plain is None:
             self._plain = deque()
         self._plain.append(item)
@@ -233,17 +235,17 @@ class Channel(Generic[T]):
     async def put(self, item: T, priority: int = 0) -> None:
         """Put an item; wait while the channel is full.
 
-        If this is cancelled after the item was moved in and before it could return, the item stays in the channel;
-        `discard` takes it out.
+        If the put is cancelled after the item was moved in and before the put returned, the item stays in the channel;
+        `discard` takes the item out.
 
         Raises:
-            ChannelClosed: the channel is closed, or was closed while this waited; the item did not enter.
+            ChannelClosed: the channel is closed, or was closed while the put waited; the item did not enter.
         """
         if not self.put_nowait(item, priority):
             await self.put_queued(item, priority)
 
     async def put_queued(self, item: T, priority: int = 0) -> None:
-        """Do as `put`, for an item that `put_nowait` has just refused: it need not be tried again."""
+        """Put an item that `put_nowait` has just refused; wait while the channel is full, as `put` does."""
         if self._putters is None:
             self._putters = PriorityFifo()
         putter = _Putter(item, self._size(item), asyncio.get_running_loop().create_future())
@@ -254,7 +256,7 @@ class Channel(Generic[T]):
             await putter.entered
         except asyncio.CancelledError:
             if self._putters.discard(putter, priority):
-                self._admit_putters()  # a smaller item behind this one may fit
+                self._admit_putters()  # a smaller item behind the cancelled put may fit
             raise
         finally:
             putting, put_wait = self._put_waits
@@ -278,7 +280,7 @@ class Channel(Generic[T]):
         raise anyio.WouldBlock
 
     def get_many_nowait(self, max_items: int) -> list[T]:
-        """Take up to `max_items` items at once; return an empty list if there are none."""
+        """Take up to `max_items` items at once; return an empty list if the channel has none to take."""
         number = min(max_items, self.count - self._reserved)
         if number <= 0:
             return []
@@ -294,7 +296,7 @@ class Channel(Generic[T]):
         return items
 
     async def get(self) -> T:
-        """Take the next item; wait while there is none.
+        """Take the next item; wait while the channel is empty.
 
         Raises:
             ChannelClosed: the channel is closed and empty.
@@ -313,7 +315,7 @@ class Channel(Generic[T]):
                     if self._closed:
                         self._wake_getters()
                     return item
-                # The item was discarded meanwhile, or the channel was closed. This get keeps its place as the first.
+                # The item was discarded meanwhile, or the channel was closed. This get stays the first in the line.
                 woken_before = True
         finally:
             self._get_wait += perf_counter() - began
@@ -336,9 +338,9 @@ class Channel(Generic[T]):
         self._reserved -= 1
 
     def discard(self, item: T, priority: int = 0) -> bool:
-        """Take one particular item out, which was put with this priority; return whether it was queued.
+        """Take out one particular item, which was put with this priority; return whether the item was queued.
 
-        If the item still waits to enter, it will not enter, and its `put` returns.
+        If the item still waits to enter, it does not enter, and its `put` returns.
         """
         queued = self._discard_queued(item, priority)
         if not queued and self._putters is not None:
@@ -372,12 +374,12 @@ class Channel(Generic[T]):
         return 0 if self._putters is None else self._putters.count
 
     def watch(self, watch: "DepthWatch | None") -> None:
-        """Report each change of the depth to a watch from now on; None ends that."""
+        """Report each change of the depth to a watch from now on; None ends the reports."""
         self._watch = watch
 
     @property
     def capacity(self) -> int | None:
-        """How many items it may hold; None without a bound."""
+        """How many items the channel may hold; None without a bound."""
         return None if self._capacity == sys.maxsize else self._capacity
 
     @property
@@ -412,7 +414,7 @@ class Channel(Generic[T]):
         if self._closed:
             raise ChannelClosed("put into a closed channel")
         size_bytes = self._size(item)
-        # A large item may wait although a smaller one would fit. It may be overtaken only by a higher priority.
+        # A large item may wait although a smaller item would fit. Only items of higher priority may overtake it.
         if not self._fits(size_bytes) or (self._putters and self._putters.highest >= priority):
             return False
         self._enter(item, size_bytes, priority)

@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from .node_actor import NodeActor
 
 
-# The names of functions in asyncio and anyio that start a task, or a thread in a copy of the context. If a handler
-# starts tasks through another function, its tasks know their item only if the handler calls `penstock.current()` first.
+# The names of functions in asyncio and anyio that start a task, or a thread in a copy of the context. A handler that
+# starts tasks through another function has to call `penstock.current()` first; otherwise its tasks do not know their
+# item.
 _STARTERS = frozenset(
     {
         "TaskGroup", "as_completed", "create_task", "create_task_group", "ensure_future", "gather", "run_sync",
@@ -32,7 +33,7 @@ _STARTERS = frozenset(
 
 
 def starts_tasks(fn: Callable[..., Any]) -> bool:
-    """Whether a function uses the name of a function that starts tasks; also in inner and in wrapped functions."""
+    """Whether a function, or a function inside or wrapped by it, uses the name of a function that starts tasks."""
     function: Any = fn
     while function is not None:
         code = getattr(function, "__code__", None)
@@ -43,7 +44,7 @@ def starts_tasks(fn: Callable[..., Any]) -> bool:
 
 
 def codes_of(code: CodeType) -> Iterator[CodeType]:
-    """Yield the code of a function, and that of the functions defined inside."""
+    """Yield the code object of a function, and the code objects of the functions defined inside."""
     yield code
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
@@ -81,13 +82,14 @@ class ItemInfo:
 
     @property
     def idempotency_key(self) -> str:
-        """A text that names what this node does for this item, so that another system does it once: 32 digits.
+        """A text of 32 digits that names the work of this node for this item. With it, another system acts only once.
 
-        It is the same in all attempts. In a call with a durable loop it is the same in all processes that go on with
-        that loop; in other calls it is unique to the call. Outside of an engine it is a new one each time.
+        The key is the same in all attempts. In a call with a durable loop, the key is the same in all processes that
+        go on with that loop. In other calls the key is unique to the call. Outside of an engine, each reading gives a
+        new key.
 
         Raises:
-            UnknownItemError: the item has ended, or this is a worker process of the Engine.
+            UnknownItemError: the item has ended, or the caller runs in a worker process of the Engine.
         """
         work = self._work
         if self._key:
@@ -122,7 +124,7 @@ class ItemInfo:
             )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle the names and the time that is left; the copy counts that from when it is made."""
+        """Pickle the names and the remaining time; the copy counts that time from the moment in which it is made."""
         key = self._key if self._work is None else self.idempotency_key
         return _item_elsewhere, (self.graph, self.node, self.item, self.attempt, self.remaining_seconds(), key)
 
@@ -135,12 +137,12 @@ def _item_elsewhere(
 
 
 class _Asked:
-    """An item somewhere else: it is cancelled when its time is over, or as a function says.
+    """An item of an engine somewhere else: it is cancelled when its time is over, or when a function says so.
 
     Args:
         info: the item.
-        is_cancelled: asked whether the item was cancelled.
-        emit: takes what `penstock.emit` is given; None if nothing may be emitted.
+        is_cancelled: returns whether the item was cancelled.
+        emit: takes the events that `penstock.emit` is given; None if nothing may be emitted.
     """
 
     def __init__(
@@ -160,7 +162,7 @@ _elsewhere: ContextVar[ItemInfo | None] = ContextVar("penstock_elsewhere", defau
 
 
 def emit_elsewhere() -> Callable[[object], Awaitable[None]] | None:
-    """Return what takes the events of the item that is worked on here by no engine; None if nothing does."""
+    """Return the function that takes the events of an item of `working_on`; None if there is no such function."""
     item = _elsewhere.get()
     return item._work.emit if item is not None and isinstance(item._work, _Asked) else None
 
@@ -169,12 +171,12 @@ def emit_elsewhere() -> Callable[[object], Awaitable[None]] | None:
 def working_on(
     info: ItemInfo, is_cancelled: Callable[[], bool] = bool, emit: Callable[[object], Awaitable[None]] | None = None
 ) -> Generator[ItemInfo, None, None]:
-    """Have `penstock.current()` return an item, where it is worked on by no engine: on a worker somewhere else.
+    """Have `penstock.current()` return an item on a worker without an engine, such as another machine.
 
     Args:
-        info: the item, as `Attempt.info` had it where the engine is.
-        is_cancelled: asked by `check_cancelled`, from any thread. An item whose time is over is cancelled, too.
-        emit: takes what `penstock.emit` is given, to be awaited; without it, that is dropped.
+        info: the item: the value of `Attempt.info` in the process of the engine.
+        is_cancelled: called by `check_cancelled`, from any thread. An item whose time is over is cancelled, too.
+        emit: takes an event of `penstock.emit`, and is awaited; without it, events are dropped.
     """
     here = replace(info, _work=_Asked(info, is_cancelled, emit))
     token = _elsewhere.set(here)
@@ -187,19 +189,20 @@ def working_on(
 class Position:
     """Where a worker is: the frame and the actor whose handler it runs.
 
-    Contexts refer to it, so it must not refer back to a context: each call would leave a cycle for the garbage
-    collector.
+    Contexts refer to the position, so the position must not refer back to a context: each call would leave a cycle for
+    the garbage collector.
 
     Attributes:
         frame: the frame whose handler runs now; None between two handlers.
-        actor: the actor of the present handler, or of the last one.
+        actor: the actor of the present handler, or of the last handler.
         attempt: the number of the attempt, from 1.
         attempt_deadline: when the attempt times out, in the loop's time; None without a timeout.
         waited_seconds: for how long the present handler has waited for a thread or a process.
-        timeout: ends the present attempt; None without one.
-        calls: what the present attempt has begun with `penstock.call`, see `late_steps.py`; None for nothing.
-        task: the task of the worker, while it runs. For any other task, which a handler has started, this position is
-            not reliable: it says where the worker is now, and not where it was when that task was started.
+        timeout: ends the present attempt; None without a timeout.
+        calls: the calls that the present attempt has begun with `penstock.call`, see `late_steps.py`; None without
+            calls.
+        task: the task of the worker, while it runs. A task that a handler has started cannot rely on this position:
+            the position says where the worker is now, not where it was when that task was started.
     """
 
     __slots__ = ("actor", "attempt", "attempt_deadline", "calls", "frame", "task", "timeout", "waited_seconds")
@@ -234,17 +237,18 @@ class Position:
 class Handling:
     """One run of a handler; the tasks and threads that the handler starts find it in their contexts.
 
-    A task copies the context in which it is started, so a `Handling` must be in that context before. To put one there
-    for each item would cost as much as a hop between two nodes. So it is done only where it is needed: for threads, for
-    handlers whose code uses the name of a function that starts tasks, and for handlers that have called `current()`.
+    A task copies the context in which it is started, so the `Handling` must be in that context before. To put a
+    `Handling` there for each item would cost as much as a hop between two nodes. So only these contexts get one: of
+    threads, of handlers whose code uses the name of a function that starts tasks, and of handlers that have called
+    `current()`.
 
-    It refers to its frame weakly, so that a task that outlives the item does not keep the values of the item alive.
+    A `Handling` refers to its frame weakly, so that a task that outlives the item does not keep its values alive.
 
     Attributes:
         position: the position of its worker.
         actor: the actor of the node.
         attempt: the number of the attempt, from 1.
-        has_failed: whether the attempt has failed; a thread or a task of it may go on.
+        has_failed: whether the attempt has failed; a thread or a task of the attempt may go on.
     """
 
     __slots__ = ("_clock", "_deadline", "_frame", "_item", "_label", "actor", "attempt", "has_failed", "position")
@@ -283,11 +287,11 @@ class Handling:
 
     @property
     def is_present(self) -> bool:
-        """Whether the worker is still in this handler, in the same attempt, and in no further link of a chain."""
+        """Whether the worker is still in the same attempt of this handler, and the handler is no chain of links."""
         return self.is_running and self.position.attempt == self.attempt and len(self.actor.bound._links) < 2
 
     def idempotency_key(self) -> str:
-        """Return the digest of the way that leads from the call to this handler; see `ItemInfo`."""
+        """Return the digest of the path from the call to this handler; see `ItemInfo`."""
         frame = self._frame()
         if frame is None:
             raise UnknownItemError("idempotency_key was asked for when the item had ended: ask before")
@@ -313,22 +317,24 @@ class Handling:
 
 source: ContextVar[Position | Handling | None] = ContextVar("penstock_current", default=None)
 
-# For a call with a durable loop: the identity of the frame whose handler makes it, if one does, and a name of the loop.
+# For a call with a durable loop: the identity of the frame whose handler makes the call, if a handler does, and a name
+# of the loop.
 durable_id: ContextVar[tuple[int | None, str] | None] = ContextVar("penstock_durable_id", default=None)
 _PROCESS: Final = uuid4().hex
 
 
-# A node that is called directly is just its function, and has to work without an engine, e.g. in a unit test.
+# A node that is called directly runs just its function, and has to work without an engine, such as in a unit test.
 OUTSIDE = ItemInfo("", "", 0, 1)
 
 
 def current() -> ItemInfo:
     """Return the item that the calling handler works on, with its graph, node and attempt.
 
-    It works on the event loop and in threads, and also in a task that a handler has started, even if the task outlives
-    the handler: there `check_cancelled` raises once the item has ended. In a stream and in `map_each`, where workers go
-    from item to item, a task knows its item if the code of the handler uses the name of the function that starts the
-    task (`TaskGroup`, `create_task`, `gather`, ...), or if the handler has called `penstock.current()` before.
+    `current()` works on the event loop and in threads. It also works in a task that a handler has started, even if the
+    task outlives the handler: there `check_cancelled` raises once the item has ended. In a stream and in `map_each`,
+    workers go from item to item. There, a task knows its item in two cases: the code of the handler uses the name of
+    the function that starts the task (`TaskGroup`, `create_task`, `gather`, ...), or the handler has called
+    `penstock.current()` before.
 
     Returns:
         An `ItemInfo`. In a node that is called directly, without an engine, it has empty names, item 0, attempt 1 and
@@ -353,7 +359,7 @@ def current() -> ItemInfo:
 
 
 def _fields_of_item() -> dict[str, object]:
-    """Return the fields for log records of the calling handler: graph, node, item and attempt; empty outside of one."""
+    """Return the fields for log records of the calling handler: graph, node, item, attempt; empty without a handler."""
     try:
         found = current()
     except UnknownItemError:
@@ -372,20 +378,20 @@ def enclosing_frame() -> "Frame | None":
     if found is None:
         return None
     if isinstance(found, Position):
-        # The caller may be a task of another item of the same group. That does no harm: all items of a group have the
-        # same deadline, listener and parent, and a call takes over nothing else.
+        # The caller may be a task of another item of the same group. The mistake does no harm: all items of a group
+        # have the same deadline, listener and parent, and a call takes over nothing else.
         return found.frame
     return found.position.frame if found.position.is_own else found.frame
 
 
 def is_detached() -> bool:
-    """Whether the caller is a task or thread that a handler has started; the end of the handler does not end it."""
+    """Whether the caller is a task or thread that a handler has started, and that may outlive the handler."""
     found = source.get()
     return found is not None and not (found if isinstance(found, Position) else found.position).is_own
 
 
 def calling_actor() -> "NodeActor | None":
-    """Return the actor whose handler makes a call and still runs; None if there is none, or if it is not known."""
+    """Return the actor whose handler makes a call and still runs; None without such a handler, or if it is unknown."""
     found = source.get()
     if found is None:
         return None
@@ -396,14 +402,14 @@ def calling_actor() -> "NodeActor | None":
 
 
 def position_outside(position: Position, asked: str = "penstock.current()") -> Handling:
-    """Return the handler that a position stands for, to a task or thread that this handler has started.
+    """Return the handler at a position, for a task or thread that this handler has started.
 
     Args:
         position: the position.
-        asked: what was called, for the error.
+        asked: the call that needs the handler, for the error.
 
     Raises:
-        UnknownItemError: the worker may be with another item by now.
+        UnknownItemError: the handler has ended, or the worker may be with another item by now.
     """
     frame = position.frame
     handling = position.handling()

@@ -1,4 +1,4 @@
-"""Executions: where the handler of a node runs: on the loop, in a thread, a worker process, or a loop of its own."""
+"""Executions: how the handler of a node runs on the loop, in a thread, in a worker process, or in a loop of its own."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
@@ -57,7 +57,7 @@ class OnLoop(Bound):
 
 
 class StartsTasks(OnLoop):
-    """Awaits an `async def` that starts tasks, which have to know its item."""
+    """Awaits an `async def` that starts tasks; these tasks have to know the item."""
 
     __slots__ = ()
 
@@ -72,7 +72,7 @@ class InThread(Bound):
 
     Args:
         pool_of: returns the threads.
-        ahead: how many items may be given to the threads besides those that run, if the function is short.
+        ahead: if the function is short: how many items may wait in the queue of the threads, besides the running items.
         instance: as for `Bound`.
     """
 
@@ -122,7 +122,7 @@ class InThread(Bound):
 
 
 async def _or_discarded(result: "asyncio.Future[Any]", attempt: Attempt) -> Any:
-    """Wait for a thread; if the attempt ends before, have its result discarded, if it has one."""
+    """Wait for the result of a thread; if the attempt ends before the thread, discard the late result."""
 
     def returned_late(result: "asyncio.Future[Any]") -> None:
         if not result.cancelled() and result.exception() is None and result.result() is not None:
@@ -147,7 +147,7 @@ def call_in_thread(
     context = copy_context()
     call = worker.outside_call
     assert isinstance(call, ThreadCall)
-    # The thread knows this item also when the worker has gone on to the next.
+    # The thread knows this item even after the worker has gone on to the next item.
     call.handling = context.run(worker.position.remember)
     result = pool.submit_to(slots, context, call.on_returned, call.run, (fn, args, kwargs), {})
     call.submitted = True
@@ -161,7 +161,7 @@ class InProcess(Bound):
         pool_of: returns the worker processes.
         target: the function or class, as "module:qualname".
         in_workers: the instance that each worker process makes of a class; None for a function.
-        is_hedged: whether a second attempt may begin beside one that is slow, also to begin.
+        is_hedged: whether a second attempt may begin beside an attempt that is slow to begin or to end.
     """
 
     __slots__ = ("_in_workers", "_is_hedged", "_pool_of", "_target")
@@ -177,14 +177,14 @@ class InProcess(Bound):
 
     @property
     def begins_later(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether it waits for a process first, without another attempt beside it."""
+        """Whether the timeout of an attempt counts from the moment in which a process begins the call."""
         return not self._is_hedged
 
     async def run(self, attempt: Attempt) -> Any:
         """Have a worker process make the call."""
         actor, frame, member = attempt._actor, attempt._frame, attempt._member
         position, given = member.position, perf_counter()
-        before = position.waited_seconds  # that of earlier attempts
+        before = position.waited_seconds  # the waits of earlier attempts
 
         def begun() -> None:
             attempt.begun(before + perf_counter() - given)
@@ -204,7 +204,7 @@ class InProcess(Bound):
         try:
             return await asyncio.shield(call)
         except asyncio.CancelledError as error:
-            if error.args != (LOST,) and not call.done():  # otherwise the job goes on, as a cancel ends its process
+            if error.args != (LOST,) and not call.done():  # the job of a lost race goes on: a cancel ends its process
                 call.cancel()
                 await until(call.done, lambda: asyncio.wait([call]))
             raise
@@ -214,7 +214,7 @@ class InOwnLoop(Bound):
     """Puts items into the inbox of an actor that owns its loop.
 
     Args:
-        host: runs the loop.
+        host: the host that runs the loop.
         instance: as for `Bound`.
     """
 
@@ -230,7 +230,7 @@ class InOwnLoop(Bound):
         return self._host.inbox
 
     def figures(self) -> Sequence[Figure]:
-        """Return the finite numbers that the actor has told of itself; each call site returns the same."""
+        """Return the finite numbers that the actor has reported; all call sites return the same numbers."""
         told = [figure_of(name, value) for name, value in self._host.told.copy().items() if isfinite(value)]
         return [*told, *self._host.figures()]
 
@@ -242,12 +242,12 @@ class InOwnLoop(Bound):
     def _begin(
         self, actor: "NodeActor", frame: Frame, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> DetachedStep | None:
-        """Give the actor an item without a worker; return None if the inbox is full, for which a worker has to wait.
+        """Give the actor an item without a worker; return None if the inbox is full: then a worker has to wait.
 
-        If its loop has ended, the step fails with `ActorStopped`.
+        If the loop of the actor has ended, the step fails with `ActorStopped`.
         """
         step = DetachedRequest(actor, frame)
-        outcome: Any = step  # it has the methods that settle a future
+        outcome: Any = step  # has the methods of a future that settle it
         request: Request[Any, Any] = Request(args[0], frame.priority, frame.deadline, frame.key, outcome)
         try:
             if not self._host.submit_nowait(request):

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 
 # A step that gives a stream is done once the stream is opened. From then on, a `GeneratorTask` drives the generator and
-# puts its values into the buffer. The task counts as one of the workers of the frame: the end of the frame cancels it,
-# and the group of workers does not end before it has.
+# puts its values into the buffer. The task counts as one of the workers of the frame: the end of the frame cancels the
+# task, and the group of workers does not end before the task.
 
 # Makes the iterator of one attempt.
 Start = Callable[[], Any]
@@ -52,15 +52,15 @@ def open_stream(
     """Open a stream; return its reader.
 
     Args:
-        actor: the actor that opens the stream; the stream holds a place of it until it has ended.
+        actor: the actor that opens the stream; the stream holds a place of the actor until the stream has ended.
         frame: the frame that the stream belongs to.
-        buffer: what holds values of the stream for its reader.
+        buffer: the buffer that holds values of the stream for its reader.
         start: makes the iterator of one attempt.
-        readers: the streams that the generator itself reads; they are left when it ends.
-        given: an iterator that was passed as an argument; it has to be closed even if no value is ever asked for.
-        failover: makes the iterator that takes over after the last attempt; None for none.
+        readers: the streams that the generator itself reads; it leaves them when it ends.
+        given: an iterator that was passed as an argument; it has to be closed even if no value is ever read.
+        failover: makes the iterator that takes over after the last attempt; None without a failover.
         first: gets the iterator and its first value, with the policy of the node; None without a policy.
-        counts_values: whether what is driven counts its values in the actor, so that the stream itself counts for none.
+        counts_values: whether the iterator counts its values in the actor, so that the stream itself does not count.
     """
     task = GeneratorTask(
         actor, frame, buffer, start, tuple(readers), given, failover, first, counts_values=counts_values
@@ -72,13 +72,13 @@ def open_stream(
 def open_split(
     actor: "NodeActor", frame: "Frame", parts: Sequence[StreamBuffer[Any]], given: Reader[Any]
 ) -> list[Reader[Any]]:
-    """Open several streams of the values of one; returns their readers.
+    """Split a stream into several streams; return their readers.
 
     Args:
-        actor: the actor that opens them.
-        frame: the frame that they belong to.
-        parts: what holds values of each for its reader.
-        given: the stream whose values they are.
+        actor: the actor that opens the streams.
+        frame: the frame that the streams belong to.
+        parts: the buffers of the streams, one for each reader.
+        given: the stream to split.
     """
     buffer: SplitBuffer[Any] = SplitBuffer(parts, _waits_for_itself)
     readers: list[Reader[Any]] = GeneratorTask(actor, frame, buffer, lambda: given, (given,), None).open()
@@ -86,10 +86,10 @@ def open_split(
 
 
 def _waits_for_itself(buffer: StreamBuffer[Any]) -> bool:
-    """Whether a stream that is full has a reader that waits, perhaps through others, for what fills this stream.
+    """Detect a deadlock: the reader of this full buffer waits, perhaps through other streams, for its producer.
 
-    Each task waits for one thing, so this follows one to the next. What it does not know, such as a task that waits for
-    something else or a step that has not begun, it takes for something that will go on.
+    Each task waits for one thing, so this follows the waits from task to task. A task that waits for something unknown,
+    and a step that has not begun, count as able to go on.
     """
     first, seen = buffer.filled_by, set[int]()
     while buffer.read_by is not None and id(buffer) not in seen:
@@ -98,7 +98,7 @@ def _waits_for_itself(buffer: StreamBuffer[Any]) -> bool:
         while True:
             actor, wait = member.position.actor, getattr(member.task, "_fut_waiter", None)
             if wait is None or wait.done() or actor is None or starts_tasks(actor.fn):
-                return False  # it runs, or a task that it has started may read another stream
+                return False  # the task runs, or a task that it has started may read another stream
             asked = next((one.buffer for one in reads if one.buffer.waiter is wait), None)
             if asked is None or asked.reader_is_busy or asked.filled_by is None:
                 break
@@ -117,14 +117,14 @@ class GeneratorTask:
     """A task that drives one stream; it is a member of the group of workers of its frame.
 
     Attributes:
-        buffer: the channel that it fills, or several.
-        position: its frame and its actor, which do not change.
-        cancels: how often the engine has cancelled its task.
-        outside_call: always None; it has the attribute because a worker has it.
-        readers: the streams that it reads itself.
-        given: an iterator that was passed as an argument; else None.
+        buffer: the buffer that the task fills, or the buffers of a split.
+        position: the frame and the actor of the stream, which do not change.
+        cancels: how often the engine has cancelled the task.
+        outside_call: always None; the attribute exists because workers have it.
+        readers: the streams that the generator itself reads.
+        given: an iterator that was passed as an argument; None without such an argument.
         inside: for a node that may be restarted: the context managers to leave when the stream has ended.
-        failover: makes the iterator that takes over after the last attempt; None for none.
+        failover: makes the iterator that takes over after the last attempt; None without a failover.
     """
 
     __slots__ = (
@@ -163,20 +163,20 @@ class GeneratorTask:
         self.given = given
         self._begun = False
         self._has_failed = False  # whether the generator has failed, and its error waits in the buffer for the reader
-        self._is_second = False  # whether it is a second attempt that has no value yet
+        self._is_second = False  # whether this is a second attempt that has no value yet
 
     def open(self) -> Any:
         """Start the task; return the reader, or the readers of several streams."""
         if self._frame.span is not None:
             tell_consumers(self._frame.span, self._actor)
-        self._actor.completed -= 1  # the worker is about to count the step, but a stream may still fail: it counts then
+        self._actor.completed -= 1  # the worker is about to count the step, but the stream counts when it ends
         for reader in self.readers:
             reader.buffer.read_by = self, self.readers
         self._begin()
         return self.buffer.reader()
 
     def begin_second(self, first: Run) -> "GeneratorTask":
-        """Begin a second attempt beside this one, with a buffer of its own until it has the first value; return it."""
+        """Begin a second attempt beside this one, and return it; it has a buffer of its own until its first value."""
         second = GeneratorTask(self._actor, self._frame, StreamBuffer[Any](), self._start, (), None, first=first)
         second._is_second = True
         second._begin()
@@ -189,7 +189,7 @@ class GeneratorTask:
         self.lose()
 
     def lose(self) -> None:
-        """End the task, since the first value is that of the other attempt; it keeps its place until it has ended."""
+        """End the task, since the other attempt had the first value; the task keeps its place until its end."""
         self.buffer, self._counts_values, self._is_second = StreamBuffer[Any](), True, False
         self.buffer.abandon()
         self._stop()
@@ -213,7 +213,7 @@ class GeneratorTask:
 
     @property
     def buffers(self) -> Sequence[StreamBuffer[Any]]:
-        """The channels that it fills."""
+        """The buffers that the task fills."""
         return [self.buffer] if isinstance(self.buffer, StreamBuffer) else self.buffer.parts
 
     def begin(self) -> Any:
@@ -221,7 +221,7 @@ class GeneratorTask:
         return self._start()
 
     def is_in(self, frame: "Frame", actor: "NodeActor") -> bool:
-        """Whether it drives the stream of `actor` for `frame`."""
+        """Whether the task drives the stream of `actor` for `frame`."""
         return self.position.frame is frame and self.position.actor is actor
 
     def cancel_if_in(self, frame: "Frame") -> None:
@@ -234,10 +234,10 @@ class GeneratorTask:
         if not self._has_failed:
             self._stop()
         elif self._frame.state == "running" and self.buffer.error is not None:
-            self._log_unread(self.buffer.error)  # otherwise it is the error of the frame
+            self._log_unread(self.buffer.error)  # after the end of the frame, it is the error of the frame
 
     def _stop(self) -> None:
-        # Not before its first step: a cancelled task would not run at all then, and not close the iterator.
+        # A task that is cancelled before its first step would never run, and so not close the iterator.
         if self._begun:
             cancel_once(self, _OWN_CANCEL)
 
@@ -269,12 +269,12 @@ class GeneratorTask:
                 await close_stream(self.given)
                 return
             iterator, first = await self._first(Attempt(self, self._actor, self._frame, (), {}, self.readers))
-            buffer = self.buffer  # a second attempt has that of the first by now, and one that has lost has its own
+            buffer = self.buffer  # by now, a second attempt fills the buffer of the first, and a lost attempt its own
             async with self.inside:
                 try:
                     if first is _END or not await buffer.put(first):
                         return
-                    del first  # or it would be kept alive until the end of the stream
+                    del first  # so that this frame does not keep the value alive until the end of the stream
                     if isinstance(iterator, LoopStream):
                         assert isinstance(buffer, StreamBuffer)
                         await iterator.pour(buffer)
@@ -306,7 +306,7 @@ class GeneratorTask:
             buffer.end(error)
 
     def _log_unread(self, error: BaseException) -> None:
-        """Log an error that the reader will not see, because it has left before."""
+        """Log an error that the reader will not see, because the reader has left."""
         logs.warning(
             "stream.unread_error", graph=self._frame.layout.name, node=self._actor.name, item=self._frame.item,
             error=repr(error),
@@ -316,7 +316,7 @@ class GeneratorTask:
         frame, group = self._frame, self.group
         self.position.frame = None
         self.buffer.end(NodeCancelledError(f"the task of stream {self._actor.name!r} was cancelled before it began"))
-        if not self._has_failed:  # if it has, and the reader leaves without reading the error, the error is logged
+        if not self._has_failed:  # after a failure, the callback logs the error if the reader leaves without reading it
             self.buffer.on_abandoned = None
         for buffer in self.buffers:
             buffer.filled_by = None
@@ -333,7 +333,7 @@ class GeneratorTask:
 
 
 class Opening(Bound):
-    """Runs the attempts up to the first value. After that there are none: the reader may have that value already."""
+    """Runs the attempts up to the first value. No attempt begins after that: the reader may have the value already."""
 
     __slots__ = ()
 
@@ -345,7 +345,7 @@ class Opening(Bound):
 
 
 class OpeningElsewhere(Bound):
-    """Runs the attempts of a stream that comes from somewhere else, up to the first value.
+    """Runs the attempts of a stream whose values come from outside of the loop, up to the first value.
 
     Args:
         bound: opens the stream.
@@ -364,7 +364,7 @@ class OpeningElsewhere(Bound):
 
 
 def staying_inside(gate: "RestartGate") -> Around:
-    """Return a layer as `through_gate` does; the rest of a stream comes from the instance of its first value, too."""
+    """Return a layer as `through_gate` does; all values of a stream come from the instance of its first value."""
 
     def around(run: Run) -> Run:
         async def admitted(attempt: Attempt) -> Any:
@@ -380,10 +380,10 @@ def staying_inside(gate: "RestartGate") -> Around:
 
 
 def hedged_stream(after_seconds: float, budget: HedgeBudget) -> Around:
-    """Return a layer that begins a second attempt beside one without a value; the first value of the two counts.
+    """Return a layer that begins a second attempt beside an attempt without a value; the attempt with a value wins.
 
-    Each has a task of its own, from its first step to its last: that of the winner goes on to fill the buffer, and that
-    of the loser closes its iterator.
+    Each attempt has a task of its own, from its first step to its last. The task of the winner goes on to fill the
+    buffer, and the task of the loser closes its iterator.
     """
 
     def around(run: Run) -> Run:
@@ -399,7 +399,7 @@ def hedged_stream(after_seconds: float, budget: HedgeBudget) -> Around:
 
 
 class _StreamRace:
-    """Two attempts at the first value of a stream; the block is that of the first."""
+    """Two attempts at the first value of a stream; the first attempt runs in the `async with` block."""
 
     def __init__(self, run: Run, first: Attempt, after_seconds: float, budget: HedgeBudget) -> None:
         self._run = run
@@ -407,7 +407,7 @@ class _StreamRace:
         self._budget = budget
         self._task = cast("GeneratorTask", first._member)
         self._second: GeneratorTask | None = None
-        self._error: BaseException | None = None  # that of the first, which waits for the second
+        self._error: BaseException | None = None  # the error of the first attempt, which waits for the second
         self._timer = self._task.group.loop.call_later(after_seconds, self._begin_second)
 
     async def __aenter__(self) -> None:
@@ -421,7 +421,7 @@ class _StreamRace:
         try:
             if kind is not None and issubclass(kind, Exception) and second.task is not None:
                 self._error = error
-                await asyncio.wait([second.task])  # if it has a value, this task is cancelled
+                await asyncio.wait([second.task])  # if the second has a value, this task is cancelled
         finally:
             if second._is_second:
                 second.lose()
@@ -450,7 +450,7 @@ async def fail_over(attempt: Attempt) -> tuple[AsyncIterator[Any], Any]:
 
 
 def values_of(fallback: Callable[[Exception], Any], name: str) -> Callable[[Exception], Any]:
-    """Return what begins the values of the fallback of a stream, and returns their iterator and the first one."""
+    """Return a function that calls the fallback of a stream, and returns its iterator and its first value."""
 
     async def begin(error: Exception) -> tuple[AsyncIterator[Any], Any]:
         values: Any = fallback(error)

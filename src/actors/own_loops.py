@@ -1,4 +1,4 @@
-"""The inbox of an actor that owns its loop, and the work in it: as the actor sees them, and as the engine does."""
+"""The inbox of an actor that owns its loop, and the work in the inbox: the actor's side and the engine's side."""
 
 import asyncio
 from abc import ABC, abstractmethod
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 # Work: the items that an actor takes out of its inbox, and settles.
 #
-# These classes are the side of the actor. The engine's classes `Request` and `StreamRequest` derive from them and add
-# the side of the caller.
+# These classes have the methods that the actor calls. The engine's classes `Request` and `StreamRequest` derive from
+# these classes, and add the methods for the caller.
 
 In = TypeVar("In")
 Out = TypeVar("Out")
@@ -52,14 +52,14 @@ class _AnyWork(ABC, Generic[In]):
         """Have `callback` called soon after the caller has left; it is not called once the work was settled."""
 
     def __enter__(self) -> Self:
-        """Begin a block whose error is that of this work alone: `with work:`."""
+        """Begin a block whose error fails this work alone: `with work:`."""
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: object) -> bool:
-        """Fail the work with an `Exception` that the block has raised; the loop goes on behind the block.
+        """Fail the work with an `Exception` that the block has raised; the loop goes on after the block.
 
-        What is no `Exception`, such as the cancellation of the loop, is raised; so is an error behind the moment in
-        which the work was settled, since no caller would get it.
+        Other exceptions, such as the cancellation of the loop, are raised. An `Exception` after the work was settled is
+        raised as well, since no caller would get it.
         """
         if not isinstance(error, Exception) or (self.settled and not self.cancelled):
             return False
@@ -78,8 +78,8 @@ class _AnyWork(ABC, Generic[In]):
 class Work(_AnyWork[In], ABC, Generic[In, Out]):
     """One item of an actor that owns its loop. The actor settles it once, with `finish` or `fail`.
 
-    Works may be settled in any order. What a block `with work:` raises is the error of that work alone. The engine
-    makes them; in a test, `penstock.testing.inbox` does.
+    Works may be settled in any order. An error in a block `with work:` fails that work alone. The engine makes the
+    works; in a test, `penstock.testing.inbox` makes them.
 
     Attributes:
         value: the argument that the actor was called with; of several, their tuple.
@@ -102,8 +102,8 @@ class Work(_AnyWork[In], ABC, Generic[In, Out]):
 class StreamWork(_AnyWork[In], ABC, Generic[In, Out]):
     """One item of an actor that owns its loop and gives many parts for each item.
 
-    What a block `with work:` raises is the error of that work alone. The engine makes the work; in a test,
-    `penstock.testing.stream_inbox` does.
+    An error in a block `with work:` fails that work alone. The engine makes the work; in a test,
+    `penstock.testing.stream_inbox` makes it.
 
     Attributes:
         value: the argument that the actor was called with; of several, their tuple.
@@ -119,28 +119,28 @@ class StreamWork(_AnyWork[In], ABC, Generic[In, Out]):
         """Give the reader one more part.
 
         Returns:
-            False if the buffer of the reader is full: the part was not taken, and has to be put again later. True if it
-            was taken, or if the work is settled and the part was dropped.
+            False if the buffer of the reader is full: the part was not taken, and has to be put again later. True if
+            the part was taken, or if the work is settled and the part was dropped.
         """
 
     @property
     @abstractmethod
     def room(self) -> int:
-        """How many parts the buffer of the reader takes now; as many as it ever does, if the work is settled."""
+        """How many parts the buffer of the reader takes now; the whole capacity, if the work is settled."""
 
     @abstractmethod
     async def wait_room(self, timeout_seconds: float | None = None) -> None:
         """Wait until the buffer of the reader takes a part, or the work is settled.
 
-        A loop computes nothing for a work without `room`, and waits for that work in a task of its own, so that a slow
-        reader holds up no other one.
+        A loop computes nothing for a work without `room`. It waits for that work in a separate task, so that a slow
+        reader does not delay other readers.
 
         Args:
-            timeout_seconds: how long the reader may take nothing, in seconds: then the work fails with `TimeoutError`.
-                None for as long as the reader likes.
+            timeout_seconds: how long the reader may take nothing, in seconds; after that, the work fails with
+                `TimeoutError`. None without a limit.
 
         Raises:
-            OptionsError: `timeout_seconds` is no finite number above 0.
+            OptionsError: `timeout_seconds` is not a finite number above 0.
         """
 
     @abstractmethod
@@ -154,16 +154,17 @@ class StreamWork(_AnyWork[In], ABC, Generic[In, Out]):
 
 # Inbox: the queue of work of an actor.
 #
-# This class is the side of the actor. The engine's class `Mailbox` derives from it and adds the side that puts work in.
+# This class has the methods that the actor calls. The engine's class `Mailbox` derives from it, and adds the methods
+# that put work in.
 
 W_co = TypeVar("W_co", covariant=True)
 
 
 class Inbox(ABC, Generic[W_co]):
-    """The work that waits for an actor: higher priorities first, first in, first out within one.
+    """The work that waits for an actor: higher priorities first, and first in, first out within a priority.
 
-    It hands out no work whose caller has left or whose deadline has passed. The engine makes it; in a test,
-    `penstock.testing.inbox` does.
+    The inbox hands out no work whose caller has left or whose deadline has passed. The engine makes the inbox; in a
+    test, `penstock.testing.inbox` makes it.
     """
 
     __slots__ = ()
@@ -174,7 +175,7 @@ class Inbox(ABC, Generic[W_co]):
 
     @abstractmethod
     async def get(self) -> W_co:
-        """Take the next work; wait while there is none.
+        """Take the next work; wait while the inbox is empty.
 
         Raises:
             InboxClosed: no more work will come. Do not catch it: it ends the loop of the actor cleanly.
@@ -182,15 +183,15 @@ class Inbox(ABC, Generic[W_co]):
 
     @abstractmethod
     def take_nowait(self, max_items: int) -> list[W_co]:
-        """Take up to `max_items` works without waiting; return an empty list if there are none."""
+        """Take up to `max_items` works without waiting; return an empty list if the inbox is empty."""
 
 
 class RunningBatch:
-    """A batch that the present task handles, and cancels as soon as the callers of all of its items have left.
+    """A batch that the present task handles; the task is cancelled as soon as the callers of all items have left.
 
     Attributes:
         task: the task.
-        has_ended: whether it was cancelled for that.
+        has_ended: whether the task was cancelled because all callers had left.
     """
 
     __slots__ = ("_callers", "has_ended", "task")
@@ -223,13 +224,13 @@ class AnyRequest(Generic[In]):
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time (`loop.time()`); None without one.
         key: the key of the call, in a deployment with `key=`; None without.
-        taken: whether it was handed out to the loop.
-        runs: whether a function has it in a batch, which goes on for the others if its caller leaves.
-        on_over: called once with the request when it is settled, or cancelled and in no batch.
-        arrived_at: when it began to wait for a batch, in the loop's time; nothing before that.
-        batch: the batch that it is handled in, which is told when its caller leaves; None without one.
-        cost: its part of the `max_cost` of a batch; nothing without such a limit.
-        wait: the span of its item, for the steps of the loop; None, or nothing, if that is not sampled.
+        taken: whether the request was handed out to the loop.
+        runs: whether a function runs with the request in its batch; the batch goes on if the caller leaves.
+        on_over: called once with the request when the request is settled, or cancelled and in no batch.
+        arrived_at: when the request began to wait for a batch, in the loop's time; not set before that.
+        batch: the batch with the request, which is told when the caller leaves; None without a batch.
+        cost: the share of the request in the `max_cost` of a batch; not set without such a limit.
+        wait: the span of the item, for the steps of the loop; None, or not set, if the item is not sampled.
         group: None: any requests of one actor may be in one batch.
     """
 
@@ -272,7 +273,7 @@ class AnyRequest(Generic[In]):
         return not self.cancelled and (self.deadline is None or now < self.deadline)
 
     def cancel(self) -> None:
-        """Note that the caller or reader has left; nothing if the request is settled."""
+        """Note that the caller or reader has left; ignored if the request is settled."""
         if not self._settled and not self._cancelled:
             self._cancelled = True
             if self.batch is not None:
@@ -299,11 +300,11 @@ class AnyRequest(Generic[In]):
         self._cancelled = True
 
     def abandon(self) -> bool:
-        """Return whether a batch has it, although its caller has left. As of an `OutsideCall`."""
+        """Return whether a batch has the request, although its caller has left. A method of `OutsideCall`."""
         return self.runs and self.on_over is not None
 
     def then(self, callback: Callable[[], None]) -> None:
-        """Call `callback` once the batch has ended. As of an `OutsideCall`."""
+        """Call `callback` once the batch has ended. A method of `OutsideCall`."""
         told = self.on_over
 
         def over(work: Any) -> None:
@@ -314,13 +315,13 @@ class AnyRequest(Generic[In]):
         self.on_over = over
 
     def leave_batch(self) -> None:
-        """Note that no batch has it any more, whether it is settled or not."""
+        """Note that no batch has the request any more, whether the request is settled or not."""
         self.runs = False
         if self.cancelled:
             self._over()
 
     def _claim(self) -> bool:
-        """Mark the request as settled; return False if its caller has left, so that there is nothing to do.
+        """Mark the request as settled; return False if its caller has left and nothing is to be done.
 
         Raises:
             WorkSettledError: the request was settled before.
@@ -354,11 +355,11 @@ class Request(AnyRequest[In], Work[In, Out]):
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time; None without one.
         key: the key of the call; None without one.
-        outcome: a detached step that takes the result, and cancels the request when its caller leaves; by default a
+        outcome: a detached step that takes the result, and cancels the request when its caller leaves; None for a new
             future.
 
     Attributes:
-        outcome: the future that the caller awaits, so that it is cancelled in the moment in which the caller is.
+        outcome: the future that the caller awaits; it is cancelled at the same moment as the caller.
     """
 
     __slots__ = ("_has_left", "outcome")
@@ -371,8 +372,8 @@ class Request(AnyRequest[In], Work[In, Out]):
         key: Hashable = None,
         outcome: "asyncio.Future[Out] | None" = None,
     ) -> None:
-        # `AnyRequest.__init__` written out: without this copy and that in `finish`, a call of an actor takes 1.05 times
-        # as long.
+        # `AnyRequest.__init__` written out: without this copy and the copy in `finish`, a call of an actor takes 1.05
+        # times as long.
         self.value = value
         self.priority = priority
         self.deadline = deadline
@@ -383,8 +384,8 @@ class Request(AnyRequest[In], Work[In, Out]):
         self._callbacks = ()
         self._settled = False
         self._cancelled = False
-        # Says whether the caller has left in a way that `_cancelled` does not tell yet.
-        self._has_left: Callable[[], bool] = bool  # no
+        # Returns whether the caller has left, before `_cancelled` says so. `bool()` is False.
+        self._has_left: Callable[[], bool] = bool
         if outcome is None:
             outcome = asyncio.get_running_loop().create_future()
             self._has_left = outcome.cancelled
@@ -397,7 +398,7 @@ class Request(AnyRequest[In], Work[In, Out]):
 
     def is_wanted(self, now: float) -> bool:
         """Return whether the caller still waits, and has time left."""
-        # Written out, because each request is asked several times.
+        # `AnyRequest.is_wanted` written out, because this runs several times for each request.
         return not (self._cancelled or self._has_left()) and (self.deadline is None or now < self.deadline)
 
     def finish(self, result: Out, /) -> None:
@@ -428,7 +429,7 @@ class Request(AnyRequest[In], Work[In, Out]):
     def cancel(self) -> None:
         """Note that the caller has left."""
         super().cancel()
-        # Also if it is settled: asyncio would log an error in a future whose exception was never retrieved.
+        # Also if the request is settled: asyncio would log the exception of a future that nobody retrieves.
         self.outcome.cancel()
 
 
@@ -440,7 +441,7 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         priority: the priority of the call; higher first.
         deadline: the deadline of the call, in the loop's time; None without one.
         key: the key of the call; None without one.
-        capacity: how many parts it holds for its reader.
+        capacity: how many parts the buffer holds for the reader.
 
     Attributes:
         buffer: the buffer that parts are put into.
@@ -478,8 +479,8 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         """Give the reader one more part.
 
         Returns:
-            False if the buffer of the reader is full: the part was not taken, and has to be put again later. True if it
-            was taken, or if the work is settled and the part was dropped.
+            False if the buffer of the reader is full: the part was not taken, and has to be put again later. True if
+            the part was taken, or if the work is settled and the part was dropped.
         """
         poured = self._poured
         # `settled` written out, which saves calls for each part.
@@ -489,7 +490,7 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
 
     @property
     def room(self) -> int:
-        """How many parts the buffer of the reader takes now; as many as it ever does, if the work is settled."""
+        """How many parts the buffer of the reader takes now; the whole capacity, if the work is settled."""
         buffer = self.buffer
         return buffer.capacity if self.settled else max(0, buffer.capacity - len(buffer.held))
 
@@ -497,19 +498,22 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         """Wait until the buffer of the reader takes a part, or the work is settled.
 
         Args:
-            timeout_seconds: how long the reader may take nothing, in seconds: then the work fails with `TimeoutError`.
-                None for as long as the reader likes.
+            timeout_seconds: how long the reader may take nothing, in seconds; after that, the work fails with
+                `TimeoutError`. None without a limit.
 
         Raises:
-            OptionsError: `timeout_seconds` is no finite number above 0.
+            OptionsError: `timeout_seconds` is not a finite number above 0.
         """
         check("timeout_seconds", timeout_seconds, optional(POSITIVE), "wait_room(")
         while not self.room:
             buffer = self.buffer
             taken = buffer.position
-            buffer.putter = buffer.putter or asyncio.get_running_loop().create_future()  # of all who wait here
+            buffer.putter = (
+                buffer.putter or asyncio.get_running_loop().create_future()
+            )  # shared by all tasks that wait here
             done, _ = await asyncio.wait([buffer.putter], timeout=timeout_seconds)
-            # Who takes a few parts, while the loop puts as many, does not wake the waiter, and yet takes some.
+            # The buffer may stay full although the reader takes parts, because the loop puts as many new parts. Then
+            # this task is not woken, but the position has changed.
             if not done and buffer.position == taken and not self.room:
                 self.fail(TimeoutError(f"the reader has taken nothing for {timeout_seconds} seconds"))
 
@@ -538,9 +542,9 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
                 self._poured.set_exception(error)
 
     async def pour(self, buffer: StreamBuffer[Out]) -> None:
-        """Move the parts that are left into `buffer`, and have further parts put straight there.
+        """Move the buffered parts into `buffer`, and have further parts put straight into it.
 
-        This returns when the work is settled, or when the reader of `buffer` has left.
+        `pour` returns when the work is settled, or when the reader of `buffer` has left.
 
         Raises:
             BaseException: the error with which the actor failed the work.
@@ -558,18 +562,18 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
                 raise own.error
         finally:
             self.cancel()
-            self._poured = None  # breaks a cycle: its error refers to this call
+            self._poured = None  # breaks a cycle: the error of the future refers to this stack frame
 
 
 W = TypeVar("W", bound=AnyRequest[Any])
 
 
 class Mailbox(Inbox[W]):
-    """An inbox as the engine sees it: it can also put work in, take work back, close and suspend.
+    """The engine's side of an inbox, which can also put work in, take work back, close and suspend.
 
     Args:
-        capacity: how many works it holds; a further `put` waits. None without a bound.
-        max_bytes: how many bytes of values it holds, counted for values that know their size.
+        capacity: how many works the inbox holds; a further `put` waits. None without a bound.
+        max_bytes: how many bytes of values the inbox holds, counted for values that know their size.
     """
 
     __slots__ = ("_channel", "_suspended")
@@ -583,7 +587,7 @@ class Mailbox(Inbox[W]):
         return len(self._channel)
 
     async def get(self) -> W:
-        """Take the next work; wait while there is none.
+        """Take the next work; wait while the inbox is empty.
 
         Raises:
             InboxClosed: no more work will come. Do not catch it: it ends the loop of the actor cleanly.
@@ -595,7 +599,7 @@ class Mailbox(Inbox[W]):
             try:
                 work = await self._channel.get()
             except ChannelClosed:
-                # A loop that catches the error and calls this again must not keep other tasks from running.
+                # A loop that catches the error and calls `get` again must not keep other tasks from running.
                 await asyncio.sleep(0)
                 raise InboxClosed("the scope of this actor ends, and no more work will come") from None
             if work.is_wanted(asyncio.get_running_loop().time()):
@@ -603,7 +607,7 @@ class Mailbox(Inbox[W]):
                 return work
 
     def take_nowait(self, max_items: int) -> list[W]:
-        """Take up to `max_items` works without waiting; return an empty list if there are none."""
+        """Take up to `max_items` works without waiting; return an empty list if the inbox is empty."""
         taken: list[W] = []
         while not self._suspended and (works := self._channel.get_many_nowait(max_items - len(taken))):
             now = asyncio.get_running_loop().time()
@@ -613,7 +617,7 @@ class Mailbox(Inbox[W]):
         return taken
 
     def put_nowait(self, work: W) -> bool:
-        """Give the actor work if there is room; return whether there was.
+        """Give the actor work if the inbox has room; return whether it had room.
 
         Raises:
             ChannelClosed: the inbox is closed.
@@ -632,7 +636,7 @@ class Mailbox(Inbox[W]):
             raise InboxClosed("this inbox takes no more work") from None
 
     def withdraw(self, work: W) -> None:
-        """Take work back that is still queued or waits for room."""
+        """Take back work that is still queued or waits for room."""
         self._channel.discard(work, work.priority)
 
     def close(self) -> None:
@@ -641,7 +645,7 @@ class Mailbox(Inbox[W]):
 
     @property
     def closed(self) -> bool:
-        """Whether it refuses further work."""
+        """Whether the inbox refuses further work."""
         return self._channel.closed
 
     def suspend(self) -> None:
@@ -655,12 +659,12 @@ class Mailbox(Inbox[W]):
             self._channel.reopen()
 
     def watch(self, watch: "DepthWatch | None") -> None:
-        """Report each change of the depth to a watch from now on; None ends that."""
+        """Report each change of the depth to a watch from now on; None ends the reports."""
         self._channel.watch(watch)
 
     @property
     def capacity(self) -> int | None:
-        """How many works it may hold; None without a bound."""
+        """How many works the inbox may hold; None without a bound."""
         return self._channel.capacity
 
     @property
@@ -674,10 +678,10 @@ class Mailbox(Inbox[W]):
 
 
 def filled_inbox(values: Iterable[In]) -> tuple[Inbox[Work[In, Any]], list["asyncio.Future[Any]"]]:
-    """Return an inbox with a work for each value, which ends behind the last one, and a future for each outcome.
+    """Return an inbox with a work for each value, and a future for each outcome. The inbox ends after the last work.
 
     Args:
-        values: the arguments of the calls. Who cancels a future cancels its work.
+        values: the arguments of the calls. To cancel a future cancels its work.
     """
     requests: list[Request[In, Any]] = [Request(value) for value in values]
     for request in requests:
@@ -688,10 +692,12 @@ def filled_inbox(values: Iterable[In]) -> tuple[Inbox[Work[In, Any]], list["asyn
 def filled_stream_inbox(
     values: Iterable[In], capacity: int = DEFAULT_CAPACITY
 ) -> tuple[Inbox[StreamWork[In, Any]], list[AsyncGenerator[Any, None]]]:
-    """Return an inbox with a work for each value, which ends behind the last one, and an iterator over its parts.
+    """Return an inbox with a work for each value, and an iterator over the parts of each work.
+
+    The inbox ends after the last work.
 
     Args:
-        values: the arguments of the calls. Who closes or drops an iterator cancels its work.
+        values: the arguments of the calls. To close or drop an iterator cancels its work.
         capacity: how many parts each work holds.
     """
     requests: list[StreamRequest[In, Any]] = [StreamRequest(value, capacity=capacity) for value in values]

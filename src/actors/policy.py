@@ -1,4 +1,4 @@
-"""The policy of a node: limits, timeout, retries, hedging, what follows a failure, and where its function runs."""
+"""The policy of a node: limits, timeout, retries, hedging, fallback, failover, cache and restarts."""
 
 import math
 from collections.abc import Callable
@@ -34,15 +34,16 @@ class Retry:
 
     Args:
         attempts: how many attempts there are in all, including the first. None for as many as the deadline of the call
-            allows, to wait out an outage; it needs `backoff_seconds` and `retry_on`.
+            allows, to wait out an outage; None needs `backoff_seconds` and `retry_on`.
         backoff_seconds: the pause before the second attempt, in seconds; it doubles with each further attempt.
         max_backoff_seconds: the longest pause, in seconds.
         jitter: the share of a pause that is random, from 0 to 1, so that many callers do not come back at once.
         retry_on: the exception class, or a tuple of classes, after which another attempt is made.
         wait: a function of the error and the number of the attempt that failed. It returns the pause in seconds, as
-            `wait=ps.retry_after` does, or None for the pause that the other arguments give. Where it is longer than
-            `max_backoff_seconds`, there is no further attempt: it would come too early. Nor is there one if the
-            function raises. With `attempts=None`, a longer pause is cut to `max_backoff_seconds`, and 0 is as None.
+            `wait=ps.retry_after` does, or None for the pause of the other arguments. If the pause is longer than
+            `max_backoff_seconds`, there is no further attempt, because it would come too early. There is none either
+            if the function raises. With `attempts=None`, a longer pause is cut to `max_backoff_seconds`, and 0 counts
+            as None.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -70,7 +71,7 @@ class Retry:
 
             try:
                 inspect.signature(self.wait).bind(None, 1)
-            except ValueError:  # a function of C may have no signature
+            except ValueError:  # a function written in C may have no signature
                 pass
             except TypeError as error:
                 raise OptionsError(
@@ -84,7 +85,8 @@ class Hedge:
     """When a second attempt begins beside the first, for nodes whose slowest calls are far slower than most.
 
     Args:
-        after_seconds: how long the first attempt may take before the second begins; of a stream, until its first value.
+        after_seconds: how long the first attempt may take before the second begins, in seconds. For a stream, how long
+            the first attempt may take until its first value.
         max_share: the largest share of the calls that get a second attempt. Each call adds this share to a budget,
             which begins with 1 and holds at most 10; a second attempt takes 1.
 
@@ -100,7 +102,7 @@ class Hedge:
         check_fields(self, {"after_seconds": POSITIVE, "max_share": SHARE}, "Hedge(")
 
 
-# With numbers of parameters, so that type checkers know those of a lambda.
+# One alternative for each number of parameters, so that type checkers can infer the parameters of a lambda.
 KeyFunction: TypeAlias = (
     Callable[[Any], Any]
     | Callable[[Any, Any], Any]
@@ -114,14 +116,14 @@ class Cache:
     """Keeps the results of a node, for calls with equal arguments in the same Engine.
 
     Args:
-        max_bytes: how many bytes are kept: of results, of their arguments or keys, and 300 for each result. Those that
-            were not used for longest go first.
-        ttl_seconds: for how long a result is kept, in seconds; None for as long as there is room. One that is older is
-            dropped when the next one is kept, at the latest.
+        max_bytes: how many bytes are kept: the results, their arguments or keys, and 300 bytes for each result. The
+            least recently used results are dropped first.
+        ttl_seconds: for how long a result is kept, in seconds; None for as long as there is room. An older result is
+            dropped when the next result is kept, at the latest.
         key: a function with the parameters of the node, whose hashable result stands for the arguments. Needed unless
             all arguments are numbers, strings, bytes, None, or tuples of these.
-        size: a function of a result that returns its size in bytes. Needed for results whose size is not known: known
-            are arrays, texts, bytes, numbers, None, and lists, tuples and dicts of these.
+        size: a function of a result that returns its size in bytes. Needed for results of unknown size. Penstock knows
+            the size of arrays, texts, bytes, numbers, None, and of lists, tuples and dicts of these.
 
     Raises:
         OptionsError: an argument has a value that it does not accept.
@@ -152,11 +154,11 @@ def retry_after(error: BaseException, attempt: int = 1, /) -> float | None:
 
     Args:
         error: an error of httpx, aiohttp or requests that has a response or its headers. None of these is imported.
-        attempt: the number of the attempt that failed, which changes nothing: `Retry(wait=...)` passes it.
+        attempt: the number of the attempt that failed; ignored, but `Retry(wait=...)` passes it.
 
     Returns:
         The seconds, from a number or a date, and 0 for a date that has passed; None if the error has no response, or
-        the response no such header.
+        the response has no such header.
     """
     response: Any = getattr(error, "response", None)
     headers: Any = getattr(error if response is None else response, "headers", None)
@@ -180,7 +182,7 @@ def _seconds_until(date: str) -> float | None:
         then = parsedate_to_datetime(date)
         then = then if then.tzinfo is not None else then.replace(tzinfo=UTC)
         return max(0.0, then.timestamp() - time.time())
-    except (ValueError, OverflowError):  # the latter for years and zones that no calendar has
+    except (ValueError, OverflowError):  # OverflowError for years and zones that no calendar has
         return None
 
 
@@ -252,7 +254,7 @@ class Policy:
 
     @property
     def is_once(self) -> bool:
-        """Whether there is a single attempt, with nothing around it."""
+        """Whether the function runs in a single attempt, without any layer around the attempt."""
         return (
             self.timeout_seconds is None
             and self.retry is None
@@ -264,7 +266,7 @@ class Policy:
 
     @property
     def has_bodies(self) -> bool:
-        """Whether other steps may run in the place of the function: its failover, or its computation for a cache."""
+        """Whether other steps may run in place of the function: its failover, or its computation for a cache."""
         return self.failover is not None or self.cache is not None
 
 

@@ -1,4 +1,4 @@
-"""ExecutionSampler: times the executions of one node while a profile is taken, all of them or a fair sample."""
+"""ExecutionSampler: times all executions of one node, or a fair sample of them, while a profile is taken."""
 
 import itertools
 import threading
@@ -17,16 +17,18 @@ if TYPE_CHECKING:
     from .frame import Frame
     from .node_actor import NodeActor
 
-# To time an execution takes 3 us, longer than a whole hop, so that of nodes that run often only a sample is timed: as
-# many as `_SAMPLE`, and then none for a while. All nodes of a scope together then have some 10,000 timed in a second,
-# which takes 3 % of it, and no node that runs less than `_SAMPLE` times meanwhile misses any.
+# Timing an execution takes 3 us, longer than a whole hop. So only a sample of a busy node is timed: `_SAMPLE`
+# executions in a row, and then none during a pause. All nodes of a scope together then have about 10,000 timed
+# executions in a second, which take 3 % of that second. A node that runs fewer than `_SAMPLE` times between two pauses
+# is timed each time.
 _SAMPLE: Final = 64
 _PAUSE_SECONDS_PER_NODE: Final = 0.006
 _LEAST_PAUSE_SECONDS: Final = 0.02
-# For looks, which go on for hours, so many times as seldom; but so often that a change is seen.
+# Looks go on for hours, so their pauses are `_SELDOM` times as long, up to `_MOST_PAUSE_SECONDS`, so that a change is
+# still seen soon.
 _SELDOM: Final = 8
 _MOST_PAUSE_SECONDS: Final = 4.0
-# A node that has just begun is timed for longer, so that short profiles see every item.
+# The first sample of a node is larger, so that short profiles see every item.
 _FIRST_OF_ALL: Final = 640
 _LEAST_FIRST: Final = 16
 
@@ -35,11 +37,11 @@ _numbers = itertools.count()
 
 
 class Sampling(NamedTuple):
-    """How many executions of a node are timed in a row.
+    """How many executions of a node are timed, and how long the pauses are.
 
     Args:
-        first: when it begins.
-        pause_seconds: between two samples.
+        first: how many executions in a row the first sample has.
+        pause_seconds: the pause between two samples, in seconds.
     """
 
     first: int
@@ -47,7 +49,7 @@ class Sampling(NamedTuple):
 
 
 def sampling_of(nodes: int) -> Sampling:
-    """Return how to sample each of so many nodes of a scope."""
+    """Return how to sample each node of a scope with this number of nodes."""
     return Sampling(
         max(_LEAST_FIRST, _FIRST_OF_ALL // max(1, nodes)), max(_LEAST_PAUSE_SECONDS, _PAUSE_SECONDS_PER_NODE * nodes)
     )
@@ -60,16 +62,18 @@ class ExecutionSampler:
         actor: the actor whose executions are timed.
         switch: turns the timing of the actor on (with this sampler) or off (with None); None if the actor times every
             execution by itself.
-        sampling: how many executions are timed, and how long the pauses between are.
+        sampling: how many executions are timed, and how long the pauses are.
 
     Attributes:
-        names: of the node; of a chain of plain functions, of each of them.
-        between: when each function of a chain but the last has returned, in the execution that runs.
-        busy_seconds: time of all executions of each of these, extrapolated from those that were timed.
-        blocked_seconds: time that workers held a finished item that found no room after the node.
-        durations: how long executions of each took.
-        outside: what items waited for on devices and in threads. The code that runs them there adds to it, on the loop.
-        held: for how long items were in the node, over all items, and for how long that was looked at, in seconds.
+        names: the name of the node; for a chain of plain functions, the name of each function.
+        between: when each function of a chain but the last has returned, in the execution that runs now.
+        busy_seconds: for each name, the time of all executions, extrapolated from the timed executions.
+        blocked_seconds: how long workers held a finished item, because the next node had no room.
+        durations: for each name, how long executions took.
+        outside: how long items waited and ran on devices and in threads. The code that runs them there adds to this
+            attribute, on the loop.
+        held: for how long items were in the node, as a sum over all items; and for how long looks have counted them,
+            both in seconds.
     """
 
     __slots__ = (
@@ -92,7 +96,7 @@ class ExecutionSampler:
         self._ended = actor.completed + actor.failed
         self._is_on = True
         self._number = next(_numbers)
-        self._lock = threading.Lock()  # a profile may be looked at in another thread than that of the loop
+        self._lock = threading.Lock()  # a thread other than the loop's may read a profile
         held = inbox.statistics()
         self._depth = DepthWatch(held.depth, held.capacity)
         self.held = 0.0, 0.0
@@ -106,41 +110,41 @@ class ExecutionSampler:
             switch(self)
 
     def for_profile(self, *, on: bool) -> None:
-        """Have the inbox tell of each change of its depth, and time often; else `look` asks, and few are timed."""
+        """For a profile, record each change of the inbox's depth, and time often; otherwise record depths at looks."""
         self._actor.intake.watch(self._depth if on else None)
         self._depth.keep_points(on=on)
         pause = self._sampling.pause_seconds
         self._pause_seconds = pause if on else max(pause, min(_SELDOM * pause, _MOST_PAUSE_SECONDS))
 
     def look(self, seconds: float) -> None:
-        """Note how many items are in the node now, and wait for it; on the loop.
+        """Note how many items are in the node now, and how many wait for it; on the loop.
 
         Args:
-            seconds: how long ago the look before was, for which this one stands.
+            seconds: the time since the previous look, in seconds; this look stands for the whole time.
         """
         actor = self._actor
         self._depth.changed(len(actor.intake))
         held, looked = self.held
-        if taken := actor.limiter.in_flight:  # finished items that wait for room are in no node
+        if taken := actor.limiter.in_flight:  # without finished items, which wait for room in the next node
             taken -= sum(consumer.inbox.waiting_putters for consumer in actor.consumers)
         self.held = held + max(taken, 0) * seconds, looked + seconds
 
     def add(self, began: float, ended: float, frame: "Frame | None", loop: "asyncio.AbstractEventLoop") -> None:
-        """Take an execution that has ended.
+        """Take the times of an execution that has ended.
 
         Args:
-            began: when it did, in seconds.
-            ended: when it ended.
-            frame: of which item; None if unknown.
-            loop: on which it runs.
+            began: when the execution began, in seconds of `perf_counter`.
+            ended: when the execution ended, in the same time.
+            frame: the item's frame; None if unknown.
+            loop: the loop of the actor.
         """
         window, marks, further = self._window, [began], len(self.names) - 1
         if further:
-            marks += [mark for mark in self.between[-further:] if mark >= began]  # not those of a run that has failed
+            marks += [mark for mark in self.between[-further:] if mark >= began]  # not the marks of a failed run
             marks += [ended] * (further + 1 - len(marks))
             self.between.clear()
         if len(window) >= self._size:
-            return  # a sampled span has it run where nothing is timed now
+            return  # an item with a sampled span takes a path that always reports, also in a pause
         window.append((*marks, ended, *((None, None) if frame is None else (frame.identity, frame.item))))
         if len(window) < self._size:
             return
@@ -151,18 +155,18 @@ class ExecutionSampler:
             loop.call_later(self._pause_seconds, self._resume)
 
     def in_thread(self, fn: Callable[..., Any], *, is_free: bool) -> "TimedInThread":
-        """Wrap a function of the node, which a thread is about to run once, so that its run is timed."""
+        """Return a function of the node that times its run; a thread is about to run it once."""
         return TimedInThread(fn, self, is_free=is_free)
 
     def works_here(self) -> float:
-        """Note that the present thread works for the node from now on; returns the processor time of the thread."""
+        """Note that the present thread works for the node from now on; return the processor time of the thread."""
         computed = thread_time()
         if collectors.running:
             collectors.node_of_thread[threading.get_native_id()] = (self._actor.graph, self._actor.name), computed
         return computed
 
     def fold(self) -> None:
-        """Count what was timed since the last time, for all that ran since then."""
+        """Extrapolate the executions that were timed since the last call to all executions since then."""
         actor = self._actor
         with self._lock:
             window, self._window = self._window, []
@@ -188,7 +192,7 @@ class ExecutionSampler:
             collectors.report(Collector.executed, actor.graph, name, executions)
 
     def reading(self, at: int = 0) -> TimedReading:
-        """Return what was counted up to now; of a chain, of its function at this place."""
+        """Return the figures up to now; for a chain, the figures of its function at this place."""
         self.fold()
         is_first, is_last = not at, at == len(self.names) - 1
         return TimedReading(
@@ -198,10 +202,10 @@ class ExecutionSampler:
         )  # fmt: skip
 
     def end(self) -> None:
-        """Time nothing more."""
+        """End the timing."""
         self.fold()
         self._is_on = False
-        self._size = 0  # what is in flight takes nothing more, and does not turn off the timing of the next one
+        self._size = 0  # executions in flight add nothing more, and do not turn off the timing of the next sampler
         self._actor.intake.watch(None)
         if self._switch is not None:
             self._switch(None)
@@ -220,12 +224,13 @@ class ExecutionSampler:
 
 
 class TimedInThread:
-    """A function of a node that runs in a thread once: how long that takes, how much of it computes, and both hops.
+    """A function of a node that runs once in a thread; times the run, its processor time, and the hops to and fro.
 
     Args:
         fn: the function.
         sampler: takes the times.
-        is_free: whether a thread is free; otherwise the time until it begins is not a hop, but a wait for one.
+        is_free: whether a thread is free. Otherwise the time until the function begins is no hop, but a wait for a
+            thread.
     """
 
     __slots__ = ("_began", "_cpu_seconds", "_ended", "_fn", "_handed_over", "_sampler")
@@ -247,7 +252,7 @@ class TimedInThread:
             self._ended = perf_counter()
 
     def came_back(self) -> None:
-        """Add the times of this run to the sampler; called on the loop when it has the result, or stops waiting."""
+        """Add the times of this run to the sampler; called on the loop once it has the result or stops waiting."""
         if not self._ended:
             return
         hop_seconds, hops = perf_counter() - self._ended, 1

@@ -14,7 +14,8 @@ import anyio
 
 T = TypeVar("T")
 
-# Where the running task works for no item that is known here, and what to do instead; the end of a sentence for errors.
+# Set where the running task works for an item that this process does not know: a text that ends the sentence of an
+# error, and says where the task runs and what to do instead.
 no_item: ContextVar[str | None] = ContextVar("penstock_no_item", default=None)
 
 # Beginning: tasks take their first step in a later turn of the loop, or at once with `start_eagerly`.
@@ -23,8 +24,8 @@ no_item: ContextVar[str | None] = ContextVar("penstock_no_item", default=None)
 # None before Python 3.12.
 _EAGER: CodeType | None = getattr(getattr(asyncio, "eager_task_factory", None), "__code__", None)
 
-# How many calls of a service may begin at once in one turn of the loop, and for how long: 256 calls of a handler that
-# does nothing take about 2 ms on the slowest machine measured, and a turn of the loop of a busy server takes 1 ms.
+# How many calls of a service may begin at once in one turn of the loop, and for how many seconds. 256 calls of a
+# handler that does nothing take about 2 ms on the slowest machine measured; a turn of a busy server's loop takes 1 ms.
 MOST_EAGER_CALLS = 256
 MOST_EAGER_SECONDS = 0.001
 
@@ -36,10 +37,10 @@ def start_task(
     name: str | None = None,
     context: Context | None = None,
 ) -> "asyncio.Task[T]":
-    """Start a task of the engine; it takes its first step in a later turn of the loop, even if tasks are eager.
+    """Start a task of the engine. The task takes its first step in a later turn of the loop, even if tasks are eager.
 
-    An eager task runs before its starter has the task object: a handler would run in the midst of the code that starts
-    it, and could not be cancelled there.
+    An eager task runs before its starter has the task object. Its handler would run in the midst of the starting code,
+    and could not be cancelled there.
     """
     factory: Any = loop.get_task_factory()
     if factory is None:
@@ -58,8 +59,8 @@ class EagerStarts:
     """Decides whether a call begins at once, inside of the caller's step, instead of in the next turn of the loop.
 
     A call that begins at once, and whose handlers do not suspend, takes no turn of the loop at all: 8.7 us instead of
-    13.4 on asyncio, and 8.5 instead of 10.6 on uvloop. A call whose handlers suspend takes as long as before. But a
-    task that makes one such call after the other would keep the loop from all other tasks: so after `MOST_EAGER_CALLS`
+    13.4 us on asyncio, and 8.5 us instead of 10.6 us on uvloop. A call whose handlers suspend takes as long as before.
+    But a task that makes many such calls in a row would keep the loop from all other tasks. So after `MOST_EAGER_CALLS`
     calls, or `MOST_EAGER_SECONDS`, in one turn, the next call begins in the next turn.
     """
 
@@ -97,7 +98,7 @@ def start_eagerly(loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, obj
 def _start_task_of_another_factory(
     loop: asyncio.AbstractEventLoop, work: Coroutine[Any, Any, T], name: str | None, context: Context | None
 ) -> "asyncio.Task[T]":
-    """Start a task with a factory of the user, whose tasks may be eager; an eager one then yields once to the loop."""
+    """Start a task with a factory of the user, whose tasks may be eager; an eager task first yields to the loop."""
 
     async def begin_later() -> T:
         if is_starting:
@@ -114,8 +115,8 @@ def _start_task_of_another_factory(
 class ResumingFuture(asyncio.Future[T]):
     """A future whose result resumes the task that waits for the future, without another turn of the loop.
 
-    It is for callbacks of the loop that set one result. Anything else that ends it resumes the task in the next turn,
-    as any future does.
+    This class is for callbacks of the loop that set one result. An error or a cancellation resumes the task in the next
+    turn, as in any future.
     """
 
     _waiter: "tuple[Callable[[ResumingFuture[T]], object], Context] | None" = None
@@ -123,7 +124,7 @@ class ResumingFuture(asyncio.Future[T]):
     def add_done_callback(
         self, fn: "Callable[[ResumingFuture[T]], object]", /, *, context: Context | None = None
     ) -> None:
-        """Note what resumes the task that waits, which alone gives its context; any other callback is called later."""
+        """Keep the callback of the waiting task, which alone passes its context; other callbacks are called later."""
         if context is None or self._waiter is not None or self.done():
             super().add_done_callback(fn, context=context)
         else:
@@ -134,7 +135,7 @@ class ResumingFuture(asyncio.Future[T]):
         super().set_result(result)
         waiter = self._waiter
         if waiter is None or asyncio.current_task(self.get_loop()) is not None:
-            self._resume_soon()  # a task cannot run inside of another one
+            self._resume_soon()  # a task cannot run inside of another task
         else:
             self._waiter = None
             waiter[1].run(waiter[0], self)
@@ -156,18 +157,19 @@ class ResumingFuture(asyncio.Future[T]):
             self.get_loop().call_soon(waiter[0], self, context=waiter[1])
 
 
-# Postponed cancellation: it has arrived where it must not interrupt, and is raised at the next await of the task.
+# Postponed cancellation: a cancellation that has arrived where it must not interrupt. The next await of the task raises
+# it.
 #
-# The count of `Task.cancelling()` does not change meanwhile, so the sender of the cancellation can still take it back,
-# as `asyncio.timeout`, a `TaskGroup` and a scope of anyio do at the end of their blocks. Then it is not raised.
+# The count of `Task.cancelling()` does not change meanwhile, so the sender can still take the cancellation back, as
+# `asyncio.timeout`, a `TaskGroup` and a scope of anyio do at the end of their blocks. Then no await raises it.
 
-# For each task: the arguments of the `CancelledError`, by which a scope of anyio recognises its own, and the value of
-# `cancelling()` before.
+# For each task: the arguments of the `CancelledError`, by which a scope of anyio recognises its own cancellation, and
+# the value of `cancelling()` before.
 _postponed: "WeakKeyDictionary[asyncio.Task[Any], tuple[tuple[Any, ...], int]]" = WeakKeyDictionary()
 
 
 def postpone(args: tuple[Any, ...], undisturbed: int) -> None:
-    """Raise a cancellation that was caught where the running task awaits next.
+    """Raise a cancellation that was caught at the next await of the running task.
 
     A task that ends without another await ends with its result, so that finished work is not lost.
 
@@ -177,19 +179,19 @@ def postpone(args: tuple[Any, ...], undisturbed: int) -> None:
     """
     task = _running_task()
     _postponed[task] = args, undisturbed
-    # `task.cancel()` is called later, because before Python 3.13 it could not be taken back.
+    # `task.cancel()` is called later, because before Python 3.13 the sender could not take it back.
     task.get_loop().call_soon(_deliver, task)
 
 
 def raise_postponed() -> None:
     """Raise a cancellation that was postponed in the running task and not raised yet.
 
-    To be called before an await that would postpone the cancellation once more.
+    Call this before an await that would postpone the cancellation once more.
 
     Raises:
         asyncio.CancelledError: there is such a cancellation.
     """
-    args = _still_wanted(_running_task()) if _postponed else None  # nearly always there is none
+    args = _still_wanted(_running_task()) if _postponed else None  # nearly always, `_postponed` is empty
     if args is not None:
         raise asyncio.CancelledError(*args)
 
@@ -197,7 +199,7 @@ def raise_postponed() -> None:
 def _deliver(task: "asyncio.Task[Any]") -> None:
     args = _still_wanted(task)
     if args is not None:
-        task.uncancel()  # it was counted when it was sent
+        task.uncancel()  # the cancellation was counted when it was sent
         task.cancel(*args)
 
 
@@ -238,7 +240,7 @@ async def until(is_over: Callable[[], bool], wait: Callable[[], Awaitable[object
             try:
                 await wait()
             except asyncio.CancelledError as error:
-                cancelled = error  # the last one counts: if the first came from a scope, that scope would catch it
+                cancelled = error  # the last error counts: if the first came from a scope, that scope would catch it
     try:
         raise cancelled
     finally:
@@ -282,8 +284,8 @@ async def uninterrupted(work: Any) -> Any:
 class Condition:
     """A condition variable for the tasks of one event loop: as asyncio's, without the lock that one loop does not need.
 
-    It is for tasks that test a predicate again after each change. A task that waits for its turn, such as for a place
-    or an item, waits with a future in a line instead; and an event that happens once is an `asyncio.Event`.
+    This class is for tasks that test a predicate again after each change. A task that waits for its turn, such as for a
+    place or an item, waits with a future in a line instead. An event that happens once is an `asyncio.Event`.
     """
 
     __slots__ = ("_changed",)
@@ -316,8 +318,8 @@ _opened = itertools.count(1)
 class ContextTask(Generic[T]):
     """Enters an async context manager in a task of its own, keeps it open, and leaves it in the same task.
 
-    The context manager may hold a task group or a cancel scope, which must be left by the task that entered it. And the
-    task that first needed it may be cancelled while others still use it.
+    The context manager may hold a task group or a cancel scope, which must be left by the task that entered it. The
+    task that first needed the context manager may be cancelled while other tasks still use it.
 
     Args:
         manager: the context manager.
@@ -326,7 +328,7 @@ class ContextTask(Generic[T]):
 
     Attributes:
         task: the task.
-        number: a number that says in which order context tasks were opened; 0 before this one is open.
+        number: a number that says in which order context tasks were opened; 0 before this task is open.
     """
 
     def __init__(self, manager: AbstractAsyncContextManager[T], name: str, context: Context | None = None) -> None:
@@ -358,18 +360,18 @@ class ContextTask(Generic[T]):
 
     @property
     def error(self) -> BaseException | None:
-        """The error of entering or leaving; None if there was none, or if the task was cancelled or has not ended."""
+        """The error of entering or leaving; None without an error, or if the task was cancelled or has not ended."""
         return None if not self.task.done() or self.task.cancelled() else self.task.exception()
 
     async def settled(self) -> None:
-        """Wait until the context manager is entered, or until the task has ended because that failed."""
+        """Wait until the context manager is entered, or until the task has ended because entering failed."""
         either: list[asyncio.Future[Any]] = [self.task, self._entered]
         await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if not self.is_open:  # the error is known once the context manager has been left
             await asyncio.wait([self.task])
 
     def end_soon(self) -> None:
-        """Begin to leave the context manager; if it is still being entered, cancel that."""
+        """Begin to leave the context manager; if it is still being entered, cancel the entering."""
         if self._closing.done():
             return
         self._closing.set_result(None)  # in any case, because an `__aenter__` may swallow the cancellation and go on
@@ -377,7 +379,7 @@ class ContextTask(Generic[T]):
             self.task.cancel()
 
     async def ended(self) -> BaseException | None:
-        """Leave the context manager and wait for that, even if the caller is cancelled; return the error, if any."""
+        """Leave the context manager, and wait for that, even if the caller is cancelled; return the error, if any."""
         self.end_soon()
         await uninterrupted(asyncio.wait([self.task]))
         return self.error

@@ -21,26 +21,27 @@ from .threads import ThreadShare
 
 # Worker: a plain asyncio task that carries frames through actors.
 #
-# It runs a handler from its first step to its last. Then it carries the frame on into the next actor, if that has a
-# free place; otherwise it puts the frame into the inbox of that actor, and takes the next frame that is ready.
+# A worker runs a handler from its first step to its last. Then it carries the frame on into the next actor, if that
+# actor has a free place. Otherwise it puts the frame into the inbox of that actor, and takes the next ready frame.
 #
-# Ownership. All of a worker, its group and its actors is of the thread of the loop; other threads read `frame`, `actor`
-# and `attempt` through a `Handling`, and write nothing. The worker alone writes its fields, but for these:
-# - `first` is written by `WorkerGroup.start_worker`, before the task begins.
-# - `cancels` is raised by who ends the frame, and lowered by the worker once the handler has unwound.
+# Ownership. Only the thread of the loop writes to a worker, its group and its actors. Other threads read `frame`,
+# `actor` and `attempt` through a `Handling`, and write nothing. Only the worker writes its fields, except for these:
+# - `first`: `WorkerGroup.start_worker` writes it before the task begins.
+# - `cancels`: code that ends the frame raises it, and the worker lowers it once the handler has unwound.
 # - `attempt`, `attempt_deadline`, `waited_seconds` and `outside_call` belong to the attempt while a handler runs.
-# - `frame` and `actor` are written by a line and by the feed while the worker waits for these, in its own task.
-# - `budget` is lent to what runs in its task: lines, chains that were slow, and the worker of a body.
+# - `frame` and `actor`: a line and the feed write them in the task of the worker, while the worker waits for the two.
+# - `budget`: lines, slow chains, and the worker of a body in the same task use it up as well.
 
-# pyright loses the types in the loop that carries a frame from actor to actor, because each actor is read from the one
-# before; mypy does not, and checks them.
+# pyright loses the types in the loop that carries a frame from actor to actor, because each actor is read from the
+# actor before. mypy keeps these types, and checks them.
 # pyright: reportUnknownMemberType=false, reportUnknownArgumentType=false, reportUnknownVariableType=false
 
 
 # How many hops a worker makes before it yields to the loop: about 0.1 ms with handlers that do nothing. That is long
 # against the cost of the yield (2 us), and short against any timer.
 BUDGET = 256
-# How many turns of the loop frames may wait for workers that go on: a turn costs as much as one more worker.
+# How many turns of the loop frames may wait for the present workers before more are started: a turn costs as much as
+# one more worker.
 TURNS = 4
 _NO_FRAME: Frame = cast("Frame", None)
 _NO_ACTOR: Final = NodeActor("(none)", "", 0, Policy(), Limiter(), Channel(None))
@@ -49,17 +50,18 @@ _OWN_CANCEL = "penstock: the item has ended"
 
 
 class Worker(current.Position):
-    """One task that runs handlers, one after the other; it is also the position of that task.
+    """One task that runs handlers, one after the other; a worker is also the position of that task.
 
     Attributes:
-        group: the group that the worker belongs to. It is removed when the worker has ended, or there would be a cycle:
-            contexts refer to positions, and groups to contexts.
+        group: the group that the worker belongs to; reset when the worker has ended, to break a cycle: contexts refer
+            to positions, and groups to contexts.
         outside_call: the last call in a thread or on a device, which may go on after its attempt has ended.
         cancels: how often the engine has cancelled this task without undoing it yet.
         undisturbed: the value of `cancelling()` of the task without the cancellations of the engine.
-        budget: how many hops it may make before it yields to the loop. The workers inside of its handlers, which run
-            bodies of control flow in the same task, use it up as well.
-        first: the frame that it begins with, the actors that the frame has to enter, and the actor that it comes from.
+        budget: how many hops the worker may make before it yields to the loop. Workers inside of its handlers, which
+            run bodies of control flow in the same task, use up the same budget.
+        first: the frame that the worker begins with, the actors that the frame has to enter, and the actor that the
+            frame comes from.
     """
 
     __slots__ = (
@@ -88,7 +90,7 @@ class Worker(current.Position):
         return self
 
     def is_in(self, frame: Frame, actor: NodeActor) -> bool:
-        """Whether it runs the handler of `actor` for `frame`."""
+        """Whether the worker runs the handler of `actor` for `frame`."""
         return self.frame is frame and self.actor is actor
 
     def cancel_if_in(self, frame: Frame) -> None:
@@ -96,7 +98,7 @@ class Worker(current.Position):
         if self.frame is frame:
             cancel_once(self, _OWN_CANCEL)
 
-    async def run(self) -> None:  # noqa: C901 - the hot path: every call out of it costs as much as a hop
+    async def run(self) -> None:  # noqa: C901 - the hot path: a further function call costs as much as a hop
         """Run handlers until the group is closed and no frame is ready."""
         group = self.group
         loop, deadline, traced = group.loop, group.ends_at, group.traced
@@ -132,7 +134,7 @@ class Worker(current.Position):
                     await group.wait_for_work()
                     self.budget = BUDGET
                     continue
-                if frame.state != "running":  # it has ended while it was ready
+                if frame.state != "running":  # the frame has ended while it was in `ready`
                     actor.limiter.release()
                     continue
                 self.frame, values, following = frame, frame.values, actor
@@ -165,7 +167,7 @@ class Worker(current.Position):
                         else:
                             value = await actor.fn(*actor.args_of(values), **actor.kwargs_of(values))
                     except BaseException as error:
-                        if self.frame is None:  # it came between two items of a line
+                        if self.frame is None:  # the error came between two items of a line
                             raise
                         self._end_without_result(error)
                         break
@@ -176,7 +178,7 @@ class Worker(current.Position):
                     limiter = actor.limiter
                     following = actor.successor
                     if following is not None and following.limiter.free > 0:
-                        # The value has one reader, which waits for nothing else.
+                        # The value has one reader, which waits for no other input.
                         following.limiter.free -= 1
                         values[actor.out] = value
                     elif following is not None:
@@ -198,7 +200,7 @@ class Worker(current.Position):
                         limiter.release()
                     else:
                         limiter.free += 1
-                # An idle worker holds no item. And a cancellation that is on its way must not hit the next item.
+                # An idle worker keeps no item alive. And a cancellation that is on its way must not hit the next item.
                 self.frame = self.actor = None
                 value = going = following = None
                 frame, values = _NO_FRAME, NOTHING
@@ -212,9 +214,9 @@ class Worker(current.Position):
             group.left(self)
 
     def next_item(self, actor: NodeActor) -> Frame | None:
-        """Take the next item from the feed, if it begins in `actor` and `run` has nothing to do before.
+        """Take the next item from the feed, if it begins in `actor` and `run` has no other work to do first.
 
-        This is what `run` does between two items that go through one line of nodes, which has ended the first.
+        A line of nodes calls this between two items, instead of returning to `run`.
         """
         group, task = self.group, self.task
         assert group.feed is not None
@@ -223,7 +225,7 @@ class Worker(current.Position):
             group.ready
             or self.budget < LONGEST_LINE
             or task.cancelling() != self.undisturbed
-            or actor.completed < actor.mode  # it is timed from now on
+            or actor.completed < actor.mode  # the actor is timed from now on
         ):
             return None
         pulled = group.feed.pull(self)
@@ -241,12 +243,13 @@ class Worker(current.Position):
     async def _enter(
         self, frame: Frame, entries: tuple[NodeActor, ...], before: NodeActor | None
     ) -> tuple[NodeActor, Frame] | None:
-        """Have the frame that the worker begins with enter actors; return one of them, if the worker goes on with it.
+        """Have the first frame of the worker enter actors; return the actor that the worker runs next, if any.
 
         Args:
             frame: the frame.
             entries: the actors, whose inputs are complete.
-            before: the actor that the frame comes from, in which it holds a place until then; None if the frame is new.
+            before: the actor that the frame comes from, where it holds a place until it has entered the others; None if
+                the frame is new.
         """
         self.first = None
         entered: tuple[NodeActor, Frame] | None = None
@@ -268,12 +271,12 @@ class Worker(current.Position):
     def _distribute(self, actor: NodeActor, frame: Frame) -> tuple[NodeActor | None, list[NodeActor]]:
         """Tell the readers of a value that it is ready.
 
-        Written out in `run` for a branch that is not the last, this would save 3 % of a fan-out that waits, for five
-        more branches there.
+        A copy in `run` for all branches but the last would save 3 % of a fan-out that waits; it would add five branches
+        of code there.
 
         Returns:
-            Of the actors whose inputs are complete now: one to carry the frame on into, or None; and those whose inbox
-            is full.
+            Two values about the actors whose inputs are complete now: the actor to carry the frame on into, or None;
+            and the actors whose inbox is full.
         """
         following: NodeActor | None = None
         full = _NONE_FULL
@@ -297,16 +300,16 @@ class Worker(current.Position):
             elif not consumer.offer(frame):
                 full = [*full, consumer]
         if full and following is not None:
-            # This worker is about to wait; another one has to carry the frame on.
+            # This worker is about to wait; another worker has to carry the frame on.
             self.group.enqueue(following, frame)
             following = None
         return following, full
 
     async def _wait_for_room(self, full: list[NodeActor]) -> None:
-        """Wait until full inboxes have room for the present frame, which is backpressure.
+        """Wait until full inboxes have room for the present frame; so backpressure reaches the present node.
 
         The worker keeps its place in the present node meanwhile, so that the node stands still. But a place that other
-        call sites share is given back first: one of these call sites may have to run before there is room.
+        call sites share is given back first: one of these call sites may have to run before an inbox has room.
         """
         if self.actor is None:  # the frame is new
             await self._queue(full, is_full=True)
@@ -328,14 +331,14 @@ class Worker(current.Position):
 
         Args:
             full: the actors.
-            is_full: whether they have refused the frame just now.
+            is_full: whether the actors have refused the frame just now.
         """
         frame = self.frame
         assert frame is not None
         try:
             for actor in full:
                 await actor.queue(frame, is_full=is_full)
-                is_full = False  # there may be room in the others by now
+                is_full = False  # the other inboxes may have room by now
         except asyncio.CancelledError as error:
             stopped = self._is_stopped()
             self.frame = None
@@ -345,11 +348,11 @@ class Worker(current.Position):
                 else:
                     frame.fail(foreign_cancel(error), full[0])
                 return
-        if frame.state == "failed" or frame.state == "cancelled":  # another worker may have carried it to "done"
+        if frame.state == "failed" or frame.state == "cancelled":  # not "done" by another worker
             frame.leave()
 
     def _end_without_result(self, failure: BaseException | None) -> None:
-        """Record the failure of the handler; or, if its frame has ended meanwhile, that the handler has unwound."""
+        """Record the failure of the handler; or, if its frame has ended meanwhile, the end of the handler."""
         frame, actor = self.frame, self.actor
         assert frame is not None
         assert actor is not None
@@ -361,7 +364,7 @@ class Worker(current.Position):
             cut_line(failure)
         if frame.state != "running":
             if failure is not None and not isinstance(failure, asyncio.CancelledError):
-                frame.fail(failure, actor, self.attempt)  # too late to be the outcome: it is only logged
+                frame.fail(failure, actor, self.attempt)  # too late for the outcome: the failure is only logged
             frame.leave()
         elif stopped and self._nested and isinstance(failure, asyncio.CancelledError):
             frame.cancel()
@@ -375,7 +378,7 @@ class Worker(current.Position):
         actor.limiter.release()
 
     def _is_stopped(self) -> bool:
-        """Undo the cancellations that the engine sent; return whether others remain, so that the worker has to end."""
+        """Undo the cancellations of the engine; return whether others remain: then the worker has to end."""
         task = self.task
         assert task is not None
         while self.cancels:
@@ -385,7 +388,7 @@ class Worker(current.Position):
         return task.cancelling() > self.undisturbed
 
     async def _let_others_run(self) -> None:
-        """Yield to the loop once. The engine does not cancel a worker meanwhile: it is between two handlers."""
+        """Yield to the loop once. The engine does not cancel the worker meanwhile, because no handler runs in it."""
         group = self.group
         if self.calls is not None:
             await end_calls(self)
@@ -399,14 +402,15 @@ class Worker(current.Position):
 
 # WorkerGroup: a group of workers with one queue of work.
 #
-# All items of an unsampled stream have one group; each call of a deployment and each `run` has its own. The workers of
-# a group share a context, and an item runs in the context of its group.
+# All items of an unsampled stream have one group; each call of a deployment and each `run` has its own group. The
+# workers of a group share a context, and an item runs in the context of its group.
 #
-# How many workers are there? As many as there are handlers suspended at the same time, plus one. They are not counted:
-# a worker that leaves work in `ready` schedules one callback. When that runs, the loop has control again, so all
-# workers are suspended, and if there is still work, one more worker is needed. A node that never suspends keeps one. If
-# handlers suspend and return at once, a few workers do all: more are made only for what these would leave for long. In
-# the group of one frame, a worker that finds no work ends, unless a step behind it may need several workers again.
+# A group needs as many workers as handlers are suspended at the same time, plus one. Suspended handlers are not
+# counted. Instead, a worker that leaves work in `ready` schedules one callback. When the callback runs, the loop has
+# control again, so all workers are suspended. If work is still left, one more worker is needed. Handlers that never
+# suspend need one worker. For handlers that suspend and return at once, a few workers are enough: more are made only
+# for frames that would wait long. In the group of one frame, a worker that finds no work ends, unless a later step may
+# need several workers again.
 
 _NONE_FULL: list[NodeActor] = []
 
@@ -414,9 +418,9 @@ _NONE_FULL: list[NodeActor] = []
 class NoItem(Enum):
     """Why a feed has no item for a worker."""
 
-    AGAIN = "items were run right here, or put into an inbox: the loop gets its turn, and then there may be more"
-    NO_ROOM = "as many items are in flight as may be; the feed is removed meanwhile"
-    NEEDS_ACTORS = "an item of a graph has come whose actors are yet to be made; the feed is removed meanwhile"
+    AGAIN = "items were run in `pull` itself, or put into an inbox: the loop gets its turn, and more may follow"
+    NO_ROOM = "the limit of items in flight is reached; the feed is removed meanwhile"
+    NEEDS_ACTORS = "the actors for the graph of the next item are not made yet; the feed is removed meanwhile"
     BLOCKED = "an item waits for room in an inbox; the feed is removed meanwhile"
     ENDED = "no more items come; the feed is removed"
 
@@ -425,7 +429,7 @@ class Feed(Protocol):
     """A source of items for workers that have nothing to do."""
 
     def pull(self, worker: Worker, /) -> tuple[NodeActor, Frame] | NoItem:
-        """Return the actor that runs an item, with a place taken, and the item; or why there is none."""
+        """Return the actor that runs an item, with a place taken, and the item; or why the feed has no item."""
         ...
 
     def wanted(self) -> int:
@@ -437,10 +441,10 @@ class Member(Protocol):
     """A member of a group: a worker, or the task of a generator.
 
     Attributes:
-        group: the group that it belongs to.
+        group: the group that the member belongs to.
         task: the task.
-        outside_call: its last job in a thread or on a device, which may go on after its attempt.
-        cancels: how often the engine has cancelled its task and not yet undone it.
+        outside_call: the last job in a thread or on a device, which may go on after its attempt.
+        cancels: how often the engine has cancelled the task without undoing it yet.
     """
 
     group: "WorkerGroup"
@@ -450,15 +454,15 @@ class Member(Protocol):
 
     @property
     def position(self) -> current.Position:
-        """The frame and the actor that it works for."""
+        """The frame and the actor that the member works for."""
         ...
 
     def is_in(self, frame: Frame, actor: NodeActor, /) -> bool:
-        """Whether it runs the handler, or the stream, of `actor` for `frame`, and holds a place of the actor."""
+        """Whether the member runs the handler or the stream of `actor` for `frame`, and holds a place of the actor."""
         ...
 
     def cancel_if_in(self, frame: Frame, /) -> None:
-        """Cancel the task if it still works for `frame`."""
+        """Cancel the task if the member still works for `frame`."""
         ...
 
 
@@ -469,8 +473,8 @@ class WorkerGroup:
         context: the context of the handlers; each worker after the first gets a copy of it.
         on_empty: called with the group when it is closed and its last worker has ended.
         traced: whether the frames are sampled, so that node executions take the general path, which opens spans.
-        ends_at: the time at which a timer ends the frames, in the loop's time; None without one. Workers look at it, to
-            yield to the loop so that the timer can run.
+        ends_at: the time at which a timer ends the frames, in the loop's time; None without a timer. Workers then yield
+            to the loop, so that the timer can run.
         threads: the share of threads that the frames may keep busy; None for all threads of the Engine.
 
     Attributes:
@@ -478,14 +482,14 @@ class WorkerGroup:
         workers: the members of the group; `joined` and `left` maintain it.
         runnable: how many workers are scheduled on the loop and will run in a coming turn.
         armed: whether a callback to `_find_workers` is scheduled.
-        feed: the source that idle workers ask for items; None if it has none now.
+        feed: the source that idle workers ask for items; None if the source has no items now.
         closed: whether workers end when they find no work.
         is_exclusive: whether the group has a single frame, so that its workers never go on to another item.
-        waited_for_in: the groups whose members a scope waits for, to which this one is added with its first member.
+        waited_for_in: the groups whose members a scope waits for; the first member adds this group to them.
         caller: for a run, stream or call inside of a handler: the actor of that handler.
-        events: for the events that its handlers emit, an `EventBuffer` of the engine; None if they are not read.
-        handlers: bounds how many handlers of a run, in all of its groups, run at a time; None without a bound.
-        step: for what runs inside of a step: the name of the step, and which call of its handler it is.
+        events: the `EventBuffer` for events that handlers of the group emit; None if nobody reads the events.
+        handlers: bounds how many handlers of a run, in all its groups, run at a time; None without a bound.
+        step: for a group inside of a step: the name of the step, and the number of the call in its handler.
     """
 
     # As in a frame, attributes that few groups need have their defaults in the class, and attributes that every worker
@@ -523,7 +527,7 @@ class WorkerGroup:
         self._on_empty = on_empty
 
     def for_bodies(self, on_empty: Callable[["WorkerGroup"], None]) -> "WorkerGroup":
-        """Return a group for the bodies of a step of control flow: in the present context, otherwise as this one."""
+        """Return a group for the bodies of a step of control flow: like this group, but in the present context."""
         group = WorkerGroup(
             self.loop, copy_context(), on_empty, traced=self.traced, ends_at=self.ends_at, threads=self.threads
         )
@@ -545,7 +549,7 @@ class WorkerGroup:
             self.workers = {*self.workers, member}
 
     def left(self, member: Member) -> None:
-        """Remove a member that has ended; others run the frames that are ready, and the last one ends the group."""
+        """Remove a member that has ended. Other members run the ready frames; the last member ends the group."""
         if isinstance(self.workers, set):
             self.workers.discard(member)
         else:
@@ -564,7 +568,7 @@ class WorkerGroup:
             self.schedule_check()
 
     def enqueue_first(self, actor: NodeActor, frame: Frame) -> None:
-        """Put a frame first in the queue; only for a worker that is about to end: `left` then arms the group."""
+        """Put a frame first in the queue, for a worker that has used up its budget and is about to yield."""
         self.enqueue(actor, frame)
         self.ready.rotate(1)
 
@@ -574,7 +578,7 @@ class WorkerGroup:
         self.loop.call_soon(self._find_workers)
 
     def start(self, frame: Frame, entries: tuple[NodeActor, ...]) -> list[NodeActor]:
-        """Let a new frame into the actors that wait for no other; return the actors whose inbox is full."""
+        """Let a new frame enter the actors whose inputs are complete; return the actors whose inbox is full."""
         if not entries:
             frame.finish()
         full = _NONE_FULL
@@ -596,15 +600,15 @@ class WorkerGroup:
             if worker.position.frame is frame:
                 count += 1
                 if worker.task is current_task:
-                    # A handler cancels its own item. A cancel() from inside could hit the next item instead, so this
-                    # waits until the handler is suspended.
+                    # A handler cancels its own item. A cancel() from inside could hit the next item instead, so the
+                    # cancel waits until the handler is suspended.
                     self.loop.call_soon(worker.cancel_if_in, frame)
                 else:
                     worker.cancel_if_in(frame)
         return count
 
     def close(self) -> None:
-        """Note that no more work will come, so that workers end when they find none."""
+        """Note that no more work will come, so that workers without work end."""
         self.closed = True
         if self._idle:
             self._wake(len(self._idle))
@@ -624,10 +628,10 @@ class WorkerGroup:
                 self.left(member)
 
     def outlived_by(self, call: OutsideCall) -> None:
-        """Note work outside of the loop that goes on although its attempt has ended; most groups do not wait for it."""
+        """Note a call outside of the loop that goes on after its attempt has ended; most groups do not wait for it."""
 
     def ended(self) -> None:
-        """Call `on_empty`, once; the function is forgotten then, because it may refer to this group."""
+        """Call `on_empty` once, and forget the function, because it may refer to this group."""
         on_empty, self._on_empty = self._on_empty, _ignore
         on_empty(self)
 
@@ -651,17 +655,17 @@ class WorkerGroup:
         """Wake or start workers for the frames that are ready."""
         wanted = 0 if self.feed is None else self.feed.wanted()
         wanted += len(self.ready)
-        self.armed = False  # only now: while the feed puts frames into `ready`, it need not arm the group
+        self.armed = False  # only after `wanted()`, in which the feed may put frames into `ready`
         if not wanted:
             self._left_over = 0
             return
-        if self.runnable:  # a worker is about to run; look again after that
+        if self.runnable:  # a worker is about to run: check again after it
             self.schedule_check()
             return
-        more = self._wake(wanted)  # if there is an idle worker, one may be enough for all the work
+        more = self._wake(wanted)  # an idle worker may be enough for all the work
         if not more:
-            # Doubling their number reaches any number of workers in a few turns of the loop, and makes few in vain if
-            # handlers suspend only now and then.
+            # Doubling the number reaches any number of workers in a few turns of the loop. Few workers are made in vain
+            # if handlers suspend only now and then.
             more = min(wanted, max(1, len(self.workers)))
             taken = self._left_over - wanted
             if taken > 0:  # handlers return at once, so the workers will soon take more
@@ -672,7 +676,7 @@ class WorkerGroup:
         self.schedule_check()
 
     def _wake(self, wanted: int) -> int:
-        """Wake up to `wanted` idle workers; return how many there were."""
+        """Wake up to `wanted` idle workers; return how many were woken."""
         before = self.runnable
         while self._idle and self.runnable - before < wanted:
             future = self._idle.pop()
@@ -692,9 +696,9 @@ class WorkerGroup:
         """Start one more worker.
 
         Args:
-            frame: the frame that it begins with, if any.
+            frame: the frame that the worker begins with, if any.
             entries: the actors that the frame has to enter.
-            before: the actor that the frame comes from, in which it holds a place until it has entered the others.
+            before: the actor that the frame comes from, where it holds a place until it has entered the others.
             eagerly: whether the worker takes its first step at once.
         """
         worker = Worker(self)
@@ -705,7 +709,7 @@ class WorkerGroup:
         if eagerly:
             start_eagerly(self.loop, worker.run(), context)
         else:
-            # With a name, because asyncio takes half a microsecond to make one up.
+            # With a name, because asyncio takes half a microsecond to make up a name.
             worker.task = start_task(self.loop, worker.run(), name="penstock-worker", context=context)
 
 

@@ -1,4 +1,4 @@
-"""One worker process: started, spoken with over its sockets, and ended."""
+"""The engine's side of one worker process: its start, its sockets, and its end."""
 
 import asyncio
 import multiprocessing
@@ -24,26 +24,26 @@ from ._process_worker import FOR_ENGINE, READY, serve
 from .process_messages import IN_CONNECTION, KILLS_WORKER, PACKET_HEAD, TELLS_BEGIN
 from .threads import WORKER_NAME
 
-# How often a thread that waits for a reply looks whether the process still exists. A closed socket tells it at once,
-# but a child that the process has forked may hold the socket open.
+# How often a thread that waits for a reply checks whether the process still exists. A closed socket ends the wait at
+# once, but a child that the process has forked may hold the socket open.
 ALIVE_CHECK_SECONDS = 1.0
-# Sockets that keep packets whole, and tell the reader when the other end was closed. The systems of Apple have none for
-# Unix sockets; there, a read from datagrams fails once the other end was closed.
+# Sockets that keep packets whole, and tell the reader when the other end was closed. Apple's systems have no such Unix
+# sockets; there, a read from a datagram socket fails once the other end was closed.
 _PACKETS = socket.SOCK_DGRAM if sys.platform == "darwin" else socket.SOCK_SEQPACKET
 NO_ITEM: Mapping[str, object] = {}
 NO_REQUEST = process_messages.CallRequest("", (), {})
 
 _spawn = multiprocessing.get_context("spawn")
-# Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads. It
-# is held while this process is forked, too: in the midst of a start, the child would inherit a lock of multiprocessing
-# that none of its threads gives back. Reentrant, because a signal handler may fork.
+# Guards multiprocessing's list of children, which is not thread-safe: a start polls the children of other threads. The
+# lock is held while this process is forked, too: a fork in the midst of a start would leave the child a lock of
+# multiprocessing that none of its threads gives back. Reentrant, because a signal handler may fork.
 _children_lock = threading.RLock()
 _sockets: "weakref.WeakSet[socket.socket]" = weakref.WeakSet()
 
 
 @dataclass(slots=True, eq=False)
 class WorkerCall:
-    """A call that a worker process is to make, and what hears of its outcome."""
+    """A call for a worker process, with the future and the callbacks for its outcome."""
 
     request: process_messages.CallRequest
     priority: int
@@ -51,10 +51,10 @@ class WorkerCall:
     begun: Callable[[], None] | None = None
     took: Callable[[float], None] | None = None
     kills_worker: bool = False  # an injected fault
-    number: int = 0  # its own in the pool, and its place among the calls of its priority
-    is_errand: bool = False  # for its worker alone, from the pool itself
-    message: "process_messages.Message | None" = None  # once it is pickled
-    worker: "WorkerProcess | None" = None  # that it was sent to
+    number: int = 0  # the identity of the call in the pool, and its place among the calls of its priority
+    is_errand: bool = False  # whether the pool itself sends the call, to one particular worker
+    message: "process_messages.Message | None" = None  # the pickled call; None before it is pickled
+    worker: "WorkerProcess | None" = None  # the worker that has the call in its queue
     expected_seconds: float = 0.0
     is_large: bool = False  # too large for a packet
     is_cancelled: bool = False
@@ -66,24 +66,25 @@ class WorkerCall:
 class WorkerProcess:
     """A spawned process, its queue, and the parent's end of its connection.
 
-    Calls go into the queue, a pair of connected sockets for packets of which this process keeps both ends: what the
-    worker has not taken out, this process can. The kernel gives each packet to one of the two, so a call that was
-    taken back has not begun, and will not. One thread, that of the worker, waits for what comes through the connection.
+    Calls go into the queue, a pair of connected sockets for packets. The engine's process keeps both ends, so it can
+    take back calls that the worker has not taken out. The kernel gives each packet to one of the two processes, so a
+    call that was taken back has not begun, and will not begin. Each worker process has one thread in the engine's
+    process, which waits for the answers.
 
     Attributes:
         pid: the number of the process.
         connection: the socket for its answers, and for calls that are too large for a packet.
-        killed: whether this process has killed it.
-        instances: the numbers of the instances that it may have made.
+        killed: whether the engine's process has killed the worker.
+        instances: the numbers of the instances that the worker may have made.
         calls: the calls that were sent and have no answer yet, in order; the worker runs one after the other.
         errands: calls that only this worker can run, and that were not sent yet.
-        expected_seconds: how long its calls will take, from the first one on.
-        since: when the first of these was sent, or the one before it was answered.
-        is_ready: whether it has started.
-        is_resting: whether its thread waits for the doorbell, because the worker has no calls.
-        is_woken: whether its thread was woken otherwise, and has not noticed yet.
-        doorbell: has an entry once the thread shall not rest any longer. A queue, because ringing it does not give up
-            the GIL, which the event loop needs until it waits itself.
+        expected_seconds: how long all of `calls` will take, counted from the beginning of the first call.
+        since: when the first of `calls` was sent, or when the call before it was answered.
+        is_ready: whether the worker has started.
+        is_resting: whether the thread of the worker waits for the doorbell, because the worker has no calls.
+        is_woken: whether the thread was woken through the queue, and has not noticed yet.
+        doorbell: a queue that gets an entry to end the rest of the thread. Putting an entry into this kind of queue
+            does not give up the GIL, which the event loop needs until it waits itself.
         replies: reads the answers.
     """
 
@@ -110,9 +111,9 @@ class WorkerProcess:
         self._events.register(self._queue, select.POLLIN)
 
     def _start(self, child_end: socket.socket) -> None:
-        # Now, because the first start of a process would start the tracker, and so unblock them again.
+        # Start the tracker now: otherwise the first start of a process would, and would unblock the signals again.
         resource_tracker.ensure_running()
-        # They are blocked until the worker ignores them, so that a Ctrl-C while it starts does not print a traceback.
+        # Signals are blocked until the worker ignores them, so that a Ctrl-C during the start prints no traceback.
         previous = signal.pthread_sigmask(signal.SIG_BLOCK, FOR_ENGINE)
         try:
             with _as_no_daemon():
@@ -131,7 +132,7 @@ class WorkerProcess:
         return self.is_ready
 
     def has_reply(self, seconds: float) -> bool:
-        """Block until there is a reply, this thread is woken or the time is over; raises EOFError if it has died."""
+        """Block until a reply comes, this thread is woken or the time is over; raise EOFError if the worker died."""
         events = self._events.poll(seconds * 1000)
         if not events and seconds == ALIVE_CHECK_SECONDS and not self.alive():
             raise EOFError("the process is gone")
@@ -144,7 +145,7 @@ class WorkerProcess:
         return False
 
     def wake(self) -> None:
-        """Have the thread of the worker look after it; with the lock of the pool held."""
+        """Wake the thread of the worker; with the lock of the pool held."""
         if self.is_resting:
             self.is_resting = False
             self.doorbell.put(None)
@@ -152,17 +153,17 @@ class WorkerProcess:
             self.is_woken = True
             try:
                 self._worker_queue.send(b"w", socket.MSG_DONTWAIT)
-            except OSError:  # it has ended: its thread is awake
+            except OSError:  # the worker has ended, so its thread is awake
                 pass
 
     def put(self, call: WorkerCall) -> bool:
-        """Put a call into the queue; return False if there is no room. With the lock of the pool held."""
+        """Put a call into the queue; return False if the queue is full. With the lock of the pool held."""
         message = call.message
         assert message is not None
         head = self._head(call)
         try:
             self._queue.sendmsg([head] if call.is_large else [head, *message], (), socket.MSG_DONTWAIT)
-        except OSError:  # it is full, or the process has ended, which its thread will notice
+        except OSError:  # the queue is full; or the process has ended, which its thread will notice
             return False
         if not self.calls:
             self.since = time.monotonic()
@@ -175,13 +176,13 @@ class WorkerProcess:
         return True
 
     def take_back(self) -> list[WorkerCall]:
-        """Take the calls back that the worker has not begun, in their order; with the lock of the pool held."""
+        """Take back the calls that the worker has not begun, in their order; with the lock of the pool held."""
         numbers: set[int] = set()
-        with suppress(OSError):  # until it is empty
+        with suppress(OSError):  # until the queue is empty
             while packet := self._worker_queue.recv(PACKET_HEAD.size, socket.MSG_DONTWAIT):
                 numbers.add(PACKET_HEAD.unpack(packet)[1])
         taken = [call for call in self.calls if call.number in numbers]
-        if taken and taken[0].is_large:  # its bytes are on their way through the connection: it counts as begun
+        if taken and taken[0].is_large:  # its bytes are in the connection, so the call counts as begun
             self._queue.sendmsg([self._head(taken.pop(0))], (), socket.MSG_DONTWAIT)
         for call in taken:
             self.calls.remove(call)
@@ -216,7 +217,7 @@ class WorkerProcess:
             self.connection.shutdown(socket.SHUT_RDWR)
 
     def hang_up(self) -> None:
-        """Close the sockets; with the lock of the pool held, since others read from the queue."""
+        """Close the sockets; with the lock of the pool held, since other threads read from the queue."""
         for one in (self.connection, self._queue, self._worker_queue):
             one.close()
 
@@ -226,7 +227,7 @@ class WorkerProcess:
         if self.alive():
             self._process.kill()
         exit_code = None
-        # In a loop: if another thread polls this process at the same moment, only one of the two gets the exit code.
+        # In a loop: if another thread polls this process at the same moment, only one thread gets the exit code.
         for _ in range(100):
             if (exit_code := self._process.exitcode) is not None:
                 with _children_lock:
@@ -238,9 +239,10 @@ class WorkerProcess:
 
 @contextmanager
 def _as_no_daemon() -> Generator[None]:
-    """Allow a process that is a daemon of multiprocessing, as the workers of some servers are, to start processes.
+    """Allow a daemon process of multiprocessing, such as a worker of some servers, to start processes.
 
-    multiprocessing forbids that, because a daemon could leave its children behind. Our workers end with their parent.
+    multiprocessing forbids daemons to start processes, because a daemon could leave its children behind. Worker
+    processes of Penstock end with their parent.
     """
     configuration = cast("dict[str, Any]", getattr(process.current_process(), "_config"))  # noqa: B009 - not in its types
     is_daemon = configuration.pop("daemon", False)
@@ -252,12 +254,13 @@ def _as_no_daemon() -> Generator[None]:
 
 def _leave_to_parent() -> None:
     """Close the sockets of workers in a forked process, and forget the workers: they are children of the parent."""
-    global _children_lock  # noqa: PLW0603 - a new one: a signal handler that raised may have kept this from holding it
+    # A new lock, because this thread may not hold the old lock: a signal handler may have raised during `acquire`.
+    global _children_lock  # noqa: PLW0603
     _children_lock = threading.RLock()
     for each in list(_sockets):
         each.close()
     # At exit, multiprocessing waits for its children, and fails if they are children of another process. After a fork
-    # of its own, it clears this set in the same way.
+    # of its own, multiprocessing clears this set in the same way.
     process._children.clear()  # type: ignore[attr-defined] # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
 
 
