@@ -2,9 +2,9 @@
 
 Weights are float32. Contenders take turns, and each row has the median of the ratios of their rounds, and their range.
 
-    make bench-chat                            all rows, which takes ten minutes
-    make bench-chat ARGS="--only bare http"    some of them
-    make bench-chat ARGS="--minutes 10"        instead, memory under 1.5 times as many clients as slots
+    make bench-chat                                      all rows, which takes ten minutes
+    make bench-chat ARGS="--only bare-32 --rounds 3"     one of them, in three minutes
+    make bench-chat ARGS="--minutes 10"                  instead, memory under 1.5 times as many clients as slots
 """
 
 # The types of JAX leave parameters of some functions open.
@@ -40,7 +40,7 @@ from penstock import devices, engine, serving
 from tests.chat.reference import as_float32
 from tests.serving.openai_server import served
 
-CONTEXT, TOKENS, ROUNDS = 512, 60, 5
+CONTEXT, TOKENS = 512, 60
 QUESTION: Messages = [
     {"role": "user", "content": "Write a long story about a lock keeper, a heron and the flood in the old town."}
 ]
@@ -99,12 +99,12 @@ async def writing(rows: tuple[int, ...]) -> AsyncGenerator[Callable[[Asked], Awa
         yield ask
 
 
-async def compare(title: str, contenders: Sequence[Callable[[], Awaitable[float]]]) -> None:
+async def compare(rounds: int, title: str, contenders: Sequence[Callable[[], Awaitable[float]]]) -> None:
     """Print the first of two contenders, in tokens a second, over the second."""
     for contender in contenders:
         await contender()
     taken: list[list[float]] = []
-    for number in range(ROUNDS):
+    for number in range(rounds):
         order = contenders if number % 2 else contenders[::-1]
         seconds = {contender: await contender() for contender in order}
         taken.append([seconds[contender] for contender in contenders])
@@ -114,14 +114,14 @@ async def compare(title: str, contenders: Sequence[Callable[[], Awaitable[float]
     print(f"{title:58} {told}   seconds {first:.2f} and {second:.2f}", flush=True)
 
 
-async def bare() -> None:
-    """Print tokens a second of the actor over a loop that does nothing else."""
+async def bare(rows: int, rounds: int) -> None:
+    """Print tokens a second of the actor, for so many requests at once, over a loop that does nothing else."""
     prompt = tokenizer.prompt(QUESTION)
     assert 48 < len(prompt) <= 64, "so that the actor reads it in one part of 64"
     start, step = jax.jit(begin, donate_argnums=(2,)), jax.jit(go_on, donate_argnums=(2,))
     placed, sampling = jax.device_put(parameters), no_sampling(32)
 
-    def loop(rows: int) -> float:
+    def loop() -> float:
         began = perf_counter()
         slots = open_slots(model, 32)
         for slot in range(rows):
@@ -135,17 +135,16 @@ async def bare() -> None:
         return perf_counter() - began
 
     async with writing((1, 8, 32)) as ask:
-        for rows in (1, 8, 32):
 
-            async def ours(rows: int = rows) -> float:
-                began = perf_counter()
-                await asyncio.gather(*(ask(Asked(prompt, TOKENS)) for _ in range(rows)))
-                return perf_counter() - began
+        async def ours() -> float:
+            began = perf_counter()
+            await asyncio.gather(*(ask(Asked(prompt, TOKENS)) for _ in range(rows)))
+            return perf_counter() - began
 
-            async def theirs(rows: int = rows) -> float:
-                return await asyncio.to_thread(loop, rows)
+        async def theirs() -> float:
+            return await asyncio.to_thread(loop)
 
-            await compare(f"tokens a second over the bare loop, {rows} rows", [ours, theirs])
+        await compare(rounds, f"tokens a second over the bare loop, {rows} rows", [ours, theirs])
 
 
 @contextmanager
@@ -180,19 +179,16 @@ async def over_http(url: str, clients: int) -> float:
         return perf_counter() - began
 
 
-async def peers() -> None:
-    """Print tokens a second over llama.cpp, alone and for 16 requests at once, both over HTTP."""
+async def peers(clients: int, rounds: int) -> None:
+    """Print tokens a second over llama.cpp, for so many requests at once, both over HTTP."""
     app = serving.openai({"smollm2": served_by((1, 4, 16))}, max_in_flight=64)
     with llama() as other:
         async with served(app) as url:
-            for clients in (1, 16):
-                await compare(
-                    f"tokens a second over llama.cpp, {clients} at once",
-                    [partial(over_http, url, clients), partial(over_http, other, clients)],
-                )
+            contenders = [partial(over_http, url, clients), partial(over_http, other, clients)]
+            await compare(rounds, f"tokens a second over llama.cpp, {clients} at once", contenders)
 
 
-async def http() -> None:
+async def http(rounds: int) -> None:
     """Print 32 clients over HTTP over the same streams in the process."""
     graph = served_by((1, 32))
     service = engine.deploy(graph, max_in_flight=64)
@@ -209,10 +205,10 @@ async def http() -> None:
         return perf_counter() - began
 
     async with service, served(serving.openai({"smollm2": service})) as url:
-        await compare("32 clients over HTTP over streams", [partial(over_http, url, 32), inside])
+        await compare(rounds, "32 clients over HTTP over streams", [partial(over_http, url, 32), inside])
 
 
-async def slots() -> None:
+async def slots(_rounds: int) -> None:
     """Print how much of what is computed is needed, for prompts of 20 to 200 tokens."""
     chance = random.Random(0)
     prompts = [[chance.randrange(20, 49152) for _ in range(chance.randint(20, 200))] for _ in range(64)]
@@ -233,7 +229,7 @@ def first_letter(command: list[str], environment: dict[str, str]) -> float:
         return perf_counter() - began
 
 
-async def start() -> None:
+async def start(_rounds: int) -> None:
     """Print the time from the start of the program to the first letter, with programs that were kept and without."""
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "HOME": home, "TF_CPP_MIN_LOG_LEVEL": "3"}
@@ -275,19 +271,26 @@ async def soak(minutes: float) -> None:
         await asyncio.gather(watch(), *(client(http, url) for _ in range(12)))
 
 
-ROWS = {"bare": bare, "peers": peers, "http": http, "slots": slots, "start": start}
+ROWS: dict[str, Callable[[int], Awaitable[None]]] = {
+    **{f"bare-{rows}": partial(bare, rows) for rows in (1, 8, 32)},
+    **{f"peers-{clients}": partial(peers, clients) for clients in (1, 16)},
+    "http": http,
+    "slots": slots,
+    "start": start,
+}
 
 
 async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=list(ROWS), default=list(ROWS))
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--minutes", type=float)
     options = parser.parse_args()
     if options.minutes:
         await soak(options.minutes)
     else:
         for name in options.only:
-            await ROWS[name]()
+            await ROWS[name](options.rounds)
 
 
 if __name__ == "__main__":
