@@ -55,7 +55,6 @@ def run(options: argparse.Namespace) -> int:
     server.shutdown()
     serving.join()
     server.server_close()
-    processes.stop()
     return 0
 
 

@@ -11,7 +11,11 @@ import os
 import sys
 import threading
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from time import perf_counter
+
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
 
 import penstock as ps
 from penstock import data, engine, telemetry
@@ -209,7 +213,7 @@ async def many(number: int) -> int:
 EVIL = "<img src=x onerror=alert(1)>"
 
 
-@ps.node(name=f"{EVIL}\"'&</script><script>alert(2)</script>")
+@ps.node(name=f"{EVIL}\"'&</script><script>alert(2)</script>", concurrency=2)
 async def evil(number: int) -> int:
     await asyncio.sleep(0.01)
     raise ValueError(f"{EVIL} {number}")
@@ -223,10 +227,28 @@ _hostile.__name__ = f"graph {EVIL}"
 hostile = ps.graph(_hostile)
 
 
+def tenant(call: ps.Call[object]) -> str:
+    return f"{EVIL} of a tenant"
+
+
+async def serve_hostile() -> None:
+    trace.set_tracer_provider(TracerProvider())
+    async with engine.deploy(hostile, key=tenant) as service:
+
+        async def caller() -> None:
+            while True:
+                with suppress(ValueError):
+                    await service(7)
+
+        await asyncio.gather(*[caller() for _ in range(4)])
+
+
 async def run(kind: str) -> None:
+    if kind == "hostile":
+        await serve_hostile()
     graph = {
         "kinds": kinds, "moves": moves, "holds": holds, "gil": gil, "long": long, "reader": reader, "many": many,
-        "worker": worker, "hostile": hostile, "scopes": moves,
+        "worker": worker, "scopes": moves,
     }[kind]  # fmt: skip
 
     async def calls() -> AsyncIterator[ps.Call[int]]:
@@ -241,7 +263,7 @@ async def run(kind: str) -> None:
                 if kind == "reader":
                     await asyncio.sleep(0.02)
 
-    await asyncio.gather(*[one_stream() for _ in range(2 if kind == "scopes" else 1)])
+    await asyncio.gather(*[one_stream() for _ in range(20 if kind == "scopes" else 1)])
 
 
 if __name__ == "__main__":

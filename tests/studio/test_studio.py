@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 from base64 import b64encode
@@ -132,6 +133,18 @@ def test_signals_in_a_row_end_the_command(tmp_path: Path) -> None:
             process.kill()
 
 
+def test_a_process_that_does_not_answer_holds_up_no_end(tmp_path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(str(tmp_path / "app.sock"))
+        silent.listen()
+        with Studio(tmp_path / "app.sock"):
+            asking, _ = silent.accept()
+            assert asking.recv(9)
+            began = monotonic()
+        assert monotonic() - began < 5  # a look waits for ten seconds
+        asking.close()
+
+
 # --- Several processes ---
 
 
@@ -186,9 +199,10 @@ def test_a_page_gets_what_is_newer_than_it_has(tmp_path: Path) -> None:
 def test_one_of_several_scopes_is_looked_at(tmp_path: Path) -> None:
     path = tmp_path / "app.sock"
     with exposed(path, "tests.studio.alive", "scopes"), Studio(path) as studio:
-        whole = until(studio, 0, lambda one: one["look"] and len(one["look"]["graphs"][0]["scopes"]) == 2)["look"]
+        whole = until(studio, 0, lambda one: one["look"] and len(one["look"]["graphs"][0]["scopes"]) == 20)["look"]
         [graph] = whole["graphs"]
-        (scope, label), _ = graph["scopes"]
+        scopes = [scope for scope, _ in graph["scopes"]]
+        scope, label = graph["scopes"][0]
         assert label.startswith("stream ")
 
         def done(look: dict[str, Any]) -> int:
@@ -202,6 +216,12 @@ def test_one_of_several_scopes_is_looked_at(tmp_path: Path) -> None:
         give_up = monotonic() + 30
         while not 0 < of_scope() < 0.75 * done(studio.looks()["processes"][0]["look"]):
             assert monotonic() < give_up
+        # More pages may choose than a process takes connections.
+        number = studio.looks()["number"]
+        while studio.looks()["number"] < number + 4:
+            assert monotonic() < give_up
+            assert [studio.ask(f"/looks?scope={one}")[0] for one in scopes] == [200] * 20
+            assert studio.looks()["processes"][0]["alive"]
 
 
 # --- What runs badly ---

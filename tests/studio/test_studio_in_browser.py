@@ -232,10 +232,26 @@ def test_names_messages_and_keys_are_only_text(shown: Shown) -> None:
     assert alive.EVIL in browser.run("document.getElementById('graph-title').textContent")
     assert alive.EVIL in browser.run("document.querySelector('#steps tbody th').textContent")
     assert browser.run("document.querySelector('#picture .box > text').textContent").startswith(alive.EVIL)
+    browser.until("document.querySelector('#items a') && document.querySelector('#failures td:nth-child(5)')")
+    items, failures = texts(browser, "#items tbody tr"), texts(browser, "#failures tbody tr")
+    assert all(f"{alive.EVIL} of a tenant" in text for text in items)
+    assert all(f"{alive.EVIL} 7" in text for text in failures)
     assert browser.run(
         "[...document.querySelectorAll('*')].every(e => !e.getAttributeNames().some(n => /^on/.test(n)))"
     )
     assert browser.complaints() == []
+
+
+def test_a_trace_has_a_link_that_tells_the_other_side_nothing(shown: Shown) -> None:
+    browser = shown.open("hostile")
+    browser.until("document.querySelector('#items a')")
+    links = browser.run(
+        "[...document.querySelectorAll('main a[href*=\"//\"]')].map(a => [a.href, a.rel, a.target, a.textContent])"
+    )
+    for address, rel, target, text in links:
+        trace = address.removeprefix("http://jaeger.example/trace/")
+        assert len(bytes.fromhex(trace)) == 16
+        assert (rel, target, text) == ("noopener noreferrer", "_blank", trace[:8])
 
 
 # --- Who looks ---

@@ -36,6 +36,8 @@ PAUSE_SECONDS: Final = 1.0
 _SILENT_SECONDS: Final = 3.0
 # For how long a scope that a page has chosen is looked at beside the whole, after the page has asked for it last.
 _CHOSEN_SECONDS: Final = 5.0
+# Each has a connection of its own, and a process takes sixteen.
+_MOST_CHOSEN: Final = 8
 _RECORD_SECONDS: Final = 10
 # Profiles that were recorded and can still be opened: a page of 2 MB each.
 _PROFILES: Final = 4
@@ -59,6 +61,8 @@ class Settings:
 class Watched:
     """One process, at one socket. A thread looks at it once a second; a process that is gone is looked for again.
 
+    The thread ends with the program: a look may wait for ten seconds, and nothing waits for it.
+
     Args:
         number: stands for the process on the page.
         path: the path of its socket.
@@ -80,17 +84,10 @@ class Watched:
         self._chosen: dict[str, float] = {}
         self._of_scopes: dict[str, tuple[Client, list[dict[str, Any]]]] = {}
         self._drawings: dict[str, Drawing] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._look_on, name=f"penstock-studio-{number}", daemon=True)
 
     def start(self) -> None:
         """Begin to look."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """End; a look that has begun ends first."""
-        self._ended.set()
-        self._thread.join()
+        threading.Thread(target=self._look_on, name=f"penstock-studio-{self.number}", daemon=True).start()
 
     def since(self, newer: int, scope: str) -> dict[str, Any]:
         """Return what the page does not know yet.
@@ -145,18 +142,16 @@ class Watched:
             return client.profile(for_seconds)
 
     def _look_on(self) -> None:
-        while not self._ended.is_set():
+        while True:
             try:
                 with closing(Client(self.path)) as client:
-                    while not self._ended.wait(self._looked(client)):
-                        pass
+                    while True:
+                        time.sleep(self._looked(client))
             except (OSError, LookupError, TypeError, ValueError) as error:  # the last three of an odd look
                 with self._lock:
                     self._says = printable(str(error) if isinstance(error, OSError) else repr(error))
                     self._of_scopes.clear()
-                self._ended.wait(PAUSE_SECONDS)
-        for client, _ in self._of_scopes.values():
-            client.close()
+                time.sleep(PAUSE_SECONDS)
 
     def _looked(self, client: Client) -> float:
         """Look once; return the seconds until the next look is due."""
@@ -170,6 +165,7 @@ class Watched:
         rates = {step["key"]: step["rate"] for steps in view["steps"].values() for step in steps}
         scopes = {scope.id for scope in look.scopes}
         chosen = [scope for scope, until in self._chosen.items() if scope in scopes and until > began]
+        chosen = chosen[:_MOST_CHOSEN]
         of_scopes: dict[str, tuple[Client, list[dict[str, Any]]]] = {}
         for scope in chosen:
             own, _ = self._of_scopes.get(scope) or (Client(self.path), [])
@@ -207,11 +203,6 @@ class Processes:
         """Begin to look at all of them."""
         for one in self.watched:
             one.start()
-
-    def stop(self) -> None:
-        """End."""
-        for one in self.watched:
-            one.stop()
 
     def looks(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Return what is newer than the look of the number `newer`, of each process."""
