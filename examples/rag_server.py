@@ -27,7 +27,7 @@ import numpy as np
 import uvicorn
 
 import penstock as ps
-from examples.chat.graph import Messages, text_of
+from examples.chat.graph import Answer, Messages, text_of
 from examples.embedding import Vector, embed, embed_all
 from penstock import engine, serving
 
@@ -36,7 +36,6 @@ SHOWN = 3  # passages in a prompt
 MAX_CHARACTERS = 900  # of a passage
 ENOUGH = 0.6  # of the longer words of an answer that are in the passages; below that, a client is warned
 
-Answer: TypeAlias = AsyncIterator[str | serving.Delta]
 Model: TypeAlias = ps.Graph[[Messages, serving.Request], Answer]
 
 

@@ -11,6 +11,8 @@ from .actor import Asked, Part, Writer
 from .model import Parameters
 
 Messages = list[dict[str, Any]]
+Answer = AsyncIterator[str | serving.Delta]
+REFUSED = ("presence_penalty", "frequency_penalty", "logit_bias", "tools", "functions", "response_format")
 # What the authors of SmolLM2 recommend, for clients that do not say.
 TEMPERATURE, TOP_P = 0.2, 0.9
 
@@ -35,37 +37,28 @@ def asked_of(request: serving.Request, prompt: Sequence[int]) -> Asked:
         APIError: it asks for something that this model cannot honour.
     """
     body = request.body
-    for name in ("presence_penalty", "frequency_penalty", "logit_bias", "tools", "functions"):
-        if body.get(name):
+    for name in REFUSED:
+        if body.get(name) and body[name] != {"type": "text"}:
             raise serving.APIError(400, f"{name}: this model cannot honour this", name, "unsupported_value")
-    if (body.get("response_format") or {"type": "text"})["type"] != "text":
-        raise serving.APIError(400, "response_format: this model gives text", "response_format", "unsupported_value")
     top_k = body.get("top_k") or 0  # not in the protocol, and yet sent by many
     if not isinstance(top_k, int) or not 0 <= top_k <= 256:
         raise serving.APIError(400, f"top_k: it is 0 to 256, and not {top_k!r}", "top_k")
-    most = body.get("max_completion_tokens")  # of chats; nobody has looked at it in other requests
-    if most is not None and (type(most) is not int or most < 1):
-        raise serving.APIError(
-            400, f"max_completion_tokens: a whole number above 0, not {most!r}", "max_completion_tokens"
-        )
     return Asked(
         prompt,
-        max_tokens=most or request.max_tokens,
+        max_tokens=request.max_completion_tokens or request.max_tokens,
         temperature=TEMPERATURE if request.temperature is None else request.temperature,
         top_k=top_k,
         top_p=TOP_P if request.top_p is None else request.top_p,
         seed=secrets.randbits(32) if request.seed is None else request.seed % 2**32,
-        likeliest=body.get("top_logprobs") or 0,
-        stop=[request.stop] if isinstance(request.stop, str) else request.stop or [],
+        stop=[request.stop] if isinstance(request.stop, str) else request.stop or (),
+        likeliest=request.top_logprobs or 0,
     )
 
 
 def chat(
-    writer: Writer,
-    weights: ps.Resource[[], Parameters],
-    tokens_of: Callable[[Messages], list[int]],
+    writer: Writer, weights: ps.Resource[[], Parameters], tokens_of: Callable[[Messages], list[int]],
     bytes_of: Callable[[int], bytes],
-) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
+) -> ps.Graph[[Messages, serving.Request], Answer]:  # fmt: skip
     """Return a graph that answers chats with a model.
 
     `tokens_of` writes a chat up to where the answer begins, and `bytes_of` spells a token.
@@ -73,37 +66,30 @@ def chat(
 
     @ps.node(runs_on="thread")
     def read(messages: Messages, request: serving.Request) -> Asked:
-        try:
-            prompt = tokens_of([{**message, "content": text_of(message.get("content"))} for message in messages])
-        except ValueError as error:  # such as a role that the template does not know
-            raise serving.APIError(400, f"messages: {error}", "messages") from error
-        return asked_of(request, prompt)
+        texts = [{"role": message["role"], "content": text_of(message.get("content"))} for message in messages]
+        return asked_of(request, tokens_of(texts))
 
     def scored(token: int, log_probability: float) -> dict[str, Any]:
         spelled = bytes_of(token)
         return {"token": spelled.decode(errors="replace"), "logprob": log_probability, "bytes": [*spelled]}
 
     @ps.node
-    async def told(
-        asked: Asked, request: serving.Request, parts: AsyncIterator[Part]
-    ) -> AsyncIterator[str | serving.Delta]:
-        count, scores = 0, list[dict[str, Any]]()
+    async def told(asked: Asked, request: serving.Request, parts: AsyncIterator[Part]) -> Answer:
+        count, usage, scores, wants_scores = 0, None, list[dict[str, Any]](), request.body.get("logprobs")
         async for part in parts:
             count += 1
-            if request.body.get("logprobs"):
+            if wants_scores:
                 others = [scored(*one) for one in part.likeliest]
                 scores = [scored(part.token, part.log_probability) | {"top_logprobs": others}]
             if part.finish_reason:
                 usage = {"prompt_tokens": len(asked.prompt), "completion_tokens": count}
-                reason = part.finish_reason
-                yield serving.Delta(part.text, finish_reason=reason, usage=usage, log_probabilities=scores)
-            elif scores:
-                yield serving.Delta(part.text, log_probabilities=scores)
+            if usage or scores:
+                yield serving.Delta(part.text, finish_reason=part.finish_reason, usage=usage, log_probabilities=scores)
             elif part.text:
                 yield part.text
 
     @ps.graph
-    async def answer(messages: Messages, request: serving.Request) -> AsyncIterator[str | serving.Delta]:
+    async def answer(messages: Messages, request: serving.Request) -> Answer:
         return told(asked := read(messages, request), request, writer(await weights(), asked))
 
     return answer

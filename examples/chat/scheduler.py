@@ -1,4 +1,4 @@
-"""Which tokens a step computes: one for each slot that writes, and parts of prompts within what is left of a budget.
+"""Which tokens a step computes: one for each slot that writes, and parts of prompts within a budget.
 
 It knows neither a clock nor a device. A slot is a row of the model's state, which one request has at a time. Parts of
 prompts have few sizes, since each size is a program to compile.
@@ -24,21 +24,13 @@ class Scheduler:
 
     Args:
         slots: how many requests are computed for at a time.
-        budget: the most tokens that a step computes, padding of prompts included.
-        sizes: the sizes of parts of prompts, in rising order; the budget holds the smallest beside a token a slot.
+        sizes: the sizes of parts of prompts, in rising order; a step reads no more of prompts, with padding, than the
+            last.
     """
 
     slots: int
-    budget: int
     sizes: Sequence[int]
     _left: dict[int, tuple[int, int]] = field(default_factory=dict[int, tuple[int, int]])  # read, and length of prompt
-
-    def __post_init__(self) -> None:
-        if self.budget < self.slots + self.sizes[0]:
-            raise ValueError(
-                f"a budget of {self.budget} tokens a step has no room for {self.slots} slots and a part of a prompt: "
-                f"give at least {self.slots + self.sizes[0]}"
-            )
 
     @property
     def free(self) -> int:
@@ -66,7 +58,7 @@ class Scheduler:
         """
         writing = [slot for slot, (read, length) in sorted(self._left.items()) if slot in able and read == length]
         chunks: list[Chunk] = []
-        budget = self.budget - len(writing)
+        budget = self.sizes[-1]
         for slot, (read, length) in self._left.items():
             while slot in able and read < length and (size := self._size(length - read, budget)):
                 chunks.append(Chunk(slot, read, min(size, length - read), size))

@@ -4,7 +4,6 @@
 # pyright: reportMissingTypeStubs=false, reportUnknownArgumentType=false
 # pyright: reportUnknownMemberType=false, reportUnknownVariableType=false
 
-import codecs
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -58,7 +57,7 @@ class ChatTokenizer:
         found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
         return found
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    def prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the tokens of a conversation, as the template of the model writes it, up to where its answer begins.
 
         A message that has the name of a control token in it, such as `<|im_end|>`, does not end there.
@@ -67,15 +66,8 @@ class ChatTokenizer:
             ValueError: The template refuses the messages.
         """
         names = "|".join(map(re.escape, self._control))
-
-        def guarded(value: Any) -> Any:
-            return (
-                re.sub(names, lambda found: found[0][0] + MARK + found[0][1:], value)
-                if isinstance(value, str)
-                else value
-            )
-
-        safe = [{name: guarded(value) for name, value in message.items()} for message in messages]
+        first = f"(?={names})."  # the first character of a name
+        safe = [{key: re.sub(first, rf"\g<0>{MARK}", value) for key, value in each.items()} for each in messages]
         try:
             text = self._template.render(messages=safe, add_generation_prompt=True, **self._names)
         except (TemplateError, TypeError) as error:
@@ -88,23 +80,3 @@ class ChatTokenizer:
     def bytes_of(self, token: int) -> bytes:
         """Return the bytes of a token, which may be a part of a character."""
         return self._bytes[token]
-
-    def decoder(self) -> "Decoder":
-        """Return a decoder for one answer."""
-        return Decoder(self._bytes)
-
-
-class Decoder:
-    """Makes text of tokens as they come. A character of several tokens comes with the last of them."""
-
-    def __init__(self, tokens: Sequence[bytes]) -> None:
-        self._tokens = tokens
-        self._text = codecs.getincrementaldecoder("utf-8")("replace")
-
-    def add(self, token: int) -> str:
-        """Return the characters that a token completes."""
-        return self._text.decode(self._tokens[token])
-
-    def rest(self) -> str:
-        """Return what is left when no token follows: U+FFFD for a character that is incomplete."""
-        return self._text.decode(b"", final=True)

@@ -170,6 +170,9 @@ class Request(Base):
         temperature: from 0, for the likeliest token, to 2.
         top_p: the share of probability from which tokens are chosen.
         max_tokens: the most tokens of the answer.
+        max_completion_tokens: the same, as newer clients call it.
+        top_logprobs: how many of the likeliest tokens are told beside each token, for a client that asks for
+            `logprobs`, up to 20.
         stop: texts before which the answer ends.
         seed: a number for repeatable answers.
         n: how many answers there are.
@@ -183,6 +186,8 @@ class Request(Base):
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     max_tokens: Count | None = None
+    max_completion_tokens: Count | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     stop: str | Annotated[list[str], Field(max_length=64)] | None = None
     seed: Seed | None = None
     n: Annotated[int, Field(ge=1, le=128)] | None = None
@@ -197,9 +202,7 @@ class ChatRequest(Request):
     _path: ClassVar[str] = "chat/completions"
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Count | None = None
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     tools: list[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None

@@ -13,7 +13,9 @@ from .answers import Answer, Delta, sse, usage_of
 from .protocol import KEPT, APIError, Base, ChatRequest, Count, Part, Request, Text, parsed
 
 _STATEFUL: Final = ("previous_response_id", "conversation", "background")
-_ALIKE: Final = ("model", "stream", "user", "temperature", "top_p", "parallel_tool_calls")  # in a chat
+_ALIKE: Final = (  # in a chat
+    "model", "stream", "user", "temperature", "top_p", "parallel_tool_calls", "max_completion_tokens", "top_logprobs",
+)  # fmt: skip
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
 # Of each kind of item: how its id begins, the name of its events, and its part.
 _ITEMS: Final[Mapping[str, tuple[str, str, dict[str, Any] | None]]] = {

@@ -11,7 +11,7 @@ import penstock as ps
 from examples.chat.actor import Asked, Part, Writer
 from examples.chat.model import Parameters
 from penstock import engine
-from tests.chat.recurrent import END, Letters, Recurrent, weights
+from tests.chat.recurrent import END, Recurrent, bytes_of, tokens_of, weights
 
 TURNS, TOKENS = 3, 6
 
@@ -35,13 +35,13 @@ async def loaded() -> AsyncIterator[Parameters]:
     yield weights()
 
 
-writer = Writer(Recurrent(), Letters, [END], weights(), rows=(1,), sizes=(16,), budget=17, device="cpu")
+writer = Writer(Recurrent(), bytes_of, [END], weights(), rows=(1,), sizes=(16,), device="cpu")
 
 
 @ps.node
 def asked(state: State) -> Asked:
     # A run that goes on says the same as one that was left alone: a seed for each turn.
-    prompt = Letters().prompt([{"content": state.text}])
+    prompt = tokens_of([{"content": state.text}])
     return Asked(prompt, max_tokens=TOKENS, temperature=1, seed=state.turn)
 
 

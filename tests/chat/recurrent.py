@@ -20,25 +20,13 @@ LETTERS = 40
 END, BROKEN = 38, 39  # ends an answer; makes all that follows no number
 
 
-class Letters:
-    """A tokenizer of letters, and its decoder: each token is a letter, and a chat is its last message."""
+def tokens_of(messages: Sequence[Mapping[str, Any]]) -> list[int]:
+    """Return the tokens of a chat, which is its last message: each letter is a token."""
+    return [ord(letter) % END for letter in messages[-1]["content"]]
 
-    ends = (END,)
 
-    def prompt(self, messages: Sequence[Mapping[str, Any]], /) -> list[int]:
-        return [ord(letter) % END for letter in messages[-1]["content"]]
-
-    def bytes_of(self, token: int, /) -> bytes:
-        return self.add(token).encode()
-
-    def decoder(self) -> "Letters":
-        return self
-
-    def add(self, token: int, /) -> str:
-        return chr(97 + token)
-
-    def rest(self) -> str:
-        return ""
+def bytes_of(token: int) -> bytes:
+    return chr(97 + token).encode()
 
 
 @cache

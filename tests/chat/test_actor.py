@@ -18,18 +18,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import penstock as ps
-from examples.chat.actor import Asked, Part, Text, Writer, no_sampling, of_chunk, of_step
+from examples.chat.actor import Asked, Part, Text, Writer, of_chunk, of_step
 from examples.chat.model import Parameters, begin, go_on, open_slots
 from examples.chat.scheduler import Chunk
 from penstock import devices, engine, serving, testing
-from tests.chat.recurrent import BROKEN, END, Letters, Recurrent, weights
+from tests.chat.recurrent import BROKEN, END, Recurrent, bytes_of, weights
 
 MODEL = Recurrent()
 SIZES = (4, 16)
 
 
 def writer(slots: int = 8, ends: tuple[int, ...] = (END,), **more: Any) -> Writer:
-    return Writer(MODEL, Letters, ends, rows=sorted({1, slots}), sizes=SIZES, budget=slots + 20, device="cpu", **more)
+    return Writer(MODEL, bytes_of, ends, rows=sorted({1, slots}), sizes=SIZES, device="cpu", **more)
 
 
 @cache
@@ -40,19 +40,17 @@ def programs() -> tuple[Callable[..., Any], Callable[..., Any]]:
 def alone(parameters: Parameters, asked: Asked) -> list[int]:
     """Return the tokens of a plain loop over one slot, which reads the prompt one token at a time."""
     start, step = programs()
-    slots, sampling = open_slots(MODEL, 1), no_sampling(1)
-    for array, value in zip(sampling, (asked.seed, asked.temperature, asked.top_k, asked.top_p), strict=True):
-        np.asarray(array)[0] = value
+    slots = open_slots(MODEL, 1)
     tokens: list[int] = []
     sampled: Any = None
     for at in range(len(asked.prompt)):
-        slots, sampled = start(MODEL, parameters, slots, *of_chunk(Chunk(0, at, 1, 1), asked.prompt, sampling))
+        slots, sampled = start(MODEL, parameters, slots, *of_chunk(Chunk(0, at, 1, 1), asked))
     while True:
         tokens.append(int(sampled.tokens[0]))
         room = MODEL.context - len(asked.prompt)
         if tokens[-1] == END or len(tokens) == min(asked.max_tokens or room, room):
             return tokens
-        slots, sampled = step(MODEL, parameters, slots, *of_step({0: len(asked.prompt) + len(tokens) - 1}, 1, sampling))
+        slots, sampled = step(MODEL, parameters, slots, *of_step({0: (len(asked.prompt) + len(tokens) - 1, asked)}, 1))
 
 
 def asked_at_random(chance: random.Random) -> Asked:
@@ -342,30 +340,13 @@ def test_a_program_that_is_cancelled_at_any_step_leaves_nothing_and_others_have_
 # --- The text ---
 
 
-class Spelled:
-    """A decoder whose token is a piece of text."""
-
-    def __init__(self, pieces: list[str]) -> None:
-        self.pieces = pieces
-
-    def add(self, token: int) -> str:
-        return self.pieces[token]
-
-    def rest(self) -> str:
-        return ""
-
-
-pieces_of_text = st.lists(st.text("ab", max_size=4), max_size=12)
-
-
-@given(pieces_of_text, st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
+@given(st.lists(st.text("ab", max_size=4), max_size=12), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
 def test_a_text_ends_before_the_first_stop_string_that_is_whole(pieces: list[str], stop: list[str]) -> None:
-    text, told = Text(Spelled(pieces), stop), list[str]()
-    for token in range(len(pieces)):
-        told.append(text.add(token))
+    text, told = Text(stop), list[str]()
+    for place, piece in enumerate(pieces):
+        told.append(text.add(piece.encode(), is_last=place == len(pieces) - 1))
         if text.stopped:
             break
-    told.append(text.rest())
     expected = ""
     for piece in pieces:
         expected += piece
@@ -378,7 +359,7 @@ def test_a_text_ends_before_the_first_stop_string_that_is_whole(pieces: list[str
     assert "".join(told) == expected
     # What can be no beginning of a stop string is told at once.
     if not stop:
-        assert told[:-1] == pieces
+        assert told == pieces
 
 
 async def test_an_answer_ends_at_a_stop_string_and_at_the_end_token() -> None:

@@ -44,9 +44,7 @@ async def test_answers_are_the_same_alone_and_in_a_crowd_and_those_of_llama_cpp(
     config, parameters = from_gguf(metadata, tensors)
     parameters, tokenizer = transposed(parameters), ChatTokenizer(metadata)
     # A prompt of 30 to 60 tokens is read in parts of 16, of which the last has padding.
-    node = Writer(
-        Llama(config, 256), tokenizer.decoder, tokenizer.ends, rows=(1, 4), sizes=(16,), budget=20, device="cpu"
-    )
+    node = Writer(Llama(config, 256), tokenizer.bytes_of, tokenizer.ends, rows=(1, 4), sizes=(16,), device="cpu")
 
     @ps.resource
     async def weights() -> AsyncIterator[Parameters]:

@@ -20,7 +20,7 @@ from examples.chat.graph import Messages, chat
 from examples.chat.model import Parameters
 from penstock import engine, serving
 from tests.chat import agent
-from tests.chat.recurrent import END, Letters, Recurrent, weights
+from tests.chat.recurrent import END, Recurrent, bytes_of, tokens_of, weights
 from tests.chat.test_actor import alone
 from tests.serving.openai_server import served
 
@@ -34,8 +34,8 @@ async def loaded() -> AsyncIterator[Parameters]:
 
 
 def tiny(**more: Any) -> ps.Graph[[Messages, serving.Request], AsyncIterator[str | serving.Delta]]:
-    options: dict[str, Any] = {"rows": (1, 8), "sizes": (4, 16), "budget": 40, "device": "cpu", **more}
-    return chat(Writer(Recurrent(), Letters, [END], weights(), **options), loaded, Letters().prompt, Letters().bytes_of)
+    options: dict[str, Any] = {"rows": (1, 8), "sizes": (4, 16), "device": "cpu", **more}
+    return chat(Writer(Recurrent(), bytes_of, [END], weights(), **options), loaded, tokens_of, bytes_of)
 
 
 def body(text: str | list[dict[str, str]], **more: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def body(text: str | list[dict[str, str]], **more: Any) -> dict[str, Any]:
 
 
 def expected(text: str, **more: Any) -> str:
-    prompt = Letters().prompt([{"content": text}])
+    prompt = tokens_of([{"content": text}])
     tokens = alone(weights(), Asked(prompt, temperature=1, seed=3, max_tokens=20, **more))
     return "".join(chr(97 + token) for token in tokens if token != END)
 
@@ -143,9 +143,9 @@ async def test_what_the_model_cannot_honour_is_refused_by_name(more: dict[str, A
 async def test_requests_that_are_refused_keep_no_slot() -> None:
     async with served(serving.openai({"tiny": tiny()})) as url, httpx.AsyncClient(base_url=url, timeout=60) as http:
         asked = {**body("abc"), "prompt": "abc"}
-        for _ in range(9):
-            answer = await http.post("/v1/completions", json={**asked, "max_completion_tokens": "many"})
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "max_completion_tokens")
+        for name in ("max_completion_tokens", "top_logprobs", "top_k") * 3:
+            answer = await http.post("/v1/completions", json={**asked, name: "many"})
+            assert (answer.status_code, answer.json()["error"]["param"]) == (400, name)
         legacy = (await http.post("/v1/completions", json=asked)).json()
     assert legacy["choices"][0]["text"] == expected("abc")
 

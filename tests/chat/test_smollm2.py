@@ -12,6 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from examples.chat import gguf
+from examples.chat.actor import Text
 from examples.chat.model import Llama, Parameters, State, from_gguf, transposed
 from tests.chat import reference
 from tests.chat.reference import DATA, POSITIONS, QUESTIONS, STRINGS
@@ -46,17 +47,13 @@ def test_odd_strings_have_the_tokens_of_llama_cpp(tokenizer: ChatTokenizer) -> N
 
 
 def test_tokens_become_their_text_again_character_by_character(tokenizer: ChatTokenizer) -> None:
-    lost = []
-    for text in STRINGS:
-        decoder = tokenizer.decoder()
-        parts = [decoder.add(token) for token in tokenizer.encode(text)]
-        if "".join(parts) + decoder.rest() != text:
-            lost.append(text)
+    spelled = (b"".join(map(tokenizer.bytes_of, tokenizer.encode(text))) for text in STRINGS)
+    lost = [text for text, found in zip(STRINGS, spelled, strict=True) if found.decode(errors="replace") != text]
     assert len(lost) <= 2, lost  # two have bytes that no token of this model stands for
-    decoder = tokenizer.decoder()
-    assert [decoder.add(token) for token in tokenizer.encode("😀")][:-1] == [""] * (len(tokenizer.encode("😀")) - 1)
-    cut = tokenizer.decoder()
-    assert cut.add(tokenizer.encode("😀")[0]) + cut.rest() == "\ufffd"
+    *begun, last = (tokenizer.bytes_of(token) for token in tokenizer.encode("😀"))
+    whole, cut = Text([]), Text([])
+    assert [whole.add(part, is_last=False) for part in (*begun, last)] == [""] * len(begun) + ["😀"]
+    assert cut.add(begun[0], is_last=True) == "\ufffd"
 
 
 def test_a_prompt_is_what_the_template_writes(tokenizer: ChatTokenizer) -> None:
@@ -70,8 +67,7 @@ def test_a_message_cannot_end_itself(tokenizer: ChatTokenizer) -> None:
     tokens = tokenizer.prompt([{"role": "user", "content": words}])
     plain = tokenizer.prompt([{"role": "user", "content": "x"}])
     assert [tokens.count(control) for control in (1, 2)] == [plain.count(control) for control in (1, 2)]
-    decoder = tokenizer.decoder()
-    assert words in "".join(map(decoder.add, tokens))
+    assert words in b"".join(map(tokenizer.bytes_of, tokens)).decode()
 
 
 def test_messages_that_the_template_cannot_write_are_refused(tokenizer: ChatTokenizer) -> None:

@@ -11,8 +11,8 @@ import pytest
 import penstock as ps
 from examples import rag_server
 from examples.chat import gguf
-from examples.chat.graph import Messages
-from examples.rag_server import Answer, build
+from examples.chat.graph import Answer, Messages
+from examples.rag_server import build
 from penstock import serving
 from tests.serving.openai_server import served
 from tests.tracing import Tracing
