@@ -1,4 +1,4 @@
-"""One call on its way, of `run`, of a service or of a stream: how it begins, how it is launched, and how it ends."""
+"""One running call of `run`, of a service or of a stream: how the call begins, how it is launched, and how it ends."""
 
 import asyncio
 from collections import Counter
@@ -34,16 +34,16 @@ class RunningCall(Frame, WorkerGroup, Listener):
         graph: the name of the graph.
         options: the options of the call.
         headers: the headers of the trace that the call continues; None for the trace of the caller.
-        context: the context of which the handlers see a copy. By default that is the context of the caller, and if the
+        context: the context of which the handlers see a copy. None stands for the context of the caller; then, if the
             caller is a handler, the call belongs to the item of that handler.
-        timeout_seconds: how long the call may take; None without a limit.
+        timeout_seconds: how long the call may take, in seconds; None without a limit.
         item: the index of the call in a stream; None outside of a stream.
         stream: the span of that stream.
 
     Attributes:
-        run_span: the span of the call; None if it has none.
-        timeout_seconds: the same.
-        is_reported: whether there is anything for `report` to do.
+        run_span: the span of the call; None for a call without a span.
+        timeout_seconds: the argument of the same name.
+        is_reported: whether `report` has to be called at the end: the call has a span, or metrics count it.
     """
 
     # Slots, because in Python 3.11 an object with more than 30 attributes of its own would carry a dict, which takes a
@@ -56,7 +56,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
     ends_at: float | None = None
     threads: ThreadShare | None = None
     is_exclusive = True
-    # What a call without a worker does not need; `launch` assigns the others.
+    # Attributes of workers, with defaults for a call without a worker; `launch` assigns them for a call with a worker.
     ready = NOTHING_READY
     feed = None
     runnable = 0
@@ -67,7 +67,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
     _listener: Listener | None = None
     _began: float | None = None  # the time of its beginning, if metrics count the call
     _in_flight: "Counter[str] | None" = None
-    late_scope: Scope | None = None  # for what its handlers call, if its actors are those that runs share
+    late_scope: Scope | None = None  # the scope of `new_scope`, once it was needed
 
     def __init__(
         self,
@@ -85,8 +85,8 @@ class RunningCall(Frame, WorkerGroup, Listener):
         self._graph = graph
         self.loop = loop
         self.is_reported = False
-        # Whether it has neither span nor deadline nor an item around it. Every launch reads this one attribute, because
-        # reading three defaults from the class would take longer than a call of a function.
+        # Whether the call has no span, no deadline and no item around it. Every launch reads this one attribute: to
+        # read three defaults from the class would take longer than a function call.
         self._is_plain = timeout_seconds is None
         if context is None:
             self.context = context = copy_context()
@@ -121,7 +121,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
 
     @property
     def listener(self) -> Listener:
-        """The object that is told how the call ended: the call itself, or the stream that it is an item of."""
+        """The object that is told how the call ended: the call itself, or the stream with the call as an item."""
         return self._listener or self
 
     @listener.setter
@@ -132,7 +132,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
         """Have metrics count the call.
 
         Args:
-            in_flight: the number of calls in flight by graph, to which the call is added; None if another object
+            in_flight: the numbers of calls in flight by graph, to which this call is added; None if another object
                 counts the calls in flight.
         """
         self._began = perf_counter()
@@ -142,11 +142,11 @@ class RunningCall(Frame, WorkerGroup, Listener):
             in_flight[self._graph] += 1
 
     def new_scope(self) -> Scope:
-        """Return a scope for what its handlers call, if its actors are those that runs share."""
+        """Return a scope for the nodes that handlers call, for a call whose actors all runs of the graph share."""
         raise NotImplementedError
 
     def join(self, scope: Scope) -> None:
-        """Have a scope wait for the workers of the call and bound its threads; to be called before `launch`."""
+        """Have a scope wait for the workers of the call, and bound its threads; call this before `launch`."""
         self.waited_for_in = scope.groups
         if scope.threads is not None:
             self.threads = scope.threads
@@ -186,7 +186,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
         is_alone = len(entries) == 1 and entries[0].begin is not None and (self._is_plain or self.span is None)
         if is_alone and begin_detached(entries[0], self):
             return
-        # What workers read; see `RunningCall.ready`.
+        # The attributes that workers read; see `RunningCall.ready`.
         self.ready, self.feed, self.runnable, self.armed = NOTHING_READY, None, 0, False
         self.queued_at, self.further_queues = None, ()
         # A call that a handler makes never begins at once: nested calls would each take a part of the stack.
@@ -196,13 +196,13 @@ class RunningCall(Frame, WorkerGroup, Listener):
         caller = asyncio.current_task(self.loop)
         cancels = 0 if caller is None else caller.cancelling()
         self.start_worker(self, entries, eagerly=True)
-        # The handler has cancelled the caller in its very first step. The caller would notice that when it next awaits,
-        # which is a turn too late: the call ends now.
+        # The handler has cancelled the caller in its very first step. The caller would notice the cancellation at its
+        # next await, which is a turn too late: so end the call now.
         if caller is not None and caller.cancelling() > cancels:
             self.cancel()
 
     def wait(self, wired: Wired, item: int) -> None:
-        """Be able to end before it is launched."""
+        """Set the attributes that the call needs if it ends before `launch`."""
         self.layout = wired.program
         self.item = item
         self.values = []
@@ -223,7 +223,7 @@ class RunningCall(Frame, WorkerGroup, Listener):
         self.close()
 
     def ended(self) -> None:
-        """Leave the scope: the last worker of the call has ended, or it had none."""
+        """Leave the scope: the last worker of the call has ended, or the call had no worker."""
         if self.waited_for_in is not None:
             self.waited_for_in.discard(self)
 

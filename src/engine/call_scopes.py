@@ -1,4 +1,4 @@
-"""Where the one call of a stream runs: in a scope of its own, or in that of a deployment."""
+"""The scope of a call whose values are streamed: a scope for this call alone, or the scope of a deployment."""
 
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -20,15 +20,15 @@ class CallScope:
     """The scope of one call, from its admission to its end.
 
     Attributes:
-        runtime: the inside of the Engine.
-        saving: the snapshots of the call; None if it is not saved.
+        runtime: the shared state of the Engine.
+        saving: the snapshots of the call; None if the call is not saved.
         service: the deployment that is called; None for a call with a scope of its own.
     """
 
     runtime: Runtime
     saving: Checkpointer | None = None
     service: AnyDeployment | None = None
-    verb: ClassVar[str]  # by which it was called, for errors
+    verb: ClassVar[str]  # the method that made the call, for errors
 
     def __init__(self, runtime: Runtime, asked: DurableKey) -> None:
         self.runtime = runtime
@@ -39,10 +39,10 @@ class CallScope:
         """Return the plan that a call runs."""
 
     def kept(self, call: Call[Any], options: ExecutionOptions) -> "DurableCall | None":
-        """Return what keeps the durable loop of a call; None if the call has no key.
+        """Return the record that keeps the durable loop of a call; None if the call has no key.
 
         Raises:
-            OptionsError: the graph of the call has no such loop, or a value is not accepted.
+            OptionsError: the graph of the call has no durable loop, or a value is not accepted.
         """
         asked = self._asked
         if asked.key is None and asked.on_finished == "again":
@@ -52,7 +52,7 @@ class CallScope:
         return durable_call(plan, call, asked, self.runtime.pools.threads, options)
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
-        """Return what `admit` returns if the call may begin at once; else None."""
+        """Return the result of `admit` if the call may begin at once; None otherwise."""
 
     @abstractmethod
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
@@ -130,7 +130,7 @@ class DeploymentScope(CallScope):
 
     Attributes:
         service: the deployment.
-        runtime: the inside of its Engine.
+        runtime: the shared state of its Engine.
     """
 
     verb = "service.stream"
@@ -138,7 +138,7 @@ class DeploymentScope(CallScope):
     def __init__(self, deployment: "Deployment", asked: DurableKey) -> None:
         super().__init__(deployment.runtime, asked)
         self._deployment = self.service = deployment
-        self._share: Share | None = None  # the account of its key (not a durable one) for its share of the places
+        self._share: Share | None = None  # the account of the call's key for the share of the places; no durable key
         self._scope, self._in_flight = deployment.check_callable()
 
     def plan_of(self, call: Call[Any]) -> Plan:
@@ -146,11 +146,11 @@ class DeploymentScope(CallScope):
         return self._deployment.graphs.deployed(call.graph).program.plan
 
     def admit_nowait(self, call: Call[Any]) -> tuple[Scope, Wired, int] | None:
-        """Take a place, if there is one and the resources of the graph are open."""
+        """Take a place, if a place is free and the resources of the graph are open."""
         graphs, in_flight = self._deployment.graphs, self._in_flight
         wired = graphs.find(call.graph)
         if (
-            in_flight.by_key  # `admit` asks for the key, which is code of the user's and may fail
+            in_flight.by_key  # `admit` calls the user's function `key=`, which may fail
             or wired is None
             or wired.program.plan._durable is not None
             or self._asked.answer is not ...
@@ -163,7 +163,7 @@ class DeploymentScope(CallScope):
 
     async def admit(self, call: Call[Any], priority: int, deadline: float | None) -> tuple[Scope, Wired, int]:
         """Wait until the resources are open, and for a place."""
-        scope, in_flight = self._scope, self._in_flight  # it was called before, and may be draining by now
+        scope, in_flight = self._scope, self._in_flight  # checked in `__init__`; the deployment may be draining by now
         wired = self._deployment.graphs.deployed(call.graph)
         check_key(wired.program.plan, self.verb, self._asked)
         await self._deployment.restored(wired, call.graph, deadline)
@@ -178,7 +178,7 @@ class DeploymentScope(CallScope):
         self._in_flight.counts["cancelled"] += 1
 
     def begun(self, frame: Frame) -> None:
-        """Add the call to those in flight, so that the end of the deployment ends it."""
+        """Add the call to the calls in flight, so that the end of the deployment ends it."""
         frame.key = None if self._share is None else self._share.key
         self._in_flight.live[frame] = self._share
 

@@ -5,22 +5,23 @@ from collections import deque
 from time import monotonic
 from typing import Final
 
-# A snapshot is one of the place of a barrier, so the reader must meet barriers often enough: four come in an interval.
+# A snapshot is taken at a barrier, so barriers must reach the reader often enough: four in each interval.
 _BARRIERS: Final = 4
 
-# Before values have come out, nobody knows how many records make one. Then a barrier comes after each 32nd part of the
-# records so far, so that few are on their way however many records a stage keeps at first.
+# Before the first values come out, the number of records for each value is unknown. Until then, a barrier comes each
+# time that the records have grown by a 32nd part. So few barriers are on their way, even if a stage keeps many records
+# at first.
 _FIRST_SHARE: Final = 32
 
-# The places of so many barriers tell how many records make a value.
+# The number of records for each value is measured from the places of this many barriers.
 _MEASURED: Final = 16
 
-# Of rounding: a barrier must not come a record too late because of it.
+# A tolerance for rounding errors, which must not put a barrier one record too late.
 _TINY: Final = 1e-6
 
 
 class CheckpointSchedule:
-    """When snapshots are due: at multiples of a number of values or records, or after so many seconds.
+    """When snapshots are due: at multiples of a number of values or records, or after a number of seconds.
 
     Args:
         values: after how many values of the reader; None if values do not count.
@@ -29,18 +30,19 @@ class CheckpointSchedule:
 
     Attributes:
         most_values: the most values that the reader has taken from one snapshot to the next.
-        is_exceeded: whether the last snapshot came later than was asked for.
+        is_exceeded: whether the last snapshot came later than the arguments ask for.
     """
 
     def __init__(self, values: int | None, records: int | None, seconds: float | None) -> None:
         self._values, self._records, self._seconds = values, records, seconds
-        # How many values have come out before which record: of barriers between which values have come out.
+        # For each measured barrier: the record after the barrier, and how many values have come out before the barrier.
+        # A barrier is measured if values came out since the last measured barrier.
         self._measured: deque[tuple[int, int]] = deque(maxlen=_MEASURED)
         self._last_barrier = self._first_record = 0
-        self._last_arrived = -1, 0  # the last barrier that has come out: before which record, behind how many values
+        self._last_arrived = -1, 0  # for the last barrier that has come out: the record after it, the values before it
         self._position = self._unread_end = 0
         self._taken_at = 0.0
-        self._values_per_second: float | None = None  # of the reader
+        self._values_per_second: float | None = None  # how fast the reader takes values
         self._due_value = self._due_record = self._due_time = math.inf
         self.most_values = 0
         self.is_exceeded = False
@@ -51,7 +53,7 @@ class CheckpointSchedule:
         Args:
             record: how many records the source had given.
             position: how many values the reader had taken.
-            unread: how many values the snapshot has that the reader had not taken.
+            unread: how many values of the snapshot the reader had not taken.
         """
         self._first_record = self._last_barrier = record
         self._position, self._unread_end = position, position + unread
@@ -69,16 +71,16 @@ class CheckpointSchedule:
     # For the source.
 
     def barrier_put(self, record: int) -> tuple[float, float]:
-        """Note that a barrier was put before a record; returns before which record, and when, the next one is due."""
+        """Note a barrier before a record; return the record before which the next barrier is due, and the time."""
         self._last_barrier = record
         return self.next_barrier()
 
     def next_barrier(self) -> tuple[float, float]:
-        """Return before which record, and at which time of the clock, the next barrier is due."""
+        """Return the record before which the next barrier is due, and the time at which it is due (`monotonic()`)."""
         last = self._last_barrier
         if self._records is not None:
             return last - last % self._records + self._records, math.inf
-        # The reader may have slowed down: a barrier comes at latest after a part of the time.
+        # The reader may have slowed down: a barrier comes after a part of the time at the latest.
         due_time = math.inf if self._seconds is None else monotonic() + self._seconds / _BARRIERS
         values: float | None = self._values
         if self._seconds is not None and self._values_per_second is not None:
@@ -89,7 +91,7 @@ class CheckpointSchedule:
             return last + max(1, (last - self._first_record) // _FIRST_SHARE), due_time
         (record_before, value_before), (record, value) = self._measured[0], self._measured[-1]
         records_per_value = (record - record_before) / (value - value_before)
-        # The barrier that came first after a value tells best which record ends one.
+        # The barrier with the smallest distance to the value before it tells best which record ends a value.
         offset = min(record - value * records_per_value for record, value in self._measured)
         distance = max(1, values / _BARRIERS)
         here = (last - offset) / records_per_value
@@ -97,7 +99,7 @@ class CheckpointSchedule:
         return max(last + 1, math.ceil(goal * records_per_value + offset - _TINY)), due_time
 
     def is_overdue(self, values: int) -> bool:
-        """Whether a barrier should have come before, because fewer records make a value now; so many have come out."""
+        """Whether a barrier is overdue after this number of values, because a value needs fewer records than before."""
         record, before = self._last_arrived
         return self._values is not None and record == self._last_barrier and values - before > self._values / _BARRIERS
 
@@ -107,7 +109,7 @@ class CheckpointSchedule:
         Args:
             record: the record.
             values: how many values are before the barrier.
-            position: how many of them the reader has taken.
+            position: how many of these values the reader has taken.
         """
         self._last_arrived = record, values
         known = self._measured[-1][1] if self._measured else self._unread_end
@@ -124,9 +126,9 @@ class CheckpointSchedule:
         return position >= self._due_value or record >= self._due_record or monotonic() >= self._due_time
 
     def is_late(self, position: int) -> bool:
-        """Whether a snapshot is due before the reader comes to a barrier, so that values are stored as unread.
+        """Whether a snapshot is due before the reader comes to a barrier; values in between are stored as unread.
 
-        Among the values that the newest snapshot has brought back there are no barriers.
+        There are no barriers among the unread values of the newest snapshot.
         """
         share = 0 if position < self._unread_end else 1 / _BARRIERS
         if self._values is not None:
@@ -134,11 +136,11 @@ class CheckpointSchedule:
         return self._seconds is not None and monotonic() >= self._due_time + share * self._seconds
 
     def is_among_unread(self, position: int) -> bool:
-        """Whether the reader has not taken all values yet that the newest snapshot has brought back."""
+        """Whether the reader has not yet taken all unread values of the newest snapshot."""
         return position < self._unread_end
 
     def taken(self, record: int, position: int) -> int:
-        """Note a snapshot; returns how many were left out since the one before."""
+        """Note a snapshot; return how many due snapshots were left out since the last snapshot."""
         late = -1.0  # in intervals
         if self._values is not None:
             late = (position - self._due_value) / self._values

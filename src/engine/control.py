@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 else:
     saving = LateModule("penstock.saving.durable")
 
-# Outside of a trace, these functions are plain Python. While a graph is traced, a call of one becomes a single step
-# whose bodies are traced as graphs of their own: an iteration never enters an inbox of the outer graph.
+# Outside of a trace, these functions are plain Python. While a graph is traced, a call becomes a single step, whose
+# bodies are traced as graphs of their own: an iteration never enters an inbox of the outer graph.
 
 S = TypeVar("S")
 T = TypeVar("T")
@@ -46,7 +46,7 @@ DEFAULT_MAX_ITERATIONS = 10_000
 # The same as DEFAULT_WORKERS: how many items an `async def` node handles at a time in a stream.
 DEFAULT_MAP_CONCURRENCY = 32
 
-# What becomes of the error of an item of `map_each`.
+# How `map_each` handles the error of an item.
 OnError = Literal["raise", "skip", "return"]
 FoldOnError = Literal["raise", "skip"]
 Kind = Literal["cond", "switch", "while_loop", "map_each", "split", "branch", "fold"]
@@ -71,21 +71,22 @@ class Outcome(Generic[T_co, Tag_co]):
         index: the index of the item in the input, from 0.
         value: the result; None if the item failed.
         error: the error; None if the item did not fail.
-        tag: what `penstock.tagged` has given to the call; None without. Outcomes are compared and pickled without it.
+        tag: the tag that `penstock.tagged` has given to the call; None without a tag. Comparisons and pickles leave the
+            tag out.
     """
 
     index: int
     value: T_co | None
     error: Exception | None
-    _tag: ClassVar[Any] = None  # no field, or snapshots would store it
+    _tag: ClassVar[Any] = None  # not a field, so that snapshots do not store the tag
 
     @property
     def tag(self) -> Tag_co:
-        """What `penstock.tagged` has given to the call; None without."""
+        """The tag that `penstock.tagged` has given to the call; None without a tag."""
         return cast(Tag_co, self._tag)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the tag: a message of a queue seldom pickles."""
+        """Leave out the tag, which is often a message of a queue that cannot be pickled."""
         return {**self.__dict__, "_tag": None}
 
 
@@ -95,14 +96,14 @@ class Control:
 
     Attributes:
         kind: the construct.
-        limit: the most iterations of a `while_loop`, or items in flight of a `map_each`; how many streams a `split`
-            has; of a "branch", which of these it is.
-        result_of: a body whose result annotation is also that of the step; None if there is none.
-        over_stream: whether it is a `map_each` over a stream, which gives a stream.
-        ahead: how many values each stream of a `split` holds, or that of a `map_each`; 0 for the default.
-        inputs: how many lists or streams a `map_each` takes in step; 2 of a `fold`, its stream and its first state.
-        on_error: what a `map_each` does with the error of an item, or a `fold` with a value that failed.
-        durable: where a `while_loop` keeps its state; None if it does not.
+        limit: for a `while_loop`, the most iterations; for a `map_each`, the most items in flight; for a `split`, the
+            number of streams; for a "branch", its number among these streams.
+        result_of: a body whose result annotation also holds for the step; None without such a body.
+        over_stream: whether the step is a `map_each` over a stream, which gives a stream.
+        ahead: how many values the stream of a `map_each`, or each stream of a `split`, holds; 0 for the default.
+        inputs: how many lists or streams a `map_each` takes in step; 2 for a `fold`: its stream and its first state.
+        on_error: how a `map_each` handles the error of an item, or a `fold` the error of a value.
+        durable: where a `while_loop` keeps its state; None if the loop is not durable.
     """
 
     kind: Kind
@@ -126,16 +127,16 @@ class Control:
 
     @property
     def gives_stream(self) -> bool:
-        """Whether its value is a stream."""
+        """Whether the value of the step is a stream."""
         return self.over_stream or self.kind == "branch"
 
     @property
     def _reads_streams(self) -> bool:
-        """Whether its argument may be a stream."""
+        """Whether an argument of the step may be a stream."""
         return self.over_stream or self.kind in ("split", "fold")
 
     def _argument_names(self) -> tuple[str, ...]:
-        """Return the names of the arguments, without the values that its bodies capture."""
+        """Return the names of the arguments, without the values that the bodies capture."""
         return _ARGUMENTS[self.kind] + tuple(f"items {number}" for number in range(2, self.inputs + 1))
 
     @property
@@ -153,7 +154,7 @@ class Control:
         return "stream" if self.gives_stream else "skips failures" if self.on_error == "skip" else ""
 
     def _result_annotation(self) -> Any:
-        """Return the annotation of the result, taken from one body: all bodies of a step return the same type."""
+        """Return the annotation of the result, from any body: all bodies of a step return the same type."""
         return None if self.result_of is None else result_hint(self.result_of)
 
 
@@ -169,16 +170,16 @@ def cond(predicate: bool, then: Callable[[T], Any], otherwise: Callable[[T], Any
     """Run one of two bodies.
 
     Args:
-        predicate: the value that decides; its truth is tested when the graph runs, not while it is traced.
+        predicate: the value that decides; its truth is tested when the graph runs, not while the graph is traced.
         then: a node, graph or function of the operand, run if the predicate is true.
-        otherwise: a node, graph or function of the operand, run if it is false.
+        otherwise: a node, graph or function of the operand, run if the predicate is false.
         operand: the argument of the body that runs.
 
     Returns:
         The result of the body that ran.
 
     Raises:
-        TypeError: a body is not a function, but e.g. a call of one.
+        TypeError: a body is not a function, but, for example, a call of a function.
     """
     _check_bodies("cond(predicate, then, otherwise, operand)", then=then, otherwise=otherwise)
     tracer = active()
@@ -234,16 +235,17 @@ def while_loop(
 ) -> Awaitable[T]:
     """Run a body as long as a predicate of its value is true.
 
-    With `durable=`, the value is kept after each iteration, under the key of the call (`durable_key=` of `engine.run`).
-    A call of the same key that has not given its result goes on from there, in another process, too: steps before the
-    loop run again, and so does the iteration that was interrupted, but none before it.
+    With `durable=`, the value is stored after each iteration, under the key of the call (`durable_key=` of
+    `engine.run`). If the call ends without a result, a later call with the same key goes on from the stored value, also
+    in another process. Steps before the loop run again, and so does the interrupted iteration, but no earlier
+    iteration.
 
     Args:
         predicate: a node, graph or function of the value; tested before each iteration.
         body: a node, graph or function of the value; it returns the next value.
         initial: the first value.
-        max_iterations: how often the body may run; those of earlier processes count.
-        durable: where the value is kept; by default it is not. A graph has at most one such loop, not inside of a
+        max_iterations: how often the body may run; iterations in earlier processes count.
+        durable: where the value is stored; None to store nothing. A graph has at most one durable loop, not inside of a
             `map_each`, a `fold` or another loop.
 
     Returns:
@@ -253,7 +255,7 @@ def while_loop(
         IterationLimitError: the predicate is still true after `max_iterations`.
         OptionsError: `max_iterations` is not a whole number of at least 0; `durable` is not a `Durable`, or is given
             without an engine.
-        TypeError: `predicate` or `body` is not a function, but e.g. a call of one.
+        TypeError: `predicate` or `body` is not a function, but, for example, a call of a function.
     """
     check("max_iterations", max_iterations, whole(0), "while_loop(")
     _check_bodies("while_loop(predicate, body, initial)", predicate=predicate, body=body)
@@ -273,7 +275,7 @@ def while_loop(
 
 
 class _RaiseOrSkip(TypedDict, total=False):
-    """The options of `map_each` for results."""
+    """The options of `map_each` with which it returns results."""
 
     concurrency: int
     name: str | None
@@ -281,7 +283,7 @@ class _RaiseOrSkip(TypedDict, total=False):
 
 
 class _Return(TypedDict, total=False):
-    """The options of `map_each` for outcomes."""
+    """The options of `map_each` with which it returns outcomes."""
 
     concurrency: int
     name: str | None
@@ -372,20 +374,20 @@ def map_each(
     name: str | None = None,
     on_error: OnError = "raise",
 ) -> Awaitable[list[Any]] | AsyncIterator[Any]:
-    """Run a body for each item of a list, or of a stream; or for each of several in step, as `zip` does.
+    """Run a body for each item of a list or of a stream; or for the items of several lists or streams, as `zip` does.
 
     Args:
-        fn: node, graph or function of one item; of several lists or streams, of one item of each.
-        items: the items; a stream is read as there is room.
-        *more: further lists, or further streams. Lists must have one length. Streams end with the shortest, and all
-            are closed then.
-        concurrency: the most items in flight at a time; an item of a stream counts until its result is taken. Of a body
-            of one device node without `batch=`, no more begin than its device holds, which are 16.
-        name: the name of the body in drawings, statistics, metrics, spans and profiles; by default that of `fn`.
+        fn: a node, graph or function of one item. For several lists or streams, it takes one item of each.
+        items: the items; a stream is read as the step has room.
+        *more: further lists, or further streams. Lists must have the same length. Streams end with the shortest stream,
+            and are all closed then.
+        concurrency: the most items in flight at a time; an item of a stream counts until its result is taken. If the
+            body is one device node without `batch=`, at most 16 items begin, because its device holds 16 calls.
+        name: the name of the body in drawings, statistics, metrics, spans and profiles; None for the name of `fn`.
         on_error: "raise" ends this step with the error of an item, in its turn. "skip" leaves the item out, and logs
-            its error; "return" makes each result an `engine.Outcome`, which has the error. Both count the item as
-            `failed` of this step. An error of the stream itself is always raised, and so is an exception that is no
-            `Exception`.
+            its error. "return" makes each result an `engine.Outcome`, which has the result or the error. Both "skip"
+            and "return" count the item as `failed` of this step. An error of the stream itself is always raised, and so
+            is an exception that is not an `Exception`.
 
     Returns:
         The results, in the order of the items: for a list, an awaitable list; for a stream, a stream.
@@ -393,8 +395,9 @@ def map_each(
     Raises:
         OptionsError: `concurrency` is not a whole number of at least 1, `name` is empty or not a string, or `on_error`
             is not one of its values.
-        TypeError: `fn` is not a function, but e.g. a call of one; or `items` is not iterable, or a dict.
-        ValueError: lists have different lengths; before the first item.
+        TypeError: `fn` is not a function, but, for example, a call of a function; or `items` is not iterable, or is a
+            dict.
+        ValueError: lists have different lengths; raised before the first item runs.
     """
     check("concurrency", concurrency, whole(1), "map_each(")
     check("name", name, optional(NAME), "map_each(")
@@ -417,7 +420,7 @@ def map_each(
 
 
 def mapped_ahead(fn: Callable[[Any], Any], values: AsyncIterator[Any], name: str, ahead: int) -> AsyncIterator[Any]:
-    """Run a body for each value of a stream, one at a time, and hold so many results for their reader."""
+    """Run a body for each value of a stream, one at a time, and hold up to `ahead` results for the reader."""
     tracer = active()
     if tracer is None:
         return _map_streams(fn, (values,), "raise")
@@ -432,8 +435,9 @@ def split_stream(values: AsyncIterator[T], count: int, ahead: int) -> tuple[Asyn
 
     Args:
         values: the stream.
-        count: how many streams of its values there will be.
-        ahead: values that each of them holds while others wait for more; outside of a graph nothing bounds that.
+        count: how many streams to return.
+        ahead: how many values each stream holds while other streams wait for more values; ignored outside of a graph,
+            where nothing bounds the number.
     """
     tracer = active()
     if tracer is None:
@@ -446,7 +450,7 @@ def split_stream(values: AsyncIterator[T], count: int, ahead: int) -> tuple[Asyn
 
 
 class _Shared(Generic[T]):
-    """The values of one iterator, for several that go on at their own pace."""
+    """The values of one iterator, for several readers that go on at their own pace."""
 
     def __init__(self, values: AsyncIterator[T], count: int) -> None:
         self._values = values
@@ -455,7 +459,7 @@ class _Shared(Generic[T]):
         self._asking = asyncio.Lock()
 
     async def branch(self, number: int) -> AsyncGenerator[T, None]:
-        """Yield the values to one of them."""
+        """Yield the values to one reader."""
         held = self._held[number]
         try:
             while True:
@@ -493,24 +497,24 @@ def fold(
 ) -> Awaitable[Any]:
     """Fold a stream into one value, in constant memory: a sum, a histogram, one step of a fit over all data.
 
-    Values are folded one after the other. So memory holds the state, one value, and the values that the stream has in
-    advance (`capacity=` of the node that gives it).
+    Values are folded one after the other. So memory holds the state, one value, and the values that the stream holds
+    ahead (`capacity=` of the node that gives the stream).
 
     Args:
-        fn: node, graph or function of the state and one value; it returns the next state. The state of a device node
+        fn: a node, graph or function of the state and one value; it returns the next state. The state of a device node
             stays on its device until the next call.
         stream: the values; to fold a list, write a node.
-        initial: the state before the first value, and the result if there are none.
-        on_error: "skip" leaves out a value for which `fn` failed, and goes on with the state before it; the error is
-            logged, and counted as `failed` of this step. An error of the stream itself is always raised.
-        name: the name of the body in drawings, statistics, metrics, spans and profiles; by default that of `fn`.
+        initial: the state before the first value, and the result if the stream is empty.
+        on_error: "skip" leaves out a value for which `fn` failed, and goes on with the state before that value; the
+            error is logged, and counted as `failed` of this step. An error of the stream itself is always raised.
+        name: the name of the body in drawings, statistics, metrics, spans and profiles; None for the name of `fn`.
 
     Returns:
         The last state.
 
     Raises:
-        OptionsError: `on_error` is neither "raise" nor "skip", or `name` is empty or no text.
-        TypeError: `fn` is not a function, but e.g. a call of one; `stream` is not a stream.
+        OptionsError: `on_error` is neither "raise" nor "skip", or `name` is empty or not a string.
+        TypeError: `fn` is not a function, but, for example, a call of a function; or `stream` is not a stream.
     """
     check("on_error", on_error, one_of(FoldOnError), "fold(")
     check("name", name, optional(NAME), "fold(")
@@ -526,7 +530,7 @@ def fold(
 
 
 def _name_of(fn: Callable[..., Any]) -> str:
-    """Return the name of the body: that of its node, graph or function; "each" for a lambda."""
+    """Return the name of a body: the name of its node, graph or function; "each" for a lambda."""
     fn = unwrapped(fn)
     name = getattr(fn, "name", None) or getattr(fn, "__name__", None)
     return name if isinstance(name, str) and name != "<lambda>" else "each"
@@ -536,7 +540,7 @@ def check_items(items: Any) -> None:
     """Check that `map_each` can take `items` one by one; a dict is refused, because it is ambiguous.
 
     Raises:
-        TypeError: it cannot; while a graph is traced, a GraphTraceError.
+        TypeError: `items` cannot be taken one by one; while a graph is traced, this is a GraphTraceError.
     """
     if isinstance(items, Iterable) and not isinstance(items, Mapping | Unawaited):
         return
@@ -627,7 +631,7 @@ def in_step(lists: Sequence[Any]) -> list[tuple[Any, ...]]:
     """Return the items of several lists that belong together.
 
     Raises:
-        ValueError: they have different lengths.
+        ValueError: the lists have different lengths.
     """
     columns = [list(one) for one in lists]
     if len({len(column) for column in columns}) > 1:
@@ -661,7 +665,7 @@ async def _map_streams(fn: Callable[..., Any], streams: Sequence[Any], on_error:
 
 
 async def _mapped(fn: Callable[..., Any], items: Sequence[Any], index: int, on_error: OnError) -> list[Any]:
-    """Return the result of one item; none where it is skipped."""
+    """Return the result of one item in a list; an empty list if the item is skipped."""
     try:
         value = await _await(fn, *items)
     except Exception as error:
@@ -672,7 +676,7 @@ async def _mapped(fn: Callable[..., Any], items: Sequence[Any], index: int, on_e
 
 
 def failed_item(index: int, error: Exception, on_error: OnError) -> list[Any]:
-    """Return what stands in the results for an item that failed: nothing, or its outcome."""
+    """Return the results of an item that failed: an empty list, or a list of its outcome."""
     if on_error == "return":
         return [Outcome(index, None, error)]
     logs.warning("map_each.item_skipped", item=index, error=repr(error))

@@ -1,4 +1,4 @@
-"""Deployment, the inside of a Service: its graphs, its calls in flight, and its life from start to stop."""
+"""Deployment, the state behind a Service: its graphs, its calls in flight, and its life from start to stop."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
@@ -41,15 +41,15 @@ if TYPE_CHECKING:
 
 
 class InFlight:
-    """The calls in flight in one deployment, and how many have ended there in which way.
+    """The calls in flight in one deployment, and the numbers of ended calls by outcome.
 
     Args:
         admission: the places of the deployment.
         changed: notified whenever `is_busy` may have become false.
 
     Attributes:
-        admission: the same.
-        live: the calls in flight, with the accounts of their keys; but not the items of streams of calls.
+        admission: the places of the deployment.
+        live: the calls in flight, with the accounts of their keys; without the items of streams of calls.
         items: how many calls were admitted, which is the number of the next call.
         counts: how many calls and items have ended, by their outcome.
         detached: the detached calls.
@@ -74,13 +74,13 @@ class InFlight:
 
     @property
     def is_busy(self) -> bool:
-        """Whether accepted calls have not ended. An item of a stream has, also before it was read."""
+        """Whether accepted calls have not ended. An item of a stream ends before its result is read."""
         if self._preparing or self.detached.running or not self.admission.is_idle:
             return True
         return any(stream.window.running for stream in self._streams)
 
     def share_of(self, graph: Graph[..., Any], arguments: tuple[Any, ...]) -> Share | None:
-        """Return the account of the key of a call, which is to reserve a place at once; count the call if it has none.
+        """Return the account of the key of a call that is about to reserve a place; count the call if `key=` fails.
 
         Raises:
             Exception: the error of the function `key=`.
@@ -92,7 +92,7 @@ class InFlight:
             raise
 
     async def reserve(self, graph: str, priority: int, deadline: float | None, share: Share | None) -> None:
-        """Take a place for a call, waiting for one if need be; count the call if it gets none.
+        """Take a place for a call, or wait for a place; count the call if it gets no place.
 
         Raises:
             Overloaded: the queue is full.
@@ -104,14 +104,14 @@ class InFlight:
         try:
             # Admission counts the calls that it refuses.
             await self._wait(self.admission.reserve(priority, graph, share), timer, too_late, counted=(Overloaded,))
-        finally:  # a call that got none may have had a place for a moment
+        finally:  # a call that failed here may have had a place for a moment
             self._changed.notify_all()
 
     async def prepare(self, preparing: Awaitable[None], graph: str, deadline: float | None) -> None:
         """Wait until the resources of a call are open; count the call if they do not open.
 
         Raises:
-            DeadlineExceeded: they were not open before the deadline.
+            DeadlineExceeded: the resources were not open before the deadline.
             PenstockError: the deployment has ended.
         """
         timer = asyncio.timeout_at(deadline)
@@ -174,7 +174,7 @@ class InFlight:
 
         Args:
             make_error: makes the error of a call in flight.
-            refusal: makes the error of a call that waits for a resource or a place. These get it at once, and not when
+            refusal: makes the error of a call that waits for a resource or a place. Waiting calls end at once, before
                 the handlers of the calls in flight have unwound.
         """
         self._refusal = refusal
@@ -183,7 +183,7 @@ class InFlight:
             if not timer.expired():
                 timer.reschedule(asyncio.get_running_loop().time())
         for frame in list(self.live):
-            if frame.state == "running":  # the handlers of the others are unwinding already
+            if frame.state == "running":  # the handlers of other calls are unwinding already
                 frame.fail(make_error())
         streams = list(self._streams)
         for stream in streams:
@@ -212,7 +212,7 @@ class InFlight:
 
 
 class HostedGraphs:
-    """The graphs of one deployment, with the plans that they had when it started; later rebindings do not change them.
+    """The graphs of one deployment, with their plans from its start; later rebindings do not change these plans.
 
     Attributes:
         names: the names of the graphs, for messages.
@@ -231,8 +231,8 @@ class HostedGraphs:
         """Make the actors, and enter the stateful nodes.
 
         Args:
-            scope: where they run.
-            warms_up: whether device nodes are compiled now, and not by their first call.
+            scope: the scope in which the actors run.
+            warms_up: whether device nodes are compiled now, instead of by their first call.
 
         Raises:
             Exception: a graph cannot be traced or deployed, or a stateful node did not start.
@@ -263,7 +263,8 @@ class HostedGraphs:
 
         Raises:
             PlanError: the graph is not part of this deployment, or its calls give streams.
-            OptionsError: the graph has a durable loop, and the call no key; or the other way round.
+            OptionsError: the graph has a durable loop and the call has no key, or the call has a key and the graph has
+                no durable loop.
         """
         wired = self.deployed(graph)
         if wired.program.plan._gives_stream:
@@ -287,7 +288,7 @@ class HostedGraphs:
         return graph not in self._incomplete
 
     async def restore(self, graph: Graph[..., Any], scope: Scope) -> None:
-        """Open those resources of a graph again that have ended by themselves.
+        """Reopen the resources of a graph that have ended by themselves.
 
         Raises:
             Exception: the error of a resource that did not open; the next call tries again.
@@ -332,7 +333,7 @@ class Deployment:
     """Graphs made resident: the life of one deployment, from starting to stopped.
 
     Attributes:
-        runtime: the inside of its Engine.
+        runtime: the shared state of its Engine.
         graphs: the deployed graphs, and their actors.
         state: "starting", "ready", "draining" or "stopped".
         scope: the scope of its calls; None before `start`.
@@ -436,7 +437,7 @@ class Deployment:
             raise self.stopped_error()
 
     async def drain(self, timeout_seconds: float | None) -> None:
-        """Refuse new calls, finish those that were accepted, and stop.
+        """Refuse new calls, finish the accepted calls, and stop.
 
         Raises:
             DeploymentFailed: stateful nodes crashed too often.
@@ -456,7 +457,7 @@ class Deployment:
             await self.abort()
 
     async def abort(self) -> None:
-        """Refuse new calls, end those in flight, and stop; waits until nothing is left.
+        """Refuse new calls, end the calls in flight, and stop; wait until all handlers and instances have ended.
 
         Raises:
             DeploymentFailed: stateful nodes crashed too often.
@@ -493,7 +494,7 @@ class Deployment:
 
     async def _stop(self) -> None:
         if self.scope is None or self.in_flight is None or self._starting is None:
-            return  # it was never entered
+            return  # the deployment was never entered
         self._starting.cancel()
         await asyncio.wait([self._starting])
         if not self._starting.cancelled():
@@ -504,9 +505,9 @@ class Deployment:
         except Exception as error:
             if self._failure is None:
                 raise
-            if error is self.stopped_error().__cause__:  # the crash that made the deployment fail, seen once more
+            if error is self.stopped_error().__cause__:  # the same crash that made the deployment fail
                 return
-            # The reason for the failure matters more to the caller than an error while closing; that becomes a note.
+            # The reason for the failure matters more to the caller than an error of closing, which becomes a note.
             self._close_error = error
             logs.warning("deployment.not_released", deployment=self.names, error=repr(error))
         finally:
@@ -515,7 +516,7 @@ class Deployment:
             metrics.closed(self)
 
     def _fail(self, make_error: "Callable[[str], DeploymentFailed]") -> None:
-        """End everything, because stateful nodes crash too often; from now on, calls are refused with that reason."""
+        """End the deployment, because stateful nodes crash too often; later calls are refused with that reason."""
         if self._stopping is None:
             self._failure = make_error
             self.abort_soon()
@@ -531,7 +532,7 @@ class Deployment:
         Raises:
             EngineClosedError: the deployment was not started, or takes no more calls.
             EngineLoopError: the deployment runs on another event loop.
-            ReentrantCallError: one of its own nodes makes the call.
+            ReentrantCallError: a node of this deployment makes the call.
         """
         scope, in_flight = self.scope, self.in_flight
         if scope is None or in_flight is None:
@@ -540,17 +541,17 @@ class Deployment:
             )
         if self.state != "ready":
             raise self.stopped_error()
-        if asyncio._get_running_loop() is not scope.loop:  # it returns None where no loop runs
+        if asyncio._get_running_loop() is not scope.loop:  # None where no loop runs
             raise EngineLoopError("this deployment runs on another event loop than this code; call it from there")
         if current.source.get() is not None or owner_deployments.get():
             refuse_from_inside(self)
         return scope, in_flight
 
     async def restored(self, wired: Wired, graph: Graph[..., Any], deadline: float | None = None) -> Wired:
-        """Return the actors of a graph, once those of its resources are open again that ended by themselves.
+        """Return the actors of a graph; first reopen the resources of the graph that have ended by themselves.
 
         Raises:
-            DeadlineExceeded: they were not open before the deadline.
+            DeadlineExceeded: the resources were not open before the deadline.
             EngineClosedError: the deployment was stopped meanwhile.
             Exception: the error of a resource that did not open; the next call tries again.
         """
@@ -561,7 +562,7 @@ class Deployment:
         return wired
 
     async def reopen(self, opening: "Opening") -> None:
-        """Open a resource again that ended by itself, with all other such resources of a graph that uses it.
+        """Reopen a resource that has ended by itself, and all other such resources of a graph that uses it.
 
         Raises:
             EngineClosedError: the deployment was stopped, perhaps meanwhile.
@@ -590,7 +591,7 @@ class Deployment:
         return self.state == "stopped"
 
     def _is_ready(self) -> bool:
-        # A function, because checkers believe that no await changes the state.
+        # A function, because type checkers assume that an await does not change the state.
         return self.state == "ready"
 
     def _is_busy(self) -> bool:
@@ -619,7 +620,7 @@ class ServiceCall(RunningCall):
     outcome_known: "asyncio.Future[None]"
 
     def admitted(self, deployment: Deployment, scope: Scope, in_flight: InFlight, share: Share | None) -> None:
-        """Note that the call has a place, and what has to know of its end; to be called before `launch`."""
+        """Note that the call has a place, and which objects to tell of its end; call this before `launch`."""
         self._deployment = deployment
         self._in_flight_here = in_flight
         self.outcome_known = scope.loop.create_future()
@@ -634,7 +635,7 @@ class ServiceCall(RunningCall):
     def frame_done(self, frame: Frame) -> None:
         """Release the caller at once."""
         self.closed = True
-        if self.workers:  # nearly always there is one, which is running this; after a detached step there is none
+        if self.workers:  # nearly always one worker, which runs this code; no worker after a detached step
             if self._idle:
                 self.close()
         else:

@@ -1,4 +1,4 @@
-"""Donation: which step in the body of a loop may overwrite the state that an iteration gets."""
+"""Donation: choose the step in the body of a loop that may overwrite the state of the iteration before."""
 
 from collections.abc import Set
 from dataclasses import replace
@@ -10,20 +10,21 @@ from .program import Plan, PlannedStep
 from .tracing.template import SCALARS, Constant, Container, Read, Template
 from .tracing.tracer import Step
 
-# An iteration of a `fold` or a `while_loop` gets the state that the one before has made, and nothing needs that state
-# once there is the next one. So the step that reads it last may compute in its memory: the program has that step wait
-# for all other readers. Every array of the state has to be new, made by an execution that keeps nothing; any other step
-# may still hold what it returns. The first state is that of a caller, so the execution copies it.
+# An iteration of a `fold` or a `while_loop` gets the state that the iteration before has made. Nothing needs that state
+# once the next state exists. So the last step that reads the state may compute in its memory: the program has that step
+# wait for all other readers. Every array of the state must be new, from an execution that keeps no reference to its
+# results; other executions may still hold their results. The first state belongs to a caller, so the execution copies
+# that state.
 
 
 def with_donation(loop: Step, bodies: list[Plan], changes: list[str], notes: list[str]) -> list[Plan]:
-    """Let a step in the body of a loop overwrite the state, if it asks for that; return the bodies.
+    """Let a step in the body of a loop overwrite the state, if its node has `donate=True`; return the bodies.
 
     Args:
         loop: any step.
         bodies: the plans of its bodies.
         changes: gets a line if a step overwrites the state.
-        notes: gets a line if a step that asks for it does not.
+        notes: gets a line if a step with `donate=True` does not overwrite the state.
 
     Raises:
         PlanError: the loop would need the state again after a failure.
@@ -34,7 +35,7 @@ def with_donation(loop: Step, bodies: list[Plan], changes: list[str], notes: lis
     state = body.parameter_sources[0]
     readers = [step for step in body.steps if state in {read.source for read in step.head.reads()}]
     for step in reversed(readers):
-        node: Any = step.head.callee  # nodes know graphs, and graphs their plans, so this file does not know nodes
+        node: Any = step.head.callee  # nodes import graphs, and graphs import plans, so this file cannot import nodes
         if not getattr(node, "runs_on", None) or not node.runs_on._overwrites:
             continue
         if reason := _reason(body, Read(state), step, readers):
@@ -65,7 +66,7 @@ def _reason(body: Plan, state: Read, step: PlannedStep, readers: list[PlannedSte
 
 
 def _is_new(made: Template, plan: Plan, new: Set[int]) -> bool:
-    """Whether a value has no array that anything but its readers may hold. `new` are parameters with such values."""
+    """Whether only its readers hold the arrays of a value. `new` has the parameters with such values."""
     if isinstance(made, Container):
         return all(_is_new(child, plan, new) for child in made.children)
     if isinstance(made, Constant):

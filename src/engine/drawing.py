@@ -1,4 +1,4 @@
-"""Drawing: a graph reduced to names and edges, so that code that draws knows nothing of tracing or running."""
+"""Drawing: a graph reduced to names and edges, so that code that draws does not depend on tracing or running."""
 
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
@@ -10,13 +10,13 @@ Kind: TypeAlias = Literal["input", "resource", "node", "control", "output"]
 
 @dataclass(frozen=True, slots=True)
 class DrawnEdge:
-    """One value that a node reads, or a node that it waits for.
+    """One edge into a node: a value that the node reads, or another node that it waits for.
 
     Args:
         source_id: The `id` of the node that produces the value.
         label: The name of the parameter that takes the value, or the part that is read, such as `.text` or `[0]`.
         is_stream: Whether the value is a stream.
-        is_order: Whether no value is read: one of the two is an effect, and effects keep the order of the source.
+        is_order: Whether no value is read: one of the two nodes is an effect, and effects keep the order of the source.
     """
 
     source_id: str
@@ -35,8 +35,8 @@ class DrawnNode:
         detail: Policy and placement in a few words, e.g. `thread, 3 attempts`.
         kind: A parameter of the graph ("input"), a resource, an ordinary node, control flow with bodies ("control"), or
             the result of the graph ("output").
-        inputs: The values that it reads, in the order of its parameters, and then the nodes that it waits for.
-        actors: The counters of its actor, in a graph that runs.
+        inputs: The values that the node reads, in the order of its parameters, and then the nodes that it waits for.
+        actors: The counters of the node's actor, in a graph that runs.
     """
 
     id: str

@@ -1,6 +1,6 @@
-"""What is in flight now, for a look from another thread: where each item is, and what each step holds.
+"""The items in flight, for a look from another thread: where each item is, and how many items each step holds.
 
-Nothing is counted for this while items run. Workers know the frame and the actor that they are at.
+Nothing is counted for looks while items run: each worker knows its present frame and actor.
 """
 
 from collections.abc import Collection, Iterable, Iterator
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def contents_of(frames: Iterable[Frame]) -> dict[int, StepContents]:
-    """Return what the steps hold that items are in, by the ids of their actors.
+    """Return the contents of the steps that have items, by the ids of their actors.
 
     Args:
         frames: all items in flight.
@@ -49,7 +49,7 @@ def contents_of(frames: Iterable[Frame]) -> dict[int, StepContents]:
 
 
 def described(frames: Collection[Frame], wirings: "Iterable[Wiring]") -> Iterator[ItemLook]:
-    """Yield where items are; their ages are not known here.
+    """Yield the place of each item; the ages of items are not known here.
 
     Args:
         frames: the items.
@@ -87,7 +87,7 @@ def described(frames: Collection[Frame], wirings: "Iterable[Wiring]") -> Iterato
 
 
 def _inside(frame: Frame) -> Iterator[Frame]:
-    """Yield a frame, and those of the bodies that its steps run now; the last one is where the work is."""
+    """Yield a frame, and the frames of the bodies that its steps run now; the last frame is where the work is."""
     left = [frame]
     for one in left:
         yield one
@@ -112,5 +112,5 @@ def _is_ahead(member: Member) -> bool:
 
 
 def _text_of(key: object) -> str:
-    """Return a key as text. Only that of simple values: others would run code of the user in this thread."""
+    """Return a key as text; only simple keys are shown, because `str` of others would run the user's code here."""
     return str(key) if type(key) in (str, int, bytes) else f"{hash(key):x}"

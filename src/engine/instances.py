@@ -1,4 +1,4 @@
-"""Instances of stateful nodes, and of actors that own their loop, in one scope; their supervisor can replace them."""
+"""Instances of stateful nodes, and of actors that own their loop, in one scope; the supervisor can replace them."""
 
 import asyncio
 import functools
@@ -23,18 +23,18 @@ Handler = Callable[..., Any]
 
 
 class Instance(Child):
-    """A stateful node in one scope: its present instance, and the ones that replace it after a crash.
+    """A stateful node in one scope: its present instance, and later instances that replace it after a crash.
 
-    It is a child of the scope's supervisor. Each instance is entered and left by a task of its own, since `__aenter__`
-    may open a task group or a cancel scope, which must be left by the task that entered it.
+    An `Instance` is a child of the scope's supervisor. Each instance is entered and left by a task of its own, since
+    `__aenter__` may open a task group or a cancel scope, which must be left by the task that entered it.
 
     Attributes:
         name: the name of the node.
-        restart: after which exits the supervisor restarts it.
+        restart: the restart mode: the kinds of exit after which the supervisor restarts the node.
         restarts: how often the instance was replaced.
-        value: the present instance itself, or what stands for it here.
-        gate: the gate that every attempt passes, so that a restart can hold them back; None if the supervisor can have
-            no reason to restart it.
+        value: the present instance, or the object that represents an instance in another process.
+        gate: the gate that every attempt passes, so that a restart can hold attempts back; None if the supervisor
+            never restarts this node.
     """
 
     def __init__(self, node: Node[..., Any], pools: Pools, supervisor: Supervisor, scope: Scope) -> None:
@@ -49,11 +49,11 @@ class Instance(Child):
         self._handler: Handler | None = None
         self._crash: Exception | None = None
         self._context_task: ContextTask[None] | None = None
-        self._is_up = False  # from the end of its start until something begins to stop it
+        self._is_up = False  # whether the instance was started, and its stop has not begun
 
     @property
     def handler(self) -> Handler:
-        """The method that handles an item; if instances can be replaced, it looks up the present one at each call."""
+        """The method that handles an item; if instances can be replaced, each call looks up the present instance."""
         assert self._handler is not None
         if self.gate is None:
             return self._handler
@@ -67,7 +67,7 @@ class Instance(Child):
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it has ended and is not restarted, so that further attempts would fail."""
+        """Whether the node has ended and is not restarted, so that further attempts would fail."""
         return self.gate is not None and self.gate.is_stopped
 
     async def start(self) -> None:
@@ -97,7 +97,7 @@ class Instance(Child):
         raise context_task.error
 
     async def stop(self, cause: BaseException | None) -> None:
-        """Wait until no attempt runs in the instance, and leave it; do nothing if there is none."""
+        """Wait until no attempt runs in the instance, and leave the instance; do nothing without an instance."""
         self._is_up = False
         if self.gate is not None:
             await self.gate.clear(cause)
@@ -111,13 +111,13 @@ class Instance(Child):
             raise context_task.error
 
     def hold(self) -> None:
-        """Let no more attempts in."""
+        """Hold further attempts back."""
         self._is_up = False
         if self.gate is not None:
             self.gate.hold()
 
     def resume(self) -> None:
-        """Let attempts in."""
+        """Let attempts run again."""
         self._is_up = True
         if self.gate is not None:
             self.gate.open()
@@ -165,8 +165,8 @@ class Instance(Child):
             try:
                 yield
             finally:
-                if self.gate is not None and self._is_up:  # it has ended by itself
-                    self.gate.hold()  # attempts that come now wait for the next instance
+                if self.gate is not None and self._is_up:  # the instance has ended by itself
+                    self.gate.hold()  # new attempts wait for the next instance
             if self._crash is not None:
                 await _leave_after(stack, self._crash)
 
@@ -181,7 +181,7 @@ async def _leave_after(stack: AsyncExitStack, crash: Exception) -> None:
 
 
 def _is_only(error: BaseException, one: BaseException) -> bool:
-    """Whether an error is `one`, or a group with nothing but `one` in it, as a task group raises it."""
+    """Whether an error is `one`, or a group with no other error than `one`, as a task group raises it."""
     if error is one or not isinstance(error, BaseExceptionGroup):
         return error is one
     group = cast("BaseExceptionGroup[BaseException]", error)
@@ -192,11 +192,11 @@ class LoopInstance(Child):
     """A node that owns its loop, in one scope: the other kind of child of the scope's supervisor.
 
     Attributes:
-        gate: None: the inbox also takes work while no loop runs.
+        gate: None, because the inbox also takes work while no loop runs.
         name: the name of the node.
-        restart: after which exits the supervisor restarts it.
+        restart: the restart mode: the kinds of exit after which the supervisor restarts the loop.
         restarts: how often the loop was started again.
-        host: runs the loop.
+        host: the host that runs the loop.
     """
 
     gate: RestartGate | None = None
@@ -242,7 +242,7 @@ class LoopInstance(Child):
         self._has_run = True
 
     async def stop(self, cause: BaseException | None) -> None:
-        """Cancel the loop, and fail the work that it has taken; the inbox keeps the rest."""
+        """Cancel the loop, and fail the work that it has taken; the inbox keeps the work that it has not taken."""
         self.host.fail_taken(lambda: self._restarted_error(cause))
         try:
             await self.host.halt()
@@ -277,18 +277,18 @@ class LoopInstance(Child):
 
 
 class InstanceRegistry:
-    """One instance of each stateful node that a scope uses, shared by all of its call sites.
+    """One instance of each stateful node that a scope uses, shared by all call sites of the node.
 
     Args:
         pools: the pools of the Engine.
-        supervisor: restarts instances that crash, and stops all of them at the end.
+        supervisor: restarts instances that crash, and stops all instances at the end.
     """
 
     def __init__(self, pools: Pools, supervisor: Supervisor) -> None:
         self._pools = pools
         self._supervisor = supervisor
         self._children: dict[object, Instance | LoopInstance] = {}
-        self.scope: Scope = Scope()  # set by the scope, once that has its wiring
+        self.scope: Scope = Scope()  # the scope sets this attribute once it has its wiring
 
     def instance_of(self, node: Node[..., Any]) -> Instance:
         """Return the instance of a stateful node in this scope."""
@@ -302,7 +302,7 @@ class InstanceRegistry:
         """Make and enter the instances that a plan needs and that this scope does not have yet.
 
         Raises:
-            Exception: the error of one that did not start; the others that this call has entered are left again.
+            Exception: the error of an instance that did not start; the other instances of this call are left again.
         """
         nodes = {instance_key(node): node for node in stateful_nodes(plan)}
         opened: dict[object, Instance | LoopInstance] = {}
@@ -319,12 +319,12 @@ class InstanceRegistry:
             self._children[key] = child
             self._supervisor.add(child)
             child.resume()
-        for child in opened.values():  # only now: an exit may restart the others, so the supervisor must know all
+        for child in opened.values():  # last, because an exit may restart other children, so all must be known
             if isinstance(child, LoopInstance):
                 child.supervised()
 
     async def close(self) -> None:
-        """Leave all instances, the last one first, also if leaving one raises.
+        """Leave all instances, the last one first, even if leaving an instance raises.
 
         Raises:
             Exception: the first error of an `__aexit__`.
@@ -334,7 +334,7 @@ class InstanceRegistry:
 
 
 async def _leave_all(children: list[Instance | LoopInstance]) -> None:
-    """Leave instances because another one did not start; errors are logged, because the caller raises that one's."""
+    """Leave instances because another instance did not start; log their errors: the caller raises the first error."""
     for child in reversed(children):
         with logs.logged("actor.not_released", node=child.name):
             await child.close()

@@ -1,4 +1,4 @@
-"""Interception: a function goes first where the engine is about to go on, for tests; it costs nothing while unused."""
+"""Interception: tests have functions called before steps of the engine; unused, an interception costs nothing."""
 
 import asyncio
 import functools
@@ -22,15 +22,16 @@ Hold = Callable[[], Awaitable[BaseException | None]]
 
 
 class Interception(NamedTuple):
-    """Functions that go first at points of the engine. Each takes the name of the node in the plan: "fetch", "fetch#2".
+    """Functions that the engine calls before its steps. Each takes a node's name in the plan: "fetch", "fetch#2".
 
     Attributes:
         entering: awaited before a stateful node is entered; may raise.
         calling: awaited before each attempt of a node, and may raise; for a plain `def`, see `calling_plain`.
         calling_plain: called before each call of a plain `def`, in the thread or on the loop; may raise.
-        queueing: called for an item that finds no free place in a node with a bounded inbox. It returns a function,
-            which is awaited first, and whose result is the error of the item, or None; or it returns None.
-        giving: awaited before a call is given to a worker process; returns whether that process is killed.
+        queueing: called for an item that finds no free place in a node with a bounded inbox. It returns None, or a
+            function that is awaited before the item enters the inbox. The function returns the error of the item, or
+            None.
+        giving: awaited before a call is sent to a worker process; returns whether to kill that process.
     """
 
     entering: Before | None = None
@@ -44,15 +45,15 @@ _present = Interception()
 
 
 def intercept(interception: Interception) -> None:
-    """Have an interception go first from now on, in place of the one before; `Interception()` ends it.
+    """Use an interception from now on, in place of the interception before; `Interception()` ends it.
 
-    Graphs are traced and wired again; streams and deployments that run already have the one that was there when they
-    began, except for `giving`.
+    Graphs are traced and wired again. Streams and deployments that run already keep the interception of their
+    beginning, except for `giving`.
 
     Args:
-        interception: the functions; where there is None, nothing goes first.
+        interception: the functions; None in a field means that no function is called.
     """
-    global _present  # noqa: PLW0603 - one for the process, as the slots are
+    global _present  # noqa: PLW0603 - the process has one interception, like the module attributes set below
     _present = interception
     loop_host.fault_at_start = interception.entering
     is_calling = interception.calling is not None
@@ -71,7 +72,7 @@ async def _before(node: str) -> None:
 
 
 class _Intercepted(Bound):
-    """Goes through `calling` before each attempt; none begins without a worker."""
+    """Awaits `calling` before each attempt; attempts then always begin in a worker."""
 
     __slots__ = ("_inner", "_name")
 
@@ -94,7 +95,7 @@ class _Intercepted(Bound):
 
 
 def _bound(bound: Bound, node: Node[..., Any], name: str) -> Bound:
-    """Wrap what runs a node elsewhere."""
+    """Wrap the execution of a node that runs outside of the loop."""
     return _Intercepted(bound, name) if wiring.runs_elsewhere(node) and not node.gives_stream else bound
 
 
@@ -164,11 +165,11 @@ class _HoldsUp(NodeActor):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        # For each frame that is held up, what is awaited first; None once that was awaited.
+        # For each frame that is held up, the function to await first; None once the function was called.
         self._held_up: dict[Frame, Hold | None] = {}
 
     def offer(self, frame: Frame) -> bool:
-        # Only for bounded inboxes: a producer never waits for one without a bound, and does not handle that.
+        # Only for bounded inboxes: a producer never waits for an inbox without a bound, and cannot handle such a wait.
         if frame not in self._held_up and self.inbox.capacity is not None and _present.queueing is not None:
             hold = _present.queueing(self.name)
             if hold is not None:

@@ -17,26 +17,28 @@ def interrupt(question: object, /) -> Awaitable[Any]:
 
         approved = await ps.interrupt({"pay": 120})
 
-    For a node in the body of a durable loop (`ps.while_loop(..., durable=...)`), or for that body itself. The iteration
-    runs again from its beginning with the answer; so what it did before the question is done again. Answers are kept
-    until the iteration has ended, and found by the question; one question asked several times gets the answers in their
-    order. If several are asked at once, the first ends the call, and the next is asked when that is answered.
+    `interrupt` is for a node in the body of a durable loop (`ps.while_loop(..., durable=...)`), or for that body
+    itself. With the answer, the iteration runs again from its beginning, so its steps before the question run again.
+    Answers are kept until the iteration has ended, and are found by the question. A question that is asked several
+    times gets the answers in their order. If several questions are asked at once, the first ends the call; the next is
+    asked when the first is answered.
 
     Args:
-        question: what to ask, of the values that a state may have; equal in each run of the iteration.
+        question: the question, made of values that a state may have; it must be equal in each run of the iteration.
 
     Returns:
-        The answer, an awaitable.
+        An awaitable of the answer.
 
     Raises:
-        PlanError: this is not an iteration of a durable loop, it is inside of a `map_each`, a call of its own or a node
-            with `cache=`, or in a thread, a process or a plain `def`, which cannot wait.
+        PlanError: the caller is not in an iteration of a durable loop; or it is inside of a `map_each`, of a call that
+            a node makes, or of a node with `cache=`; or it is in a thread, a process or a plain `def`, which cannot
+            wait.
         NotStorable: the question cannot be stored.
     """
     if active() is not None:
         return _step(question)
     actor = calling_actor()
-    if asyncio._get_running_loop() is None or (actor is not None and actor.bound._links):  # links: of a plain `def`
+    if asyncio._get_running_loop() is None or (actor is not None and actor.bound._links):  # links: a plain `def`
         raise PlanError(
             f"ps.interrupt({question!r}) was called in a thread, a process or a plain `def`, which cannot wait for the "
             "answer: ask in an `async def` of the loop's body, as in `answer = await ps.interrupt(...)`"

@@ -1,4 +1,4 @@
-"""Calls that handlers make: how they find the Engine around them, and how a call that waits for itself is refused."""
+"""Calls that handlers make: how a call finds the Engine around it, and how a call that waits for itself is refused."""
 
 import asyncio
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from ..actors.frame import AnyDeployment, Frame, Listener
 from .pools import Pools
 
 # For the task of an instance or a loop, which is not a handler: the pools of its Engine, and the handler that opened
-# the scope, if one did.
+# the scope, if a handler did.
 _owner_engine: ContextVar[tuple[Pools, object] | None] = ContextVar("penstock_owner_engine", default=None)
 
 
@@ -22,9 +22,9 @@ def note_owner_engine(pools: Pools) -> None:
 
 
 def pools_around() -> Pools | None:
-    """Return the pools of the Engine whose node, instance or loop makes this call; None if none does.
+    """Return the pools of the Engine whose node, instance or loop makes this call; None outside of an Engine.
 
-    A task or thread that outlives the handler that has started it may get None, too.
+    A task or thread that outlives the handler that has started it may also get None.
     """
     handling, owner = current.source.get(), _owner_engine.get()
     if owner is not None and owner[1] is handling:
@@ -34,7 +34,7 @@ def pools_around() -> Pools | None:
 
 
 def is_in_owner() -> bool:
-    """Whether the caller is the task of an instance or a loop, or a task of that: no handler."""
+    """Whether the caller is not a handler, but the task of an instance or a loop, or a task started by that task."""
     owner = _owner_engine.get()
     return owner is not None and owner[1] is current.source.get()
 
@@ -101,8 +101,8 @@ def _chain(around: list[AnyDeployment]) -> str:
 
 # Departures: waiting until certain frames have ended and their last handlers have returned.
 #
-# Frames do not count this, so that it costs them nothing. When a caller has to know, each frame in flight gets a
-# listener of this kind in front of its own.
+# Frames keep no count of handlers for this purpose, which would cost time. Instead, when a caller waits, each frame in
+# flight gets a `_Departure` in front of its own listener.
 
 
 async def departed(frames: Iterable[Frame]) -> None:
@@ -134,12 +134,12 @@ class _Departure(Listener):
         return self.listener.service
 
     def frame_done(self, frame: Frame) -> None:
-        """Pass it on, and note the departure if no handler is unwinding."""
+        """Pass the end of the frame on, and note the departure if no handler is unwinding."""
         self.listener.frame_done(frame)
         if frame.settled:
             self.gone.set()
 
     def frame_settled(self, frame: Frame) -> None:
-        """Pass it on, and note the departure: the last handler has returned."""
+        """Pass the end of the last handler on, and note the departure."""
         self.listener.frame_settled(frame)
         self.gone.set()

@@ -22,7 +22,7 @@ class Opening:
 
     Attributes:
         resource: the resource.
-        opener: its function, or the fake that replaced it when the graph was traced.
+        opener: the function of the resource, or the fake that replaced it when the graph was traced.
         name: the name of the resource.
     """
 
@@ -54,7 +54,7 @@ class Opening:
 
     @property
     def arguments(self) -> str:
-        """The arguments, as they are written in a call."""
+        """The arguments, as the source text of a call."""
         named = [f"{name}={value!r}" for name, value in self._kwargs.items()]
         return ", ".join([*map(repr, self._args), *named])
 
@@ -66,7 +66,7 @@ class Opening:
 
 
 class _Opened:
-    """A context manager that runs the function of a resource to its `yield` and, at the end, from there on."""
+    """A context manager that runs the function of a resource up to its `yield`, and at the end the code after it."""
 
     def __init__(self, opening: Opening) -> None:
         self._opening = opening
@@ -112,13 +112,13 @@ class Entry:
 
     Attributes:
         opening: the resource and its arguments.
-        context_task: the task that keeps it open.
+        context_task: the task that keeps the resource open.
         candidate: during a reload, the task that opens the new value.
-        users: the scopes that use it. An Engine that keeps its resources open until it closes notes here only the
-            scopes that wait for the opening.
-        programs: the programs whose frames have it.
-        ending: whether it is being closed, or its opening is being cancelled.
-        retiring: the tasks that close the values of it that reloads have replaced.
+        users: the scopes that use the resource. An Engine that keeps its resources open until it closes notes here only
+            the scopes that wait for the opening.
+        programs: the programs whose frames have the resource.
+        ending: whether the resource is being closed, or its opening is being cancelled.
+        retiring: the tasks that close old values of the resource, which reloads have replaced.
     """
 
     def __init__(self, opening: Opening, context_task: ContextTask[Any]) -> None:
@@ -135,7 +135,7 @@ class Resources:
     """The resources of one Engine, or of one graph that is called without an engine.
 
     Args:
-        closes_unused: whether a resource is closed when the last scope that uses it ends, and not only by `close`.
+        closes_unused: whether a resource is closed when the last scope that uses it ends; otherwise only `close` does.
 
     Attributes:
         closed: whether new openings are refused.
@@ -155,11 +155,12 @@ class Resources:
         return bool(self.entries)
 
     def program(self, plan: Plan, scheduler: ChosenScheduler) -> Program:
-        """Return the program of a plan; for a plan with resources, a copy whose frames have those of this Engine."""
+        """Return the program of a plan; for a plan with resources, a copy for the resources of this Engine."""
         program = plan._program(scheduler)
         if not program.resources:
             return program
-        # The plan keeps them, not this object: so they go with a graph that a factory has made for a single call.
+        # The plan keeps the copies, not this object: so the copies end with a graph that a factory has made for a
+        # single call.
         own = plan._programs_with_resources.setdefault(self, {})
         if scheduler not in own:
             own[scheduler] = copy(program)
@@ -184,7 +185,7 @@ class Resources:
 
         Args:
             program: the program; its frames have the resources from now on.
-            user: the scope, which has to call `release` at its end, also if this raises.
+            user: the scope, which has to call `release` at its end, even if `hold` raises.
 
         Raises:
             Exception: the error of a resource that did not open, with a note.
@@ -193,10 +194,10 @@ class Resources:
         if self.hold_nowait(program, user):
             return
         entries = await self._use_all(program, user)
-        if not all(entry.context_task.is_open for entry in entries):  # one has ended while another was opened
+        if not all(entry.context_task.is_open for entry in entries):  # a resource has ended while another was opened
             entries = await self._use_all(program, user)
         for entry in entries:
-            if not entry.context_task.is_open:  # it has ended a second time: give up
+            if not entry.context_task.is_open:  # the resource has ended a second time: give up
                 await asyncio.wait([entry.context_task.task])
                 raise self.failure(entry.opening, entry.context_task, program.name)
         for entry in entries:
@@ -208,10 +209,10 @@ class Resources:
         return (await self._use(opening, None, object())).context_task.value
 
     async def release(self, user: object) -> None:
-        """Close the resources that no scope uses after this one, the last opened first; for a scope that has ended.
+        """Close the resources that only this scope has used, the last opened first; for a scope that has ended.
 
         Raises:
-            Exception: the first error of a closing. The other resources are closed all the same; their errors are
+            Exception: the first error of closing. The other resources are closed all the same; their errors are
                 logged.
         """
         if not self._closes_unused:
@@ -226,7 +227,7 @@ class Resources:
             await uninterrupted(self._end(unused))
 
     def refuse(self) -> None:
-        """Refuse new openings and cancel those under way, because the Engine is being closed."""
+        """Refuse new openings, and cancel openings under way, because the Engine is being closed."""
         self.closed = True
         for entry in self.entries.values():
             if not entry.context_task.is_open:
@@ -267,7 +268,7 @@ class Resources:
                 "the opening was cancelled, but not by the engine: something that it awaited was, or its own task"
             )
         elif isinstance(error, Exception):
-            error = copy_of(error)  # every caller that has waited for it gets one
+            error = copy_of(error)  # every caller that has waited for the opening gets a copy
         else:
             return error
         place = "" if graph is None else f" for graph {graph!r}"
@@ -281,7 +282,7 @@ class Resources:
         while True:
             entry = self.entries.get(opening)
             if entry is not None and (entry.ending or entry.context_task.is_leaving):
-                # Never two at a time: the old one may hold something that the next one needs, such as a port.
+                # Never open a resource twice at a time: the old value may hold something that the next needs: a port.
                 await asyncio.wait([entry.context_task.task])
                 continue
             if self.closed:
@@ -305,7 +306,7 @@ class Resources:
                 self._fill(program for program in entry.programs if not program.is_filled)
                 return entry
             entry.users.discard(user)
-            # A reload may have replaced it while this call waited: then the loop looks at the new one.
+            # A reload may have replaced the task while this call waited: then the loop looks at the new task.
             was_replaced = context_task.error is None and entry.context_task is not context_task
             if not (entry.ending or was_replaced):
                 raise self.failure(opening, context_task, graph)
@@ -313,8 +314,8 @@ class Resources:
     async def _left_waiting(self, entry: Entry, user: object) -> None:
         """Handle the cancellation of a call that waited for an opening: the last such call cancels the opening.
 
-        It does not do so during a reload: the reload opens a new value itself, and ends this opening when that has
-        succeeded.
+        During a reload, the call does not cancel the opening: the reload opens a new value itself, and ends this
+        opening when the new value is open.
         """
         entry.users.discard(user)
         if (
@@ -341,8 +342,8 @@ class Resources:
                 await entry.candidate.ended()
             if entry.retiring:
                 await asyncio.wait(entry.retiring)
-            # Its error is known then: it was logged when the resource ended, or raised in the callers that waited for
-            # it.
+            # The error of an ended task is known: it was logged when the resource ended, or raised in the callers that
+            # waited for the opening.
             had_ended = entry.context_task.task.done()
             error = await entry.context_task.ended()
             if error is not None and not had_ended:
@@ -355,13 +356,13 @@ class Resources:
 
     def _watch(self, entry: Entry) -> None:
         context_task = entry.context_task
-        # An empty context, as for its task: that of the caller would be kept for as long as the resource is open.
+        # An empty context, as for the task: the caller's context would be kept alive as long as the resource is open.
         context_task.task.add_done_callback(lambda _: self._context_task_ended(entry, context_task), context=Context())
 
     def _context_task_ended(self, entry: Entry, context_task: ContextTask[Any]) -> None:
         """Note that an opening failed, or that an open resource ended by itself; the next call opens it again."""
-        # Retrieved here, because the call that waited for the opening may have been cancelled: asyncio would report an
-        # exception that was never retrieved.
+        # Retrieve the error here, because the call that waited for the opening may have been cancelled: asyncio would
+        # report an exception that was never retrieved.
         error = context_task.error
         if entry.context_task is not context_task or entry.ending:
             return
@@ -411,7 +412,7 @@ async def run_eagerly(running: Coroutine[Any, Any, Any]) -> Any:
 
 
 async def _reading(values: Any, resources: Resources) -> AsyncGenerator[Any, None]:
-    """Yield the values of a stream, and close the resources of its call after the last one."""
+    """Yield the values of a stream, and close the resources of its call after the last value."""
     try:
         async for value in values:
             yield value
@@ -429,6 +430,6 @@ opened_eagerly: ContextVar[Resources | None] = ContextVar("penstock_eager_resour
 
 
 def open_eagerly(opening: Opening) -> Coroutine[Any, Any, Any] | None:
-    """Return a coroutine that opens a resource until the present call without an engine ends; None outside of one."""
+    """Return a coroutine that opens a resource for the present call without an engine; None outside of such a call."""
     resources = opened_eagerly.get()
     return None if resources is None or resources.closed else resources.value_of(opening)

@@ -1,4 +1,4 @@
-"""Execution options: one frozen record, and how the levels at which they can be set are merged."""
+"""Execution options: a frozen record of all options, and the merge of the levels at which options can be set."""
 
 import dataclasses
 import re
@@ -51,43 +51,45 @@ class CallOptions(TypedDict, total=False):
 class ExecutionOptions:
     """How calls are executed.
 
-    Precedence, highest first: keyword arguments of the call, the innermost `with execution_options(...)`, the blocks
-    around that, the keyword arguments of the Engine, `set_execution_options(...)`, these defaults.
+    Precedence, highest first: keyword arguments of the call, the innermost `with execution_options(...)`, outer
+    `with` blocks, the keyword arguments of the Engine, `set_execution_options(...)`, these defaults.
 
     Attributes:
         scheduler: "actors" (a pipeline), "parallel" (each node fires when its inputs are there), "wave" (level by
             level), "sequential" (one node after the other, for debugging), or "auto": "parallel" for one call,
             "actors" for many.
-        timeout_seconds: the deadline of a call, or of a whole stream, in seconds from its start; None for none.
+        timeout_seconds: the deadline of a call, or of a whole stream, in seconds from its start; None without a
+            deadline.
         priority: the priority of a call to a deployment: higher first; among equals, first come, first served.
-        max_workers: for a run, how many of its handlers run at a time, over all of its nodes and bodies. For a stream
-            or a deployment, how many items an `async def` node without `concurrency=` handles at a time. For each of
-            these, how many threads of its Engine it may keep busy at a time. None: a run has no such bound, a node
-            handles up to 32 items in a stream, and in a deployment as many as there are calls in flight; and all may
-            use all threads of the Engine, which are 32 unless its own `max_workers` says otherwise.
+        max_workers: for a run, how many of its handlers run at a time, over all its nodes and bodies. For a stream or a
+            deployment, how many items an `async def` node without `concurrency=` handles at a time. For each run,
+            stream and deployment, also how many threads of its Engine it may keep busy at a time. With None, a run has
+            no such bound; a node handles up to 32 items in a stream, and in a deployment as many as calls are in
+            flight; and each may use all threads of the Engine. An Engine has 32 threads, unless its own `max_workers`
+            says otherwise.
         max_in_flight: how many items of a stream, or calls of a deployment, are in flight at a time.
         max_queue: how many calls may wait for a place in a deployment; further calls are refused with `Overloaded`.
             None: all callers wait.
         ordered: whether a stream yields in input order, or as items are completed.
-        order_by: for one stream of calls: returns the key of a `Call`. A call begins when the calls of its key before
-            it in the stream have ended, and none of their handlers runs. Calls whose key is None have no order.
+        order_by: for one stream of calls: a function that returns the key of a `Call`. A call begins when all earlier
+            calls of the stream with its key have ended, and none of their handlers runs. Calls whose key is None have
+            no order.
         on_error: whether a stream raises an item's error in its turn, or skips and logs the item.
-        reuse_plans: whether a graph is traced and planned once for all of its calls, and equal calls of `pure` nodes
-            in it are made once. With False, each run, stream and deployment traces and plans its graphs anew, for
-            itself alone, and makes every call that its source shows. Programs compiled for devices are kept all the
-            same.
-        fuse: whether device nodes that belong together become one program. With False, each is a program of its own,
-            so results do not change by a bit. A deployment keeps what it started with.
+        reuse_plans: whether a graph is traced and planned once for all its calls, and equal calls of `pure` nodes in
+            the graph are made once. With False, each run, stream and deployment traces and plans its graphs anew, for
+            itself alone, and makes every call in the source. Programs compiled for devices are kept all the same.
+        fuse: whether device nodes that belong together become one program. With False, each node is a separate
+            program, so fusion cannot change a bit of the results. A deployment keeps the value that it started with.
         device_strategy: where device nodes with device="auto" run: a name that `penstock.devices.select` accepts, such
             as "auto", "cpu" or "gpu:1". A deployment keeps the strategy that it started with.
         trace_execution: whether spans are opened, if the application has set up tracing and the call is sampled.
-        trace_items: whether each item of a stream of calls begins a trace of its own, which is sampled by itself and
-            linked to the span of the stream; for streams that run for long. With False, all items are in the trace of
-            the stream.
+        trace_items: whether each item of a stream of calls begins a trace of its own, which is sampled separately and
+            linked to the span of the stream; for streams that run long. With False, all items are in the trace of the
+            stream.
         collect_metrics: whether the metrics of the process count a run, a stream or a deployment. Work on devices is
-            counted in any case, because one batch belongs to many calls.
-        durable: where durable loops are kept, in the place of the `durable=` of the loop; for a test, or a tenant with
-            a file of its own. A deployment keeps that with which it was made.
+            counted in any case, because a batch belongs to many calls.
+        durable: where durable loops are stored, in place of the `durable=` of the loop; for a test, or for a tenant
+            with a separate file. A deployment keeps the value with which it was made.
 
     Raises:
         OptionsError: a value is out of its range.
@@ -117,7 +119,7 @@ class ExecutionOptions:
 
 
 def _is_name_of_place(value: object) -> bool:
-    # Only the form is checked: whether there is such a device is known in `devices`, which this floor cannot import.
+    # Only the form is checked. Only the package `devices` knows which devices exist, and this floor cannot import it.
     return isinstance(value, str) and re.fullmatch(r"[A-Za-z]\w*(:\d+)?", value) is not None
 
 
@@ -149,7 +151,7 @@ _ONE_RUN = frozenset({
     "scheduler", "timeout_seconds", "max_workers", "reuse_plans", "fuse", "device_strategy", "trace_execution",
     "collect_metrics", "durable",
 })  # fmt: skip
-# What applies to each verb. `run` has one item, so nothing that bounds or orders several items applies to it.
+# The options of each verb. `run` has one item, so no option that bounds or orders several items applies to `run`.
 APPLICABLE: Mapping[str, frozenset[str]] = {
     "run": _ONE_RUN,
     "stream": NAMES - {"durable", "max_queue", "priority"},
@@ -162,7 +164,7 @@ APPLICABLE: Mapping[str, frozenset[str]] = {
     "set_execution_options": _SHARED,
     "execution_options": _SHARED,
 }
-# The keyword arguments that a verb has beside these options, since who misspells one is shown all that there are.
+# The keyword arguments that a verb has beside these options. The error for a misspelt name shows all names.
 OWN: Mapping[str, frozenset[str]] = {
     "run": frozenset({"answer", "checkpoint", "durable_key", "on_finished"}),
     "stream": frozenset({"progress"}),
@@ -180,7 +182,7 @@ OWN: Mapping[str, frozenset[str]] = {
 }  # fmt: skip
 
 _process_wide: dict[str, Any] = {}
-# What `with execution_options(...)` around the caller sets.
+# The options that `with execution_options(...)` around the caller sets.
 scoped: ContextVar[Mapping[str, Any]] = ContextVar("penstock_execution_options", default={})  # noqa: B039 - never changed in place
 
 
@@ -204,8 +206,8 @@ def set_execution_options(**options: Unpack[CallOptions]) -> None:
 def execution_options(**options: Unpack[CallOptions]) -> Generator[None, None, None]:
     """Change the options of all calls made inside the `with`, and in tasks and threads that inherit its context.
 
-    The tasks started inside inherit the options; so do `asyncio.to_thread`, `anyio.to_thread.run_sync`, and nodes, also
-    in threads. `threading.Thread`, the threads of an executor and worker processes do not;
+    Tasks started inside inherit the options. So do `asyncio.to_thread`, `anyio.to_thread.run_sync`, and nodes, also in
+    threads. `threading.Thread`, the threads of an executor, and worker processes do not inherit the options;
     `contextvars.copy_context().run(...)` takes the options into such a thread.
 
     Args:
@@ -247,7 +249,7 @@ def chosen(options: ExecutionOptions) -> ChosenScheduler:
 
 
 def of_engine(engine: Mapping[str, Any]) -> ExecutionOptions:
-    """Return the options of an Engine with these keyword arguments, without those of `with execution_options(...)`."""
+    """Return the options of an Engine with these keyword arguments; `with execution_options(...)` does not count."""
     return ExecutionOptions(**{**_process_wide, **engine})
 
 
@@ -274,7 +276,7 @@ def _keywords(verb: str) -> frozenset[str]:
 
 
 def _instead(name: str) -> str:
-    """Return what to write instead of an option that a verb does not take, for a message; empty if that is unknown."""
+    """Return the end of a message: what to write instead of an option that a verb does not take; empty if unknown."""
     verbs = [verb for verb in ("run", "stream", "stream(call)", "deploy", "Engine") if name in _keywords(verb)]
     if verbs:
         return f"; {name}= is for {', '.join(verbs)}"

@@ -1,4 +1,4 @@
-"""Draw a traced graph: its parameters, resources, steps and result, and who reads which value."""
+"""Draw a traced graph: its parameters, resources, steps and result, and the values that each step reads."""
 
 from dataclasses import replace
 from hashlib import blake2b
@@ -27,7 +27,7 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
         DrawnNode(str(source), name, "stream" if source in trace.streams else "", kind="input")
         for source, name in names.items()
     ]
-    # Without the arguments of a resource: they may be credentials, and drawings are passed around.
+    # Without the arguments of a resource: these may be credentials, and people share drawings.
     inputs += [DrawnNode(str(at), opening.name, "resource", kind="resource") for opening, at in trace.resources.items()]
     names.update({at: opening.name for opening, at in trace.resources.items()})
     names.update({step.source: step.callee.name for step in trace.steps})
@@ -55,7 +55,7 @@ def drawing_of(trace: Trace, title: str | None = None) -> Drawing:
 
 
 def planned_drawing(plan: "Plan") -> tuple[str, Drawing]:
-    """Return the drawing of what a plan runs, behind its digest; a step of a chain says with which other it runs."""
+    """Return the drawing of a plan, after its digest; each step of a chain after the first says with whom it runs."""
     drawing = _with_chains(drawing_of(_kept(plan)), plan)
     return blake2b(repr(drawing).encode("utf-8", "replace"), digest_size=8).hexdigest(), drawing
 
@@ -81,7 +81,7 @@ def _with_chains(drawing: Drawing, plan: "Plan") -> Drawing:
 
 
 def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple[DrawnEdge, ...]:
-    """Return the values that a step reads; if there are several, each is labelled with the parameter that takes it."""
+    """Return the values that a step reads; several values are labelled with the parameters that take them."""
     edges = [edge for name, template in _arguments(step) for edge in _edges(name, template, streams)]
     several = len({edge.source_id for edge in edges}) > 1
     # A value with the name of its parameter needs no label.
@@ -93,7 +93,10 @@ def _inputs(step: Step, names: dict[int, str], streams: frozenset[int]) -> tuple
 
 def _arguments(step: Step) -> list[tuple[str, Template]]:
     names = step.callee._argument_names()
-    padded = (*names, *[""] * (len(step.args) - len(names)))  # arguments for *args, and captures of a body, have none
+    padded = (
+        *names,
+        *[""] * (len(step.args) - len(names)),
+    )  # arguments for *args, and captures of a body, have no name
     return [*zip(padded, step.args, strict=False), *step.kwargs.items()]
 
 

@@ -1,4 +1,4 @@
-"""Pools: the threads, the processes and the limits of nodes that all scopes of one Engine share."""
+"""Pools: the threads, the processes and the limits of nodes, which all scopes of one Engine share."""
 
 import os
 from collections.abc import AsyncGenerator, Callable
@@ -30,8 +30,8 @@ class Pools:
     Args:
         max_threads: the most threads that run handlers.
         max_processes: the most worker processes; None for as many as there are cores that this process may use.
-        ends_with_loop: whether the threads end when the loop is shut down; for a default Engine, which no `async with`
-            closes.
+        ends_with_loop: whether the threads end when the loop is shut down; True for a default Engine, which no
+            `async with` closes.
     """
 
     def __init__(self, max_threads: int, max_processes: int | None, *, ends_with_loop: bool) -> None:
@@ -44,7 +44,8 @@ class Pools:
         self._processes: ProcessPool | None = None
         self._others: dict[str, Any] = {}  # each is a `Pool`
         self._guards: list[AsyncGenerator[None, None]] = []
-        # By the origin of a node. Weak, so that nodes that a factory has made for a single request leave nothing here.
+        # By the origin of a node. Weak keys, so that a node that a factory has made for a single request leaves no
+        # entry here.
         self._limiters: WeakKeyDictionary[object, Limiter] = WeakKeyDictionary()
         self._hedges: WeakKeyDictionary[object, HedgeBudget] = WeakKeyDictionary()
         self._results: WeakKeyDictionary[object, dict[Cache, ResultCache]] = WeakKeyDictionary()
@@ -57,19 +58,19 @@ class Pools:
         return self._threads
 
     def share_of_threads(self, limit: int | None) -> ThreadShare | None:
-        """Return the bound on the threads that a run, stream or deployment keeps busy; None if it may use all."""
+        """Return the bound on the busy threads of a run, stream or deployment; None if it may use all threads."""
         return None if limit is None or limit >= self.max_threads else ThreadShare(limit)
 
     def processes(self) -> "ProcessPool":
         """Return the pool of worker processes."""
         if self._processes is None:
-            from ..actors.processes import ProcessPool  # few programs need it
+            from ..actors.processes import ProcessPool  # here, because few programs need this module
 
             self._processes = ProcessPool(self.max_processes)
         return self._processes
 
     def pool(self, key: str, open: Callable[[], PoolT]) -> PoolT:  # noqa: A002 - as `Scope.pool`
-        """Return a pool of the Engine that a floor above defines, by its name; arguments and errors as of `Scope.pool`.
+        """Return a pool of the Engine that a floor above defines, by its name; arguments as for `Scope.pool`.
 
         Raises:
             EngineClosedError: the Engine was closed.
@@ -83,22 +84,22 @@ class Pools:
         return found
 
     def limiter(self, key: object, places: int, ahead: int = 0) -> Limiter:
-        """Return the limiter that all call sites with a key share in the Engine; arguments as of `node.Places`.
+        """Return the limiter that all call sites with a key share in the Engine; arguments as for `node.Places`.
 
-        The key of a node with `concurrency=` is its origin. A method is one node, for all instances.
+        The key of a node with `concurrency=` is the origin of the node. A method is one node for all instances.
         """
         return self._limiters.setdefault(key, Limiter(places, shared=True, ahead=ahead))
 
     def hedge_budget(self, origin: object, share: float) -> HedgeBudget:
-        """Return the budget for second attempts of a node; for its origin, with `max_share`."""
+        """Return the budget for second attempts of a node, given its origin and its `max_share`."""
         return self._hedges.setdefault(origin, HedgeBudget(share))
 
     def results(self, origin: object, cache: Cache) -> ResultCache:
-        """Return the results that a node keeps with these options; for the origin of the node."""
+        """Return the results that a node keeps with these options, given the origin of the node."""
         return self._results.setdefault(origin, {}).setdefault(cache, ResultCache(cache))
 
     def size_of(self, pool: Literal["threads", "processes"]) -> int:
-        """Return the most threads, or worker processes."""
+        """Return the largest number of threads, or of worker processes."""
         return self.max_threads if pool == "threads" else self.max_processes
 
     @property
@@ -134,6 +135,6 @@ class Pools:
             await threads.aclose()
 
     def _guard(self, pool: Pool) -> None:
-        """Have a pool end with the loop, if this Engine is a default one."""
+        """Have a pool end with the loop, if this is a default Engine."""
         if self._ends_with_loop:
             self._guards.append(end_with_loop(pool.aclose))

@@ -1,4 +1,4 @@
-"""Sizes of values: the bytes of arrays, bytes and text in them, and how much of that is on devices."""
+"""Sizes of values: the bytes of the arrays, bytes and texts in values, and how many of these are on devices."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
@@ -9,12 +9,12 @@ from ..actors.stream_buffer import Reader
 
 
 def size_of(value: Any) -> int:
-    """Return the bytes of arrays, bytes and text in a value, without those in streams; each object counts once."""
+    """Return the size of the arrays, bytes and texts in a value, but not in its streams; each object counts once."""
     return sizes_of([value], with_streams=False)[0]
 
 
 def sizes_of(values: Iterable[Any], *, with_streams: bool = True) -> tuple[int, int]:
-    """Return the size of all objects in some values, each counted once, and how much of it is in arrays of JAX."""
+    """Return the size of all objects in some values, each counted once, and the share of JAX arrays in that size."""
     sizes: dict[int, tuple[int, bool]] = {}
     left = [*values]
     passed: set[int] = set()

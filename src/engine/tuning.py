@@ -10,13 +10,13 @@ from contextlib import contextmanager
 # ran every 24 calls, and looked at all objects of the imported modules. These thresholds raised 5,900 requests a second
 # to 7,800, and lowered the p99 from 34 ms to 11 ms.
 _THRESHOLDS = (10_000, 20, 20)
-# For so long, at each of its steps, a thread waits for the interpreter's lock while the event loop is busy. The default
-# is 5 ms, as long as many models take. With 0.5 ms, batches in a thread rose from 3,900 to 5,000 requests a second.
+# How long a thread waits for the interpreter's lock, at each of its steps, while the event loop is busy. The default is
+# 5 ms, as long as a call of many models. With 0.5 ms, batches in a thread rose from 3,900 to 5,000 requests a second.
 _SWITCH_SECONDS = 0.0005
 
 _lock = threading.Lock()
-# The settings at the time of each entry that has not ended. Each exit removes the last one, whichever entry it belongs
-# to; so the first, the settings before all entries, is left for the last exit to restore.
+# The settings at the time of each entry that has not ended. Each exit removes the last settings, whichever entry they
+# belong to. So the last exit restores the first settings, from before all entries.
 _before: list[tuple[tuple[int, int, int], float]] = []
 
 
@@ -29,9 +29,9 @@ def tuned_for_serving() -> Generator[None]:
     Python's default is 700 or 2,000. A thread that waits for the interpreter's lock gets it after 0.5 ms; the default
     is 5 ms.
 
-    These are settings of the whole process. Several servers may enter this, nested or in several threads: each entry
-    freezes the objects of its time. The last exit restores the settings from before the first entry, and unfreezes all
-    objects.
+    These settings hold for the whole process. Several servers may enter the block, nested or in several threads: each
+    entry freezes the objects of its time. The last exit restores the settings from before the first entry, and
+    unfreezes all objects.
     """
     with _lock:
         _before.append((gc.get_threshold(), sys.getswitchinterval()))
