@@ -15,7 +15,7 @@ from .._machine import LARGE_BYTES, aligned, aligned_copy
 from ..actors.packing import in_order
 from ..engine.tracing.annotations import signature_of as parameters_of
 from ..telemetry import logs, metrics, names
-from ..telemetry.metrics import Reading, series
+from ..telemetry.metrics import CounterSource, Reading, series
 from .batch_items import WEAK, Array, BatchItem, BatchItems, ItemSignature
 from .device_batch import DeviceBatch, PackedBatch
 from .parameter_checks import check_names, check_shared, mask_parameters, row_parameters
@@ -76,6 +76,11 @@ class Stacked:
     def padding_share(self) -> float:
         """Share of the elements that are padding, whether rows or lengths are padded: 0 to 1."""
         return 1 - self.real_elements / self.elements if self.elements else 0.0
+
+    @property
+    def packed_tokens(self) -> tuple[int, int] | None:
+        """Number of tokens of the items in packed rows, and of all computed tokens; None without packed rows."""
+        return None if self.parts is None else (self.item_tokens, self.tokens)
 
 
 class Stacker:
@@ -234,7 +239,7 @@ class Stacker:
             )
 
 
-class BatchLog:
+class BatchLog(CounterSource):
     """Counts the batches of a node on all of its devices, as `BatchStatistics` describes.
 
     Args:
@@ -267,10 +272,6 @@ class BatchLog:
             (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, False)), real, None),
             (series(names.METRIC_BATCH_ELEMENTS, of, (names.PADDING, True)), elements - real, None),
         ]
-
-    def levels(self) -> Iterable[Reading]:
-        """Return nothing: batches are counted when they have run."""
-        return ()
 
     def __del__(self) -> None:
         if self._counts[0]:  # the node is gone, and its batches still count

@@ -51,17 +51,11 @@ class CompileThread(ThreadOwner):
                 self._run = _Run()
             self._run.compilations.put(job)
 
-    def release(self) -> None:
-        """Give a lease back. The last lease fails the waiting compilations, and blocks until the running one has ended.
+    async def release(self) -> None:
+        """Give a lease back. The last lease fails the waiting compilations, and waits until the running one has ended.
 
-        An event loop calls `arelease` instead.
+        A cancellation is raised once the thread has ended.
         """
-        thread = self._give_back(on_ended=None)
-        if thread is not None:
-            thread.join()
-
-    async def arelease(self) -> None:
-        """Do what `release` does, without blocking the loop; a cancellation is raised once the thread has ended."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         thread = self._give_back(on_ended=lambda: loop.call_soon_threadsafe(ended.set))
         if thread is None:

@@ -3,7 +3,7 @@
 import inspect
 import itertools
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -12,7 +12,7 @@ from opentelemetry.context import Context
 from .._errors import DeviceError, Noted, OptionsError, copy_of
 from ..actors.accepted import check, whole
 from ..telemetry import logs, metrics, names, spans
-from ..telemetry.metrics import Reading, series
+from ..telemetry.metrics import CounterSource, Reading, series
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
 from ..telemetry.profiling.records import DeviceWork
@@ -271,10 +271,13 @@ _IsWanted: TypeAlias = Callable[[], bool]
 _Waiter: TypeAlias = tuple[OnCompiled, Context | None, _IsWanted]
 
 
-class CompileCache(Programs[JittedFunction]):
-    """Compiles programs and keeps them. To compile, a lease is needed.
+class CompileCache(Programs[JittedFunction], CounterSource):
+    """Compiles programs and keeps them. To compile, a lease of the thread is needed.
 
     The threads of devices call `find` and `last_program`; any thread may call the other methods.
+
+    Attributes:
+        thread: compiles, from the first lease on.
     """
 
     # Ownership: `_lock` guards `_waiting` and the held programs, so that a program is either held or waited for, and is
@@ -291,29 +294,13 @@ class CompileCache(Programs[JittedFunction]):
         """
         super().__init__(capacity)
         self._waiting: dict[tuple[Any, ...], list[_Waiter]] = {}
-        self._thread = CompileThread()
+        self.thread = CompileThread()
         metrics.opened(self)
 
     def counters(self) -> Iterator[Reading]:
         """Yield how often each program in the cache was found, for metrics. Other counts are kept by the events."""
         for (jitted, *_), executable in list(self._held.items()):
             yield _reading(names.METRIC_COMPILE_CACHE_HITS, jitted, executable.hits)
-
-    def levels(self) -> Iterable[Reading]:
-        """Return nothing: the number of held programs belongs to no node."""
-        return ()
-
-    def acquire(self) -> None:
-        """Take a lease. Until `release`, programs can be compiled."""
-        self._thread.acquire()
-
-    def release(self) -> None:
-        """Give a lease back. The last lease fails the waiting compilations, and blocks until the running one ends."""
-        self._thread.release()
-
-    async def arelease(self) -> None:
-        """Give a lease back as `release` does, without blocking the event loop."""
-        await self._thread.arelease()
 
     def compile(
         self,
@@ -352,7 +339,7 @@ class CompileCache(Programs[JittedFunction]):
                 if waiting is not None:
                     waiting.append((on_done, trace, is_wanted))
                     return
-                self._thread.submit(lambda refusal: self._compile(jitted, configuration, signature, refusal))
+                self.thread.submit(lambda refusal: self._compile(jitted, configuration, signature, refusal))
                 self._waiting[key] = [(on_done, trace, is_wanted)]
                 return
         on_done(executable)

@@ -1,8 +1,8 @@
 """The devices that one Engine uses, and the functions that `devices.actor` runs there."""
 
 import asyncio
-import threading
 from collections.abc import Callable, Hashable, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import Context
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
@@ -24,17 +24,7 @@ from .engine_device import DeviceCall, EngineDevice, SingleCallQueue
 from .jax_import import is_device, start_backends
 from .parameter_checks import parameter_names
 from .parameters import put_there
-from .programs import (
-    UNSET,
-    are_arrays,
-    current,
-    is_device_array,
-    is_random_key,
-    on_host_of,
-    own_x64,
-    refuse_own_x64,
-    signature_of,
-)
+from .programs import are_arrays, current, is_device_array, is_random_key, on_host_of, refuse_own_x64, signature_of
 from .recompilation import CompileLog
 from .selection import following, select
 from .shardings import Placement
@@ -61,11 +51,7 @@ class DevicePool:
         self._by_name: dict[tuple[Hashable, int], tuple[EngineDevice, ...]] = {}
         self._opening: dict[tuple[Hashable, int], asyncio.Future[list[Placement]]] = {}
         self._closed = False
-        CACHE.acquire()
-
-    def opened(self, device: Hashable, replicas: int = 1) -> "tuple[EngineDevice, ...] | None":
-        """Return the devices that were opened before by this name and number; None if they were not opened."""
-        return self._by_name.get((device, replicas))
+        CACHE.thread.acquire()
 
     async def open(self, device: Hashable, replicas: int = 1) -> "tuple[EngineDevice, ...]":
         """Return a device, as `select` names it, and the next devices of its platform.
@@ -78,6 +64,8 @@ class DevicePool:
             DeviceError: there is no such device, or there are fewer than `replicas`.
             EngineClosedError: the Engine was closed.
         """
+        if (opened := self._by_name.get((device, replicas))) is not None:
+            return opened
         # The first use of a device takes seconds: JAX is imported, and looks for devices.
         found = self._opening.get((device, replicas)) or self._find(device, replicas)
         await asyncio.wait([found])  # the search goes on for other callers if this one is cancelled
@@ -106,25 +94,18 @@ class DevicePool:
             await asyncio.wait(self._opening.values())
         for device in self._devices.values():
             await device.close()
-        await CACHE.arelease()
+        await CACHE.thread.release()
 
     def _find(self, device: Hashable, replicas: int) -> "asyncio.Future[list[Placement]]":
         """Look for devices on a thread, once for all callers that ask meanwhile. Closing the pool waits for that."""
-        found: asyncio.Future[list[Placement]] = self._loop.create_future()
-
-        def work() -> None:
-            try:
-                self._mailbox.post(found.set_result, placements_of(device, replicas))
-            except BaseException as error:  # noqa: BLE001 - the callers get it
-                self._mailbox.post(found.set_exception, error)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="penstock-device-open")
+        found = self._loop.run_in_executor(thread, placements_of, device, replicas)
 
         def is_over(_: "asyncio.Future[list[Placement]]") -> None:
-            thread.join()  # the thread is about to return
+            thread.shutdown()  # the thread is about to return
             del self._opening[device, replicas]
             found.exception()  # marks the error as seen: asyncio does not warn of it if the callers have left
 
-        thread = threading.Thread(target=work, name="penstock-device-open", daemon=False)
-        thread.start()
         self._opening[device, replicas] = found
         found.add_done_callback(is_over)
         return found
@@ -190,7 +171,7 @@ class DeviceFunction:
                 f"{type(wrong[0]).__name__}; write warmup((x,)) for one argument x"
             )
         pool = (pools_around() or default._runtime.pools).pool("devices", DevicePool)
-        (device,) = pool.opened(self._device) or await pool.open(self._device)
+        (device,) = await pool.open(self._device)
         placement, configuration, wanted = device.placement, current(), dict[Any, tuple[JittedFunction, Any]]()
         for args in given:
             kept = None if placement.mesh is None else _kept(args, placement.mesh)
@@ -212,13 +193,12 @@ class DeviceFunction:
         """Run the function with these arguments."""
         pools = pools_around() or default._runtime.pools
         pool = pools.pool("devices", DevicePool)
-        (device,) = pool.opened(self._device) or await pool.open(self._device)
+        (device,) = await pool.open(self._device)
         jitted, placement = self._jitted, device.placement
         if jitted is None or jitted.placement is not placement or placement.mesh is not None:
             kept = None if placement.mesh is None else _kept(args, placement.mesh)
             jitted = self._jitted = _jitted(self._fn, placement, self._donate_argnums, kept)
-        if own_x64() is not UNSET:
-            refuse_own_x64(jitted.name)
+        refuse_own_x64(jitted.name)
         flat = None if are_arrays(args) else jax.tree.flatten(args)
         size_bytes, is_plain = on_host_of(args if flat is None else flat[0])
         call = DeviceCall(jitted, args, size_bytes)
@@ -240,9 +220,8 @@ async def put(device: Any, value: Any, specs: Any) -> Any:
     """
     pools = pools_around() or default._runtime.pools
     pool = pools.pool("devices", DevicePool)
-    (opened,) = pool.opened(device) or await pool.open(device)
-    if own_x64() is not UNSET:
-        refuse_own_x64("put")
+    (opened,) = await pool.open(device)
+    refuse_own_x64("put")
 
     def work() -> Any:
         placement = opened.placement

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from .._errors import ActorRestarted, copy_of
 from ..actors.threads import ThreadOwner
 from ..telemetry import logs, metrics, names
-from ..telemetry.metrics import Reading, series
+from ..telemetry.metrics import CounterSource, Reading, series
 from ..telemetry.profiling import collectors
 from ..telemetry.spans import JobSpan
 from .arguments import Stacked, on_host, split
@@ -61,7 +61,7 @@ _TIMED_EVERY = 16
 _InFlight: TypeAlias = "tuple[Job, list[Any], int, float]"
 
 
-class DispatchThread(ThreadOwner):
+class DispatchThread(ThreadOwner, CounterSource):
     """Enqueues jobs in the order in which they come, and tells each job when its result is ready.
 
     Args:
@@ -113,10 +113,6 @@ class DispatchThread(ThreadOwner):
             (series(names.METRIC_DEVICE_BUSY_TIME, of), self._busy_seconds, None),
             (series(names.METRIC_DEVICE_RESTARTS, of), self.restarts, None),
         ]
-
-    def levels(self) -> Iterable[Reading]:
-        """Return nothing: computations in flight are too short to be sampled."""
-        return ()
 
     def end(self, on_ended: Callable[[], object] | None = None) -> None:
         """Run the jobs that were submitted before, then end.
@@ -384,6 +380,7 @@ class Job:
         results: one result for each call, once the job has succeeded.
         error: the error with which the job failed; None if it has not failed.
         times: the times of the job's phases, while a profile is taken.
+        stacked: the stacked arguments of a batch; None for another job, and before they are stacked.
         has_run: whether the job was enqueued: neither skipped, nor failed while its program was compiled.
         is_awaited: whether a caller waits until the job's arrays are ready, or a queue has to know when they are. Known
             once the result was handed on.
@@ -406,6 +403,7 @@ class Job:
         self.has_run = False
         self.is_awaited = True
         self.times: JobTimes | None = None
+        self.stacked: Stacked | None = None
         self._submitted_at = 0.0
         self._jitted = jitted
         self._device = device
@@ -580,16 +578,6 @@ class Job:
         """Return whether the job still has to run. After True its calls can no longer be taken back."""
         return True
 
-    @property
-    def rows(self) -> int | None:
-        """Number of rows of the batch, padding included; None without a batch."""
-        return None
-
-    @property
-    def tokens(self) -> tuple[int, int] | None:
-        """Number of tokens of the calls in packed rows, and of all tokens that are computed; None for other jobs."""
-        return None
-
     def arguments(self) -> tuple[Any, ...]:
         """Return the arguments of the program."""
         raise NotImplementedError
@@ -607,7 +595,8 @@ class Job:
         placed = executable.transferred(args, around) if times is None else times.place(executable, args, around)
         given = executable(*placed)
         if span is not None:
-            span.dispatched(self.rows, self.tokens)
+            stacked = self.stacked
+            span.dispatched(*((None, None) if stacked is None else (stacked.size, stacked.packed_tokens)))
         return given
 
     def _place(self, args: tuple[Any, ...], parameters: tuple[int, ...]) -> tuple[Any, ...]:
@@ -624,10 +613,6 @@ class Job:
             jitted = self._jitted
             items = len(self.calls) if self._is_batch else None
             self._span = JobSpan(jitted.name, jitted.placement.name, waits, items)
-
-    def padding(self) -> tuple[int, float]:
-        """Return the number of rows, padding included, and the share of padding in the elements; 0 without a batch."""
-        return 0, 0.0
 
     def _is_wanted(self) -> bool:
         return not all(call.is_left for call in self.calls)
@@ -660,12 +645,13 @@ class Job:
     def _ended(self, on_over: Callable[[Any], None]) -> None:
         """Report the end of the job to the profiles, then to the queue of its calls; on the event loop."""
         if self.times is not None:
+            stacked = self.stacked
             self.times.tell(
                 self._jitted.name,
                 self._jitted.placement.name,
                 [call.frame for call in self.calls],
                 [call.sampler for call in self.calls],
-                *self.padding(),
+                *((0, 0.0) if stacked is None else (stacked.size, stacked.padding_share)),
             )
         on_over(self)
 
@@ -783,7 +769,6 @@ class BatchJob(Job):
         lock: held while calls are added or removed, and when the job is closed.
         is_closed: whether the thread has begun with the job. No call is added to a closed job.
         held: the calls that the device counts for the job until the job is over; `calls` are the ones that it runs.
-        stacked: the stacked arguments; None before they are stacked.
     """
 
     # Ownership: until the job is closed, the event loop replaces `calls` and `held`, which are one list, under `lock`.
@@ -808,12 +793,6 @@ class BatchJob(Job):
         self.held = calls
         self.lock = threading.Lock()
         self.is_closed = False
-        self.stacked: Stacked | None = None
-
-    @property
-    def rows(self) -> int | None:
-        """Number of rows of the batch, padding included."""
-        return self._size
 
     def change(self, left: "list[DeviceCall]", added: "list[DeviceCall]") -> None:
         """Remove and add calls of a job that is not closed. Called under `lock`.
@@ -839,12 +818,6 @@ class BatchJob(Job):
                         self._device.mailbox.post(call.drop)
                 self._size = self._size_of(self.calls)
         return super().begin()
-
-    @property
-    def tokens(self) -> tuple[int, int] | None:
-        """Number of tokens of the calls in packed rows, and of all tokens that are computed; None if not packed."""
-        stacked = self.stacked
-        return None if stacked is None or stacked.parts is None else (stacked.item_tokens, stacked.tokens)
 
     def arguments(self) -> tuple[Any, ...]:
         """Stack the arguments of the calls."""
@@ -879,11 +852,6 @@ class BatchJob(Job):
             finally:
                 del failed  # break the cycle of error, traceback and frame
         return items
-
-    def padding(self) -> tuple[int, float]:
-        """Return the number of rows of the batch, padding included, and the share of padding in its elements."""
-        stacked = self.stacked
-        return (0, 0.0) if stacked is None else (stacked.size, stacked.padding_share)
 
     def results_of(self, given: Any) -> list[Any]:
         """Split the program's result into the rows of the calls."""

@@ -4,7 +4,8 @@ import asyncio
 import math
 import threading
 from bisect import bisect_left
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 from weakref import WeakKeyDictionary
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..telemetry.spans import DeviceWait
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class DeviceCall:
     """One call that waits, runs, and gives its caller a result.
 
@@ -68,40 +70,27 @@ class DeviceCall:
     # `_turn` is taken once: by the dispatch thread, to begin, or by the loop, to take the call back. The dispatch
     # thread writes `_has_begun`, and the loop reads it when the call has come back.
 
-    __slots__ = (
-        "_has_begun", "_on_returned", "_turn", "args", "arrived_at", "deadline", "flat", "frame", "group", "is_plain",
-        "jitted", "label", "priority", "queue", "result", "returned", "returns_pending", "sampler", "size_bytes",
-        "started", "wait",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        jitted: JittedFunction,
-        args: tuple[Any, ...],
-        size_bytes: int = 0,
-        priority: int = 0,
-        deadline: float | None = None,
-        label: str | None = None,
-        sampler: "ExecutionSampler | None" = None,
-        frame: "Frame | None" = None,
-    ) -> None:
-        self.jitted = jitted
-        self.args: tuple[Any, ...] = args
-        self.priority = priority
-        self.deadline = deadline
-        self.group: Hashable = None
-        self.size_bytes = size_bytes
-        self.label = label
-        self.sampler = sampler
-        self.frame = frame
-        self.arrived_at = 0.0
-        self.result: asyncio.Future[Any] | None = None
-        self.is_plain = self.returns_pending = self.started = self.returned = self._has_begun = False
-        self.flat: tuple[list[Any], Any] | None = None
-        self.wait: DeviceWait | None = None
-        self.queue: CallQueue | None = None
-        self._on_returned: tuple[Callable[[], None], ...] = ()
-        self._turn: threading.Lock | None = None
+    jitted: JittedFunction
+    args: tuple[Any, ...]
+    size_bytes: int = 0
+    priority: int = 0
+    deadline: float | None = None
+    label: str | None = None
+    sampler: "ExecutionSampler | None" = None
+    frame: "Frame | None" = None
+    group: Hashable = field(default=None, init=False)
+    arrived_at: float = field(default=0.0, init=False)
+    result: asyncio.Future[Any] | None = field(default=None, init=False)
+    is_plain: bool = field(default=False, init=False)
+    returns_pending: bool = field(default=False, init=False)
+    flat: tuple[list[Any], Any] | None = field(default=None, init=False)
+    wait: "DeviceWait | None" = field(default=None, init=False)
+    queue: "CallQueue | None" = field(default=None, init=False)
+    started: bool = field(default=False, init=False)
+    returned: bool = field(default=False, init=False)
+    _has_begun: bool = field(default=False, init=False)
+    _on_returned: tuple[Callable[[], None], ...] = field(default=(), init=False)
+    _turn: "threading.Lock | None" = field(default=None, init=False)
 
     def may_be_taken_back(self) -> None:
         """Make `take_back` possible. Called before the call is submitted."""
@@ -161,15 +150,12 @@ class DeviceCall:
 
     def finish(self, value: Any) -> None:
         """Note that the device is done with the call, and give the caller the result unless it has it or has left."""
-        self.returned = True
-        self.args, self.flat = (), None
-        if self._on_returned:
-            self._return()
+        self.end()
         self.hand_on(value)
 
     def fail(self, error: BaseException) -> None:
         """Note that the device is done with the call, and raise an error in the caller, unless the caller has left."""
-        self._return()
+        self.end()
         if isinstance(error, StopIteration):  # a future refuses a StopIteration
             substitute = RuntimeError("a device call raised StopIteration, which cannot travel through a future")
             substitute.__cause__ = error
@@ -185,11 +171,7 @@ class DeviceCall:
     def drop(self) -> None:
         """Forget a call that will not run, and cancel its result."""
         self._cancel()
-        self._return()
-
-    def expire(self) -> None:
-        """Forget a call that will not run. The caller's own deadline raises the error, which says more."""
-        self._return()
+        self.end()
 
     def abandon(self) -> bool:
         """Note that the caller has left; return whether the device is still busy with the call."""
@@ -209,7 +191,8 @@ class DeviceCall:
     def _cancel(self) -> bool:
         return self.result is not None and self.result.cancel()
 
-    def _return(self) -> None:
+    def end(self) -> None:
+        """Note that the device is done with the call, and forget the arguments."""
         self.returned = True
         self.args, self.flat = (), None
         if self._on_returned:
@@ -263,7 +246,6 @@ class CallQueue:
         self._may_refuse = batch is not None and batch.max_queue is not None
         self.free = limit
         self.arrived: dict[DeviceCall, None] = {}  # calls that came since the device last looked at this queue
-        self.largest: dict[Hashable, int] = {}  # by group: the most calls together, since more did not fit the device
         self.served = 0.0
         self.replicas: tuple[CallQueue, ...] = (self,)
 
@@ -276,6 +258,11 @@ class CallQueue:
 
     def fill(self, now: float) -> None:
         """Add waiting calls to a batch that the device's thread has not begun, even if it is another queue's turn."""
+
+    @property
+    def largest(self) -> Mapping[Hashable, int]:
+        """The most calls together, by group, for groups of which more calls did not fit the device."""
+        return {}
 
     @property
     def has_room(self) -> bool:
@@ -368,7 +355,7 @@ class CallQueue:
         """Drop calls of a full queue whose callers have left, and begin due batches; return whether there is room."""
         waiting = self.waiting
         for unwanted in waiting.drop_unwanted(self.device.loop.time()):
-            unwanted.expire()
+            unwanted.end()
         for one in self.replicas:
             one.device.look(enough=lambda: not waiting.is_full)
         return not waiting.is_full
@@ -662,7 +649,7 @@ def _wanted(taken: list[DeviceCall], now: float) -> list[DeviceCall]:
         if call.is_wanted(now):
             wanted.append(call)
         else:
-            call.expire()
+            call.end()  # its own deadline raises the error, which says more
     return wanted
 
 
@@ -719,7 +706,7 @@ class BatchCallQueue(CallQueue):
         self.packed = batch if isinstance(batch, PackedBatch) else None
         # Limits count calls. With packed rows, a limit counts the calls of full rows.
         self._most_per_row = 1 if self.packed is None else self.packed.items_per_row
-        self.limits = SizeLimits([size * self._most_per_row for size in sizes], self.largest)
+        self.limits = SizeLimits([size * self._most_per_row for size in sizes])
         self._unbegun: BatchJob | None = None  # the last job of the thread, if further calls may be added to the job
         # The most calls of that job. 0 with packed rows: there the costs decide how many calls have room.
         assert batch.max_size != "auto"  # the size was found before
@@ -743,6 +730,11 @@ class BatchCallQueue(CallQueue):
         job = self.run_batch(calls, partial(self._ended, is_try, self.device.loop.time()))
         self._under_way.append(job)
         self._unbegun = job if rows < self._most and len(self.replicas) == 1 else None
+
+    @property
+    def largest(self) -> Mapping[Hashable, int]:
+        """The most calls together, by group, for groups of which more calls did not fit the device."""
+        return self.limits.largest if self.limits.by_group else {}
 
     @property
     def is_next(self) -> bool:

@@ -343,7 +343,7 @@ class DeviceExecutor(Execution):
             await self._fit(pools, device_strategy, arguments, arguments.merge(samples[0], {}))
         pool, options = pools.pool("devices", DevicePool), self.options
         device = device_strategy if options.device == AUTO else options.device
-        devices = pool.opened(device, options.replicas) or await pool.open(device, options.replicas)
+        devices = await pool.open(device, options.replicas)
         key = self, arguments, donated, devices
         if key not in pool.placed:
             pool.placed[key] = PlacedNode(devices, self, arguments, donated)
@@ -537,7 +537,7 @@ class OnDevice(Bound):
             placed = self._placed = await self._executor.opened(
                 self._pools, self._device_strategy, self._arguments, self._donated
             )
-        call = self._call(placed, actor, frame, attempt.args, attempt.kwargs)
+        call = self._call(DeviceCall, placed, actor, frame, attempt.args, attempt.kwargs)
         if (state := self._state) is not None:
             events = frame.group.events
             kept = () if events is None else events.kept()
@@ -557,20 +557,23 @@ class OnDevice(Bound):
         placed = self._placed
         if placed is None:
             return None
-        # `_call` and `Arguments.bind` are written out here: a call pays for each function that it passes.
-        if kwargs or len(args) != self._parameter_count:
-            args = self._arguments.bind(args, kwargs)
-        call = placed.call(DetachedDeviceCall, args, self._label, actor.sampler, frame)
-        if self._returns_pending:
-            call.returns_pending = True
+        call = self._call(DetachedDeviceCall, placed, actor, frame, args, kwargs)
         call.step_begins(actor, frame)
         placed.queue.submit(call)
         return call
 
     def _call(
-        self, placed: PlacedNode, actor: "NodeActor", frame: "Frame", args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> DeviceCall:
-        call = placed.call(DeviceCall, self._arguments.bind(args, kwargs), self._label, actor.sampler, frame)
+        self,
+        kind: type[C],
+        placed: PlacedNode,
+        actor: "NodeActor",
+        frame: "Frame",
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> C:
+        if kwargs or len(args) != self._parameter_count:
+            args = self._arguments.bind(args, kwargs)
+        call = placed.call(kind, args, self._label, actor.sampler, frame)
         if self._returns_pending:
             call.returns_pending = True
         return call

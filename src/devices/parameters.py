@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from .shardings import Placement
 
 
+class _Placed(NamedTuple):
+    value: Any
+    specs: Any
+    placed: Any
+
+
 class PlacedParameters:
     """The parameters that programs use on one device or mesh.
 
@@ -170,15 +176,6 @@ def put_there(value: Any, shardings: Any, placement: "Placement", name: str) -> 
     placed = jax.tree.map(put, owned(value), shardings)
     collectors.report(Collector.device_worked, DeviceWork("to device", placement.name, name, began, perf_counter()))
     return placed
-
-
-class _Placed:
-    __slots__ = ("placed", "specs", "value")
-
-    def __init__(self, value: Any, specs: Any, placed: Any) -> None:
-        self.value = value
-        self.specs = specs
-        self.placed = placed
 
 
 class SameParameters:

@@ -692,12 +692,6 @@ class Executable:
         """The memory that a call takes on each device, as XLA's `argument_size_in_bytes` and so on; None if unknown."""
         return self._compiled.memory_analysis()
 
-    @property
-    def cost(self) -> dict[str, float]:
-        """The cost of a call: "flops" and "bytes accessed"; empty if XLA does not tell the cost for the backend."""
-        analysis: dict[str, float] | None = self._compiled.cost_analysis()
-        return analysis or {}
-
 
 # A node with buckets has ten programs (300 random lengths made 9), so 256 programs serve 25 such nodes. A small program
 # takes 0.4 MB of memory on a CPU, four layers of a network 0.6: a full cache holds 100 to 160 MB.

@@ -88,17 +88,20 @@ class SizeLimits:
 
     Args:
         sizes: the sizes that batches are padded to, in ascending order.
-        largest: `CallQueue.largest` of the queue, which this object updates: for each limited group, the most calls of
-            the next batch.
 
     Attributes:
         by_group: the limit of each group that has a limit.
     """
 
-    def __init__(self, sizes: Sequence[int], largest: dict[Hashable, int]) -> None:
+    def __init__(self, sizes: Sequence[int]) -> None:
         self._sizes = sizes
-        self._largest = largest
         self.by_group: dict[Hashable, SizeLimit] = {}
+
+    @property
+    def largest(self) -> dict[Hashable, int]:
+        """The most calls of the next batch, for each group whose next batch is limited."""
+        limits = self.by_group.items()
+        return {group: most for group, limit in limits if (most := limit.max_calls) is not None}
 
     def size(self, group: Hashable) -> int | None:
         """Return the largest batch to run of a group; None if the group has no limit."""
@@ -108,10 +111,7 @@ class SizeLimits:
     def begins_trial(self, group: Hashable, count: int) -> bool:
         """Note that a batch of `count` calls begins; return whether the batch is a try above the limit."""
         limit = self.by_group.get(group)
-        if limit is None or not limit.begins_trial(count):
-            return False
-        self._tell(group, limit)
-        return True
+        return limit is not None and limit.begins_trial(count)
 
     def fitted(self, group: Hashable, size: int, *, is_try: bool) -> None:
         """Note that a batch padded to `size` did fit. `is_try` says whether it began as a try."""
@@ -121,24 +121,11 @@ class SizeLimits:
         limit.fitted(size, is_try=is_try)
         if limit.is_lifted:
             del self.by_group[group]
-        self._tell(group, limit)
 
     def exceeded(self, group: Hashable, size: int) -> bool:
         """Note that a batch padded to `size` did not fit; return whether a smaller batch may fit."""
-        limit = self.by_group.get(group)
-        if limit is None:
+        if group not in self.by_group:
             if len(self.by_group) >= _MOST_LIMITS:
-                forgotten = next(iter(self.by_group))
-                del self.by_group[forgotten]
-                self._largest.pop(forgotten, None)
-            limit = self.by_group[group] = SizeLimit(self._sizes)
-        fits = limit.exceeded(size)
-        self._tell(group, limit)
-        return fits
-
-    def _tell(self, group: Hashable, limit: SizeLimit) -> None:
-        most = limit.max_calls
-        if most is None:
-            self._largest.pop(group, None)
-        else:
-            self._largest[group] = most
+                del self.by_group[next(iter(self.by_group))]
+            self.by_group[group] = SizeLimit(self._sizes)
+        return self.by_group[group].exceeded(size)

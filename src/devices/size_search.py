@@ -189,7 +189,7 @@ async def search_sizes(
     options = executor.options
     pool = pools.pool("devices", DevicePool)
     name = device_strategy if options.device == AUTO else options.device
-    (device, *_) = pool.opened(name, options.replicas) or await pool.open(name, options.replicas)
+    (device, *_) = await pool.open(name, options.replicas)
     most, host = await asyncio.to_thread(_limits, device, limit)
     trial = _Trial(executor, device, arguments, values, most.bytes)
     tried = await trial.run(items)

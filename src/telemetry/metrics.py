@@ -154,8 +154,8 @@ class CounterSource(Protocol):
         ...
 
     def levels(self) -> Iterable[Reading]:
-        """Return its levels, as they are now."""
-        ...
+        """Return its levels, as they are now; by default, it has none."""
+        return ()
 
 
 # The instruments are made at the first count, because importing them takes longer than using them. Until the

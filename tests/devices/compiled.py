@@ -26,11 +26,12 @@ def mesh_placement(shape: tuple[int, ...], axes: tuple[str, ...], **options: Any
 
 @contextmanager
 def leased(cache: CompileCache) -> Iterator[CompileCache]:
-    cache.acquire()
+    cache.thread.acquire()
     try:
         yield cache
     finally:
-        cache.release()
+        cache.thread.abandon()
+        cache.thread.join()
 
 
 def compiled(cache: CompileCache, what: JittedFunction, *args: Any) -> Executable:

@@ -192,14 +192,14 @@ def test_the_arguments_of_a_call_are_not_kept() -> None:
 def test_the_thread_is_there_from_the_first_job_to_the_last_lease_and_again() -> None:
     cache, node = CompileCache(), program(lambda x: x + 1)
     for _ in range(2):
-        cache.acquire()
-        cache.acquire()
+        cache.thread.acquire()
+        cache.thread.acquire()
         assert compile_threads() == []
         compiled(cache, program(lambda x: x + 1), X)
-        cache.release()
+        asyncio.run(cache.thread.release())
         [thread] = compile_threads()
         assert not thread.daemon
-        cache.release()
+        asyncio.run(cache.thread.release())
         assert compile_threads() == []
     with pytest.raises(EngineClosedError):
         cache.compile(node, (X,), print)
@@ -209,19 +209,19 @@ def test_the_thread_is_there_from_the_first_job_to_the_last_lease_and_again() ->
 
 async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
     cache, held, done, late = CompileCache(), Held(), SimpleQueue[Any](), SimpleQueue[Any]()
-    cache.acquire()
+    cache.thread.acquire()
     cache.compile(program(held), (X,), done.put)
     cache.compile(program(lambda x: x), (X,), late.put)
     while not held.began.is_set():
         await asyncio.sleep(0)
-    closing = asyncio.ensure_future(cache.arelease())
+    closing = asyncio.ensure_future(cache.thread.release())
     await asyncio.sleep(0)
     assert isinstance(late.get_nowait(), EngineClosedError)
     closing.cancel()
     for _ in range(5):
         await asyncio.sleep(0)
     assert not closing.done()  # also when cancelled: what it closes is closed when it has ended
-    cache.acquire()
+    cache.thread.acquire()
     compiled_meanwhile = SimpleQueue[Any]()
     cache.compile(program(lambda x: x), (X,), compiled_meanwhile.put)  # a new life, beside the one that ends
     held.go_on.set()
@@ -229,7 +229,7 @@ async def test_the_last_lease_waits_off_the_loop_and_fails_who_waits() -> None:
         await closing
     assert callable(done.get_nowait())
     assert callable(compiled_meanwhile.get(timeout=50))
-    await cache.arelease()
+    await cache.thread.release()
     assert compile_threads() == []
 
 
@@ -248,7 +248,7 @@ def chain(x):
 
 began = threading.Event()
 cache = CompileCache()
-cache.acquire()
+cache.thread.acquire()
 for _ in range(3):
     node = JittedFunction(chain, "node", ("x",), Placement.of_device(jax.devices()[0]))
     x = jax.ShapeDtypeStruct((8, 8), "float32")

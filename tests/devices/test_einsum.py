@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -12,30 +13,14 @@ from hypothesis import strategies as st
 import penstock as ps
 from penstock import devices, engine
 from penstock.devices import contraction
-from penstock.devices.compiling import CompileCache, JittedFunction
 from penstock.devices.contraction import Contraction, Subscripts
-from penstock.devices.selection import select
-from penstock.devices.shardings import Placement
 from tests.conftest import EFFORT
-
-CPU: Any = select("cpu")
 
 
 def flops(fn: Any, *args: Any) -> float:
     """Operations of a compiled function, by XLA's own analysis."""
-    import threading
-
-    program = JittedFunction(fn, "measured", tuple("abcdef"[: len(args)]), Placement.of_device(CPU))
-    cache = CompileCache()
-    cache.acquire()
-    found: list[Any] = []
-    done = threading.Event()
-    cache.compile(program, args, lambda executable: (found.append(executable), done.set())[1])
-    done.wait()
-    cache.release()
-    if isinstance(found[0], BaseException):
-        raise found[0]
-    return float(found[0].cost["flops"])
+    cost: Any = jax.jit(fn).lower(*args).compile().cost_analysis()
+    return float(cost["flops"])
 
 
 def test_outside_of_a_graph_it_is_jaxs() -> None:

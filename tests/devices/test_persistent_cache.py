@@ -14,7 +14,7 @@ from jax import monitoring
 events = []
 monitoring.register_event_listener(lambda event, **kwargs: events.append(event))
 jax.jit(lambda x: x - 1)(1.0)  # JAX has decided by now that there is no folder
-import warnings
+import asyncio, warnings
 from queue import SimpleQueue
 from penstock.devices import persistent_compile_cache
 from penstock.devices.compiling import CompileCache
@@ -24,11 +24,11 @@ from penstock.devices.shardings import Placement
 persistent_compile_cache(sys.argv[1])
 events.clear()
 cache, done = CompileCache(), SimpleQueue()
-cache.acquire()
+cache.thread.acquire()
 node = JittedFunction(lambda x: (x @ x.T).sum(), "node", ("x",), Placement.of_device(jax.devices()[0]))
 cache.compile(node, (np.ones((8, 8), np.float32),), done.put)
 result = float(done.get()(np.ones((8, 8), np.float32)))
-cache.release()
+asyncio.run(cache.thread.release())
 hits = events.count("/jax/compilation_cache/cache_hits")
 print(json.dumps({"result": result, "hits": hits, "misses": events.count("/jax/compilation_cache/cache_misses")}))
 """

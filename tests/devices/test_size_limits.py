@@ -1,6 +1,6 @@
 """After a batch that did not fit, batches are smaller; now and then one is larger, and if it fits, they all are."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from itertools import pairwise
 
 from hypothesis import given
@@ -122,25 +122,24 @@ def test_whatever_has_happened_it_comes_to_an_end(room: list[int]) -> None:
 
 
 def test_limits_are_of_their_own_group_and_are_forgotten() -> None:
-    largest: dict[Hashable, int] = {}
-    limits = SizeLimits(SIZES, largest)
+    limits = SizeLimits(SIZES)
     assert limits.exceeded("long", 32)
     assert limits.exceeded("longer", 16)
-    assert largest == {"long": 16, "longer": 8}
+    assert limits.largest == {"long": 16, "longer": 8}
     assert (limits.size("long"), limits.size("longer"), limits.size("short")) == (16, 8, None)
     assert not limits.begins_trial("short", 32)
     for _ in range(16):
         limits.fitted("long", 16, is_try=False)
-    assert largest == {"long": 32, "longer": 8}
+    assert limits.largest == {"long": 32, "longer": 8}
     assert limits.begins_trial("long", 32)
-    assert largest == {"long": 16, "longer": 8}
+    assert limits.largest == {"long": 16, "longer": 8}
     limits.fitted("long", 32, is_try=True)
-    assert largest == {"longer": 8}
+    assert limits.largest == {"longer": 8}
     assert limits.size("long") == 32  # for a while, it is known what it was
     for _ in range(16):
         limits.fitted("long", 32, is_try=False)
     assert limits.size("long") is None
     for number in range(256):
         limits.exceeded(number, 32)
-    assert "longer" not in largest
-    assert len(largest) == 256
+    assert "longer" not in limits.largest
+    assert len(limits.largest) == 256
