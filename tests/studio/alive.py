@@ -227,7 +227,7 @@ _hostile.__name__ = f"graph {EVIL}"
 hostile = ps.graph(_hostile)
 
 
-def tenant(call: ps.Call[object]) -> str:
+def tenant(number: int) -> str:
     return f"{EVIL} of a tenant"
 
 

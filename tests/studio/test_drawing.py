@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from penstock.engine import Drawing, DrawnEdge, DrawnNode
 from penstock.engine.drawing import Kind
-from penstock.studio.drawing import to_dot, to_mermaid, to_svg, to_text
+from penstock.studio.drawing import in_parts, to_dot, to_mermaid, to_svg, to_text
 
 SVG = "{http://www.w3.org/2000/svg}"
 EVERY_FORMAT = [to_text, to_mermaid, to_dot, to_svg]
@@ -427,6 +427,36 @@ def read_rails(text: str) -> set[tuple[str, str]]:
                 del rails[at]
         rails[node_at.start()] = name
     return edges
+
+
+@given(graphs(labels=st.sampled_from("fgh"), most=50), st.integers(1, 9))
+def test_parts_of_a_large_graph_keep_each_step_and_each_edge(drawing: Drawing, few: int) -> None:
+    whole, parts = in_parts(drawing, few)
+    inside = {part: body for part, body in whole.bodies if part in parts}
+    box_of = {node.id: node.id for node in whole.nodes if node.id not in parts}
+    box_of |= {node.id: part for part, body in inside.items() for node in body.nodes}
+    assert sorted(box_of) == sorted(node.id for node in drawing.nodes)
+    assert all(2 <= len(body.nodes) <= max(20, len(drawing.nodes) // few) for body in inside.values())
+    kept = [(edge.source_id, node.id) for body in inside.values() for node in body.nodes for edge in node.inputs]
+    kept += [(edge.source_id, node.id) for node in whole.nodes for edge in node.inputs]
+    edges = [(edge.source_id, node.id) for node in drawing.nodes for edge in node.inputs]
+    ends = [(box_of[source], box_of[target]) for source, target in edges]
+    assert Counter(kept) == Counter(
+        pair if pair[0] != pair[1] else edge for edge, pair in zip(edges, ends, strict=True)
+    )
+    to_svg(whole)  # which refuses a circle of edges
+
+
+@pytest.mark.parametrize(
+    ("steps", "found"),
+    [
+        ([f"{at} < {at - 1}" for at in range(1, 300)], 16),
+        ([f"{at} < 0" for at in range(1, 300)] + [f"300 < {' '.join(map(str, range(1, 300)))}"], 17),
+    ],
+)
+def test_a_row_and_a_wide_graph_become_few_boxes(steps: list[str], found: int) -> None:
+    whole, _ = in_parts(draw("large", "\n".join(["?0", *steps])))
+    assert len(whole.nodes) == found
 
 
 @given(graphs())

@@ -147,6 +147,29 @@ def test_bodies_open_and_close(shown: Shown) -> None:
     browser.until(f"{count} == {whole}")
 
 
+def seek(browser: Browser, text: str) -> None:
+    """Search for steps as a person does, and go to them."""
+    browser.run("document.getElementById('search').select()")
+    browser.send("Input.insertText", text=text)
+    browser.press("Enter")
+
+
+def test_a_graph_of_300_steps_begins_in_parts_and_a_search_opens_the_part(shown: Shown) -> None:
+    browser = shown.open("many")
+    assert len(texts(browser, "#picture .box > text:first-of-type")) == 15
+    browser.until("[...document.querySelectorAll('#picture .box')].every(box => /in flight/.test(box.textContent))")
+    assert {"20 steps", "busiest: "} <= {text[:9] for text in texts(browser, "#picture .box > text.detail")}
+    seek(browser, "halve#17")
+    browser.until("document.querySelectorAll('#picture .box').length == 35")
+    assert texts(browser, "#picture .box:not(.dim) > text:first-of-type") == ["halve"]
+    assert browser.run(
+        "(() => { const box = document.querySelector('#picture .box:not(.dim)').getBoundingClientRect(),"
+        "around = document.getElementById('picture').getBoundingClientRect();"
+        "return box.top >= around.top && box.bottom <= around.bottom; })()"
+    )
+    assert browser.complaints() == []
+
+
 def test_a_step_is_found_and_chosen_with_the_keyboard(shown: Shown) -> None:
     browser = shown.open("kinds")
     browser.run("document.getElementById('search').focus()")
@@ -347,7 +370,8 @@ def test_an_update_of_300_steps_takes_at_most_50_ms(shown: Shown) -> None:
     shown.browser.send("Performance.enable")
     browser = shown.open("many")
     assert len(texts(browser, "#steps tbody tr")) == 300
-    assert len(texts(browser, "#picture .box")) == 300
+    seek(browser, "e")  # which all have
+    browser.until("document.querySelectorAll('#picture .box').length == 315")
     began = looked(browser) + 1  # after one whole update
     while looked(browser) < began:
         browser.painted()

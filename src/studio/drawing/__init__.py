@@ -6,6 +6,7 @@ running graph are doing. `framed` makes a picture of any elements.
 
 from .languages import to_dot as to_dot
 from .languages import to_mermaid as to_mermaid
+from .parts import in_parts as in_parts
 from .svg import BoxMark as BoxMark
 from .svg import EdgeMark as EdgeMark
 from .svg import Marks as Marks

@@ -5,7 +5,7 @@
   const LOOKS = 300, ANNOUNCE_MS = 10_000, LINE = 15, SPARK = 16, EACH = 5;
   const at = (id) => document.getElementById(id);
   const state = {
-    newest: 0, processes: new Map(), process: null, graph: null, scope: "", step: null, found: "",
+    newest: 0, processes: new Map(), process: null, graph: null, scope: "", step: null, found: "", goes: false,
     picture: null, wanted: "", said: "", saidAt: -Infinity,
   };
 
@@ -270,6 +270,17 @@
     fill(at("items"), "The oldest items in flight", look ? look.item_columns : [], rows(look ? look.items : []), `No item is in flight${none}.`);
     fill(at("failures"), "The newest failures", look ? look.failure_columns : [], rows(look ? look.failures : []), `Nothing has failed${none}.`);
   };
+  // Show the box of a step that was searched for; boxes that have such a step inside are opened first.
+  const go = () => {
+    const { boxes, closed } = state.picture;
+    const found = [...boxes.values()].filter(({ box }) => !box.classList.contains("dim"));
+    const opened = found.filter(({ isClosed }) => isClosed).map(({ anchor }) => anchor);
+    state.goes = found.length ? opened.length > 0 : closed.length > 0;
+    if (state.goes) {
+      Object.assign(state, { closed: found.length ? closed.filter((one) => !opened.includes(one)) : [], closedOf: state.graph });
+      show();
+    } else if (found.length) found[0].box.scrollIntoView({ block: "center", inline: "center" });
+  };
   const filter = (key) => {
     state.step = state.step === key ? null : key;
     show();
@@ -315,9 +326,10 @@
         event.preventDefault();
         filter(key);
       });
-      boxes.set(key, { box, lines, spark, width, floor, title: box.querySelector("title") });
+      const inside = found.owners[anchor] || [], isClosed = found.closed.includes(anchor);
+      boxes.set(key, { anchor, box, lines, spark, width, floor, inside, isClosed, title: box.querySelector("title") });
     }
-    for (const owner of found.owners) {
+    for (const owner of Object.keys(found.owners)) {
       const box = svg.querySelector(`a[href="#${owner}"]`);
       const isClosed = found.closed.includes(owner);
       const toggle = draw("a", { class: "fold", href: "#", role: "button", "aria-expanded": String(!isClosed), tabindex: 0 });
@@ -335,16 +347,33 @@
       box.after(around); // beside the box, since a link must not contain a link
     }
     const edges = found.edges.map(([from, to], number) => ({ from, to, parts: svg.querySelectorAll(`.edge-${number}`) }));
-    state.picture = { boxes, edges };
+    state.picture = { boxes, edges, closed: found.closed };
     show();
+    if (state.goes) go();
+  };
+
+  // What a box with other steps inside shows: their sums, and the step that is nearest to a limit.
+  const sum = (steps) => {
+    const worst = steps.reduce((one, other) => (other.limits - one.limits || other.share - one.share || other.sums[0] - one.sums[0]) > 0 ? other : one);
+    const [flight, waiting, failed] = [0, 1, 2].map((nth) => steps.reduce((total, step) => total + step.sums[nth], 0).toLocaleString("en"));
+    const name = worst.name.length > 18 ? `${worst.name.slice(0, 17)}…` : worst.name;
+    return {
+      isSum: true, name: steps.map((step) => step.name).join(" "), full: steps.some((step) => step.full), limits: worst.limits, spark: worst.key,
+      rate: Math.max(...steps.map((step) => step.rate)), about: `${steps.length} steps with figures, the busiest: ${worst.about}`,
+      lines: [`${flight} in flight, ${waiting} waiting`, `busiest: ${name}`, worst.lines[1], failed === "0" ? "" : `${failed} failed`],
+    };
   };
 
   const paint = (process, steps) => {
     const { boxes, edges } = state.picture;
     const known = new Map(steps.map((step) => [step.key, step]));
+    for (const [key, { inside }] of boxes) {
+      const members = inside.map((one) => known.get(one)).filter(Boolean);
+      if (members.length && !known.has(key)) known.set(key, sum(members));
+    }
     let number = 0;
-    for (const [key, { box, lines, spark, width, floor, title }] of boxes) {
-      const step = known.get(key);
+    for (const [key, { box, lines, spark, width, floor, title, isClosed }] of boxes) {
+      const told = known.get(key), step = told && told.isSum && !isClosed ? null : told;
       const dim = state.found && !(step && step.name.toLowerCase().includes(state.found));
       const marks = [step && step.limits && "limits", key === state.step && "chosen", dim && "dim"];
       set(box, "class", ["box", ...marks].filter(Boolean).join(" "));
@@ -352,7 +381,7 @@
       if (step) write(title, step.about);
       const isDue = boxes.size < 60 || !spark.hasAttribute("points") || (number + state.newest) % EACH === 0;
       number += 1;
-      if (lines.length && isDue) set(spark, "points", line(process.rates.get(key) || [], width, floor));
+      if (lines.length && isDue) set(spark, "points", line(process.rates.get((step && step.spark) || key) || [], width, floor));
     }
     const flow = ({ from, to }) => {
       const step = known.get(to) || known.get(from);
@@ -392,11 +421,7 @@
     show();
   });
   at("search").addEventListener("keydown", (event) => {
-    if (event.key !== "Enter" || !state.found || !state.picture) return;
-    const box = at("picture").querySelector(".box:not(.dim)");
-    if (box) box.scrollIntoView({ block: "center", inline: "center" });
-    else Object.assign(state, { closed: [], closedOf: state.graph }); // the step is in a body that is closed
-    show();
+    if (event.key === "Enter" && state.found && state.picture) go();
   });
   for (const button of document.querySelectorAll(".filter")) button.addEventListener("click", () => filter(state.step));
   at("record").addEventListener("click", async () => {

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any, Final
 
 from ...engine import Drawing, DrawnNode
-from ..drawing import BoxMark, EdgeMark, Marks, to_figure
+from ..drawing import BoxMark, EdgeMark, Marks, in_parts, to_figure
 
-# Graphs with more steps begin with all bodies closed.
+# Graphs with more steps begin with all bodies closed, and drawings with more are drawn in parts, which are bodies too.
 _MOST_OPEN: Final = 150
 _NO_WORD: Final = re.compile("[^0-9A-Za-z]")
 
@@ -24,8 +24,8 @@ def live_picture(graph: str, drawing: Drawing, known: Collection[str], closed: s
 
     Returns:
         `svg`; `boxes`, the key of a step by the anchor of its box; `roomy`, the anchors of those with room for figures;
-        `edges`, pairs of keys, of which the n-th has the class "edge-n"; `owners`, the anchors of boxes with bodies;
-        and those of them that are `closed`.
+        `edges`, pairs of keys, of which the n-th has the class "edge-n"; `owners`, the keys of all steps inside, by the
+        anchor of a box with bodies; and those of these anchors that are `closed`.
     """
     picture = _Picture(graph, known, set() if closed is None else set(closed.split(",")))
     if closed is None and _size(drawing) > _MOST_OPEN:
@@ -52,33 +52,40 @@ class _Picture:
         self.marks = Marks({}, {}, room=(196.0, 84.0))
         self.boxes: dict[str, str] = {}
         self.edges: list[tuple[str, str]] = []
-        self.owners: list[str] = []
+        self.owners: dict[str, list[str]] = {}
 
     def is_closed(self, anchor: str) -> bool:
         return self.closed is None or anchor in self.closed
 
     def drawn(self, drawing: Drawing, path: str) -> Drawing:
         """Return the drawing with ids that are unique among all bodies."""
+        drawing, parts = in_parts(drawing) if len(drawing.nodes) > _MOST_OPEN else (drawing, frozenset[str]())
         anchors = {node.id: "b" + _NO_WORD.sub("-", f"{path}{node.id}") for node in drawing.nodes}
         places = {node.id: f"{self.graph} {path}{node.id}" for node in drawing.nodes}
         owners = drawing.bodies_of()
-        self.owners += [anchors[owner] for owner in owners]
-        nodes = [self._node(node, anchors, places) for node in drawing.nodes]
+        part_of = {node.id: part for part in parts for node in owners[part][0].nodes}
+        self.owners |= {anchors[owner]: [] for owner in owners}
+        above = f"{self.graph} {path}"
+        for key in self.known:
+            step, _, deeper = key.removeprefix(above).partition(".")
+            owner = part_of.get(step, step if deeper else None)
+            if key.startswith(above) and owner in owners:
+                self.owners[anchors[owner]].append(key)
+        nodes = [self._node(node, anchors, places, node.id in parts) for node in drawing.nodes]
         bodies = [
-            (anchors[owner], self.drawn(body, f"{path}{owner}.{number}."))
+            (anchors[owner], self.drawn(body, path if owner in parts else f"{path}{owner}.{number}."))
             for owner, found in owners.items()
             if not self.is_closed(anchors[owner])
             for number, body in enumerate(found)
         ]
         return replace(drawing, nodes=tuple(nodes), bodies=tuple(bodies))
 
-    def _node(self, node: DrawnNode, anchors: dict[str, str], places: dict[str, str]) -> DrawnNode:
+    def _node(self, node: DrawnNode, anchors: dict[str, str], places: dict[str, str], is_part: bool) -> DrawnNode:
         own = anchors[node.id]
         is_step = node.kind in ("node", "control")
         if is_step:
-            self.marks.boxes[own] = BoxMark(
-                "", ", ".join(filter(None, (node.label, node.detail))), places[node.id] in self.known
-            )
+            has_room = places[node.id] in self.known or bool(self.is_closed(own) and self.owners.get(own))
+            self.marks.boxes[own] = BoxMark("", ", ".join(filter(None, (node.label, node.detail))), has_room)
             self.boxes[own] = places[node.id]
         for source in dict.fromkeys(edge.source_id for edge in node.inputs):
             order = all(edge.is_order for edge in node.inputs if edge.source_id == source)
@@ -87,4 +94,4 @@ class _Picture:
             self.edges.append((places[source], places[node.id]))
         inputs = tuple([replace(edge, source_id=anchors[edge.source_id]) for edge in node.inputs])
         chain = [words for words in node.detail.split(", ") if words.startswith("with ")]  # that it runs as one with
-        return replace(node, id=own, detail=", ".join(chain) if is_step else node.detail, inputs=inputs)
+        return replace(node, id=own, detail=", ".join(chain) if is_step and not is_part else node.detail, inputs=inputs)

@@ -389,6 +389,7 @@ def _step(
         "key": key_of(node), "graph": graph_of(node), "name": name, "limits": limits,
         "rate": float(f"{per_second:.3g}"), "is_of_graph": of_graph == node.graph,
         "full": node.waits > 0 or (capacity or inf) <= depth, "lines": _lines(node, texts),
+        "sums": (node.in_flight, depth, node.total_failed), "share": (node.limit and node.busy_share) or 0.0,
         "about": ". ".join(filter(None, (f"{name}, {node.runs_on}", printable(node.shared), printable(node.outage)))),
         "cells": [
             printable(node.runs_on), *texts,
@@ -481,8 +482,8 @@ _ITEM_COLUMNS: Final[tuple[_Column, ...]] = (
 
 
 def _told(columns: Sequence[_Column], rows: Sequence[dict[str, Any]]) -> tuple[list[_Column], list[dict[str, Any]]]:
-    """Return a table without the columns in which no row says anything."""
-    told = [at for at in range(len(columns)) if not rows or any(row["cells"][at] for row in rows)]
+    """Return a table without the columns in which no row says anything; an empty table has the first four."""
+    told = [at for at in range(len(columns)) if any(row["cells"][at] for row in rows) or (not rows and at < 4)]
     return [columns[at] for at in told], [{**row, "cells": [row["cells"][at] for at in told]} for row in rows]
 
 
