@@ -55,15 +55,16 @@ T = TypeVar("T")
 class ReaderWait:
     """A stopwatch that runs while the reader of a stream waits: a context manager around each wait.
 
-    It takes no time before `seconds` was read once: two looks at the clock cost as much as a hop between two nodes.
+    The stopwatch measures nothing before `seconds` is read for the first time: two readings of the clock cost as much
+    as a hop between two nodes.
 
-    A second reader, which is refused, may come while the first one waits; the watch runs until both have left.
+    A second reader, which is refused, may come while the first reader waits; the watch runs until both have left.
 
-    If the reader is cancelled while it waits, a new `CancelledError` is raised, with the one that arrived as its
-    context. The reason: the traceback of an error refers to the stack frames that it passes, and so to the stream. The
-    task groups of anyio, which servers cancel when a client leaves, keep the innermost `CancelledError` in a cycle with
-    their own frame. With the new error, the innermost one has passed no frame outside of the engine. So a stream is
-    closed as soon as its reader drops it, and not when the garbage collector runs.
+    If the reader is cancelled while it waits, a new `CancelledError` is raised, with the arrived error as its context.
+    The reason: the traceback of an error refers to the stack frames that it passes, and so to the stream. The task
+    groups of anyio, which servers cancel when a client leaves, keep the innermost `CancelledError` in a cycle with
+    their own frame. With the new error, the innermost error has passed no frame outside of the engine. So a stream is
+    closed as soon as its reader drops it, before the garbage collector runs.
     """
 
     __slots__ = ("_before", "_is_timed", "_readers", "_since")
@@ -81,7 +82,7 @@ class ReaderWait:
         self._readers += 1
 
     def end(self) -> None:
-        """Note that a reader waits no more."""
+        """Note that a reader no longer waits."""
         if self._is_timed and self._readers == 1:
             self._before, self._since = self.seconds, None
         self._readers -= 1
@@ -101,18 +102,18 @@ class ReaderWait:
 
     @property
     def seconds(self) -> float:
-        """The time since this was first read, in seconds, including a wait that goes on: that of a `map` is long."""
+        """How long readers waited since the first reading of this property, in seconds, with the present wait."""
         if not self._is_timed:
             if self._readers:
                 self._since = perf_counter()
             self._is_timed = True
         since = self._since
-        # Profiles read this in other threads: a reader may have stopped to wait since it was looked at above.
+        # Profiles read this property in other threads: the reader may have stopped waiting since the lines above.
         return self._before if since is None or not self._readers else self._before + perf_counter() - since
 
 
 def opened_at() -> str:
-    """Return the "file:line" that opens a stream while a profile is taken; otherwise empty, which takes no time."""
+    """Return the "file:line" that opens a stream while a profile is taken; otherwise an empty text, to save time."""
     return call_location() if collectors.running else ""
 
 
@@ -149,11 +150,11 @@ class Progress(Protocol):
     """The progress bar of a stream that has begun."""
 
     def end(self) -> None:
-        """Show the present numbers as the last ones, before the end of the stream changes the counters."""
+        """Show the present numbers as the last numbers, before the end of the stream changes the counters."""
         ...
 
     async def aclose(self) -> None:
-        """End, and wait until the last numbers are on the terminal, even if the caller is cancelled."""
+        """End the bar, and wait until the last numbers are on the terminal, even if the caller is cancelled."""
         ...
 
 
@@ -170,12 +171,12 @@ def progress_of(
 
 
 class KeyLine:
-    """The calls of one key, in a stream with `order_by=`: one has begun, and the others wait for it.
+    """The calls of one key, in a stream with `order_by=`: one call has begun, and later calls wait for its end.
 
     Attributes:
         key: the key.
-        has_begun: whether a call of it has a turn.
-        waiting: the calls that wait, in order, each with the time since which it waits, by `perf_counter`.
+        has_begun: whether a call of the key has begun.
+        waiting: the calls that wait, in order, each with the start time of its wait, by `perf_counter`.
     """
 
     __slots__ = ("has_begun", "key", "waiting")
@@ -189,9 +190,9 @@ class KeyLine:
 class _KeyedCall(RunningCall):
     """An item of a stream with `order_by=`, which frees its key when its last handler has returned."""
 
-    line: KeyLine | None = None  # once it is its turn
+    line: KeyLine | None = None  # the line of its key, from its turn to its end
     on_key_free: Callable[[KeyLine], None]
-    _outside = 0  # how many threads go on that its handlers have left behind
+    _outside = 0  # how many threads its handlers have left running
 
     def outlived_by(self, call: OutsideCall) -> None:
         """Wait for a thread that goes on although its attempt has ended."""
@@ -215,26 +216,25 @@ class _KeyedCall(RunningCall):
 class Pipeline:
     """Takes calls from a source through the actors of a scope.
 
-    It does not refer to the `Stream` object. So that object is collected when the reader drops it, and ends the
-    pipeline.
+    The pipeline does not refer to the `Stream` object. So Python collects that object when the reader drops it, which
+    ends the pipeline.
 
     Args:
-        scope: the scope, whose actors the items go through.
+        scope: the scope with the actors for the items.
         calls: the source of the calls.
         options: the options of the stream.
-        prepare: returns the actors of a graph; called once for each graph, so that a stream keeps the plans that it
-            began with.
+        prepare: returns the actors of a graph; called once for each graph, so that a stream keeps its first plans.
         owns_scope: whether the scope is closed with the pipeline.
-        admission: for a stream of a deployment, its admission: each item needs a place there as well.
-        context: the context of the handlers; by default a copy of the caller's.
+        admission: for a stream of a deployment, the admission of the deployment: each item needs a place there, too.
+        context: the context of the handlers; None for a copy of the caller's context.
 
     Attributes:
         window: the window, with the items in flight.
         uptime: how long the stream has been open.
         skipped: how many items were skipped.
-        at: "file:line" that opened the stream; empty if no profile was taken then.
-        tags: what `tagged` has given to the items, by index, until their outcomes are read.
-        keys: with `order_by=`, the keys of the calls that have begun, and what waits for these.
+        at: the "file:line" that opened the stream; empty if no profile was taken then.
+        tags: the tags that `tagged` has given to the items, by index, until their outcomes are read.
+        keys: with `order_by=`, the keys of the calls that have begun, with the calls that wait for the same key.
         on_item_settled: called with each item whose last handler has ended; may be None.
         on_closed: called with the pipeline when it has ended; may be None.
         progress: the progress bar; None without one.
@@ -267,10 +267,12 @@ class Pipeline:
         self._context = copy_context() if context is None else context
         self._parent = enclosing_frame()
         self._caller = calling_actor()
-        # The items that have workers of their own and a place; in a deployment with `key=`, the accounts of their keys.
+        # The items that have workers of their own and a place; in a deployment with `key=`, with the accounts of their
+        # keys.
         self._items: dict[Frame, Share | None] = {}
-        # The items that have stepped aside, in order, and what the first of them waits for: by key in a deployment with
-        # `key=`, and else those that have waited for the key of their stream.
+        # The items that have stepped aside, in order, and the future that the first of them waits for. In a deployment
+        # with `key=`, there is an entry for each account. Otherwise, the entry None has items whose key of the stream
+        # became free.
         self._lines: dict[Share | None, tuple[asyncio.Future[bool], deque[_Waiting]]] = {}
         self.tags: dict[int, Any] = {}
         self.keys: dict[Hashable, KeyLine] = {}
@@ -283,7 +285,7 @@ class Pipeline:
         self._finishing = False
         self._draining: asyncio.Task[int] | None = None
         self._not_finished: NotFinished | None = None  # the reason for items that a drain has left
-        self._left = 0  # how many these are
+        self._left = 0  # how many items a drain has left
         self._pulled: PulledSource | None = None
         self.on_item_settled: Callable[[Frame], None] | None = None
         self.on_closed: Callable[[Pipeline], None] | None = None
@@ -295,7 +297,8 @@ class Pipeline:
             self._timer = self.loop.call_at(self._deadline, self._expire, options.timeout_seconds)
         self._span: Span | None = None
         if options.trace_execution:
-            # Not current if items begin traces of their own: all spans of the source would become its children.
+            # If items begin traces of their own, the span is not made current: the spans of the source would become its
+            # children.
             self._span = spans.start_stream(None if options.trace_items else self._context)
         self._outcome: tuple[Outcome, BaseException | None] | None = None
         self.skipped = 0
@@ -331,11 +334,11 @@ class Pipeline:
             if self._error is not None and not is_over:
                 error, self._error = self._error, _closed_error()
                 if isinstance(error, DeadlineExceeded):
-                    self._error = DeadlineExceeded(*error.args)  # `_close` and `_item_settled` ask for it later
+                    self._error = DeadlineExceeded(*error.args)  # `_close` and `_item_settled` read it later
                 try:
                     raise error
                 finally:
-                    del error  # breaks a cycle: its traceback refers to this stack frame
+                    del error  # breaks a cycle: the traceback of the error refers to this stack frame
             if has_all:
                 if self._source_error is not None:  # in its turn: all items before it have been taken
                     raise self._source_error
@@ -346,16 +349,16 @@ class Pipeline:
 
     @property
     def name(self) -> str:
-        """The name of the graph of its items; if they are of several graphs, the name of one."""
+        """The name of the graph of the items; if the items are of several graphs, the name of one graph."""
         return self._graph_name or "a stream"
 
     @property
     def reader_wait_seconds(self) -> float:
-        """How long the reader has waited for items since this was first read, in seconds."""
+        """How long the reader has waited for items since the first reading of this property, in seconds."""
         return self._reader_wait.seconds
 
     def look(self) -> "WindowLook":
-        """Return what the items in flight do now, for a profile."""
+        """Return the state of the items in flight, for a profile."""
         from ..telemetry.profiling.records import WindowLook
 
         window, (waiting, key) = self.window, self.waiting_for_keys()
@@ -366,8 +369,8 @@ class Pipeline:
         )  # fmt: skip
 
     def waiting_for_keys(self) -> tuple[int, Hashable]:
-        """Return how many items wait for the calls of their keys before them, and the key behind which most do."""
-        lines = [line for line in list(self.keys.values()) if line.waiting]  # of a copy: profiles have other threads
+        """Return how many items wait for earlier calls of their keys, and the key with the most waiting items."""
+        lines = [line for line in list(self.keys.values()) if line.waiting]  # a copy: profiles run in other threads
         longest = max(lines, key=lambda line: len(line.waiting), default=None)
         return sum(len(line.waiting) for line in lines), None if longest is None else longest.key
 
@@ -406,7 +409,7 @@ class Pipeline:
         """Yield the items for which handlers may still run."""
         yield from self.window.frames.values()
         yield from self._items
-        if self._group is not None:  # items that were taken, but whose handlers still unwind
+        if self._group is not None:  # items whose outcome was read, but whose handlers still unwind
             for worker in self._group.workers:
                 if worker.position.frame is not None:
                     yield worker.position.frame.root
@@ -436,7 +439,7 @@ class Pipeline:
         logs.warning("stream.item_skipped", graph=frame.layout.name, item=frame.item, error=repr(frame.error))
 
     def finish(self) -> None:
-        """Ask the source for no more calls; items in flight go on to their ends, and can still be read."""
+        """Take no more calls from the source; items in flight go on to their ends, and can still be read."""
         self._finishing = True
         self._end_source()
 
@@ -450,7 +453,7 @@ class Pipeline:
             self._pulled.end()
 
     async def drain(self, timeout_seconds: float | None) -> int:
-        """End the source, and wait until the last item has; return how many were left when the time was over."""
+        """End the source, and wait for the end of the last item; return how many items the timeout cut off."""
         refuse_to_close_from_inside(self.window)
         if self._draining is None:
             self._end_source()
@@ -484,11 +487,13 @@ class Pipeline:
         window = self.window
         if self._closing is not None:
             return True
-        has_all = self._exhausted and window.in_flight == len(window.frames)  # none was taken whose handlers unwind
+        has_all = self._exhausted and window.in_flight == len(
+            window.frames
+        )  # no item was read while its handlers unwind
         return has_all and all(frame.settled for frame in window.frames.values())
 
     def _leave_lines(self) -> None:
-        """Have no more items begin that wait for a place, or for their keys."""
+        """Drop the items that wait for a place or for their keys, so that they never begin."""
         for share, (waiter, _) in self._lines.items():
             assert self._admission is not None
             self._admission.leave_line(share, waiter, self._options.priority)
@@ -509,7 +514,7 @@ class Pipeline:
         await self.aclose()
 
     async def _feed(self, calls: Calls) -> None:
-        """Take calls from the source until it ends; this is the task of the source."""
+        """Take calls from the source until it ends; runs in the task of the source."""
         try:
             if self._group is None or isinstance(calls, AsyncIterable):
                 if not await feed(calls, self.window, self._start) and self._finishing and self._draining is None:
@@ -584,9 +589,9 @@ class Pipeline:
                 self._waiting_item(call, wired, index, line)[0].fail(account)
                 return
             share = account
-            # Only an item whose own key has no place steps aside, and one behind such items. While no place is free at
-            # all, the source waits: so the stream stands in line once, however large its window is, and a caller beside
-            # it waits no longer.
+            # An item steps aside only if its own key has no place, or if earlier items of that key have stepped aside.
+            # While no place is free at all, the source waits. So the stream stands in line once, however large its
+            # window is, and other callers wait no longer.
             if share in self._lines or (self._fair is not None and share is not None and self._fair.is_full(share)):
                 self._step_aside(self._admission, share, self._waiting_item(call, wired, index, line))
                 return
@@ -621,23 +626,23 @@ class Pipeline:
         return line
 
     def _launch(self, waiting: "_Waiting", share: Share | None) -> None:
-        """Have an item begin that has its place, and whose key is free."""
+        """Begin an item that has a place, and whose key is free."""
         item, call, wired = waiting
         item.key = None if share is None else share.key
         self._items[item] = share
         item.launch(wired, call.arguments, item.item)
 
     def _key_free(self, line: KeyLine) -> None:
-        """Note that the last call of a key has ended; the next one begins in a later turn of the loop."""
+        """Note that the present call of a key has ended; the next call begins in a later turn of the loop."""
         if line.waiting:
-            self.loop.call_soon(self._next_of_key, line)  # or a thousand that fail at once would call each other
+            self.loop.call_soon(self._next_of_key, line)  # so that a thousand calls that fail at once do not nest
         else:
             forget(self.keys, line.key, line)
 
     def _next_of_key(self, line: KeyLine) -> None:
         if self._closing is not None:
             return
-        if not line.waiting:  # they have ended meanwhile
+        if not line.waiting:  # the waiting calls have ended meanwhile
             forget(self.keys, line.key, line)
             return
         since, waiting = line.waiting.popleft()
@@ -656,7 +661,7 @@ class Pipeline:
             self._step_aside(self._admission, share, waiting)
 
     def _step_aside(self, admission: Admission, share: Share | None, waiting: "_Waiting") -> None:
-        """Have an item wait for a place, behind those of the stream that wait for the same."""
+        """Have an item wait for a place, behind the items of the stream that wait for the same account."""
         waiting[0].key = None if share is None else share.key
         if share in self._lines:
             self._lines[share][1].append(waiting)
@@ -664,9 +669,9 @@ class Pipeline:
             self._stand_in_line(admission, share, deque((waiting,)))
 
     def _stand_in_line(self, admission: Admission, share: Share | None, line: "deque[_Waiting]") -> None:
-        """Have the first of these items wait for its key, without a task.
+        """Have the first of these items wait for a place, without a task.
 
-        The first one alone, so that other callers of the key do not wait for a whole window.
+        Only the first item waits at the admission, so that other callers of the key do not wait for a whole window.
         """
         waiter = admission.stand_aside(share, self._options.priority)
         self._lines[share] = waiter, line
@@ -683,7 +688,7 @@ class Pipeline:
         waiter.add_done_callback(admitted)
 
     def _has_turn(self, item: RunningCall, line: KeyLine | None) -> None:
-        """Have an item free its key when it has ended; None for an item without a key."""
+        """Have an item free its key when the item has ended; `line` is None for an item without a key."""
         if line is not None and isinstance(item, _KeyedCall):
             item.line, item.on_key_free = line, self._key_free
             line.has_begun = True
@@ -783,7 +788,7 @@ _Waiting: TypeAlias = tuple[RunningCall, Call[Any], Wired]
 
 
 def _asked(ask: Callable[..., T], *args: Any) -> T | Exception:
-    """Return what a function of the user's returns; or its error, which is that of one item."""
+    """Return the result of a function of the user's, or its error, which fails one item."""
     try:
         return ask(*args)
     except Exception as error:  # noqa: BLE001 - this item fails, not the stream

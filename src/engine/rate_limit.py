@@ -1,4 +1,4 @@
-"""Rate limits: a node that passes its input on, so many times per second; for all items, or for each key."""
+"""Rate limits: a node that passes its input on at a limited rate, for all items together or for each key."""
 
 import asyncio
 import math
@@ -19,24 +19,24 @@ from .nesting import pools_around
 from .pools import Pools
 
 OnLimit: TypeAlias = Literal["wait", "refuse"]
-"""The values of `on_limit=`: what becomes of an item that may not pass now."""
+"""The values of `on_limit=`: whether an item that may not pass now waits or is refused."""
 LimitScope: TypeAlias = Literal["own", "engine"]
-"""The values of `scope=`: who shares a limit."""
+"""The values of `scope=`: whether each run, stream and deployment has its own limit, or all of an Engine share it."""
 
 
 class TokenBucket:
     """A rate with bursts: a state machine without a clock.
 
-    The bucket holds up to `burst` tokens, gets `per_second` of them each second, and an item takes one, or its cost. It
-    does not store the number of tokens but the time at which it would be full again, which is exact over any time (the
-    "generic cell rate algorithm", ITU-T I.371).
+    The bucket holds up to `burst` tokens, and gets `per_second` tokens each second. An item takes one token, or as many
+    as its cost. The bucket does not store the number of tokens, but the time at which it would be full again. That is
+    exact over any time (the "generic cell rate algorithm", ITU-T I.371).
 
     Args:
-        per_second: how many tokens it gets per second.
-        burst: how many tokens it holds at most, and at the beginning.
+        per_second: how many tokens the bucket gets per second.
+        burst: how many tokens the bucket holds at most, and at the beginning.
 
     Attributes:
-        full_at: the time from which it is full, if no token is taken before.
+        full_at: the time from which the bucket is full, if no token is taken before.
 
     Raises:
         OptionsError: a number is out of its range.
@@ -52,18 +52,18 @@ class TokenBucket:
         self.full_at = -math.inf
 
     def ready_at(self, cost: float = 1) -> float:
-        """Return the time from which there are so many tokens; or it is full, for a cost that it never holds."""
+        """Return the time from which the bucket holds `cost` tokens; or is full, if it can never hold that many."""
         return self.full_at - (self.burst - min(cost, self.burst)) / self.per_second
 
     def take(self, now: float, cost: float = 1) -> bool:
-        """Take tokens at the time `now`; return whether there were as many, or it was full."""
+        """Take tokens at the time `now`; return False, and take none, if `ready_at(cost)` has not come."""
         if now < self.ready_at(cost):
             return False
         self.spend(now, cost)
         return True
 
     def spend(self, now: float, tokens: float) -> None:
-        """Take tokens that it may not have, which is a debt; or give some back, for a negative number."""
+        """Take tokens, also more than the bucket has, which leaves a debt; a negative number gives tokens back."""
         self.full_at = max(now, self.full_at) + tokens / self.per_second
 
 
@@ -74,27 +74,27 @@ T = TypeVar("T")
 class RateLimit(Actor[Any, Any]):
     """A node that passes its input on, at a limited rate: `limited = ps.RateLimit(per_second=10, burst=5)`.
 
-    With `cost=` an item takes as many tokens as it costs, and `settle` takes what is known only later, such as the
-    tokens of an answer. An item that costs more than `burst` passes when the limit was not used for so long that it
-    allows a whole burst, and leaves a debt.
+    With `cost=`, an item takes as many tokens as it costs. `settle` takes tokens that are known only later, such as the
+    tokens of an answer. An item that costs more than `burst` passes when the limit allows a whole burst, and leaves a
+    debt.
 
     Items of higher priority pass first. An item that is cancelled or expires while it waits does not count. All calls
-    of a deployment or of a stream share one limit; each `engine.run` has its own, unless `scope="engine"`.
+    of a deployment or of a stream share one limit. Each `engine.run` has its own limit, unless `scope="engine"`.
 
     Args:
-        per_second: how many items, or tokens of their cost, may pass per second, in the long run; or a function of the
-            key that returns that, which is asked when the limit of a key begins.
+        per_second: how many items, or tokens of their cost, may pass per second, in the long run. Or a function of the
+            key that returns this number; it is called when the limit of a key begins.
         burst: how many items, or tokens, may pass at once after a pause.
-        key: returns the key of an item, such as `lambda request: request.tenant`; each key has a limit of its own. The
-            limit of a key that was not used for so long that it allows a whole burst again is forgotten.
-        on_limit: whether an item that may not pass now waits, or is refused with `Overloaded`, whose
-            `retry_after_seconds` says when it may.
-        scope: "own" for a limit of its own in each run, stream and deployment; "engine" for one that all of an Engine
-            share, so that it holds for `engine.run` as well.
-        max_keys: how many keys it remembers; an item of a further key is refused with `Overloaded`.
-        max_waiting_per_key: how many items of one key may wait; further ones are refused with `Overloaded`. None
+        key: a function that returns the key of an item, such as `lambda request: request.tenant`; each key has a limit
+            of its own. The limit of a key is forgotten when it allows a whole burst again.
+        on_limit: "wait" has an item that may not pass now wait; "refuse" refuses the item with `Overloaded`, whose
+            `retry_after_seconds` says when the item may pass.
+        scope: "own" for a separate limit in each run, stream and deployment; "engine" for one limit in the whole
+            Engine, which also holds for `engine.run`.
+        max_keys: how many keys the limit remembers; an item of a further key is refused with `Overloaded`.
+        max_waiting_per_key: how many items of one key may wait; further items are refused with `Overloaded`. None
             without a limit.
-        cost: returns how many tokens an item takes, 0 or more; by default each takes one.
+        cost: a function that returns how many tokens an item takes, 0 or more; None for one token each.
 
     Raises:
         OptionsError: an option does not accept its value.
@@ -137,7 +137,7 @@ class RateLimit(Actor[Any, Any]):
     if TYPE_CHECKING:
 
         async def __call__(self, value: T, /) -> T:  # type: ignore[override]  # pyright: ignore[reportIncompatibleMethodOverride]
-            """Return the value when the limit lets it pass."""
+            """Return the value when the limit lets the item pass."""
             ...
 
         def __rrshift__(self, stream: AsyncIterator[T]) -> AsyncIterator[T]: ...
@@ -145,14 +145,15 @@ class RateLimit(Actor[Any, Any]):
     def settle(self, key: Hashable, used: float) -> None:
         """Take tokens that items of a key have used beyond their cost; call it on the event loop.
 
-        This may leave a debt, which the next items of the key wait off, or are refused for.
+        `settle` may leave a debt: then the next items of the key wait, or are refused, until the debt is paid.
 
         Args:
             key: the key; None for a limit without `key=`.
-            used: how many tokens; a negative number gives some back.
+            used: how many tokens; a negative number gives tokens back.
 
         Raises:
-            OptionsError: the limit does not have `scope="engine"`; or several Engines have it, and no node calls this.
+            OptionsError: the limit does not have `scope="engine"`; or several Engines use the limit, and the caller is
+                not a node.
         """
         gates = [*self._of_engines.values()]
         if self._penstock_is_shared and (pools := pools_around()) is not None:
@@ -198,7 +199,7 @@ class RateLimit(Actor[Any, Any]):
         return gate
 
 
-# For each new key, forgetting looks at so many others, so that there is no pause.
+# How many other keys are checked for each new key, to forget unused keys without a long pause.
 _LOOKS: Final = 4
 
 
@@ -207,8 +208,8 @@ class _Account:
 
     Attributes:
         key: the key.
-        bucket: its tokens.
-        waiting: its work that waits, with its cost; None if none does.
+        bucket: the tokens of the key.
+        waiting: the work of the key that waits, each with its cost; None if no work waits.
     """
 
     __slots__ = ("bucket", "key", "waiting")
@@ -220,16 +221,16 @@ class _Account:
 
     @property
     def next_at(self) -> float:
-        """The time from which the next work that waits may pass."""
+        """The time from which the next waiting work may pass."""
         assert self.waiting is not None
         return self.bucket.ready_at(self.waiting.head()[1])
 
 
 class _Gate:
-    """Lets work pass at the rate of its key, and has the rest wait for its turn.
+    """Lets work pass at the rate of its key; other work waits for its turn.
 
     Attributes:
-        loops: how many loops give it work.
+        loops: how many loops give work to the gate.
     """
 
     def __init__(self, per_second: float | Callable[[Any], float], burst: int, max_keys: int, max_waiting: int) -> None:
@@ -238,18 +239,18 @@ class _Gate:
         self._rate = per_second, burst
         self._max_keys = max_keys
         self._max_waiting = max_waiting
-        # Keys are looked up when work comes, and not when it passes: the hash of a key of the user's may have changed.
+        # Keys are looked up when work comes, not again when it passes: the hash of a user's key may change meanwhile.
         self._accounts: dict[Hashable, _Account] = {}
-        # One entry for each bucket, with a time before which it is not full. The time was exact when the entry was
-        # made, and later takes have only moved it; an entry that comes up too early is put back with the present time.
+        # One entry for each bucket, with a time before which the bucket is not full. The time was exact when the entry
+        # was made, and later takes have only moved it back. An entry that comes up too early gets the present time.
         self._full: list[tuple[float, int, _Account]] = []
-        self._next: list[tuple[float, int, _Account]] = []  # of keys with work that waits: when the next may pass
+        self._next: list[tuple[float, int, _Account]] = []  # for each key with waiting work: when the next may pass
         self._entries = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at: float | None = None
 
     def settle(self, key: Hashable, used: float) -> None:
-        """Take tokens that were used, or give some back; work that waits may pass later then, or earlier."""
+        """Take tokens that were used, or give tokens back; waiting work may then pass later, or earlier."""
         now = self._clock.time()
         account = self._account(key, now)
         account.bucket.spend(now, used)
@@ -260,7 +261,7 @@ class _Gate:
         """Let work pass, now or later.
 
         Raises:
-            Overloaded: it is refused.
+            Overloaded: the work is refused.
         """
         now = self._clock.time()
         account = self._account(key, now)
@@ -282,7 +283,7 @@ class _Gate:
                 raise self._refusal(account, cost, waiting.count, now)
         before = account.next_at if waiting else None
         waiting.push((work, cost), work.priority)
-        if account.next_at != before:  # it is the next one, of another cost
+        if account.next_at != before:  # the new work is the next, with another cost
             self._reschedule(account)
 
     def close(self) -> None:
@@ -331,7 +332,7 @@ class _Gate:
             self._timer_at = due
 
     def _account(self, key: Hashable, now: float) -> _Account:
-        """Return the account of a key; for a new one, forget some that are full.
+        """Return the account of a key; for a new key, forget some accounts that are full.
 
         Raises:
             Overloaded: there are too many keys.
@@ -345,7 +346,7 @@ class _Gate:
         while full and full[0][0] <= now and (looks < _LOOKS or len(self._accounts) >= self._max_keys):
             _, entry, other = full[0]
             full_at = other.bucket.full_at
-            if other.waiting is not None:  # it will take more tokens
+            if other.waiting is not None:  # the waiting work will take more tokens
                 full_at = max(full_at, now + 1 / other.bucket.per_second)
             if full_at > now:
                 heapreplace(full, (full_at, entry, other))

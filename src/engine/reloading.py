@@ -1,4 +1,4 @@
-"""Reloading a resource of a deployment: its new value is for all calls that are admitted afterwards."""
+"""Reloading a resource of a deployment: all calls that are admitted later get the new value."""
 
 import asyncio
 from contextlib import AsyncExitStack
@@ -18,11 +18,11 @@ from .resource import Resource
 from .scope import Runtime
 from .tracing.template import is_known, value_of
 
-_Known: TypeAlias = dict[int, Any]  # values of a graph that come from a resource, by the number of the value
+_Known: TypeAlias = dict[int, Any]  # the values of a graph that come from a resource, by their value numbers
 
 
 async def reload(deployment: Deployment, resource: object) -> None:
-    """Open a resource anew, once for each tuple of arguments that the deployment uses it with, and swap the values.
+    """Open a resource anew, once for each tuple of arguments in the deployment, and swap the values.
 
     Raises:
         PlanError: the deployment does not use the resource.
@@ -31,8 +31,8 @@ async def reload(deployment: Deployment, resource: object) -> None:
     """
     openings = _openings(deployment, resource)
     runtime = deployment.runtime
-    # One reload of a resource at a time. A second reload waits and opens the resource once more, because whatever the
-    # resource reads may have changed after the first reload began.
+    # One reload of a resource at a time. A second reload waits, and then opens the resource once more: the file that
+    # the resource reads, for example, may have changed after the first reload began.
     lock = runtime.reloads.setdefault(openings[0].resource, asyncio.Lock())
     async with lock:
         entries = [await _entry(deployment, opening) for opening in openings]
@@ -73,7 +73,7 @@ async def _entry(deployment: Deployment, opening: Opening) -> Entry:
 
 
 def _check_wanted(deployment: Deployment, entry: Entry) -> None:
-    """Refuse to go on if the deployment was stopped meanwhile, or if the present value is being closed."""
+    """Refuse the reload if the deployment was stopped meanwhile, or if the present value is being closed."""
     if deployment.state != "ready":
         raise deployment.stopped_error()
     if entry.ending:
@@ -96,9 +96,9 @@ def _check_plan(plan: Plan, opening: Opening, around: tuple[_Known, _Known], val
     Args:
         plan: the plan of the graph.
         opening: the opening of the resource.
-        around: for a body: the values that it captures and that come from the resource, with the present value of the
-            resource, and with the new one.
-        values: the present value of the resource, and the new one.
+        around: for a body: the captured values that come from the resource, once with the present value of the
+            resource, and once with the new value.
+        values: the present value of the resource, and the new value.
     """
     old, new = around
     if opening in plan.trace.resources:
@@ -134,7 +134,7 @@ async def _discard(entries: list[Entry]) -> None:
             continue
         was_open = context_task.is_open
         error = await context_task.ended()
-        entry.candidate = None  # only now: the code that closes the resource waits for its candidate
+        entry.candidate = None  # after the wait: the code that closes the resource waits for its candidate
         if was_open and error is not None:
             logs.warning("resource.not_closed", resource=entry.opening.name, error=repr(error))
 

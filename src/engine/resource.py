@@ -1,4 +1,4 @@
-"""Resource: something that is opened once and shared, such as an HTTP client, a pool or model weights."""
+"""Resource: an object that is opened once and shared, such as an HTTP client, a pool or model weights."""
 
 import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
-    """Something that an Engine opens once and that all calls share; made by `penstock.resource`.
+    """An object that an Engine opens once and that all calls share; made by `penstock.resource`.
 
     A graph calls it like a node, `client = await http("https://...")`, and passes the value on to nodes. Calls with
     equal arguments share one opening.
@@ -38,8 +38,8 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
         """Return the opened value, to be awaited in a graph.
 
-        While a graph is traced, this records that the graph needs the resource. In a graph that is called without an
-        engine, it opens the resource until that call ends.
+        While a graph is traced, the call records that the graph needs the resource. In a graph that is called without
+        an engine, the call opens the resource, which is closed when the call of the graph ends.
 
         Raises:
             GraphTraceError: an argument is not known while the graph is traced, or is not hashable.
@@ -115,12 +115,13 @@ class Resource(Node[P, Coroutine[Any, Any, T]], Generic[P, T]):
 
 
 def resource(fn: Callable[P, AsyncIterator[T]], /) -> Resource[P, T]:
-    """Make a resource of an async generator function that opens something, yields it once, and closes it.
+    """Make a resource of an async generator function that opens an object, yields it once, and closes it.
 
-    An Engine opens it before the first graph that uses it runs, once for each tuple of arguments, and all calls share
-    the value. It is closed with the Engine, in reverse order of opening; in the default Engine, when the last run,
-    stream or deployment that uses it ends. Opening and closing happen in one task, so the function may hold task groups
-    and cancel scopes open at its `yield`. That task has an empty context: it sees no variables of any caller.
+    An Engine opens the resource before the first graph that uses it runs, once for each tuple of arguments. All calls
+    share the value. The resource is closed with the Engine, in reverse order of opening; in the default Engine, when
+    the last run, stream or deployment that uses it ends. Opening and closing happen in one task, so the function may
+    hold task groups and cancel scopes open at its `yield`. That task has an empty context: it sees no variables of any
+    caller.
 
     Args:
         fn: an `async def` with one `yield`. Its arguments must be hashable and known while the graph is traced.

@@ -20,9 +20,9 @@ _RECIPE = "_penstock_recipe"
 
 
 class _Recipe:
-    """The class and the arguments of an instance, so that each scope can make one like it; the instance keeps this.
+    """The class and the arguments of an instance, from which each scope makes its own; the instance keeps the recipe.
 
-    A pickle or a deep copy of the instance gets an empty recipe: the arguments may be of no use elsewhere.
+    A pickle or a deep copy of the instance gets an empty recipe: the arguments may be of no use in another process.
     """
 
     __slots__ = ("args", "cls", "kwargs", "node")
@@ -40,9 +40,9 @@ class _Recipe:
 def make_stateful(cls: type[T], policy: Policy, name: str | None, runs_on: RunsOn) -> type[T]:
     """Change `__init__` and `__call__` of a class, so that calls of its instances in a graph become steps.
 
-    The class is changed in place, so that it keeps its identity.
+    The class is changed in place, so that the class keeps its identity.
     """
-    # Not getattr(cls, "__call__"): that finds the method of the metaclass, which makes instances.
+    # Not getattr(cls, "__call__"), which would find the method of the metaclass that makes instances.
     call = next((vars(base)["__call__"] for base in cls.__mro__ if "__call__" in vars(base)), None)
     if call is None:
         raise TypeError(f"@node on class {cls.__name__!r} needs a method __call__, which handles one item")
@@ -50,7 +50,7 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None, runs_on: RunsO
         raise TypeError(
             f"@node on class {cls.__name__!r}: add '__dict__' to its __slots__, so that it can keep its arguments"
         )
-    call = getattr(call, "_penstock_call", call)  # if the class derives from a stateful node, whose method is wrapped
+    call = getattr(call, "_penstock_call", call)  # unwrap the method of a base class that is a stateful node
     if owns_loop(cls):
         call = inspect.unwrap(call)
         check_loop(cls, call)
@@ -61,7 +61,9 @@ def make_stateful(cls: type[T], policy: Policy, name: str | None, runs_on: RunsO
             )
         call = _alone(call)
     execution = as_execution(runs_on)
-    Node(call, policy, name=name or cls.__name__, template=cls, runs_on=execution)  # refuses what does not fit
+    Node(
+        call, policy, name=name or cls.__name__, template=cls, runs_on=execution
+    )  # raises if options do not fit the class
     if owns_loop(cls):
         if execution is not as_execution("loop"):
             where = f"@node(runs_on={execution.name!r}) on class {cls.__name__!r}"
@@ -114,10 +116,10 @@ def is_stateful(value: object) -> bool:
 
 
 def as_node(value: object) -> Node[..., Any] | None:
-    """Return the node that a node, or an instance of a stateful one, stands for; None for anything else.
+    """Return the node of an object: a node itself, or the node of an instance of a stateful node; None otherwise.
 
     Args:
-        value: any object; a class stands for no node.
+        value: any object; a class has no node.
 
     Raises:
         GraphTraceError: a scope could not make an instance like this one.
@@ -147,7 +149,9 @@ def node_of(instance: Any) -> Node[..., Any]:
             "class, so a scope cannot make another one like it; make it by calling the class"
         )
     if recipe.node is None or recipe.node.template is not instance:
-        recipe = _Recipe(cls, recipe.args, recipe.kwargs)  # its own: a shallow copy has the recipe of the original
+        recipe = _Recipe(
+            cls, recipe.args, recipe.kwargs
+        )  # a new recipe, because a shallow copy shares that of the original
         recipe.node = Node(
             types.MethodType(wrapper._penstock_call, instance),
             wrapper._penstock_policy,
@@ -161,7 +165,7 @@ def node_of(instance: Any) -> Node[..., Any]:
 
 
 def handler_of(instance: Any) -> Callable[..., Any]:
-    """Return the method of an instance that handles an item; of one that stands for another, itself."""
+    """Return the method of an instance that handles an item; a stand-in for an instance is returned itself."""
     call: Any = getattr(type(instance).__call__, "_penstock_call", None)
     return cast("Callable[..., Any]", instance if call is None else types.MethodType(call, instance))
 

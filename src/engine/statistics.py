@@ -1,4 +1,4 @@
-"""Statistics of streams, the node that limits them, differences of two snapshots, and how long something has run."""
+"""Statistics of streams, the node that limits a stream, differences of two snapshots, and uptimes."""
 
 from collections import Counter
 from collections.abc import Hashable, Iterable
@@ -13,8 +13,8 @@ from ..telemetry.text import printable
 class Uptime:
     """A stopwatch, which runs from its making until `stop`.
 
-    It uses `perf_counter` and not the clock of the loop, because `busy_seconds` and `put_wait_seconds`, which are
-    compared with it, use `perf_counter`, too.
+    The stopwatch uses `perf_counter` and not the clock of the loop, because it is compared with `busy_seconds` and
+    `put_wait_seconds`, which use `perf_counter`, too.
     """
 
     __slots__ = ("_began", "_ended")
@@ -61,7 +61,7 @@ def actors_less(later: Iterable[ActorStatistics], earlier: Iterable[ActorStatist
 
 
 def _numbered(actors: Iterable[ActorStatistics]) -> Iterable[tuple[tuple[str, str, int], ActorStatistics]]:
-    """Yield actors with a key for each: graph, node, and a number among those of the same name."""
+    """Yield actors with a key for each: the graph, the node, and a number among actors with the same names."""
     seen: Counter[tuple[str, str]] = Counter()
     for actor in actors:
         seen[actor.graph, actor.node] += 1
@@ -70,13 +70,13 @@ def _numbered(actors: Iterable[ActorStatistics]) -> Iterable[tuple[tuple[str, st
 
 @dataclass(frozen=True)
 class Bottleneck:
-    """The node that limits a stream or a deployment. `str()` gives a sentence that says so.
+    """The node that limits a stream or a deployment. `str()` gives a sentence about the node and the reason.
 
     Attributes:
         graph: the name of its graph.
         node: the name of the node, as drawn.
         waiting: how many items waited for room in its inbox, on average.
-        busy_share: the share of the time for which its places were busy, from 0 to 1, on average; None if that is not
+        busy_share: the share of the time in which its places were busy, from 0 to 1, on average; None if it is not
             measured.
         concurrency: how many items the node handles at a time; None if unlimited.
     """
@@ -102,7 +102,7 @@ def find_bottleneck(actors: Iterable[ActorStatistics], elapsed_seconds: float | 
     The verdict of a profile uses the same rule, and further rules that need the times of a profile.
 
     Args:
-        actors: the nodes; those of one graph in topological order.
+        actors: the nodes; the nodes of one graph are in topological order.
         elapsed_seconds: the time that the counters cover, in seconds; None if unknown: then the result is None, too.
     """
     from ..telemetry.profiling.limits import full_inboxes
@@ -123,7 +123,7 @@ def _behind(waiting: str, key: str) -> str:
 
 @dataclass(frozen=True)
 class StreamStatistics(Rendered):
-    """A snapshot of a stream. It shows itself as a table: printed, with rich, and in a notebook.
+    """A snapshot of a stream. A snapshot shows itself as a table when printed, with rich, and in a notebook.
 
     Attributes:
         submitted: how many items were taken from the source.
@@ -134,21 +134,23 @@ class StreamStatistics(Rendered):
         in_flight: how many items count in `max_in_flight` now.
         actors: the nodes and their counters. For a stream of a deployment, the nodes of the deployment: their counters
             cover all of its calls.
-        elapsed_seconds: for how long the stream has been open, or was open until it ended, in seconds; None before.
-        actors_elapsed_seconds: the time that the counters of `actors` cover, in seconds; None before there are any.
+        elapsed_seconds: for how long the stream has been open, or was open until it ended, in seconds; None before the
+            stream is opened.
+        actors_elapsed_seconds: the time that the counters of `actors` cover, in seconds; None before there are actors.
         expired: how many of the failed items ended with `DeadlineExceeded`, or were in flight when the time of the
             stream was over.
-        interrupted: how many items ended with `Interrupted`, because a node has asked a question; they are none of the
-            failed ones.
+        interrupted: how many items ended with `Interrupted`, because a node has asked a question; these items do not
+            count as failed.
         bottleneck: the node that limits, on average over `actors_elapsed_seconds`; None if no inbox was full.
-        success_rate: the share of the items that have ended that did so with a result; None before any has.
-        snapshots_saved: how many snapshots were written, with `checkpoint=`.
-        snapshots_skipped: how many were left out, because the one before was still being written, or because of
-            `max_bytes`.
-        snapshots_failed: how many could not be written.
-        snapshot_interval: the most values that the reader has taken from one snapshot to the next; 0 before the first.
-        waiting_for_keys: with `order_by=`, how many items wait now for the calls of their keys before them.
-        busiest_key: the key behind which most of these wait; None if none waits.
+        success_rate: the share of results among the items that have ended; None before an item has ended.
+        snapshots_saved: with `checkpoint=`, how many snapshots were written.
+        snapshots_skipped: how many snapshots were left out, because the last snapshot was still being written, or
+            because of `max_bytes`.
+        snapshots_failed: how many snapshots could not be written.
+        snapshot_interval: the most values that the reader has taken from one snapshot to the next; 0 before the first
+            snapshot.
+        waiting_for_keys: with `order_by=`, how many items wait now for earlier calls of their keys.
+        busiest_key: the key with the most waiting items; None if no item waits.
     """
 
     submitted: int
@@ -176,17 +178,17 @@ class StreamStatistics(Rendered):
 
     @property
     def success_rate(self) -> float | None:
-        """The share of the items that have ended that did so with a result; None before any has."""
+        """The share of results among the items that have ended; None before an item has ended."""
         return share(self.completed, self.failed)
 
     def since(self, earlier: "StreamStatistics") -> "StreamStatistics":
-        """Return what happened between an earlier snapshot and this one.
+        """Return the difference of this snapshot and an earlier snapshot.
 
         Args:
             earlier: an earlier snapshot of the same stream.
 
         Returns:
-            The counters less those of `earlier`; all values that are no counters are as in this snapshot.
+            A snapshot whose counters are reduced by the counters of `earlier`; all other values are from this snapshot.
 
         Raises:
             ValueError: `earlier` is not an earlier snapshot of the same stream.

@@ -1,4 +1,4 @@
-"""The table of nodes in the statistics of streams, services and Engines: its columns, and how numbers are written."""
+"""The table of nodes in the statistics of streams, services and Engines: its columns and the format of numbers."""
 
 from collections.abc import Callable, Sequence
 from typing import Final
@@ -35,7 +35,7 @@ _COLUMNS = (
     Column("retried"),
     Column("high water"),
 )
-# Columns of what few nodes have, shown where one has it.
+# Optional columns, shown if a node has a value.
 _RARE: Final[tuple[tuple[Column, Callable[[ActorStatistics], int | None]], ...]] = (
     (Column("failed over"), lambda actor: actor.failed_over),
     (Column("hedged"), lambda actor: actor.hedged),
@@ -48,7 +48,7 @@ _RARE: Final[tuple[tuple[Column, Callable[[ActorStatistics], int | None]], ...]]
 
 
 def table_of(facts: _Facts, actors: Sequence[ActorStatistics]) -> Table:
-    """Return a table: `facts` about the whole above, and below a row for each node, or for the 60 in most trouble."""
+    """Return a table: `facts` above, and below a row for each node, or for the 60 nodes in most trouble."""
     shown = actors if len(actors) <= MAX_ROWS else _most_telling(actors)
     ordered = [shown[at] for at in by_graph([actor.graph for actor in shown])]
     headings = tuple(actor.graph for actor in ordered)
@@ -90,8 +90,7 @@ def _row(actor: ActorStatistics) -> tuple[str, ...]:
 def _most_telling(actors: Sequence[ActorStatistics]) -> list[ActorStatistics]:
     """Return the nodes in most trouble, in their common order.
 
-    These are the nodes that do not run; then those that items waited for longest; then those with most failures; then
-    the busiest.
+    Nodes that do not run come first; then nodes by the time that items waited for them, by failures, and by busy time.
     """
 
     def trouble(index: int) -> tuple[bool, float, int, float, int]:
@@ -118,7 +117,7 @@ def _rest(actors: Sequence[ActorStatistics], shown: Sequence[ActorStatistics]) -
 
 
 def mean_rate(completed: int, elapsed_seconds: float | None) -> str:
-    """Return how many items were completed per second, and over what time, as text."""
+    """Return how many items were completed per second, and over how long a time, as text."""
     per_second = completed / elapsed_seconds if elapsed_seconds else None
     return f"{rate(per_second)} over {duration(elapsed_seconds)}"
 

@@ -25,7 +25,7 @@ CONTROL_FLOW: Final = ("cond", "switch", "while_loop", "map_each", "fold")
 
 
 class Kind(Enum):
-    """The kinds of abstract values: what a variable will hold while the graph is traced."""
+    """The kinds of abstract values: the kinds of objects that a variable will hold while the graph is traced."""
 
     PLAIN = auto()  # configuration: an ordinary object without a Ref in it
     UNKNOWN = auto()  # perhaps a Ref, or an object with Refs in it: never reported
@@ -45,8 +45,8 @@ class AbstractValue:
 
     Attributes:
         kind: the kind of the value.
-        items: the abstract values of its items, for the three kinds of containers.
-        target: the object itself, if the name is a global or in the closure; else `MISSING`.
+        items: for the three kinds of containers, the abstract values of the items.
+        target: the object itself, if the name is a global or in the closure; `MISSING` otherwise.
     """
 
     kind: Kind
@@ -55,21 +55,21 @@ class AbstractValue:
 
     @property
     def is_ref(self) -> bool:
-        """Whether it is certainly symbolic, so that `is` or `isinstance` would look at a Ref instead of the value."""
+        """Whether the value is certainly symbolic: `is` or `isinstance` would look at a Ref instead of the value."""
         return self.kind in (Kind.REF, Kind.RESULT)
 
     @property
     def holds_ref(self) -> bool:
-        """Whether it is certainly symbolic, or certainly holds such a value."""
+        """Whether the value is certainly symbolic, or certainly holds a symbolic value."""
         return self.is_ref or any(item.holds_ref for item in self.items)
 
     @property
     def symbolic(self) -> bool:
-        """Whether it is, holds or may be a Ref."""
+        """Whether the value is, holds or may be a Ref."""
         return self.is_ref or self.kind is Kind.UNKNOWN or any(item.symbolic for item in self.items)
 
     def element(self) -> "AbstractValue":
-        """Return the abstract value of its items."""
+        """Return the abstract value of the items of this value."""
         if self.kind in (Kind.REF, Kind.LIST, Kind.TUPLE):
             return REF if self.kind is Kind.REF else join(self.items)
         return PLAIN if self.kind in (Kind.PLAIN, Kind.DICT) else UNKNOWN  # a dict gives its keys
@@ -81,7 +81,7 @@ REF: Final = AbstractValue(Kind.REF)
 
 
 def join(values: Iterable[AbstractValue]) -> AbstractValue:
-    """Return the abstract value of a variable that may hold any of these; PLAIN if there are none."""
+    """Return the abstract value of a variable that may hold any of these values; PLAIN without values."""
     first, *others = values = tuple(values) or (PLAIN,)
     if all(other == first for other in others):
         is_one = all(other.target is first.target for other in others)
@@ -95,15 +95,15 @@ def join(values: Iterable[AbstractValue]) -> AbstractValue:
 
 
 class Names:
-    """What the names in a body stand for, and the problems that were found.
+    """The abstract values of the names in a body, and the problems that were found.
 
     Attributes:
-        is_node: whether a call of an object gives a Ref.
-        is_graph: whether a call of an object gives a structure of Refs.
+        is_node: returns whether a call of an object gives a Ref.
+        is_graph: returns whether a call of an object gives a structure of Refs.
         namespace: the globals of the graph; plain functions in it are interpreted as well.
-        problems: the lines of the message, by file, line and remedy, so that each is reported once.
-        helpers: for each plain function interpreted so far, and the abstract values of its arguments: its result, and
-            how often it used a symbolic value.
+        problems: the lines of the message, by file, line and remedy, so that each problem is reported once.
+        helpers: the plain functions interpreted so far. The keys are a function and the abstract values of its
+            arguments; the values are its result and how often it used a symbolic value.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Names:
 
 
 def is_ours(target: object, names: tuple[str, ...]) -> bool:
-    """Whether it is a function of this package with one of these names, such as `penstock.cond`."""
+    """Whether an object is a function of this package with one of these names, such as `penstock.cond`."""
     package = str(getattr(target, "__module__", "")).partition(".")[0]
     return package == _PACKAGE and isinstance(target, FunctionType) and target.__name__ in names
 

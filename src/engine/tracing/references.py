@@ -1,12 +1,12 @@
 """The objects that the names in the body of a graph referred to when it was traced, and whether they have changed.
 
 A graph is traced once, so a name that is rebound afterwards (a notebook cell, `monkeypatch`, `self.k = 4`) must lead
-to a new trace. `References` remembers the objects, and `changed()` is asked before each call; so it is built for speed:
-one identity comparison per name.
+to a new trace. `References` remembers the objects. `changed()` runs before each call, so it is built for speed: one
+identity comparison per name.
 
-It compares all global, closure and attribute names in the bytecode, also names that were undefined, since they may be
-defined later. It reads the plain functions of the same module that the graph calls as well, because their bodies run
-while tracing. It does not compare the contents of containers, nor objects that an attribute makes anew at each access.
+`changed()` compares all global, closure and attribute names in the bytecode. Undefined names count as well, since they
+may be defined later. So do names in the plain functions of the same module that the graph calls, because their bodies
+run while tracing. The contents of containers are not compared, nor objects that an attribute makes anew at each access.
 """
 
 import sys
@@ -30,7 +30,8 @@ _ATTRIBUTES = (
     {opmap["LOAD_ATTR"]: 1} if sys.version_info >= (3, 12) else {opmap["LOAD_ATTR"]: 0, opmap["LOAD_METHOD"]: 0}
 )
 _LOCALS = opcodes("LOAD_FAST", "LOAD_FAST_CHECK", "LOAD_FAST_BORROW")
-# Two locals at once, since 3.13; an attribute that follows is one of the second, whose index is the low four bits.
+# Instructions for two locals at once, since 3.13. A following attribute belongs to the second local, whose index is the
+# low four bits.
 _LOCAL_PAIRS = opcodes("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "LOAD_FAST_BORROW_LOAD_FAST_BORROW")
 
 
@@ -50,19 +51,19 @@ class _Lookup(NamedTuple):
 
 
 class _Chain(NamedTuple):
-    """The object that a path refers to, where it is in no namespace: an empty cell, a property, `__slots__`."""
+    """The object of a path that cannot be looked up in a namespace: an empty cell, a property, `__slots__`."""
 
     root: Callable[[], object]
     names: tuple[str, ...]
     expected: object
 
     def changed(self) -> bool:
-        """Whether it refers to another object now."""
+        """Whether the path refers to another object now."""
         value = self.root()
         try:
             for name in self.names:
                 value = getattr(value, name, _MISSING)
-        except Exception:  # noqa: BLE001 - a user's property may raise anything; in that case it has changed
+        except Exception:  # noqa: BLE001 - a user's property may raise anything; an error counts as a change
             return True
         return not _is_same(value, self.expected)
 
@@ -199,7 +200,7 @@ class _Resolver:
         attributes: list[str],
         function: FunctionType,
     ) -> None:
-        """Remember the object that a path refers to; `lookups` are those of its first name."""
+        """Remember the object that a path refers to; `lookups` are the lookups of its first name."""
         chain: _Chain | None = None
         is_made_anew = False
         for count, name in enumerate(attributes, 1):
@@ -216,7 +217,7 @@ class _Resolver:
             is_computed = stored is not value and (stored is _MISSING or hasattr(stored, "__set__"))
             if _is_plain(value):
                 is_computed = stored is not value or is_made_anew
-            # A bound method is a new object at each access, so the place where its function is stored is compared.
+            # A bound method is a new object at each access, so `changed()` compares the place that stores its function.
             if is_computed and _is_same(value, again):
                 chain, lookups = _Chain(root, tuple(attributes[:count]), value), []
             else:
@@ -269,7 +270,7 @@ def _cell_contents(cell: CellType) -> object:
 
 
 def _lookups(owner: object, name: str) -> list[_Lookup]:
-    """Return where `owner.name` is stored, and the namespaces before that, in which the name could be defined later."""
+    """Return the namespace that stores `owner.name`, after the namespaces in which the name could be defined later."""
     classes: tuple[type, ...] = owner.__mro__ if isinstance(owner, type) else type(owner).__mro__
     namespaces: list[Mapping[str, object]] = [vars(cls) for cls in classes]
     if not isinstance(owner, type) and hasattr(owner, "__dict__"):
@@ -283,7 +284,7 @@ def _lookups(owner: object, name: str) -> list[_Lookup]:
 
 
 def _change(before: object, after: object) -> str:
-    """Return what became of a value, in words: numbers and strings are shown, of other objects only the type."""
+    """Return the change of a value in words; numbers and strings are shown, other objects only by their type."""
     if after is _MISSING:
         return "has lost its value"
     if before is _MISSING:
@@ -304,7 +305,7 @@ def _is_plain(value: object) -> bool:
 
 
 def _is_same(value: object, other: object) -> bool:
-    """Whether two values are the same for a trace: one object, or equal numbers, strings, or tuples of these."""
+    """Whether two values are the same for a trace: the same object, or equal numbers, strings, or tuples of these."""
     return value is other or exact(value) == exact(other)
 
 

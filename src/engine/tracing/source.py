@@ -1,4 +1,4 @@
-"""How the source of a function is found: its syntax tree, its file and its line."""
+"""Find the source of a function: its syntax tree, its file and its line."""
 
 import ast
 import linecache
@@ -10,7 +10,7 @@ FunctionNode: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
 class SourceLocation(NamedTuple):
-    """A function's syntax tree and the file, or notebook cell, that it was parsed from.
+    """The syntax tree of a function, and the file or notebook cell with its source.
 
     Attributes:
         node: the function in the tree of the whole file.
@@ -27,11 +27,11 @@ def locate(fn: FunctionType) -> SourceLocation | None:
     """Find the source of a function.
 
     Args:
-        fn: a Python function or lambda, from a file or from anything that `linecache` knows (a notebook cell, a
+        fn: a Python function or lambda, from a file or another source that `linecache` knows (a notebook cell, a
             doctest, a zip file).
 
     Returns:
-        The location; None if there is no source, or if the file has changed so that it has no such function there.
+        The location; None if there is no source, or if the file has changed and has no such function in this place.
     """
     code = fn.__code__
     linecache.checkcache(code.co_filename)
@@ -47,10 +47,10 @@ def locate(fn: FunctionType) -> SourceLocation | None:
     return SourceLocation(found[0], code.co_filename, lines) if len(found) == 1 else None
 
 
-# Graphs are decorated module by module, so the tree of the last file is the one that is needed again.
+# Graphs are decorated module by module, so the next graph is usually in the same file as the last.
 @lru_cache(maxsize=2)
 def _functions_by_line(source: str) -> dict[int, list[FunctionNode]]:
-    """Return all functions by the first line of their code objects, which is that of the first decorator."""
+    """Return all functions by the first line of their code objects, which is the line of the first decorator."""
     functions: dict[int, list[FunctionNode]] = {}
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, FunctionNode):

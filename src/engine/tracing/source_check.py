@@ -1,13 +1,13 @@
 """Check the source of a graph for statements that would make its trace silently wrong.
 
-A Ref raises when it is compared, iterated over or tested for truth. It cannot notice that it is used in a `try`, that
-`is` compares its identity, or that `isinstance` looks at its class: the trace would be silently wrong. So the body is
-read when the graph is decorated, with an abstract value for each variable: a use is only reported if the value is
+A Ref raises when it is compared, iterated over or tested for truth. But a Ref cannot notice that it is used in a `try`,
+that `is` compares its identity, or that `isinstance` looks at its class: the trace would be silently wrong. So the body
+is read when the graph is decorated, with an abstract value for each variable. A use is only reported if the value is
 certainly symbolic.
 
-The check makes one forward pass: assignments move values between variables, branches are joined, and a loop is read
-twice, where the second round starts with the variables that the first one has left. The traced function could take each
-of these paths, so each problem that is reported does occur.
+The check makes one forward pass: assignments move values between variables, and branches are joined. A loop is read
+twice, where the second round starts with the variables of the first round. The traced function could take each of these
+paths, so each reported problem does occur.
 """
 
 import ast
@@ -47,10 +47,10 @@ _INSIDE: Final = "do it inside a node"
 _BLIND_OPERATORS: Final[dict[type[ast.cmpop], str]] = {
     ast.Is: "`is`", ast.IsNot: "`is`", ast.In: "`in`", ast.NotIn: "`in`",
 }  # fmt: skip
-_MAX_OPERATION: Final = 50  # a longer one does not fit on a line
+_MAX_OPERATION: Final = 50  # the longest operation, in characters, that a message shows
 _NOT_IN_A_LAMBDA: Final = (ast.Await, ast.NamedExpr, ast.Yield, ast.YieldFrom, ast.Starred)
 
-# By identity: a comparison would run code of the user's.
+# By identity, because a comparison would run the user's code.
 _BLIND_BUILTINS: Final = set(map(id, (isinstance, issubclass, type, callable, hasattr, id)))
 _EMPTY: Final = set(map(id, (list, dict, set)))
 _COPIES: Final = set(map(id, (list, tuple, set, frozenset, sorted, reversed, iter)))
@@ -67,19 +67,21 @@ def check_source(
 ) -> None:
     """Check the body of a graph, or of a body of control flow, for statements that a trace cannot represent.
 
-    The functions inside it are checked as well, and the plain functions of the same module that it calls, because
+    The functions inside the body are checked as well, and the plain functions of the same module that it calls, because
     their bodies run while tracing. Names are looked up now. A name that is not bound yet counts as unknown; the check
-    before the first trace finds more.
+    before the first trace knows more names.
 
     Args:
         fn: a function, lambda or bound method; other objects have no source and are not checked. The first parameter
             of a method is configuration, all other parameters are symbolic.
-        is_node: whether a call of an object gives a Ref, as of a node; true also for the class of a stateful node.
-        is_graph: whether an object is a graph, whose call gives a structure of Refs; `is_node` may be true for it, too.
+        is_node: returns whether a call of an object gives a Ref, as a call of a node does; also true for the class of a
+            stateful node.
+        is_graph: returns whether an object is a graph, whose call gives a structure of Refs; `is_node` may also be true
+            for a graph.
 
     Raises:
-        GraphTraceError: the body has such statements; the message has a line for each, with file, line, source and
-            remedy.
+        GraphTraceError: the body has such statements; the message has a line for each statement, with file, line,
+            source and remedy.
     """
     function = inspect.unwrap(getattr(fn, "__func__", fn))
     if not isinstance(function, FunctionType):
@@ -116,10 +118,10 @@ class Interpreter(ast.NodeVisitor):
 
     Attributes:
         names: gives the abstract values of objects, and collects problems.
-        function: the function, in whose namespaces names are looked up.
+        function: the function; names are looked up in its namespaces.
         location: the source of the function.
-        is_graph: whether the function is a graph or a body of control flow, and not a plain function that one calls.
-        inside: the function that is being interpreted: this one, or one inside of it.
+        is_graph: whether the function is a graph or a body of control flow; False for a plain function that they call.
+        inside: the function that is being interpreted now: `function`, or a function inside of it.
         variables: the abstract value of each variable at this point.
         declared_outer: the names under `global` or `nonlocal`.
         returned: the abstract values that the function has returned so far.
@@ -155,7 +157,7 @@ class Interpreter(ast.NodeVisitor):
         self.interpret(node, variables)
 
     def interpret(self, node: FunctionNode, variables: Environment) -> AbstractValue:
-        """Interpret a function, or one inside of it; return the abstract value of its result."""
+        """Interpret the function, or a function inside of it; return the abstract value of the result."""
         before = self.inside, self.variables, self.declared_outer, self.returned
         self.inside, self.variables, self.declared_outer, self.returned = node, variables, set(), []
         if isinstance(node, ast.Lambda):
@@ -224,7 +226,7 @@ class Interpreter(ast.NodeVisitor):
         for key in filter(None, node.keys):
             self.value(key)
         values = [self.value(value) for value in node.values]
-        whole = [UNKNOWN if value.symbolic else PLAIN for value in values]  # of `**value`
+        whole = [UNKNOWN if value.symbolic else PLAIN for value in values]  # for `**value`
         parts = zip(node.keys, values, whole, strict=True)
         return AbstractValue(Kind.DICT, tuple(value if key else spread for key, value, spread in parts))
 
@@ -383,7 +385,7 @@ class Interpreter(ast.NodeVisitor):
         parameters = target.__code__.co_varnames[: target.__code__.co_argcount]
         is_known = None not in keywords and not any(isinstance(one, ast.Starred) for one in node.args)
         if location is None or not is_known or len(arguments) > len(parameters):
-            return None  # or it is unknown which parameter gets which argument
+            return None  # there is no source, or it is unknown which parameter gets which argument
         given = dict(zip(parameters, arguments, strict=False)) | cast("Environment", keywords)
         call = target, tuple(sorted(given.items(), key=lambda argument: argument[0]))
         if call not in self.names.helpers:
@@ -443,9 +445,9 @@ class Interpreter(ast.NodeVisitor):
 
         Args:
             node: the expression.
-            construct: what tests it.
-            remedy: what to write in its place.
-            whole: the expression that tests it, where it gives a value of its own.
+            construct: the construct that tests the expression, for the message.
+            remedy: the text to write instead.
+            whole: the expression around it that tests it and has a value of its own, such as `not x`; None otherwise.
         """
         value = self.value(node)
         if value.kind is Kind.REF:
@@ -469,12 +471,12 @@ class Interpreter(ast.NodeVisitor):
         return self.names.element(value)
 
     def or_applied(self, remedy: str, node: ast.expr, operation: str = "") -> str:
-        """Return a remedy with another one: the operation as a step of one line, written out where a lambda can do it.
+        """Return a remedy with a second remedy: a step with `ps.apply`, written out if a lambda can do the operation.
 
         Args:
             remedy: the remedy.
             node: the expression whose variables the operation needs.
-            operation: the source of the operation; that of the expression by default.
+            operation: the source of the operation; empty for the source of the expression.
         """
         parts = list(ast.walk(node))
         own = {part.id for part in parts if isinstance(part, ast.Name) and isinstance(part.ctx, ast.Store)}
@@ -501,7 +503,7 @@ class Interpreter(ast.NodeVisitor):
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> None:
         self.variables[node.name] = UNKNOWN
-        if not node.decorator_list:  # with a decorator, it is a node or a graph of its own, or unknown
+        if not node.decorator_list:  # a decorated function is a separate node or graph, or unknown
             self.variables[node.name] = self.interpret_nested(node, UNKNOWN)
 
     visit_AsyncFunctionDef = visit_FunctionDef
@@ -525,7 +527,7 @@ class Interpreter(ast.NodeVisitor):
 
     def visit_Assign(self, node: ast.Assign | ast.AnnAssign | ast.NamedExpr) -> AbstractValue:
         value = PLAIN
-        if node.value:  # else it is only annotated
+        if node.value:  # None for an annotation without a value
             value = self.value(node.value)
             for target in node.targets if isinstance(node, ast.Assign) else (node.target,):
                 self.bind(target, value)
@@ -635,7 +637,7 @@ def _named(node: ast.expr) -> str:
 
 
 def _parameters(node: FunctionNode, value: AbstractValue, default: AbstractValue | None = None) -> Environment:
-    """Return this value for each parameter, `default` for those with a default, containers for `*args`, `**kwargs`."""
+    """Return the variables of the parameters: `value`, `default` for a parameter with a default, or a container."""
     arguments = node.args
     result = {one.arg: value for one in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs)}
     result |= dict.fromkeys(_defaults(arguments), value if default is None else default)
