@@ -184,7 +184,9 @@ class ExecutionSampler:
             totals: list[float] = []
             for at, executions in enumerate(timed):
                 seconds = [ended - began for began, ended, _, _ in executions]
-                self.durations[at].add(seconds, weight)
+                durations = self.durations[at].since(None)  # looks keep what there was
+                durations.add(seconds, weight)
+                self.durations[at] = durations
                 totals.append(sum(seconds))
                 self.busy_seconds[at] += totals[at] * weight
             self._means = [total / len(window) for total in totals]
@@ -196,7 +198,7 @@ class ExecutionSampler:
         self.fold()
         is_first, is_last = not at, at == len(self.names) - 1
         return TimedReading(
-            self.durations[at].since(None), self._depth.totals() if is_first else NO_DEPTH,
+            self.durations[at], self._depth.totals() if is_first else NO_DEPTH,
             self.blocked_seconds if is_last else 0.0, self.outside,
             counts_busy=self._actor.is_untimed or not is_first or not is_last, begin=self._number, held=self.held,
         )  # fmt: skip

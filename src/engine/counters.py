@@ -2,7 +2,6 @@
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -144,9 +143,7 @@ class StepSite(NamedTuple):
         actor: the actor of the node.
         step: the step of the node.
         room: how many runs of the plan there may be at a time.
-        consumers: the nodes that wait for the value of the node.
-        behind: the consumers that only wait behind control flow.
-        around: the place of the graph of the node, if this graph is a body.
+        first: a snapshot of the node, whose other facts never change.
         at: "file:line" of each function of the chain of the step.
         drawing: the digest of the drawing of the graph; empty without a drawing.
         boxes: the place in the drawing of each function of the chain.
@@ -155,9 +152,7 @@ class StepSite(NamedTuple):
     actor: NodeActor
     step: PlannedStep
     room: Room | None
-    consumers: tuple[str, ...]
-    behind: tuple[str, ...]
-    around: "BodyPlace | None"
+    first: "StepSnapshot"
     at: tuple[str, ...]
     drawing: str
     boxes: tuple[str, ...]
@@ -170,6 +165,8 @@ def step_sites(wired: list[Wired], room: Room | None) -> list[StepSite]:
         wired: all actors of the scope, also actors of bodies.
         room: how many calls there may be in the scope at a time.
     """
+    from ..telemetry.profiling.records import StepSnapshot
+
     around, rooms, drawn = _around(wired), _rooms(wired, room), _drawn(wired)
     found: list[StepSite] = []
     for one in wired:
@@ -181,9 +178,18 @@ def step_sites(wired: list[Wired], room: Room | None) -> list[StepSite]:
             behind = tuple(set(readers) - {consumer.name for consumer in actor.consumers})
             at = tuple([_at(called.callee, called.location) for called in step.chain if is_node(called.callee)])
             boxes = tuple([f"{prefix}{called.source}" if digest else "" for called in step.chain])
-            found.append(
-                StepSite(actor, step, rooms.get(plan), readers, behind, around.get(plan), at, digest, boxes)
+            node = step.head.callee
+            assert is_node(node)
+            execution, is_stream = node.runs_on, actor.bound._spans_others
+            first = StepSnapshot(  # it keeps no actor alive, but its scope does, so that no other actor gets its id
+                actor.statistics(), key=id(actor), runs_on=execution._place,
+                holds_loop=execution._is_inline and not node.is_async and not is_stream, gathers=execution._gathers,
+                holds=execution._holds, is_on_loop=execution._is_inline, owns_loop=execution._runs_loop,
+                pool=execution._pool, batch_size=0 if execution._holds is None else execution._batch.max_size,
+                batch_wait_seconds=0.0 if execution._holds is None else execution._batch.max_wait_seconds, places=(),
+                consumers=readers, behind=behind, around=around.get(plan), at=at[0], drawing=digest, step=boxes[0],
             )  # fmt: skip
+            found.append(StepSite(actor, step, rooms.get(plan), first, at, digest, boxes))
     return found
 
 
@@ -204,7 +210,7 @@ def _drawn(wired: list[Wired]) -> dict[Plan, tuple[str, str]]:
 
 
 def step_snapshots(
-    sites: Iterable[StepSite], pools: "Pools", threads: "ThreadShare | None"
+    sites: Iterable[StepSite], pools: "Pools", threads: "ThreadShare | None", *, is_empty: bool
 ) -> "Iterator[StepSnapshot]":
     """Yield a snapshot of each node, for a profile.
 
@@ -212,9 +218,10 @@ def step_snapshots(
         sites: the nodes.
         pools: the threads and processes of the Engine.
         threads: the share of threads that the scope may keep busy; None for all threads.
+        is_empty: whether no call is in the scope now.
     """
     for site in sites:
-        whole = _step_snapshot(site, pools, threads)
+        whole = _step_snapshot(site, pools, threads, is_empty=is_empty)
         yield from _of_chain(whole, site) if site.step.tail_labels else (whole,)
 
 
@@ -224,14 +231,14 @@ def _of_chain(whole: "StepSnapshot", site: StepSite) -> "Iterator[StepSnapshot]"
     empty = less(whole.counters.inbox, whole.counters.inbox, *INBOX_COUNTERS)
     for at, label in enumerate(labels):
         busy_seconds = None if sampler is None else sampler.busy_seconds[at]
-        counters = replace(whole.counters, node=label, busy_seconds=busy_seconds)
+        counters = changed(whole.counters, node=label, busy_seconds=busy_seconds)
         timed = None if sampler is None else sampler.reading(at)
         if at:
-            counters = replace(counters, failed=0, inbox=empty)
-        one = replace(
-            whole, counters=counters, key=(whole.key, at), timed=timed, at=site.at[at], step=site.boxes[at]
+            counters = changed(counters, failed=0, inbox=empty)
+        one = whole._replace(
+            counters=counters, key=(whole.key, at), timed=timed, at=site.at[at], step=site.boxes[at]
         )  # fmt: skip
-        yield one if label == labels[-1] else replace(one, consumers=labels[at + 1 : at + 2], behind=())
+        yield one if label == labels[-1] else one._replace(consumers=labels[at + 1 : at + 2], behind=())
 
 
 def _readers(actor: NodeActor, nodes: "Collection[NodeActor]") -> tuple[str, ...]:
@@ -286,27 +293,18 @@ def _rooms(wired: list[Wired], room: Room | None) -> dict[Plan, Room | None]:
     return rooms
 
 
-def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None") -> "StepSnapshot":
-    from ..telemetry.profiling.records import StepSnapshot
-
+def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None", *, is_empty: bool) -> "StepSnapshot":
     actor, node = site.actor, site.step.head.callee
     assert is_node(node)
-    execution = node.runs_on
     is_stream, sampler = actor.bound._spans_others, actor.sampler
     timed = None if sampler is None else sampler.reading()  # also brings `busy_seconds` up to date
     counters = actor.statistics()
     if sampler is not None and actor.is_untimed and not is_stream:
         counters = changed(counters, busy_seconds=sampler.busy_seconds[0])
-    return StepSnapshot(  # a snapshot keeps no actor alive, but its scope does, so that no other actor gets its id
-        counters, key=id(actor), runs_on=execution._place,
-        holds_loop=execution._is_inline and not node.is_async and not is_stream, gathers=execution._gathers,
-        holds=execution._holds, is_on_loop=execution._is_inline, owns_loop=execution._runs_loop, pool=execution._pool,
-        batch_size=0 if execution._holds is None else execution._batch.max_size,
-        batch_wait_seconds=0.0 if execution._holds is None else execution._batch.max_wait_seconds,
-        places=() if is_stream else tuple(_places(actor, node, site.room, pools, threads)), timed=timed,
-        consumers=site.consumers, behind=site.behind, around=site.around, at=site.at[0],
-        drawing=site.drawing, step=site.boxes[0],
-    )  # fmt: skip
+    if is_empty and counters.in_flight:  # in call sites of other scopes that share the places
+        counters = changed(counters, in_flight=0)
+    places = () if is_stream else tuple(_places(actor, node, site.room, pools, threads))
+    return site.first._replace(counters=counters, places=places, timed=timed)
 
 
 def _places(

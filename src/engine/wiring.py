@@ -160,7 +160,12 @@ class Wiring(Scope):
 
     def step_snapshots(self) -> "Iterator[StepSnapshot]":
         """Yield the counters of all nodes, also of nodes in bodies of control flow."""
-        return step_snapshots(self.sites(), self._pools, self._threads)
+        return step_snapshots(self.sites(), self._pools, self._threads, is_empty=self._is_empty)
+
+    @property
+    def _is_empty(self) -> bool:
+        """Whether no call of the deployment is in flight; False for other scopes, which do not know."""
+        return self.admitted is not None and not self.admitted()[0]
 
     def sites(self) -> list[StepSite]:
         """Return the call sites of all nodes, also of nodes in bodies of control flow."""
@@ -191,9 +196,11 @@ class Wiring(Scope):
 
     def activity(self) -> int | None:
         """Return how many executions have ended in the nodes; None while one runs, or if a node has its own loop."""
-        ended = 0
+        ended, is_empty = 0, self._is_empty
         for actor in [actor for wired in self._all_wired() for actor in wired.actors]:
-            if actor.limiter.in_flight or actor.bound._inbox is not None:
+            if actor.bound._inbox is not None or actor.counts.abandoned:
+                return None
+            if actor.limiter.in_flight and not is_empty:  # of an empty scope, they are in scopes that share the places
                 return None
             ended += actor.completed + actor.failed
         return ended
@@ -230,7 +237,7 @@ class Wiring(Scope):
     def look(self, now: float) -> None:
         """Note what its nodes hold now, if it is measured; on the loop, for a look."""
         seconds, self._looked_at = now - self._looked_at, now
-        was_idle, self._was_idle = self._was_idle, self.admitted is not None and not self.admitted()[0]
+        was_idle, self._was_idle = self._was_idle, self._is_empty
         if was_idle and self._was_idle:
             return
         for site in self.sites():

@@ -8,9 +8,9 @@ from .logs import add_trace_context
 
 __all__ = [
     "BodyPlace", "Capacity", "CriticalPath", "DepthPoint", "DeviceSlice", "FailureLook", "ItemLook", "Monitor",
-    "NodeProfile", "Prediction", "Profile", "ScopeSnapshot", "Slice", "Snapshot", "StepContents", "StepSnapshot",
-    "StuckLoop", "Timeline", "Verdict", "add_trace_context", "continue_trace", "continued", "expose", "names",
-    "profile", "setup", "snapshot",
+    "NodeProfile", "NodeWork", "Prediction", "Profile", "ScopeSnapshot", "Slice", "Snapshot", "StepContents",
+    "StepSnapshot", "StuckLoop", "Timeline", "Verdict", "add_trace_context", "continue_trace", "continued", "expose",
+    "names", "profile", "setup", "snapshot",
 ]  # fmt: skip
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Capacity,
         FailureLook,
         ItemLook,
+        NodeWork,
         ScopeSnapshot,
         StepContents,
         StepSnapshot,
@@ -42,8 +43,8 @@ else:
             "..studio.live.server": "expose",
             ".profiling.sums": "NodeProfile CriticalPath",
             ".profiling.recording": "Profile profile",
-            ".profiling.records": "BodyPlace Capacity FailureLook ItemLook ScopeSnapshot StepContents StepSnapshot "
-            "StuckLoop",
+            ".profiling.records": "BodyPlace Capacity FailureLook ItemLook NodeWork ScopeSnapshot StepContents "
+            "StepSnapshot StuckLoop",
             ".profiling.monitor": "Monitor Snapshot snapshot",
             ".profiling.timeline": "DepthPoint DeviceSlice Slice Timeline",
             ".profiling.limits": "Verdict",

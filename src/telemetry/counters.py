@@ -178,7 +178,11 @@ class ActorStatistics:
             return first
         every = first, *others
         stopped: list[ActorState] = [one.state for one in every if one.state is not None and one.state != "running"]
-        places = {one.places if one.places is not None else -number: one for number, one in enumerate(every, 1)}
+        places: dict[int, ActorStatistics] = {}
+        for number, one in enumerate(every, 1):
+            key = -number if one.places is None else one.places
+            if key not in places or one.in_flight > places[key].in_flight:  # an idle scope tells of no others
+                places[key] = one
         inboxes = [one.inbox for one in every]
         longest = max(every, key=lambda one: one.retrying_seconds)
         return changed(

@@ -21,7 +21,7 @@ import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.studio.live import server
 from penstock.studio.live.protocol import Client
-from penstock.studio.live.watch import LiveSnapshot, NodeLook, look_of, look_table
+from penstock.studio.live.watch import LiveSnapshot, Looker, NodeLook, look_table
 from penstock.testing import wait_quiescent
 from tests.telemetry.test_profile import CLOCKED, Clock
 
@@ -276,7 +276,7 @@ def test_the_node_that_limits_is_that_of_a_profile(monkeypatch: pytest.MonkeyPat
                 monitor.snapshot()
                 for _ in range(20):
                     await anext(results)
-                return look_of(monitor.snapshot())
+                return Looker().look(monitor.snapshot())
 
     look = testing.run_virtual(look_twice)
     assert look.verdict is not None
@@ -299,7 +299,7 @@ def test_an_outage_is_shown() -> None:
         with contextlib.closing(telemetry.Monitor()) as monitor:
             async with engine.stream(store(number) for number in range(3)):
                 await asyncio.sleep(30)
-                return look_of(monitor.snapshot())
+                return Looker().look(monitor.snapshot())
 
     look = testing.run_virtual(look_at_it)
     assert ("outage", "write has been retried for 30.0 s: ConnectionRefusedError") in look_table(look).facts

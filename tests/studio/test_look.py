@@ -131,6 +131,41 @@ async def test_scopes_of_one_graph_share_a_drawing_and_a_client_may_choose_one(p
     assert sorted(kinds) == [("deployment", 1), ("deployment", 2), ("runs", 1)]
 
 
+async def test_a_look_at_one_scope_tells_what_moved_in_it_and_in_no_other(path: Path) -> None:
+    chosen, elsewhere = ps.graph(fetch), ps.graph(more)
+    with exposed(path) as asking:
+        async with engine.deploy(chosen) as one, engine.deploy(chosen) as other, engine.deploy(elsewhere) as third:
+            await one(1)
+            [scope] = [scope["id"] for scope in asking.look()["scopes"] if scope["graph"] == "fetch"][:1]
+            before = asking.look(scope=scope)["nodes"]
+            await asyncio.gather(one(1), other(1), other(2), third(1))
+            after = asking.look(scope=scope)["nodes"]
+    assert [node["node"] for node in before] == [node["node"] for node in after] == ["fetch"]
+    assert after[0]["completed"] == after[0]["total_completed"] - before[0]["total_completed"]
+
+
+async def test_items_count_once_where_idle_scopes_share_the_limit(path: Path) -> None:
+    gate = Gate()
+
+    @ps.node(concurrency=2)
+    async def held(number: int) -> int:
+        await gate.wait(number)
+        return number
+
+    graph = ps.graph(held)
+    with exposed(path) as asking:
+        async with engine.deploy(graph) as idle, engine.deploy(graph) as busy, engine.deploy(graph):
+            calls = [asyncio.ensure_future(busy(number)) for number in range(2)]
+            await wait_quiescent()
+            [first] = asking.look()["nodes"]
+            gate.open()
+            await asyncio.gather(*calls)
+            await idle(1)
+            [second] = asking.look()["nodes"]
+    assert (first["in_flight"], first["limit"]) == (2, 2)
+    assert (second["in_flight"], second["total_completed"]) == (0, 3)
+
+
 async def test_a_look_of_an_older_process_can_be_read(path: Path) -> None:
     with telemetry.expose(path):
         async with engine.deploy(ps.graph(fetch)) as service:

@@ -18,7 +18,7 @@ from weakref import WeakSet
 
 from ...telemetry import Monitor, logs, profile
 from .protocol import MAX_REQUEST_BYTES, ProtocolError, answer, answer_drawing, answer_profile, read_request, refusal
-from .watch import look_of
+from .watch import Looker
 
 # The size of `sun_path` without its final null byte: unix(7).
 MAX_PATH_BYTES: Final = 107 if sys.platform == "linux" else 103
@@ -232,10 +232,11 @@ class Server:
     def _answer(self, client: socket.socket) -> None:
         """Answer the requests of a client until it leaves."""
         monitor, _ = self._clients[client]
+        looker = Looker()
         try:
             with client.makefile("rb") as lines:
                 while (line := lines.readline(MAX_REQUEST_BYTES + 1)).endswith(b"\n"):
-                    client.sendall(_answered(line, monitor, client))
+                    client.sendall(_answered(line, monitor, looker, client))
                 if len(line) > MAX_REQUEST_BYTES:
                     client.sendall(refusal(f"a request is a line of at most {MAX_REQUEST_BYTES} bytes"))
         except OSError:
@@ -246,14 +247,14 @@ class Server:
             client.close()
 
 
-def _answered(line: bytes, monitor: Monitor, client: socket.socket) -> bytes:
+def _answered(line: bytes, monitor: Monitor, looker: Looker, client: socket.socket) -> bytes:
     try:
         asked = read_request(line)
         if asked.request == "drawing":
             return answer_drawing(monitor.drawing(asked.digest))
         if asked.request == "profile":
             return answer_profile(_profile(asked.seconds, client))
-        return answer(look_of(monitor.snapshot(asked.matching), asked))
+        return answer(looker.look(monitor.snapshot(asked.matching), asked))
     except ProtocolError as error:
         return refusal(str(error))
     except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients

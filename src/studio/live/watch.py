@@ -1,6 +1,6 @@
-"""LiveSampler: what all nodes of this process do between two looks, as records and as a table."""
+"""Looker: what all nodes of this process do between two looks, as records and as a table."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Any, Final, TypeAlias
@@ -11,7 +11,7 @@ from ...telemetry import (
     Capacity,
     FailureLook,
     ItemLook,
-    NodeProfile,
+    NodeWork,
     ScopeSnapshot,
     Snapshot,
     StepContents,
@@ -188,38 +188,119 @@ Name: TypeAlias = tuple[str, str]  # graph and node
 LOOK: Final = Request("look")
 
 
-def look_of(snapshot: Snapshot, asked: Request = LOOK) -> LiveSnapshot:
-    """Return what a snapshot tells; nodes of one graph stand together.
+class _Present:
+    """What the nodes of some scopes hold, and have done.
 
-    Args:
-        snapshot: the snapshot.
-        asked: which scope to tell of, and whether to tell messages and keys.
+    Attributes:
+        totals: the sum of the counters of each node.
+        last: the last snapshot of each node.
+        places: the places of each node by their keys; None for those of a scope that have no limit.
+        names: the nodes by the keys of their snapshots.
     """
-    if asked.scope:
-        scopes = tuple([scope for scope in snapshot.scopes if scope.id == asked.scope])
-        snapshot = replace(snapshot, scopes=scopes)
-    lately = snapshot.lately
-    now: dict[Name, list[StepSnapshot]] = {}
-    for step in [step for scope in snapshot.scopes for step in scope.steps]:
-        now.setdefault(step.name, []).append(step)
-    then: dict[Name, tuple[NodeProfile, str]] = {}
-    if lately is not None:
-        then = {step.name: (node, step.runs_on) for node, step in zip(lately.nodes, lately.steps, strict=True)}
-    names = dict.fromkeys((*now, *then))  # also nodes whose scopes have ended meanwhile
-    graphs = {graph: place for place, graph in enumerate(dict.fromkeys(graph for graph, _ in names))}
-    shared = _shared_limits(snapshot)
-    nodes = [
-        _look_of(name, now.get(name, []), then.get(name), snapshot, shared.get(name, ""))
-        for name in sorted(names, key=lambda name: graphs[name[0]])
-    ]
-    seconds = None if lately is None else lately.elapsed_seconds
-    return LiveSnapshot(
-        snapshot.process, seconds, tuple(nodes), snapshot.verdict,
-        snapshot.lines, snapshot.when, tuple(map(_scope_look, snapshot.scopes)),
-        snapshot.items if asked.show_keys else tuple(map(_without_key, snapshot.items)), snapshot.in_flight,
-        snapshot.failures if asked.show_messages else tuple([replace(one, message="") for one in snapshot.failures]),
-        snapshot.stuck, snapshot.evidence,
-    )  # fmt: skip
+
+    def __init__(self, scopes: Iterable[Sequence[StepSnapshot]], rest: "_Present | None" = None) -> None:
+        """Add what further scopes hold to the rest."""
+        counters: dict[Name, list[ActorStatistics]] = {}
+        self.totals: dict[Name, ActorStatistics] = {}
+        self.last: dict[Name, StepSnapshot] = {}
+        self.places: dict[Name, dict[Hashable, Capacity | None]] = {}
+        self.names: dict[Hashable, Name] = {}
+        if rest is not None:
+            counters = {name: [total] for name, total in rest.totals.items()}
+            self.last, self.names = dict(rest.last), dict(rest.names)
+            self.places = {name: dict(places) for name, places in rest.places.items()}
+        for step in [step for steps in scopes for step in steps]:
+            name = step.name
+            counters.setdefault(name, []).append(step.counters)
+            place = step.places[0] if step.places else None
+            self.places.setdefault(name, {})[place and place.key] = place
+            self.last[name], self.names[step.key] = step, name
+        self.totals = {name: ActorStatistics.total(found) for name, found in counters.items()}
+
+    def limit_of(self, name: Name) -> int | None:
+        """Return how many items may be in a node: by its own limit, or by that of the stream or call around it."""
+        places = [*self.places.get(name, {None: None}).values()]
+        return None if None in places else sum(place.limit for place in places if place is not None)
+
+    def shared_limits(self) -> dict[Name, str]:
+        """Return for each node whose limit is not its own whose it is, in words."""
+        sharing: dict[Hashable, tuple[Capacity, list[Name]]] = {}
+        for name, places in self.places.items():
+            for key, place in places.items():
+                if place is not None:
+                    sharing.setdefault(key, (place, []))[1].append(name)
+        found: dict[Name, str] = {}
+        for place, names in sharing.values():
+            if place.bound in ("threads", "processes"):
+                found |= dict.fromkeys(names, f"{place.limit:,} {place.bound} of the Engine")
+            elif len(names) > 1 and place.bound not in ("max_in_flight", "map_each", "call", "max_workers"):
+                several = [f"{node} of {graph}" for graph, node in names]
+                of = ", ".join([*several[:3], *([f"{len(several) - 3:,} more"] if len(several) > 3 else [])])
+                found |= dict.fromkeys(names, f"{place.bound}={place.limit:,}, shared by {of}")
+        return found
+
+
+class Looker:
+    """Tells what snapshots show, one after the other; it keeps what scopes hold in which nothing moves."""
+
+    def __init__(self) -> None:
+        self._before: dict[int, tuple[StepSnapshot, ...]] = {}
+        self._idle: list[int] = []
+        self._rest = _Present(())
+        self._ended: dict[Name, ActorStatistics] | None = None  # in the scope that was asked for
+
+    def look(self, snapshot: Snapshot, asked: Request = LOOK) -> LiveSnapshot:
+        """Return what a snapshot tells; nodes of one graph stand together.
+
+        Args:
+            snapshot: the snapshot.
+            asked: which scope to tell of, and whether to tell messages and keys.
+        """
+        scopes, work = snapshot.scopes, snapshot.work
+        if asked.scope:
+            scopes = tuple([scope for scope in scopes if scope.id == asked.scope])
+        now = self._present([scope.steps for scope in scopes])
+        if asked.scope:
+            before, self._ended = self._ended or {}, now.totals
+            work = {
+                name: _work_of_scope(work.get(name) or NodeWork(), total, before.get(name, total))
+                for name, total in now.totals.items()
+            }
+        # Also nodes whose scopes have ended meanwhile.
+        names = dict.fromkeys((*now.last, *[name for name, did in work.items() if did.runs_on]))
+        graphs = {graph: place for place, graph in enumerate(dict.fromkeys(graph for graph, _ in names))}
+        holds: dict[Name, StepContents] = {}
+        for key, held in snapshot.contents.items():
+            if (owner := now.names.get(key)) is not None:
+                holds[owner] = holds.get(owner, StepContents()).plus(*held)
+        shared, nothing = now.shared_limits(), StepContents()
+        nodes = [
+            _look_of(name, now, work.get(name) or NodeWork(), holds.get(name, nothing), shared.get(name, ""))
+            for name in sorted(names, key=lambda name: graphs[name[0]])
+        ]
+        seconds = None if snapshot.lately is None else snapshot.lately.elapsed_seconds
+        failures = snapshot.failures
+        return LiveSnapshot(
+            snapshot.process, seconds, tuple(nodes), snapshot.verdict,
+            snapshot.lines, snapshot.when, tuple(map(_scope_look, scopes)),
+            snapshot.items if asked.show_keys else tuple(map(_without_key, snapshot.items)), snapshot.in_flight,
+            failures if asked.show_messages else tuple([replace(one, message="") for one in failures]),
+            snapshot.stuck, snapshot.evidence,
+        )  # fmt: skip
+
+    def _present(self, scopes: list[tuple[StepSnapshot, ...]]) -> _Present:
+        idle = [id(steps) for steps in scopes if id(steps) in self._before]
+        if idle != self._idle:
+            self._idle, self._rest = idle, _Present([self._before[one] for one in idle])
+        moved = [steps for steps in scopes if id(steps) not in self._before]
+        self._before = {id(steps): steps for steps in scopes}
+        return _Present(moved, self._rest) if moved else self._rest
+
+
+def _work_of_scope(did: NodeWork, now: ActorStatistics, before: ActorStatistics) -> NodeWork:
+    """Return what a node did in one scope, of what it did in all."""
+    completed, failed = now.completed - before.completed, now.failed - before.failed
+    return did._replace(runs_on="", completed=completed, failed=failed, busy_share=None)
 
 
 def _without_key(item: ItemLook) -> ItemLook:
@@ -233,70 +314,30 @@ def _scope_look(scope: ScopeSnapshot) -> ScopeLook:
     return ScopeLook(scope.id, ", ".join(names), scope.kind, scope.opened, digests, admitted, most)
 
 
-def _look_of(
-    name: Name, steps: Sequence[StepSnapshot], then: tuple[NodeProfile, str] | None, snapshot: Snapshot, shared: str
-) -> NodeLook:
-    node, runs_on = then or (None, steps[0].runs_on)
-    limit = _limit_of(steps)
-    told: dict[str, Any] = dict(_NOTHING, limit=limit, shared=shared)
-    if name in snapshot.latencies:
-        told["p50"], told["p99"], told["timed"] = snapshot.latencies[name]
-    if node is not None:
-        share = node.busy_share
-        if share is not None and limit is not None:
-            share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
-        told.update(completed=node.count, failed=node.errors, busy_share=share, device_share=node.device_share)
-    if steps:
-        _add_present(told, steps, snapshot)
-    return NodeLook(*name, runs_on, **told)
+def _look_of(name: Name, present: _Present, did: NodeWork, holds: StepContents, shared: str) -> NodeLook:
+    limit, last = present.limit_of(name), present.last.get(name)
+    share = did.busy_share
+    if share is not None and limit is not None:
+        share = min(share, 1.0)  # the whole time of an item counts when it leaves, so it may be more than passed
+    told: dict[str, Any] = dict(_NOTHING, limit=limit, shared=shared, completed=did.completed, failed=did.failed)
+    told.update(busy_share=share, device_share=did.device_share, p50=did.p50, p99=did.p99, timed=did.timed)
+    if last is not None:
+        now = present.totals[name]
+        told.update(
+            total_completed=now.completed, total_failed=now.failed, inbox_depth=now.inbox.depth,
+            inbox_capacity=now.inbox.capacity, figures=now.figures, outage=now.outage, drawing=last.drawing,
+            step=last.step, retried=now.retried, hedged=now.hedged, failed_over=now.failed_over,
+            in_flight=holds.working if shared else max(0, now.in_flight - holds.blocked), blocked=holds.blocked,
+            waits=now.inbox.waiting_putters,
+        )  # fmt: skip
+        if now.cache is not None:
+            told.update(cache_hits=now.cache.hits, cache_misses=now.cache.misses)
+        if holds.capacity:
+            told.update(buffer_depth=holds.buffered, buffer_capacity=holds.capacity, values=holds.values)
+    return NodeLook(*name, did.runs_on or ("" if last is None else last.runs_on), **told)
 
 
-_NOTHING: Final = {
-    "completed": 0, "failed": 0, "total_completed": 0, "total_failed": 0, "busy_share": 0.0, "inbox_depth": 0,
-    "inbox_capacity": 0, "in_flight": 0,
-}  # fmt: skip
-
-
-def _add_present(told: dict[str, Any], steps: Sequence[StepSnapshot], snapshot: Snapshot) -> None:
-    """Add what a node holds now, and has done, in the scopes that are open."""
-    now = ActorStatistics.total([step.counters for step in steps])
-    holds = StepContents()
-    for one in [snapshot.contents[step.key] for step in steps if step.key in snapshot.contents]:
-        holds = holds.plus(*one)
-    told.update(
-        total_completed=now.completed, total_failed=now.failed, inbox_depth=now.inbox.depth,
-        inbox_capacity=now.inbox.capacity, figures=now.figures, outage=now.outage, drawing=steps[-1].drawing,
-        step=steps[-1].step, retried=now.retried, hedged=now.hedged, failed_over=now.failed_over,
-        in_flight=holds.working if told["shared"] else max(0, now.in_flight - holds.blocked), blocked=holds.blocked,
-        waits=now.inbox.waiting_putters,
-    )  # fmt: skip
-    if now.cache is not None:
-        told.update(cache_hits=now.cache.hits, cache_misses=now.cache.misses)
-    if holds.capacity:
-        told.update(buffer_depth=holds.buffered, buffer_capacity=holds.capacity, values=holds.values)
-
-
-def _shared_limits(snapshot: Snapshot) -> dict[Name, str]:
-    """Return for each node whose limit is not its own whose it is, in words."""
-    sharing: dict[Hashable, tuple[Capacity, dict[Name, None]]] = {}
-    for step in [step for scope in snapshot.scopes for step in scope.steps if step.places]:
-        place = step.places[0]
-        sharing.setdefault(place.key, (place, {}))[1][step.name] = None
-    found: dict[Name, str] = {}
-    for place, names in sharing.values():
-        if place.bound in ("threads", "processes"):
-            found |= dict.fromkeys(names, f"{place.limit:,} {place.bound} of the Engine")
-        elif len(names) > 1 and place.bound not in ("max_in_flight", "map_each", "call", "max_workers"):
-            several = [f"{node} of {graph}" for graph, node in names]
-            of = ", ".join([*several[:3], *([f"{len(several) - 3:,} more"] if len(several) > 3 else [])])
-            found |= dict.fromkeys(names, f"{place.bound}={place.limit:,}, shared by {of}")
-    return found
-
-
-def _limit_of(steps: Sequence[StepSnapshot]) -> int | None:
-    """Return how many items may be in a node: by its own limit, or by that of the stream or call around it."""
-    limits = {step.places[0].key if step.places else None: step.places[0].limit if step.places else 0 for step in steps}
-    return None if None in limits or not limits else sum(limits.values())
+_NOTHING: Final = {"total_completed": 0, "total_failed": 0, "inbox_depth": 0, "inbox_capacity": 0, "in_flight": 0}
 
 
 _COLUMNS: Final = (

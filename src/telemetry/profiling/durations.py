@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from math import log2
 from operator import add
 from time import perf_counter
@@ -179,7 +179,8 @@ class Durations:
         """Return the duration that a share of them, from 0 to 1, does not exceed; None if there are none."""
         rank = share * self.count
         found: float | None = None
-        for number in sorted(self._bins):
+        bins = sorted(self._bins) if share else [min(self._bins)] if self._bins else []
+        for number in bins:
             found = _LEAST_SECONDS * 2 ** ((number + 0.5) / BINS_PER_DOUBLING)
             rank -= self._bins[number]
             if rank <= 0:
@@ -187,10 +188,20 @@ class Durations:
         return found
 
 
+NO_DURATIONS: Final = Durations()
+
 _MINUTE: Final = 60.0
 _PARTS: Final = 6
 # With fewer, the slowest of a hundred is not known.
 _LEAST_FOR_P99: Final = 20
+
+
+class Latency(NamedTuple):
+    """The median and the 99th percentile of some durations in seconds, None if unknown, and how many there are."""
+
+    p50: float | None = None
+    p99: float | None = None
+    timed: int = 0
 
 
 class LastMinute(Generic[K]):
@@ -199,7 +210,7 @@ class LastMinute(Generic[K]):
     def __init__(self) -> None:
         self._parts: deque[tuple[float, dict[K, Durations]]] = deque()
         self._all: dict[K, Durations] = {}
-        self._latencies: dict[K, tuple[float | None, float | None, int]] = {}
+        self._latencies: dict[K, Latency] = {}
 
     def add(self, now: float, durations: Iterable[tuple[K, Durations]]) -> None:
         """Add what was timed since the last time, and forget what is older than a minute.
@@ -221,12 +232,12 @@ class LastMinute(Generic[K]):
                 self._all[key] = self._all[key].since(gone)
                 self._latencies.pop(key, None)
 
-    def latencies(self) -> dict[K, tuple[float | None, float | None, int]]:
-        """Return for each node the median and the 99th percentile in seconds, and of how many executions."""
+    def latencies(self) -> Mapping[K, Latency]:
+        """Return how long executions took, of each node."""
         for key in [key for key in self._all if key not in self._latencies]:
             every = self._all[key]
             p99 = every.quantile(0.99) if every.count >= _LEAST_FOR_P99 else None
-            self._latencies[key] = every.quantile(0.5), p99, round(every.count)
+            self._latencies[key] = Latency(every.quantile(0.5), p99, round(every.count))
             if not every.count:
                 del self._all[key], self._latencies[key]
-        return dict(self._latencies)
+        return self._latencies

@@ -12,7 +12,7 @@ from ..counters import ActorStatistics, name_of
 from ..tables import Rendered, Table, figure_cells, figure_columns, milliseconds, significant
 from ..text import printable
 from .records import Bound
-from .sums import Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum, critical_paths
+from .sums import Evidence, Group, Holder, Name, NodeSum, ReaderSum, Sums, TimeBreakdown, WindowSum
 
 # In this order: places of a node; a pool of threads or processes; `max_in_flight`; finished items that wait for an
 # earlier one in the order of a stream; the inbox after a node; the event loop; the GIL; a device, as it computes,
@@ -243,13 +243,15 @@ def without_workers(evidence: Evidence) -> Iterator[Limit]:
     """
     groups, started = evidence.sums.groups, evidence.starting_seconds / evidence.elapsed_seconds
     for (graph, name), node in evidence.sums.nodes.items():
-        if node.step.pool == "processes" and started >= _LEAST_SAID:
+        if node.step.pool != "processes":
+            continue
+        if started >= _LEAST_SAID:
             reason = f"for {started:.0%} of the time it waits for worker processes, which start"
             yield Limit(
                 started, 2, Verdict(name, reason, _KEPT_WORKERS, graph, "pool"), most=1 / max(1 - started, 0.01)
             )
         is_idle = all(groups[key].utilisation < LEAST_USED for key in node.places)
-        if node.step.pool == "processes" and is_idle and node.inbox_full_share >= LEAST_USED:
+        if is_idle and node.inbox_full_share >= LEAST_USED:
             used = node.inbox_full_share
             reason = f"its inbox is full for {used:.0%} of the time, while it waits for worker processes"
             yield Limit(used, 2, Verdict(name, reason, _KEPT_WORKERS, graph, "pool"))
@@ -667,7 +669,7 @@ def _in_flight(evidence: Evidence, reader: ReaderSum, window: WindowSum) -> Iter
 
     That time includes the wait of a finished item for its turn, because an item before it takes longer.
     """
-    path = critical_paths(evidence.sums.nodes).get(reader.name)
+    path = evidence.sums.critical_paths.get(reader.name)
     if path is None or not path.seconds:
         return
     running = path.seconds * evidence.sums.items(reader.name) / evidence.elapsed_seconds

@@ -11,10 +11,11 @@ from typing import Final, TypeAlias
 from .. import logs
 from ..counters import told
 from . import collectors
-from .durations import LastMinute
+from .durations import LastMinute, Latency
 from .limits import Verdict
 from .recording import Profile
-from .records import FailureLook, Host, ItemLook, ScopeSnapshot, StepContents, StuckLoop
+from .records import FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
+from .sums import Sums
 from .timeline import TimelineRecorder
 from .watching import OpenScopes, settled, snapshot_of, thread_seconds
 
@@ -38,8 +39,7 @@ class Snapshot:
             no item has left a node, or was in one, since the snapshot before.
         evidence: what was seen of event loops, the GIL, admission and the windows of streams, in sentences.
         contents: what the steps hold that items are in, by the keys of their snapshots.
-        latencies: of the nodes that have ended items in the last minute, by graph and name: the median and the 99th
-            percentile of how long these took, in seconds, and how many there were; no percentile of fewer than 20.
+        work: what nodes did since the snapshot before, and how long their executions took, by graph and name.
     """
 
     process: int
@@ -54,9 +54,7 @@ class Snapshot:
     verdict: Verdict | None = None
     evidence: tuple[str, ...] = ()
     contents: Mapping[Hashable, StepContents] = field(default_factory=dict[Hashable, StepContents])
-    latencies: Mapping[tuple[str, str], tuple[float | None, float | None, int]] = field(
-        default_factory=dict[tuple[str, str], tuple[float | None, float | None, int]]
-    )
+    work: Mapping[tuple[str, str], NodeWork] = field(default_factory=dict[tuple[str, str], NodeWork])
 
 
 def snapshot() -> Snapshot:
@@ -168,9 +166,20 @@ class Monitor:
         self._scopes.look_anew()
         return Snapshot(
             self._process, scopes, lately, items=items, in_flight=in_flight, failures=failures(),
-            stuck=self._scopes.stuck(), verdict=self._verdict, evidence=told, latencies=self._minute.latencies(),
+            stuck=self._scopes.stuck(), verdict=self._verdict, evidence=told, work=self._work(sums),
             contents=_contents(hosts),
         )  # fmt: skip
+
+    def _work(self, sums: Sums) -> dict[tuple[str, str], NodeWork]:
+        latencies, unknown = self._minute.latencies(), Latency()
+        found = {name: NodeWork("", 0, 0, 0.0, None, *latency) for name, latency in latencies.items()}
+        for name, node in sums.nodes.items():
+            counters, on_device = node.counters, node.timed.outside.compute_seconds
+            found[name] = NodeWork(
+                node.step.runs_on, counters.completed, counters.failed, sums.busy_share(node),
+                node.share_of_busy(on_device), *latencies.get(name, unknown),
+            )  # fmt: skip
+        return found
 
     def _agree_on(self, found: Verdict | None) -> None:
         """Take the verdict of the time since the last snapshot; a new one counts if the one before was the same."""

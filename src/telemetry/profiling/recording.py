@@ -24,7 +24,7 @@ from ..text import printable
 from . import collectors
 from .limits import Verdict, is_held
 from .records import Execution, ProfiledScope, StepSnapshot
-from .sums import CriticalPath, Evidence, NodeProfile, critical_paths, node_profile_of
+from .sums import CriticalPath, Evidence, NodeProfile, node_profile_of
 from .timeline import Timeline, TimelineRecorder, union_seconds, write_whole
 from .verdict import Prediction, find_verdict, predict
 from .watching import OpenScopes, settled, thread_seconds
@@ -175,7 +175,7 @@ class Profile(Rendered):
         If several graphs ran, it is that of the graph in which most time was spent.
         """
         sums = self._evidence().sums
-        paths = critical_paths(sums.nodes).values()
+        paths = sums.critical_paths.values()
         return max(paths, key=lambda path: path.seconds * sums.items(path.graph), default=None)
 
     def what_if(self, node: str, *, concurrency: int, graph: str | None = None) -> Prediction:

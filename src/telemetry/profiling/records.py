@@ -2,12 +2,12 @@
 
 import asyncio
 from collections.abc import Callable, Collection, Hashable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import add
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
 from ..counters import ActorStatistics
-from .durations import NO_DEPTH, NOTHING_OUTSIDE, DepthTotals, Durations, OutsideSeconds
+from .durations import NO_DEPTH, NO_DURATIONS, NOTHING_OUTSIDE, DepthTotals, Durations, OutsideSeconds
 
 # One execution of a node: when it began and ended, with all its attempts, in seconds of `time.perf_counter`; a number
 # that identifies the item on its way through the graph, and its index in its stream, deployment or `map_each`; both are
@@ -25,11 +25,10 @@ Bound: TypeAlias = Literal[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Capacity:
+class Capacity(NamedTuple):
     """Room for a number of items at a time, which several nodes may share.
 
-    Attributes:
+    Args:
         key: a key that is equal for nodes that share the places; within one snapshot or, if `is_shared`, everywhere.
         limit: how many items there is room for.
         bound: the option or rule that sets the limit.
@@ -49,12 +48,11 @@ class Capacity:
     at: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class TimedReading:
+class TimedReading(NamedTuple):
     """The counters of a node that are only kept while profiles are taken, since the first of these began.
 
-    Attributes:
-        durations: how long executions took, with all attempts.
+    Args:
+        durations: how long executions took, with all attempts; nothing is added to this afterwards.
         queue: how full its inbox was.
         blocked_seconds: for how long its finished items waited for room in the inboxes after it.
         outside: what its items waited for on devices and in threads.
@@ -63,7 +61,7 @@ class TimedReading:
         held: for how long items were in it, over all items, and for how long it was looked at, in seconds.
     """
 
-    durations: Durations = field(default_factory=Durations)
+    durations: Durations = NO_DURATIONS
     queue: DepthTotals = NO_DEPTH
     blocked_seconds: float = 0.0
     outside: OutsideSeconds = NOTHING_OUTSIDE
@@ -73,13 +71,16 @@ class TimedReading:
 
     def plus(self, now: "TimedReading", before: "TimedReading | None") -> "TimedReading":
         """Return this, plus the difference of two snapshots of a node; plus the later one if there is no earlier."""
-        before = before or _NOTHING_TIMED
-        durations = self.durations.since(None)
-        durations.merge(now.durations.since(before.durations))
-        blocked = self.blocked_seconds + now.blocked_seconds - before.blocked_seconds
-        queue = DepthTotals(*map(_grown, self.queue, now.queue, before.queue))
+        before, durations, outside, queue = before or _NOTHING_TIMED, self.durations, self.outside, self.queue
+        if now.durations is not before.durations:
+            durations = now.durations.since(before.durations)
+            durations.merge(self.durations)
+        if now.queue != before.queue:
+            queue = DepthTotals(*map(_grown, queue, now.queue, before.queue))
+        if now.outside is not before.outside:
+            outside = OutsideSeconds(*map(_grown, outside, now.outside, before.outside))
         return TimedReading(
-            durations, queue, blocked, OutsideSeconds(*map(_grown, self.outside, now.outside, before.outside))
+            durations, queue, self.blocked_seconds + now.blocked_seconds - before.blocked_seconds, outside
         )
 
 
@@ -105,11 +106,10 @@ class BodyPlace:
     consumers: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class StepSnapshot:
+class StepSnapshot(NamedTuple):
     """One node in one scope at one moment: its counters, where it runs, and which nodes wait for it.
 
-    Attributes:
+    Args:
         counters: the counters. While a profile is taken, their `busy_seconds` cover all handlers since its beginning,
             also of nodes that only profiles time.
         key: a key that is unique in the scope.
@@ -243,6 +243,30 @@ class ItemLook:
     scope: str = ""
     drawing: str = ""
     step: str = ""
+
+
+class NodeWork(NamedTuple):
+    """What a node did since the snapshot before, over all scopes of its graph.
+
+    Args:
+        runs_on: where it runs, as in its snapshot; empty if it did nothing.
+        completed: items that it finished with a result.
+        failed: items that ended in an error here.
+        busy_share: the share of the time for which its places were taken; None if that is unknown.
+        device_share: the share of its time for which a device computed for it; None if unknown.
+        p50: the median time of its executions of the last minute, in seconds; None if none was timed.
+        p99: the 99th percentile; None if fewer than 20 were timed.
+        timed: how many executions the two stand for.
+    """
+
+    runs_on: str = ""
+    completed: int = 0
+    failed: int = 0
+    busy_share: float | None = 0.0
+    device_share: float | None = None
+    p50: float | None = None
+    p99: float | None = None
+    timed: int = 0
 
 
 class StepContents(NamedTuple):

@@ -1,7 +1,7 @@
 """The sums of a profile, by graph and node, and the evidence that a verdict is based on."""
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import inf
 from typing import Final
 
@@ -83,8 +83,10 @@ class NodeSum:
         Args:
             delay_seconds: how long each of them has waited for the event loop, as an estimate.
         """
+        if not self.step.holds:
+            return 0.0
         least = max(0.0, (self.timed.durations.quantile(0.0) or 0.0) - delay_seconds) * self.scale
-        return self.ended / self.step.holds * least if self.step.holds else 0.0
+        return self.ended / self.step.holds * least
 
     @property
     def mean_seconds(self) -> float:
@@ -150,9 +152,20 @@ class Sums:
     def __init__(self) -> None:
         self.nodes: dict[Name, NodeSum] = {}
         self.groups: dict[Hashable, Group] = {}
+        self._order: list[Name] = []  # of the nodes, those that wait for others first; empty if not known yet
+        self._paths: dict[str, CriticalPath] | None = None
+
+    @property
+    def critical_paths(self) -> "dict[str, CriticalPath]":
+        """The critical path of each graph that ran."""
+        if self._paths is None:
+            self._order = self._order or _consumers_first(self.nodes)
+            self._paths = _critical_paths(self.nodes, self._order)
+        return self._paths
 
     def add(self, before: ScopeSnapshot, after: ScopeSnapshot) -> None:
         """Add the work of a scope between two snapshots; nothing, if its nodes had no items meanwhile."""
+        self._order, self._paths = [], None
         earlier_steps = {step.key: step for step in before.steps}
         began, ended = before.seconds, after.seconds
         if not any(
@@ -199,6 +212,16 @@ class Sums:
         twin = Sums()
         twin.nodes = {name: changed(node, places=dict(node.places)) for name, node in self.nodes.items()}
         twin.groups = {key: changed(group, busy=dict(group.busy)) for key, group in self.groups.items()}
+        return twin
+
+    def with_changes(
+        self, nodes: Mapping[Name, NodeSum] | None = None, groups: Mapping[Hashable, Group] | None = None
+    ) -> "Sums":
+        """Return the sums with others of some nodes and groups; nothing can be added to these."""
+        twin = Sums()
+        twin.nodes = {**self.nodes, **nodes} if nodes else self.nodes
+        twin.groups = {**self.groups, **groups} if groups else self.groups
+        twin._order, twin._paths = self._order, None if nodes else self._paths
         return twin
 
     def items(self, graph: str) -> int:
@@ -260,7 +283,7 @@ def _comparable(before: StepSnapshot | None, now: StepSnapshot) -> StepSnapshot 
     if before is None or before.timed is None or now.timed is None or before.timed.begin == now.timed.begin:
         return before
     busy_seconds = None if now.timed.counts_busy else before.counters.busy_seconds
-    return replace(before, timed=None, counters=replace(before.counters, busy_seconds=busy_seconds))
+    return before._replace(timed=None, counters=changed(before.counters, busy_seconds=busy_seconds))
 
 
 def _add_time(group: Group, places: Capacity, began: float, ended: float, was: Capacity | None) -> None:
@@ -307,24 +330,31 @@ class CriticalPath:
         return printable(f"{' → '.join(self.nodes)}: {milliseconds(self.seconds)} of each run of {self.graph}")
 
 
-def critical_paths(nodes: dict[Name, NodeSum]) -> dict[str, CriticalPath]:
-    """Return the critical path of each graph that ran."""
-    found: dict[Name, CriticalPath] = {}
-    longest: dict[str, CriticalPath] = {}
-    for name in _consumers_first(nodes):
-        graph, node = name
-        following = (found[graph, reader] for reader in nodes[name].step.consumers if (graph, reader) in found)
-        rest = max(following, key=_seconds, default=CriticalPath(graph, (), 0.0))
-        found[name] = CriticalPath(graph, (node, *rest.nodes), rest.seconds + nodes[name].mean_seconds)
-        longest[graph] = max(longest.get(graph, rest), found[name], key=_seconds)
-    return longest
+def _critical_paths(nodes: Mapping[Name, NodeSum], consumers_first: Iterable[Name]) -> dict[str, CriticalPath]:
+    seconds: dict[Name, float] = {}
+    following: dict[Name, Name] = {}  # the node that goes on with the longest path from a node
+    begins: dict[str, Name] = {}
+    for name in consumers_first:
+        graph, rest = name[0], 0.0
+        for consumer in nodes[name].step.consumers:
+            reader = graph, consumer
+            if (found := seconds.get(reader, -1.0)) > rest or (found >= 0 and name not in following):
+                following[name], rest = reader, found
+        seconds[name] = rest = rest + nodes[name].mean_seconds
+        if graph not in begins or rest > seconds[begins[graph]]:
+            begins[graph] = name
+    paths: dict[str, CriticalPath] = {}
+    for graph, name in begins.items():
+        path: list[str] = []
+        at: Name | None = name
+        while at is not None:
+            path.append(at[1])
+            at = following.get(at)
+        paths[graph] = CriticalPath(graph, tuple(path), seconds[name])
+    return paths
 
 
-def _seconds(path: CriticalPath) -> float:
-    return path.seconds
-
-
-def _consumers_first(nodes: dict[Name, NodeSum]) -> Iterable[Name]:
+def _consumers_first(nodes: Mapping[Name, NodeSum]) -> list[Name]:
     order: dict[Name, None] = {}
     for first in nodes:
         stack = [(first, False)]
@@ -335,7 +365,7 @@ def _consumers_first(nodes: dict[Name, NodeSum]) -> Iterable[Name]:
             elif name in nodes and name not in order:
                 stack.append((name, True))
                 stack += [((name[0], reader), False) for reader in nodes[name].step.consumers]
-    return order
+    return list(order)
 
 
 @dataclass

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from math import inf
 from typing import Final
 
@@ -24,7 +25,7 @@ from .limits import (
     of_node,
     without_workers,
 )  # fmt: skip
-from .sums import CriticalPath, Evidence, Name, Sums, TimeBreakdown, WindowSum, critical_paths
+from .sums import CriticalPath, Evidence, Group, Name, NodeSum, Sums, TimeBreakdown, WindowSum
 
 # Model: a profile as a network of limits, and what becomes of it when a node changes.
 #
@@ -55,8 +56,9 @@ class Model:
         plain = _without_turns(without_pool_waits(evidence))
         return cls(plain, None if evidence.has_source else _callers(plain, graph))
 
+    @cached_property
     def bound(self) -> float:
-        """Return the highest utilisation of any limit: the throughput that was measured, over the possible one."""
+        """The highest utilisation of any limit: the throughput that was measured, over the possible one."""
         used = [limit.used for limit in limits(self.evidence)]
         delay_seconds, nodes = self.evidence.loop_delay_seconds, self.evidence.sums.nodes.values()
         batches = max((node.batch_seconds(delay_seconds) for node in nodes), default=0.0)
@@ -73,7 +75,7 @@ class Model:
         sums = _scaled(evidence.sums, {name: factor})
         # An async handler that only waits holds no loop: what is left of the loop's time is what all others need.
         freed = saved if node.step.holds_loop or holding(evidence) == name else 0.0
-        before, after = critical_paths(evidence.sums.nodes), critical_paths(sums.nodes)
+        before, after = evidence.sums.critical_paths, sums.critical_paths
         readers = tuple(
             reader
             if reader.window is None
@@ -103,15 +105,15 @@ class Model:
 
     def more(self, what: Hashable, times: float) -> "Model":
         """Return what would have been measured with more places of a group, or more items of a stream in flight."""
-        sums, callers = self.evidence.sums.copy(), self.callers
+        sums, callers, changes = self.evidence.sums, self.callers, dict[Hashable, Group]()
         pool = sums.groups[what].bound if what in sums.groups else None
         pool = pool if pool in ("threads", "processes") else None  # which nodes without a limit of their own share
         for key, group in sums.groups.items():
-            graphs = {graph for graph, _ in group.busy}
-            if key == what or group.bound == pool or (group.bound == "max_in_flight" and what in graphs):
-                group.place_seconds *= times
-                group.limit = round(group.limit * times)
-                if group.is_of_runs and callers is not None and callers.graph in graphs:
+            is_window = group.bound == "max_in_flight" and any(graph == what for graph, _ in group.busy)
+            if key == what or group.bound == pool or is_window:
+                limit, place_seconds = round(group.limit * times), group.place_seconds * times
+                changes[key] = changed(group, limit=limit, place_seconds=place_seconds)
+                if group.is_of_runs and callers is not None and any(graph == callers.graph for graph, _ in group.busy):
                     callers = replace(callers, growth=callers.growth * times)
         readers = tuple(
             replace(reader, window=replace(reader.window, size=round(reader.window.size * times)))
@@ -121,7 +123,7 @@ class Model:
         )
         if callers is not None and what is CALLS:
             callers = replace(callers, count=round(callers.count * times))
-        return Model(replace(self.evidence, sums=sums, readers=readers), callers)
+        return Model(replace(self.evidence, sums=sums.with_changes(groups=changes), readers=readers), callers)
 
     def sped_up(self, factor: float) -> "Model":
         """Return what would have been measured if the same items had come in a part of the time."""
@@ -130,7 +132,7 @@ class Model:
             group.place_seconds /= factor
         for node in sums.nodes.values():
             # How full inboxes would have been is unknown.
-            node.timed, node.queue_seconds = replace(node.timed, queue=NO_DEPTH, blocked_seconds=0.0), 0.0
+            node.timed, node.queue_seconds = node.timed._replace(queue=NO_DEPTH, blocked_seconds=0.0), 0.0
         readers = tuple(
             replace(
                 reader, open_seconds=reader.open_seconds / factor,
@@ -165,7 +167,7 @@ class Callers:
 
     def used(self, evidence: Evidence) -> float:
         """Return how much of their time they need at least, by Little's law."""
-        path = critical_paths(evidence.sums.nodes)[self.graph]
+        path = evidence.sums.critical_paths[self.graph]
         per_second = evidence.sums.items(self.graph) / evidence.elapsed_seconds
         return min(per_second * (self.pause_seconds + path.seconds / self.growth) / self.count, 1.0)
 
@@ -173,7 +175,7 @@ class Callers:
 def _callers(evidence: Evidence, wanted: str | None) -> Callers | None:
     """Return the callers of a graph, or else of that with most calls at a time; None if no graph was called."""
     found: list[tuple[float, Callers]] = []
-    for graph, path in critical_paths(evidence.sums.nodes).items():
+    for graph, path in evidence.sums.critical_paths.items():
         items = evidence.sums.items(graph)
         if not items or wanted not in (None, graph):
             continue
@@ -213,17 +215,19 @@ def _without_turns(evidence: Evidence) -> Evidence:
 def _scaled(sums: Sums, factors: Mapping[Name, float]) -> Sums:
     """Return sums in which handlers take some multiples of their time."""
     factors = {name: factor for name, factor in factors.items() if factor != 1}
-    scaled = sums.copy() if factors else sums
+    nodes: dict[Name, NodeSum] = {}
+    groups: dict[Hashable, Group] = {}
     for name, factor in factors.items():
-        node = scaled.nodes[name]
+        node = sums.nodes[name]
         if node.busy_seconds is not None:
-            node.counters = changed(node.counters, busy_seconds=node.busy_seconds * factor)
-            node.scale *= factor
+            counters = changed(node.counters, busy_seconds=node.busy_seconds * factor)
+            nodes[name] = changed(node, counters=counters, scale=node.scale * factor)
         for key in node.places:
-            group = scaled.groups[key]
-            if name in group.busy:
-                group.busy[name] *= factor
-    return scaled
+            if name in sums.groups[key].busy:
+                if key not in groups:
+                    groups[key] = changed(sums.groups[key], busy=dict(sums.groups[key].busy))
+                groups[key].busy[name] *= factor
+    return sums.with_changes(nodes, groups)
 
 
 def _order_of(window: WindowSum, before: CriticalPath | None, after: CriticalPath | None) -> WindowSum:
@@ -273,7 +277,7 @@ def _choose(found: list[Limit], model: Model, evidence: Evidence) -> Verdict:
     if started is not None:  # for which no source is to blame
         return _advised(model, started, started.most)
     if evidence.has_source:
-        reason, bound = f"the source limits: {idle}, and readers wait for items", model.bound()
+        reason, bound = f"the source limits: {idle}, and readers wait for items", model.bound
         headroom = min(1 / bound, MOST_HEADROOM) if bound else MOST_HEADROOM
         return Verdict(None, reason, SOONER, limit="source", headroom=headroom, factor=headroom)
     path = _longest_path(model, evidence)
@@ -293,7 +297,7 @@ def _headroom(model: Model, most: Limit) -> float | None:
     if verdict.limit == "pool" and most.most < inf and not most.options:
         return most.most  # the start of worker processes, which is no work of the node
     if verdict.node is not None and verdict.graph is not None:
-        rest = model.faster((verdict.graph, verdict.node), inf).bound()
+        rest = model.faster((verdict.graph, verdict.node), inf).bound
     else:
         others = [limit.used for limit in limits(model.evidence) if limit.verdict.limit != verdict.limit]
         rest = max(others, default=0.0)
@@ -358,14 +362,14 @@ def _factor(model: Model, found: Limit, times: float) -> tuple[float, Model]:
     if changed is model and name in model.evidence.sums.nodes and not is_inbox:
         changed = model.faster(name, gain)
     # The model does not know what keeps nodes from working although no limit is used up: without that, it is as it is.
-    used, rest = found.used if is_inbox else model.bound(), changed.bound()
+    used, rest = found.used if is_inbox else model.bound, changed.bound
     return max(1.0, min(gain, used / rest if rest else MOST_HEADROOM)), changed
 
 
 def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
     """Return the node that takes most of the time of the calls, where these come one by one; None if they do not."""
     nodes, elapsed = model.evidence.sums.nodes, model.evidence.elapsed_seconds
-    paths = critical_paths(nodes).values()
+    paths = model.evidence.sums.critical_paths.values()
     path = max(paths, key=lambda each: each.seconds * model.evidence.sums.items(each.graph), default=None)
     if path is None or path.seconds * model.evidence.sums.items(path.graph) < LEAST_USED * elapsed:
         return None
@@ -373,8 +377,8 @@ def _longest_path(model: Model, evidence: Evidence) -> Verdict | None:
     seconds = nodes[path.graph, slowest].mean_seconds
     share = seconds / path.seconds
     reason = f"of the longest path through the graph it takes {share:.0%}, {milliseconds(seconds)} each time"
-    free = model.faster((path.graph, slowest), inf).bound()
-    headroom = min(model.bound() / free, MOST_HEADROOM) if free else MOST_HEADROOM
+    free = model.faster((path.graph, slowest), inf).bound
+    headroom = min(model.bound / free, MOST_HEADROOM) if free else MOST_HEADROOM
     found = Limit(1.0, 0, Verdict(slowest, reason, "or make it faster", path.graph, "path"))
     node, count = nodes[path.graph, slowest], 1 if model.callers is None else model.callers.count
     holds, waited = node.step.holds or 0, node.step.batch_wait_seconds / (seconds or 1.0)
@@ -436,8 +440,8 @@ def predict(evidence: Evidence, node: str, concurrency: int, graph: str | None =
         raise ValueError(f"node {name[1]!r} has no concurrency= of its own that could change")
     model = Model.of(evidence, name[0])
     changed = model.with_places(name, concurrency)
-    bound = changed.bound()
-    factor = model.bound() / bound if bound else 1.0
+    bound = changed.bound
+    factor = model.bound / bound if bound else 1.0
     per_second = evidence.sums.items(name[0]) / evidence.elapsed_seconds if evidence.elapsed_seconds else 0.0
     verdict = verdict_of(changed.sped_up(factor))
     return Prediction(name[1], name[0], concurrency, per_second, per_second * factor, factor, verdict)
