@@ -37,55 +37,7 @@ _OWN_CANCEL = "penstock: the stream has ended"
 _NOTHING_TO_LEAVE: AbstractAsyncContextManager[Any] = nullcontext()
 
 
-def open_stream(
-    actor: "NodeActor",
-    frame: "Frame",
-    buffer: StreamBuffer[Any],
-    start: Start,
-    readers: Iterable[Reader[Any]] = (),
-    given: Any = None,
-    failover: Start | None = None,
-    first: "Run | None" = None,
-    *,
-    counts_values: bool = False,
-) -> Reader[Any]:
-    """Open a stream; return its reader.
-
-    Args:
-        actor: the actor that opens the stream; the stream holds a place of the actor until the stream has ended.
-        frame: the frame that the stream belongs to.
-        buffer: the buffer that holds values of the stream for its reader.
-        start: makes the iterator of one attempt.
-        readers: the streams that the generator itself reads; it leaves them when it ends.
-        given: an iterator that was passed as an argument; it has to be closed even if no value is ever read.
-        failover: makes the iterator that takes over after the last attempt; None without a failover.
-        first: gets the iterator and its first value, with the policy of the node; None without a policy.
-        counts_values: whether the iterator counts its values in the actor, so that the stream itself does not count.
-    """
-    task = GeneratorTask(
-        actor, frame, buffer, start, tuple(readers), given, failover, first, counts_values=counts_values
-    )
-    reader: Reader[Any] = task.open()
-    return reader
-
-
-def open_split(
-    actor: "NodeActor", frame: "Frame", parts: Sequence[StreamBuffer[Any]], given: Reader[Any]
-) -> list[Reader[Any]]:
-    """Split a stream into several streams; return their readers.
-
-    Args:
-        actor: the actor that opens the streams.
-        frame: the frame that the streams belong to.
-        parts: the buffers of the streams, one for each reader.
-        given: the stream to split.
-    """
-    buffer: SplitBuffer[Any] = SplitBuffer(parts, _waits_for_itself)
-    readers: list[Reader[Any]] = GeneratorTask(actor, frame, buffer, lambda: given, (given,), None).open()
-    return readers
-
-
-def _waits_for_itself(buffer: StreamBuffer[Any]) -> bool:
+def waits_for_itself(buffer: StreamBuffer[Any]) -> bool:
     """Detect a deadlock: the reader of this full buffer waits, perhaps through other streams, for its producer.
 
     Each task waits for one thing, so this follows the waits from task to task. A task that waits for something unknown,
@@ -116,11 +68,23 @@ def _waits_for_itself(buffer: StreamBuffer[Any]) -> bool:
 class GeneratorTask:
     """A task that drives one stream; it is a member of the group of workers of its frame.
 
+    Args:
+        actor: the actor that opens the stream; the stream holds a place of the actor until the stream has ended.
+        frame: the frame that the stream belongs to.
+        buffer: the buffer that holds values of the stream for its reader, or the buffers of a split.
+        start: makes the iterator of one attempt.
+        readers: the streams that the generator itself reads; it leaves them when it ends.
+        given: an iterator that was passed as an argument; it has to be closed even if no value is ever read.
+        failover: makes the iterator that takes over after the last attempt; None without a failover.
+        first: gets the iterator and its first value, with the policy of the node; None without a policy.
+        counts_values: whether the iterator counts its values in the actor, so that the stream itself does not count.
+
     Attributes:
         buffer: the buffer that the task fills, or the buffers of a split.
         position: the frame and the actor of the stream, which do not change.
         cancels: how often the engine has cancelled the task.
         outside_call: always None; the attribute exists because workers have it.
+        start: makes the iterator of one attempt.
         readers: the streams that the generator itself reads.
         given: an iterator that was passed as an argument; None without such an argument.
         inside: for a node that may be restarted: the context managers to leave when the stream has ended.
@@ -128,8 +92,8 @@ class GeneratorTask:
     """
 
     __slots__ = (
-        "_actor", "_begun", "_counts_values", "_first", "_frame", "_has_failed", "_is_second", "_start", "buffer",
-        "cancels", "failover", "given", "group", "inside", "outside_call", "position", "readers", "task",
+        "_actor", "_begun", "_counts_values", "_first", "_frame", "_has_failed", "_is_second", "buffer", "cancels",
+        "failover", "given", "group", "inside", "outside_call", "position", "readers", "start", "task",
     )  # fmt: skip
 
     def __init__(
@@ -138,8 +102,8 @@ class GeneratorTask:
         frame: "Frame",
         buffer: StreamBuffer[Any] | SplitBuffer[Any],
         start: Start,
-        readers: tuple[Reader[Any], ...],
-        given: Any,
+        readers: Sequence[Reader[Any]] = (),
+        given: Any = None,
         failover: Start | None = None,
         first: "Run | None" = None,
         *,
@@ -155,7 +119,7 @@ class GeneratorTask:
         self.cancels = 0
         self.outside_call: OutsideCall | None = None
         self.inside = _NOTHING_TO_LEAVE
-        self._start = start
+        self.start: Start = start
         self._actor = actor
         self._frame = frame
         self.buffer = buffer
@@ -177,7 +141,7 @@ class GeneratorTask:
 
     def begin_second(self, first: Run) -> "GeneratorTask":
         """Begin a second attempt beside this one, and return it; it has a buffer of its own until its first value."""
-        second = GeneratorTask(self._actor, self._frame, StreamBuffer[Any](), self._start, (), None, first=first)
+        second = GeneratorTask(self._actor, self._frame, StreamBuffer[Any](), self.start, first=first)
         second._is_second = True
         second._begin()
         return second
@@ -215,10 +179,6 @@ class GeneratorTask:
     def buffers(self) -> Sequence[StreamBuffer[Any]]:
         """The buffers that the task fills."""
         return [self.buffer] if isinstance(self.buffer, StreamBuffer) else self.buffer.parts
-
-    def begin(self) -> Any:
-        """Return the iterator of one attempt."""
-        return self._start()
 
     def is_in(self, frame: "Frame", actor: "NodeActor") -> bool:
         """Whether the task drives the stream of `actor` for `frame`."""
@@ -323,7 +283,7 @@ class GeneratorTask:
         for reader in self.readers:
             reader.buffer.read_by = None
             reader.leave()
-        self.readers, self._start, self.given, self.failover = (), lambda: None, None, None
+        self.readers, self.start, self.given, self.failover = (), lambda: None, None, None
         self._actor.limiter.release()
         if frame.state == "running":
             frame.remove_pending()
@@ -341,7 +301,7 @@ class Opening(Bound):
 
     def run(self, attempt: Attempt) -> Awaitable[tuple[AsyncIterator[Any], Any]]:
         """Return the iterator of an attempt, and its first value."""
-        return _begin(aiter(cast("GeneratorTask", attempt._member).begin()))
+        return _begin(aiter(cast("GeneratorTask", attempt._member).start()))
 
 
 class OpeningElsewhere(Bound):
@@ -359,7 +319,7 @@ class OpeningElsewhere(Bound):
 
     def run(self, attempt: Attempt) -> Awaitable[tuple[AsyncIterator[Any], Any]]:
         """Return the iterator of an attempt, and its first value."""
-        attempt.args, attempt.kwargs = cast("GeneratorTask", attempt._member).begin()
+        attempt.args, attempt.kwargs = cast("GeneratorTask", attempt._member).start()
         return _begin(aiter(self._bound.open(attempt)))
 
 

@@ -14,10 +14,10 @@ from ..actors.attempts import Failover
 from ..actors.execution import Attempt, Bound, Run, begin_detached, take_thread
 from ..actors.executions import call_in_thread
 from ..actors.frame import Frame, Listener
-from ..actors.generators import open_split, open_stream
+from ..actors.generators import GeneratorTask, waits_for_itself
 from ..actors.loop_host import LoopHost, LoopStream
 from ..actors.node_actor import Invoke, NodeActor
-from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, StreamBuffer
+from ..actors.stream_buffer import DEFAULT_CAPACITY, BarrierBuffer, Reader, SplitBuffer, StreamBuffer
 from ..actors.tasks import start_task, until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
@@ -585,7 +585,12 @@ class _StreamOfBody(_Bodies):
 
 
 def opening(
-    capacity: int, streams: tuple[int, ...], first: Run, failover: StreamFailover | None, place: StepCheckpoint | None
+    capacity: int,
+    streams: tuple[int, ...],
+    first: Run,
+    failover: StreamFailover | None,
+    place: StepCheckpoint | None,
+    host: LoopHost | None = None,
 ) -> Invoke:
     """Return a function that opens the stream of a node.
 
@@ -595,14 +600,18 @@ def opening(
         first: gets the iterator and its first value, with the policy of the node.
         failover: makes the iterator of the failover; None without a failover.
         place: handles barriers; None where no barrier passes.
+        host: runs the loop of an actor that owns its loop; None for other nodes.
     """
 
-    async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
+    async def open_node(worker: Worker, actor: NodeActor, frame: Frame) -> Any:
         args, kwargs = actor.arguments(frame.values)
         readers = [frame.values[slot] for slot in streams]
         instead = None if failover is None else failover(frame, actor)
-        buffer, start = buffer_of(place, capacity, lambda: actor.fn(*args, **kwargs), readers)
-        return open_stream(actor, frame, buffer, start, readers, failover=instead, first=first)
+        make = functools.partial(actor.fn, *args, **kwargs)
+        if host is not None:
+            make = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, frame.key, capacity)
+        buffer, start = buffer_of(place, capacity, make, readers)
+        return GeneratorTask(actor, frame, buffer, start, readers, failover=instead, first=first).open()
 
     return open_node
 
@@ -626,31 +635,17 @@ def buffer_of(
     return buffer, place.begin(start, [buffer], holders)
 
 
-def opening_in_loop(
-    host: LoopHost, capacity: int, streams: tuple[int, ...], first: Run, failover: StreamFailover | None
-) -> Invoke:
-    """Return a function that opens the stream of an actor that owns its loop; arguments as for `opening`."""
-
-    async def open_in_loop(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
-        args, _ = actor.arguments(frame.values)
-        readers = [frame.values[slot] for slot in streams]
-        instead = None if failover is None else failover(frame, actor)
-        start = functools.partial(LoopStream, host, args[0], frame.priority, frame.deadline, frame.key, capacity)
-        return open_stream(actor, frame, StreamBuffer(capacity), start, readers, failover=instead, first=first)
-
-    return open_in_loop
-
-
 def splitting(count: int, ahead: int, place: StepCheckpoint | None = None) -> Invoke:
     """Return a function that opens the branches of a split, each with at most `ahead` values."""
 
-    async def open_branches(worker: Worker, actor: NodeActor, frame: Frame) -> list[Reader[Any]]:
+    async def open_branches(worker: Worker, actor: NodeActor, frame: Frame) -> Any:
         (values,), _ = actor.arguments(frame.values)
-        if place is None:
-            return open_split(actor, frame, [StreamBuffer(ahead) for _ in range(count)], values)
-        parts: list[BarrierBuffer[Any]] = [BarrierBuffer(ahead) for _ in range(count)]
-        place.pass_barriers([values], parts)
-        return open_split(actor, frame, parts, values)
+        parts: Sequence[StreamBuffer[Any]] = [StreamBuffer(ahead) for _ in range(count)]
+        if place is not None:
+            parts = passing = [BarrierBuffer[Any](ahead) for _ in range(count)]
+            place.pass_barriers([values], passing)
+        buffer = SplitBuffer(parts, waits_for_itself)
+        return GeneratorTask(actor, frame, buffer, lambda: values, (values,)).open()
 
     return open_branches
 
@@ -669,14 +664,14 @@ def branch(number: int) -> Invoke:
 def input_of(parameter: str, place: StepCheckpoint | None = None) -> Invoke:
     """Return a function that opens a stream that was passed as an argument."""
 
-    async def open_input(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
+    async def open_input(worker: Worker, actor: NodeActor, frame: Frame) -> Any:
         given = frame.values[actor.slot]
         if not hasattr(given, "__aiter__"):
             raise TypeError(
                 f"parameter {parameter!r} of graph {actor.graph!r} is a stream: pass an async iterator, got {given!r}"
             )
         buffer, start = buffer_of(place, DEFAULT_CAPACITY, lambda: given, ())
-        return open_stream(actor, frame, buffer, start, given=given)
+        return GeneratorTask(actor, frame, buffer, start, given=given).open()
 
     return open_input
 

@@ -21,7 +21,7 @@ from ..actors.node_actor import AHEAD_ITEMS, NO_LIMIT, NodeActor, Places, report
 from ..actors.policy import Policy
 from ..actors.stream_buffer import DEFAULT_CAPACITY
 from ..actors.threads import ThreadSlots
-from .bodies import failing_over, opening, opening_in_loop, stream_failing_over
+from .bodies import failing_over, opening, stream_failing_over
 from .node import Execution, Node, Scope, Site, is_async
 from .source import in_input_order
 from .stateful import recipe_of
@@ -346,8 +346,7 @@ def _open(execution: Execution, site: Site, actor: NodeActor) -> None:
     instead = None if failover is None else stream_failing_over(*failover)
     capacity, streams = site.node.policy.capacity or DEFAULT_CAPACITY, site._unit.streams
     if execution._runs_loop:
-        host: Any = site._instance.host
-        actor.invoke = opening_in_loop(host, capacity, streams, first, instead)
+        actor.invoke = opening(capacity, streams, first, instead, None, site._instance.host)
     else:
         actor.invoke = opening(capacity, streams, first, instead, site._place)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from .._errors import add_note
 from ..actors.execution import TracedExecution
 from ..actors.frame import Frame, State, UnreadBuffer
-from ..actors.generators import open_stream
+from ..actors.generators import GeneratorTask
 from ..actors.node_actor import Invoke, NodeActor
 from ..actors.stream_buffer import DEFAULT_CAPACITY, Barrier, BarrierBuffer, Reader, StreamBuffer
 from ..actors.worker import Worker
@@ -299,7 +299,7 @@ def mapping(
     """
     keeps_unread = keeps_unread and place is None
 
-    async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Reader[Any]:
+    async def open_map(worker: Worker, actor: NodeActor, frame: Frame) -> Any:
         arguments, _ = actor.arguments(frame.values)
         readers: list[Reader[Any]] = list(arguments[: control.inputs])
         inputs = [reader.buffer for reader in readers]
@@ -310,6 +310,6 @@ def mapping(
         buffer, start = buffer_of(place, capacity, stream_map.results, readers, stream_map.holders)
         if keeps_unread:
             buffer = UnreadBuffer(capacity, frame)
-        return open_stream(actor, frame, buffer, start, readers, counts_values=True)
+        return GeneratorTask(actor, frame, buffer, start, readers, counts_values=True).open()
 
     return open_map
