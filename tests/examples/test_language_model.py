@@ -7,6 +7,7 @@ import signal
 import sysconfig
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,7 @@ TINY = Config(
     num_key_value_heads=2,
     max_position_embeddings=80,  # more than one block of queries, and no multiple of one
 )
+SHALLOW = replace(TINY, num_hidden_layers=1)  # a step of its training is compiled in half the time
 Values = npt.NDArray[np.floating[Any]]
 MESH = devices.DeviceMesh(shape=(1,), axis_names=("data",))
 
@@ -116,7 +118,7 @@ def test_pieces_are_the_text_and_each_has_a_beginning() -> None:
 async def test_samples_are_of_the_parameters_of_their_step_and_change_nothing_in_the_training() -> None:
     runs: list[tuple[language_model.Model, list[Step]]] = []
     for samples_every in (None, 3):
-        model, steps = create_model(TINY, VOCABULARY), list[Step]()
+        model, steps = create_model(SHALLOW, VOCABULARY), list[Step]()
         await train(model, SOURCES, MESH, steps.append, steps=6, samples_every=samples_every)  # the last learns nothing
         runs.append((model, steps))
     (alone, without), (model, steps) = runs
@@ -128,18 +130,18 @@ async def test_samples_are_of_the_parameters_of_their_step_and_change_nothing_in
     assert not np.array_equal(found[0].tokens, found[1].tokens)
     tokens = np.insert(np.asarray(found[1].tokens), 0, START, axis=1)
     places = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
-    scores = predict(TINY, model.parameters, data.Packed(tokens, np.ones_like(tokens), places))[:, :-1]
+    scores = predict(SHALLOW, model.parameters, data.Packed(tokens, np.ones_like(tokens), places))[:, :-1]
     expected = np.take_along_axis(np.asarray(jax.nn.log_softmax(scores)), tokens[:, 1:, None], axis=2)[..., 0]
     np.testing.assert_allclose(found[1].log_probabilities, expected, atol=1e-5)
 
 
 def test_samples_take_the_memory_of_one_cache_and_no_copy_of_the_weights() -> None:
-    config = Config()
+    config = Config(num_hidden_layers=2)
     parameters = {name: np.zeros(shape, np.float32) for name, shape in config.shapes()}
     weights = sum(math.prod(shape) for _, shape in config.shapes()) * 4
     cache = jax.eval_shape(lambda: Llama(config, 1 + SAMPLE_TOKENS).state(SAMPLES))
     memory: Any = jax.jit(write_samples).lower(config, parameters, 0).compile().memory_analysis()
-    assert memory.temp_size_in_bytes < sum(each.size * 4 for each in jax.tree.leaves(cache)) + weights / 4
+    assert memory.temp_size_in_bytes < sum(each.size * 4 for each in jax.tree.leaves(cache)) + weights / 2
 
 
 @pytest.mark.long  # the weights that are kept were learned, too
@@ -258,6 +260,11 @@ def test_it_has_two_million_parameters() -> None:
     assert 2e6 < sum(math.prod(shape) for _, shape in Config().shapes()) < 2.5e6
 
 
+def test_it_writes_on_in_the_same_way_each_time() -> None:
+    written = [language_model.complete(create_model(SHALLOW, VOCABULARY), b"def main(", 20) for _ in range(2)]
+    assert written[0] == written[1]
+
+
 # --- Files ---
 
 
@@ -305,10 +312,8 @@ async def test_the_trained_model_knows_more_than_trigrams() -> None:
     assert await judge(load(TRAINED), some, MESH) < 0.9 * trigram_loss(corpus.learned, some)
 
 
-def test_the_trained_model_writes_on_in_the_same_way_each_time() -> None:
-    written = language_model.complete(load(TRAINED), b"def main(", 20)
-    assert written.startswith(b"def main(")
-    assert written == language_model.complete(load(TRAINED), b"def main(", 20)
+def test_the_trained_model_writes_on_and_is_small() -> None:
+    assert language_model.complete(load(TRAINED), b"def main(", 20).startswith(b"def main(")
     assert sum(path.stat().st_size for path in TRAINED.iterdir()) < 5_000_000
 
 
@@ -346,6 +351,13 @@ def test_trigrams_are_counted_as_a_slow_program_counts_them() -> None:
 # --- The program ---
 
 
+@pytest.fixture
+def quickly_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Programs of other processes are compiled in half the time, for they run twice."""
+    monkeypatch.setenv("XLA_FLAGS", "--xla_backend_optimization_level=0")
+
+
+@pytest.mark.usefixtures("quickly_compiled")
 def test_the_program_trains_on_four_devices_saves_and_writes_on(tmp_path: Path) -> None:
     sources, model = tmp_path / "sources", tmp_path / "model"
     sources.mkdir()
@@ -362,6 +374,7 @@ def test_the_program_trains_on_four_devices_saves_and_writes_on(tmp_path: Path) 
     assert language_model.complete(load(model), b"x = ", 5).startswith(b"x = ")
 
 
+@pytest.mark.usefixtures("quickly_compiled")
 @pytest.mark.parametrize("key", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
 def test_what_it_has_learned_is_saved_when_it_is_stopped(tmp_path: Path, key: signal.Signals) -> None:
     for number in range(40):
