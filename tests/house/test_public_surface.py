@@ -31,8 +31,8 @@ MODULES = [ps, engine, asgi, cluster, consume, data, devices, extension, serving
 NAMES = [f"{module.__name__}.{name}" for module in MODULES for name in dir(module) if not name.startswith("_")]
 OBJECTS: dict[str, Any] = {name: getattr(importlib.import_module(name.rpartition(".")[0]), name.rpartition(".")[2])
                            for name in NAMES}  # fmt: skip
-FUNCTIONS = [name for name, value in OBJECTS.items() if inspect.isfunction(value)]
-CLASSES = [name for name, value in OBJECTS.items() if inspect.isclass(value)]
+FUNCTIONS = {name: value for name, value in OBJECTS.items() if inspect.isfunction(value)}
+CLASSES: dict[str, Any] = {name: value for name, value in OBJECTS.items() if inspect.isclass(value)}
 
 # Its private attributes name a class that knows it, in turn.
 NO_HINTS = {"penstock.Ref"}
@@ -118,20 +118,19 @@ def test_a_public_module_shows_what_is_documented_and_no_more(module: ModuleType
     assert {name for name in dir(module) if name.startswith("_")} >= {"__doc__", "__file__", "__name__"}
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_a_public_class_shows_what_is_documented_and_no_more(name: str) -> None:
-    kind = OBJECTS[name]
-    required, allowed = set[str](), set[str]()
-    for base in kind.__mro__:
-        known = f"{base.__module__}.{base.__qualname__}"
-        if known in DOCUMENTED:
-            required |= members_in_the_reference(known)
-            allowed |= section(base, "Args")  # a dataclass shows them, another class may keep them to itself
-        required |= section(base, "Attributes") if is_ours(base) else set()
-    foreign = {name for base in kind.__mro__ if not is_ours(base) for name in dir(base)}
-    shown = shown_by(kind)
-    assert shown - required - allowed == set()
-    assert required - foreign - shown == set()
+def test_a_public_class_shows_what_is_documented_and_no_more() -> None:
+    for name, kind in CLASSES.items():
+        required, allowed = set[str](), set[str]()
+        for base in kind.__mro__:
+            known = f"{base.__module__}.{base.__qualname__}"
+            if known in DOCUMENTED:
+                required |= members_in_the_reference(known)
+                allowed |= section(base, "Args")  # a dataclass shows them, another class may keep them to itself
+            required |= section(base, "Attributes") if is_ours(base) else set()
+        foreign = {name for base in kind.__mro__ if not is_ours(base) for name in dir(base)}
+        shown = shown_by(kind)
+        assert shown - required - allowed == set(), name
+        assert required - foreign - shown == set(), name
 
 
 def test_what_a_class_shows_is_found() -> None:
@@ -156,12 +155,11 @@ def test_what_a_class_shows_is_found() -> None:
     assert shown_by(Shown) == {"annotated", "slot", "assigned", "computed", "inside"}
 
 
-@pytest.mark.parametrize("name", CLASSES)
-def test_what_a_public_class_shows_has_a_docstring(name: str) -> None:
-    kind = OBJECTS[name]
-    assert kind.__doc__
-    members = members_in_the_reference(name) - section(kind, "Attributes")
-    assert [member for member in members if not inspect.getdoc(inspect.getattr_static(kind, member))] == []
+def test_what_a_public_class_shows_has_a_docstring() -> None:
+    for name, kind in CLASSES.items():
+        assert kind.__doc__, name
+        members = members_in_the_reference(name) - section(kind, "Attributes")
+        assert [member for member in members if not inspect.getdoc(inspect.getattr_static(kind, member))] == [], name
 
 
 @pytest.mark.parametrize(
@@ -180,32 +178,29 @@ def test_authors_of_loops_see_their_side_and_not_that_of_the_engine(kind: type, 
     assert inspect.isabstract(kind)  # the engine makes them
 
 
-@pytest.mark.parametrize("name", [*CLASSES, *FUNCTIONS])
-def test_a_public_object_says_that_it_lives_where_people_import_it(name: str) -> None:
-    value = OBJECTS[name]
-    assert f"{value.__module__}.{value.__qualname__}" == name
-    assert pickle.loads(pickle.dumps(value)) is value
-    if inspect.isclass(value):
-        methods = [member for member in vars(value).values() if isinstance(member, FunctionType)]
-        own = [method for method in methods if method.__qualname__.startswith(f"{value.__qualname__}.")]
-        modules = {method.__module__ for method in own} - {"collections"}  # which makes those of a NamedTuple
-        assert modules <= {name.rpartition(".")[0]}  # what `help` of a method says
+def test_a_public_object_says_that_it_lives_where_people_import_it() -> None:
+    for name, value in (CLASSES | FUNCTIONS).items():
+        assert f"{value.__module__}.{value.__qualname__}" == name
+        assert pickle.loads(pickle.dumps(value)) is value, name
+        if inspect.isclass(value):
+            methods = [member for member in vars(value).values() if isinstance(member, FunctionType)]
+            own = [method for method in methods if method.__qualname__.startswith(f"{value.__qualname__}.")]
+            modules = {method.__module__ for method in own} - {"collections"}  # which makes those of a NamedTuple
+            assert modules <= {name.rpartition(".")[0]}, name  # what `help` of a method says
 
 
-@pytest.mark.parametrize("name", [*CLASSES, *FUNCTIONS])
-def test_annotations_and_sources_of_public_functions_are_found(name: str) -> None:
-    value = OBJECTS[name]
-    if inspect.isfunction(value):
-        typing.get_type_hints(value)
-        assert f"def {value.__name__}(" in inspect.getsource(value)
-        return
-    if name not in NO_HINTS:
-        typing.get_type_hints(value)
-    for function in functions_of(value):
-        # What the engine makes by itself may take what a file of the engine knows only for type checkers.
-        if not function.__name__.startswith("_") or (function.__name__ == "__init__" and section(value, "Args")):
-            typing.get_type_hints(function)
-            assert inspect.getsource(function)
+def test_annotations_and_sources_of_public_functions_are_found() -> None:
+    for name, function in FUNCTIONS.items():
+        typing.get_type_hints(function)
+        assert f"def {function.__name__}(" in inspect.getsource(function), name
+    for name, kind in CLASSES.items():
+        if name not in NO_HINTS:
+            typing.get_type_hints(kind)
+        for function in functions_of(kind):
+            # What the engine makes by itself may take what a file of the engine knows only for type checkers.
+            if not function.__name__.startswith("_") or (function.__name__ == "__init__" and section(kind, "Args")):
+                typing.get_type_hints(function)
+                assert inspect.getsource(function), name
 
 
 # In an interpreter in which nothing has asked for the late names.
@@ -228,8 +223,8 @@ def test_a_late_class_that_nobody_named_says_where_it_lives(program: str) -> Non
     assert done.stdout.splitlines()[-1] == LATE[program]
 
 
-@pytest.mark.parametrize("name", [*CLASSES, *FUNCTIONS])
-def test_no_module_has_the_name_of_something_else(name: str) -> None:
+def test_no_module_has_the_name_of_something_else() -> None:
     # Importing it would put the module in the place of the class or function; the reference shows the module.
-    module = OBJECTS.get(name.rpartition(".")[0], ps)
-    assert not hasattr(module, "__path__") or importlib.util.find_spec(name) is None
+    for name in CLASSES | FUNCTIONS:
+        module = OBJECTS.get(name.rpartition(".")[0], ps)
+        assert not hasattr(module, "__path__") or importlib.util.find_spec(name) is None, name
