@@ -7,7 +7,7 @@ from typing import NoReturn
 
 
 def program() -> str:
-    """Return how the command line was called: as the script, or as a module."""
+    """Return the beginning of the command line: the name of the script, or of the module."""
     return "penstock" if Path(sys.argv[0]).name == "penstock" else "python -m penstock"
 
 
@@ -27,7 +27,7 @@ def seconds(text: str) -> float:
 
 
 def count(text: str) -> int:
-    """Parse a number of things.
+    """Parse a number of calls, keys or other things.
 
     Raises:
         argparse.ArgumentTypeError: the text is not a whole number of at least 1.

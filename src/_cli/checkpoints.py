@@ -21,12 +21,12 @@ _COLUMNS: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments, and describe the command."""
     parser.description = (
-        "List the checkpoints in a folder: after which record, how old, how large, and whole or not. A run may write "
-        "there meanwhile. The exit status is 0 if there are some and all are whole, and 1 otherwise."
+        "List the checkpoints in a folder, each with its record, its age, its size, and whether it is whole. A run may "
+        "write to the folder meanwhile. The exit status is 0 if there are checkpoints and all are whole, 1 otherwise."
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="the folder that `ps.Checkpoint` was given")
-    parser.add_argument("--verify", action="store_true", help="also read them, and compare the checksums")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
+    parser.add_argument("--verify", action="store_true", help="also read the checkpoints, and compare the checksums")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each checkpoint")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`python -m penstock devices`: the devices of this machine, and how well JAX can use them."""
+"""`python -m penstock devices`: show the devices of this machine, and what JAX needs to use them well."""
 
 import argparse
 import dataclasses
@@ -15,14 +15,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments, and describe the command."""
     parser.description = (
         "Show platforms, devices and memory, cores and limits, whether JAX computes right values, and what could be "
-        "better. It starts JAX, which on a GPU reserves memory for a moment."
+        "better. The command starts JAX, which on a GPU reserves memory for a moment."
     )
     parser.add_argument("--benchmark", action="store_true", help="also measure a device, for a few seconds")
     parser.add_argument(
         "--device", metavar="NAME", help='which device to measure: "auto" (if not given), "cpu", "gpu:1"'
     )
     parser.add_argument("--seconds", type=seconds, metavar="S", help="about how long to measure (5, if not given)")
-    parser.add_argument("--json", action="store_true", help="print JSON: an object with `status` and `benchmark`")
+    parser.add_argument("--json", action="store_true", help="print a JSON object with `status` and `benchmark`")
 
 
 def run(options: argparse.Namespace) -> int:

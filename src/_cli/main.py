@@ -1,7 +1,7 @@
-"""The commands, and how the command line runs one.
+"""The commands of the command line.
 
-A command is a module that has the parts of `Command`; a floor has its own. To add one, write the module and add its
-name to `MODULES`.
+A command is a module that has the parts of `Command`; it belongs to the floor that it shows. To add a command, write
+the module and add its name to `MODULES`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""`python -m penstock profile`: run a graph, show what its nodes do, and name the node that limits."""
+"""`python -m penstock profile`: run a graph, show what its nodes do, and name the node that limits the graph."""
 
 import argparse
 import dataclasses
@@ -9,25 +9,25 @@ from typing import Any, Final
 from .. import telemetry
 from . import target
 
-SUMMARY: Final = "run a graph, and show what its nodes do and which of them limits"
+SUMMARY: Final = "run a graph, and show what its nodes do and which node limits the graph"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments, and describe the command."""
     parser.description = (
-        "Run the calls of a graph as a pipeline, or a program, and show what its nodes did, which of them limits, why, "
-        "and what helps."
+        "Run the calls of a graph as a pipeline, or a program. Show what its nodes did, which node limits the graph, "
+        "why, and what helps."
     )
     target.add_arguments(parser)
     parser.add_argument("--html", type=Path, metavar="PATH", help="also write a page with the graph and its timeline")
     parser.add_argument("--perfetto", type=Path, metavar="PATH", help="also write a timeline for ui.perfetto.dev")
-    parser.add_argument("--json", action="store_true", help="print JSON: an object with `nodes`, `verdict` and more")
+    parser.add_argument("--json", action="store_true", help="print a JSON object with `nodes`, `verdict` and more")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the graph and show its profile; return the exit status."""
     profile = target.run_profiled(options)
-    # Before the files are written, so that the profile is not lost if one of them cannot be.
+    # Print before the files are written, so that the profile is not lost if a file cannot be written.
     print(json.dumps(_as_json(profile), indent=2, allow_nan=False) if options.json else profile)
     if options.html is not None:
         profile.to_html(options.html)

@@ -1,4 +1,4 @@
-"""`python -m penstock runs`: the keys of durable loops in a file, and how each of them is."""
+"""`python -m penstock runs`: list the keys of durable loops in a file, with their states."""
 
 import argparse
 import asyncio
@@ -11,7 +11,7 @@ from .. import Durable, LoopStore, PostgresStore, Run
 from ..telemetry.tables import Column, Table, count, duration, scaled, to_text
 from . import arguments
 
-SUMMARY: Final = "list the durable loops in a file: which run, ask, have failed or finished"
+SUMMARY: Final = "list the durable loops in a file, with their states"
 
 _COLUMNS: Final = (
     Column("key", is_number=False), Column("graph", is_number=False), Column("state", is_number=False), Column("step"),
@@ -22,15 +22,15 @@ _COLUMNS: Final = (
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments, and describe the command."""
     parser.description = (
-        "List the keys of durable loops, those that were changed last first. Processes may run them meanwhile. The "
-        "exit status is 0, and 1 if the file cannot be read."
+        "List the keys of durable loops, the last changed keys first. Processes may run the loops meanwhile. The exit "
+        "status is 0, or 1 if the file cannot be read."
     )
     parser.add_argument("file", metavar="FILE", help="the file of `ps.Durable`, or the postgresql:// of a database")
     states = get_args(Run.__annotations__["state"])
     parser.add_argument("--state", choices=states, help="list only the keys in this state")
     parser.add_argument("--graph", help="list only the keys of the graph of this name")
     parser.add_argument("--limit", type=arguments.count, default=50, help="the most keys (default 50)")
-    parser.add_argument("--json", action="store_true", help="print a line of JSON for each")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each key")
 
 
 def run(options: argparse.Namespace) -> int:

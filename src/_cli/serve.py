@@ -1,4 +1,4 @@
-"""`python -m penstock serve`: put graphs behind OpenAI's protocol."""
+"""`python -m penstock serve`: serve graphs in OpenAI's protocol."""
 
 import argparse
 import socket
@@ -25,17 +25,17 @@ print(client.chat.completions.create(model="{model}", messages=[{{"role": "user"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments, and describe the command."""
     parser.description = (
-        "Serve a graph, a node, or a dict of these by the names of their models. SIGTERM and Ctrl-C end it when the "
-        "answers that have begun are complete. It needs the extra penstock[serving]."
+        "Serve a graph, a node, or a dict from names of models to graphs or nodes. SIGTERM and Ctrl-C end the server "
+        "when the answers that have begun are complete. This command needs the extra penstock[serving]."
     )
     parser.add_argument("target", metavar="MODULE:NAME", help="a graph, a node, or a dict")
-    parser.add_argument("--host", default="127.0.0.1", help="the address (127.0.0.1: nobody else reaches it)")
-    parser.add_argument("--port", type=int, default=8000, help="the port (8000); 0 for any that is free")
+    parser.add_argument("--host", default="127.0.0.1", help="the address (127.0.0.1: only this machine)")
+    parser.add_argument("--port", type=int, default=8000, help="the port (8000); 0 for any free port")
     parser.add_argument(
         "--api-key-file",
         type=Path,
         metavar="FILE",
-        help="on each line a key, and a name behind it; without, all may ask",
+        help="a file with a key on each line, and a name after it; without a file, everybody may ask",
     )
 
 
@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
 
     config = uvicorn.Config(serving.openai(models, api_keys=keys), options.host, options.port, log_level="warning")
     listener = config.bind_socket()
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets that only on sockets that it binds
-    listener.listen(config.backlog)  # so that what is said below is true when it is read
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # asyncio sets this only on sockets that it binds
+    listener.listen(config.backlog)  # so that the address printed below answers at once
     host, port = listener.getsockname()[:2]
     url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
     header = "" if keys is None else " -H 'authorization: Bearer KEY'"

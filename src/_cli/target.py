@@ -1,4 +1,4 @@
-"""The target of a command, `module:name`: how it is found, and how it is run while a profile is taken."""
+"""The target of a command, `module:name`: find it, and run it while a profile is taken."""
 
 import argparse
 import asyncio
@@ -18,7 +18,7 @@ import structlog
 from .. import Call, Graph, engine, telemetry
 from .arguments import count, refuse, seconds
 
-# How many calls are made if none is asked for: enough for the percentiles of a table.
+# The number of calls without --calls: enough for the percentiles of a table.
 _CALLS: Final = 100
 
 
@@ -37,11 +37,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=_input,
         dest="inputs",
         metavar="JSON",
-        help="arguments of a call of the graph: an array of them, an object of them by name, or the only one; may be "
-        "given several times, and then the calls take turns",
+        help="the arguments of a call of the graph: an array of arguments, an object of arguments by name, or the only "
+        "argument; if --input is given several times, the calls take turns",
     )
     parser.add_argument("--calls", type=count, metavar="N", help=f"how many calls (one for each input, or {_CALLS})")
-    parser.add_argument("--seconds", type=seconds, metavar="S", help="run for that long, or until all calls are done")
+    parser.add_argument("--seconds", type=seconds, metavar="S", help="run for S seconds, or until all calls are done")
 
 
 def run_profiled(options: argparse.Namespace) -> telemetry.Profile:
@@ -80,17 +80,17 @@ async def _profile(calls: Any, seconds: float | None, taken: list[telemetry.Prof
                 if not limit.expired():  # a TimeoutError of the program
                     raise
         else:
-            # An item that fails is counted and logged, and the others go on.
+            # An item that fails is counted and logged, and the other items go on.
             async with engine.stream(_until(calls, seconds), on_error="skip") as results:
                 async for _ in results:
                     pass
 
 
 def load(path: str) -> object:
-    """Return what `module:name` names; modules of the current folder are found.
+    """Return the object that `module:name` names; modules of the current folder are found.
 
     Raises:
-        argparse.ArgumentTypeError: there is no such module, or nothing of this name in it.
+        argparse.ArgumentTypeError: there is no such module, or the module has no such name.
     """
     name, _, attribute = path.partition(":")
     if not name or not attribute:
@@ -102,7 +102,7 @@ def load(path: str) -> object:
         found: object = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # the module exists, but imports another one that does not
+            raise  # the module exists, but imports a module that does not exist
         raise argparse.ArgumentTypeError(f"there is no module {error.name!r} here or installed") from None
     for part in attribute.split("."):
         if not hasattr(found, part):
@@ -119,7 +119,7 @@ def _called(target: object, path: str) -> Any:
     if not callable(target):
         raise argparse.ArgumentTypeError(f"{path} is {target!r}: {what}")
     try:
-        with contextlib.suppress(NameError):  # since Python 3.14, of an annotation that only type checkers can resolve
+        with contextlib.suppress(NameError):  # since Python 3.14: an annotation only for type checkers
             inspect.signature(target).bind()
     except TypeError as error:
         raise argparse.ArgumentTypeError(f"{path} needs arguments ({error}): {what}") from None
@@ -144,7 +144,7 @@ def _calls_of(graph: Graph[..., Any], options: argparse.Namespace) -> Iterator[C
 
 
 def _until(calls: Any, seconds: float | None) -> Any:
-    """Return the calls, but end after a time; with None, return all of them."""
+    """Return the calls, and end after `seconds`; with None, return all calls."""
     if seconds is None:
         return calls
     return (_until_async if isinstance(calls, AsyncIterable) else _until_plain)(cast("Any", calls), seconds)

@@ -1,4 +1,4 @@
-"""What clients of OpenAI's protocol get: answers, whole and in parts, from what a graph gives."""
+"""The answers of OpenAI's protocol, whole and in parts, made of the values of a graph."""
 
 import json
 import re
@@ -22,28 +22,29 @@ _NO_CHOICES: Final = re.compile(rb'"choices": ?\[\]')
 _DONE: Final = b"data: [DONE]\n\n"
 
 
-# In slots, so that no default stands in for a field that `Passed` has yet to parse.
+# With slots, so that class defaults do not hide fields that `Passed` parses later.
 @dataclass(slots=True)
 class Delta:
-    """A part of an answer, or a whole one, where there is more to it than text.
+    """A part of an answer, or a whole answer, that may have more than text.
 
     Args:
         text: the text.
-        reasoning: what the model thought.
+        reasoning: the text that the model thought before its answer.
         tool_calls: calls of tools, as in OpenAI's protocol: `{"id": ..., "function": {"name": ..., "arguments": ...}}`.
-            One without an `index` is a call of its own, and whole.
+            A mapping without an `index` is a whole call.
         finish_reason: why the answer ends here; "stop", or "tool_calls", unless the graph says otherwise.
-        usage: how many tokens there were: `{"prompt_tokens": ..., "completion_tokens": ...}`.
-        log_probabilities: those of the tokens, for a client that asks for `logprobs`, as in OpenAI's protocol:
-            `{"token": ..., "logprob": ..., "bytes": [...], "top_logprobs": [...]}`. `/v1/completions` has none.
+        usage: how many tokens were read and written: `{"prompt_tokens": ..., "completion_tokens": ...}`.
+        log_probabilities: the log probabilities of the tokens, for a client that asks for `logprobs`, as in OpenAI's
+            protocol: `{"token": ..., "logprob": ..., "bytes": [...], "top_logprobs": [...]}`. `/v1/completions` has
+            no log probabilities.
 
     Attributes:
-        text: the same.
-        reasoning: the same.
-        tool_calls: the same.
-        finish_reason: the same.
-        usage: the same.
-        log_probabilities: the same.
+        text: the text.
+        reasoning: the text that the model thought before its answer.
+        tool_calls: the calls of tools.
+        finish_reason: why the answer ends here.
+        usage: how many tokens were read and written.
+        log_probabilities: the log probabilities of the tokens.
     """
 
     text: str = ""
@@ -56,7 +57,7 @@ class Delta:
 
 
 class Passed(Delta):
-    """A part as an upstream has sent it: it is parsed when somebody reads it, and goes on in bytes if nobody does."""
+    """A part as an upstream has sent it. Reading a field parses the part; unread parts go on to the client as bytes."""
 
     def __init__(self, data: bytes) -> None:
         self.data = data
@@ -83,12 +84,12 @@ class Passed(Delta):
         return getattr(self, name)
 
     def named(self, model: str) -> bytes:
-        """Return the bytes with the name of the model as clients know it."""
+        """Return the bytes, with the name under which clients know the model."""
         return _MODEL.sub(lambda _: b'"model":' + _dumps(model).encode(), self.data, count=1)
 
 
 def as_json(value: Any) -> bytes:
-    """Return JSON; half of a surrogate pair, which UTF-8 does not have, is replaced."""
+    """Return JSON in UTF-8; half of a surrogate pair, which UTF-8 cannot encode, is replaced."""
     return _dumps(value).encode(errors="replace")
 
 
@@ -99,7 +100,7 @@ def sse(data: Any, name: str | None = None) -> bytes:
 
 
 def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Return the usage with all its numbers, which clients read without asking; None where nobody has counted."""
+    """Return the usage with all numbers, because clients expect all of them; None if nobody has counted tokens."""
     if usage is None:
         return None
     found = {"prompt_tokens": 0, "completion_tokens": 0, **usage}
@@ -107,15 +108,15 @@ def usage_of(usage: Mapping[str, Any] | None) -> dict[str, Any] | None:
 
 
 class Answer:
-    """An answer in the making: it takes what a graph gives, and says what the client gets for that.
+    """An answer in the making: it takes the values of a graph, and makes the bytes for the client.
 
     Attributes:
-        usage: the tokens, as the graph has said.
-        finish_reason: why the answer has ended, as the graph has said.
-        parts: how many parts there were.
-        began_at: when the request came, in seconds of a clock.
+        usage: the numbers of tokens, from the graph; None if the graph has given none.
+        finish_reason: why the answer has ended, from the graph; None if the graph has given no reason.
+        parts: how many parts have come.
+        began_at: when the request came, in seconds of `perf_counter`.
         first_at: when the first part came; None before.
-        error: why it has failed; None if it has not.
+        error: the error with which the answer has failed; None if it has not failed.
     """
 
     PREFIX: ClassVar[str] = "chatcmpl-"
@@ -139,13 +140,13 @@ class Answer:
         self._log_probabilities: list[Mapping[str, Any]] = []
         self._head: dict[str, Any] = {"id": self.id, "object": self.CHUNK, "created": self.created, "model": model}
         self._before, self._after = "", ""
-        self._passed: Passed | None = None  # the last part, if it has gone on in bytes
+        self._passed: Passed | None = None  # the last part, if it was passed on as bytes
 
     def take(self, given: Any) -> Delta:
-        """Take what the graph has given, and return it as a part.
+        """Take a value of the graph, and return the value as a part.
 
         Raises:
-            TypeError: it is neither text nor a `Delta`.
+            TypeError: the value is neither a text nor a `Delta`.
         """
         self.parts += 1
         self.first_at = self.first_at or perf_counter()
@@ -161,7 +162,7 @@ class Answer:
         return Delta(item.text, reasoning=item.reasoning, tool_calls=calls, log_probabilities=item.log_probabilities)
 
     def _call(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Add a part of a call of a tool to that call; return the part with the index of the call."""
+        """Add a part of a tool call to that call; return the part with the index of the call."""
         index: int = given.get("index", len(self._calls))
         if index not in self._calls:
             name = given.get("id") or f"call_{self.id[-20:]}_{index}"
@@ -178,8 +179,8 @@ class Answer:
         return self.finish_reason or ("tool_calls" if self._calls else self.REASON)
 
     def part(self, item: Any) -> bytes:
-        """Return what is sent for a part."""
-        if isinstance(item, str) and self._before and self._passed is None:  # as nearly all are
+        """Return the bytes to send for a part."""
+        if isinstance(item, str) and self._before and self._passed is None:  # nearly all parts
             self.parts += 1
             return f"{self._before}{_escape(item)}{self._after}".encode(errors="replace")
         if isinstance(item, Passed):
@@ -207,7 +208,7 @@ class Answer:
         if _HAS_USAGE.search(item.data) or _HAS_REASON.search(item.data):
             self.usage, self.finish_reason = item.usage or self.usage, item.finish_reason or self.finish_reason
             if not self.request._wants_usage and _NO_CHOICES.search(item.data):
-                return b""  # it was asked for these numbers by us
+                return b""  # this server has asked for these numbers, not the client
         return b"data: " + item.named(self.model) + b"\n\n"
 
     def _chunk(self, said: dict[str, Any], finish_reason: str | None = None) -> dict[str, Any]:
@@ -218,7 +219,7 @@ class Answer:
 
     def end(self) -> bytes:
         """Return the last events of a stream."""
-        if self._passed is not None:  # which has its end
+        if self._passed is not None:  # the upstream has sent the end
             return _DONE
         last = sse(self._chunk({} if self.parts else {"role": "assistant", "content": ""}, self.reason))
         if self.request._wants_usage and self.usage is not None:
@@ -226,19 +227,19 @@ class Answer:
         return last + _DONE
 
     def failed(self, error: Exception, told: dict[str, Any]) -> bytes:
-        """Return the last events of a stream that has failed, for what the client is told."""
+        """Return the last events of a stream that has failed; `told` is the error for the client."""
         self.error = error
         return sse(told) + _DONE
 
     def gather(self, item: Any) -> None:
-        """Take a part of an answer that nobody reads before its end."""
+        """Take a part of an answer that is sent as a whole."""
         delta = self.take(item)
         self._passed = item if isinstance(item, Passed) else None
         self._texts.append(delta.text)
         self._reasonings.append(delta.reasoning)
 
     def json(self) -> bytes:
-        """Return the body of the whole answer; that of an upstream as it came."""
+        """Return the body of the whole answer; the answer of an upstream goes on as it came."""
         if self.parts == 1 and self._passed is not None:
             return self._passed.named(self.model)
         return as_json(self.whole())
@@ -261,7 +262,7 @@ class Answer:
 
 
 class Completion(Answer):
-    """The answer to `/v1/completions`, which is text alone."""
+    """The answer to `/v1/completions`, which has only text."""
 
     PREFIX: ClassVar[str] = "cmpl-"
     OBJECT: ClassVar[str] = "text_completion"
@@ -273,10 +274,10 @@ class Completion(Answer):
 
 
 class Embeddings(Answer):
-    """The answer to `/v1/embeddings`: a vector for each text, or what an upstream has answered."""
+    """The answer to `/v1/embeddings`: a vector for each text, or the answer of an upstream."""
 
     OPERATION: ClassVar[str] = "embeddings"
-    REASON: ClassVar[str] = ""  # a vector ends for no reason
+    REASON: ClassVar[str] = ""  # an answer with vectors has no finish reason
 
     def __init__(self, request: EmbeddingsRequest, model: str) -> None:
         super().__init__(request, model)
@@ -293,7 +294,7 @@ class Embeddings(Answer):
             self._vectors.append(b64encode(array("f", vector).tobytes()).decode() if self._is_base64 else vector)
 
     def whole(self) -> dict[str, Any]:
-        """Return the answer; the protocol has a number of tokens there, which is 0 since nobody has counted."""
+        """Return the answer; the protocol wants numbers of tokens, which are 0 because nobody has counted."""
         data = [{"object": "embedding", "index": at, "embedding": one} for at, one in enumerate(self._vectors)]
         usage = {"prompt_tokens": 0, "total_tokens": 0}
         return {"object": "list", "model": self.model, "data": data, "usage": usage}

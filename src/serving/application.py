@@ -29,15 +29,15 @@ from .responses import Response as ResponsesAnswer
 from .responses import ResponsesRequest
 from .upstreams import Upstream
 
-# The name of the API key of the request that is handled here: a graph that takes only messages does not know it.
+# The name of the API key of the request that is handled now, for a deployment whose graph takes only messages.
 _caller: ContextVar[str | None] = ContextVar("penstock_serving_caller", default=None)
 
-_BODY_SECONDS: Final = 30.0  # as long as a client may stall that takes an answer
+_BODY_SECONDS: Final = 30.0  # the same limit as for a client that stalls while it reads an answer
 _MAX_BODY_BYTES: Final = 32 << 20  # some images in base64
 
 
 class DeployOptions(TypedDict, total=False):
-    """Options of the deployment that `openai` makes; see `penstock.engine.deploy` for what each one means."""
+    """Options of the deployment that `openai` makes; `penstock.engine.deploy` describes each option."""
 
     max_in_flight: int
     max_queue: int | None
@@ -49,7 +49,7 @@ class DeployOptions(TypedDict, total=False):
 
 
 class _NoEvent:
-    """Read as the events of a call whose events are dropped: nothing emits this."""
+    """The type of events to read from a call whose events are dropped: no node emits an object of this type."""
 
 
 class _Model:
@@ -75,15 +75,15 @@ class _Model:
 
     @cached_property
     def gives_stream(self) -> bool:
-        """Whether the graph gives a stream; known when it is deployed."""
+        """Whether the graph gives a stream; known once the graph is deployed."""
         call = self.graph(*(None for _ in self.parameters))
         return bool(self.service.stream(call, events=_NoEvent).gives_values)
 
     def call(self, request: Base) -> Any:
-        """Return the call for a request; for texts that a graph embeds, a list with a call for each.
+        """Return the call for a request; for embeddings, a list with a call for each text.
 
         Raises:
-            APIError: the model is none for such a request, or cannot honour a field.
+            APIError: the model does not serve this kind of request, or cannot honour a field.
         """
         if not self.is_upstream:
             if isinstance(request, EmbeddingsRequest) is not self.is_embeddings:
@@ -102,8 +102,9 @@ class _Model:
 class Application(Starlette):
     """An ASGI application that serves models; made by `openai`.
 
-    A server runs it as it is. An application that mounts it enters it, as an async context manager, since mounted
-    applications hear nothing of the start: `FastAPI(lifespan=asgi.lifespan(application))`.
+    A server can run the application as it is. An application that mounts it has to enter it as an async context
+    manager, since servers do not tell mounted applications of the start:
+    `FastAPI(lifespan=asgi.lifespan(application))`.
     """
 
     def __init__(
@@ -124,7 +125,7 @@ class Application(Starlette):
         given: Any = {**options} if self._keys is None else {"key": _key, **options}
         together = engine.Engine()
         self._service = together.deploy(*own, **given) if own else None
-        bound = (getattr(one, "bound_to", one) for one in models.values())  # an upstream, also of its node
+        bound = (getattr(one, "bound_to", one) for one in models.values())  # an upstream, also from its bound node
         upstreams = (one for one in bound if isinstance(one, Upstream))
         self._parts: list[Any] = [*dict.fromkeys((together, *upstreams, *parts)), *([self._service] if own else [])]
         super().__init__(
@@ -142,7 +143,7 @@ class Application(Starlette):
         )
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        """Answer a request; what models answer passes no middleware, which would take longer than a token does."""
+        """Answer a request. Answers of models bypass middleware, which would take longer than a token."""
         path = scope.get("path", "").removeprefix(scope.get("root_path", ""))
         if scope["type"] != "http" or scope["method"] != "POST" or path not in _ANSWERS:
             await super().__call__(scope, receive, send)
@@ -162,7 +163,7 @@ class Application(Starlette):
         """Start the deployment of the models.
 
         Raises:
-            Exception: a graph cannot be deployed, or a part not be entered.
+            Exception: a graph cannot be deployed, or a part cannot be entered.
         """
         async with AsyncExitStack() as stack:
             for part in self._parts:
@@ -173,13 +174,13 @@ class Application(Starlette):
         return self
 
     async def __aexit__(self, *error: Any) -> None:
-        """Drain the deployment: calls that have begun are answered to their end."""
+        """Drain the deployment: calls that have begun get their whole answers."""
         await self._stack.__aexit__(*error)
 
     # --- requests
 
     async def _asked(self, kind: type[Base], request: HTTPRequest) -> Base:
-        """Return the request of a client, who has a key.
+        """Return the request of a client that has a key.
 
         Raises:
             APIError: the client has no key, or the body is wrong or too large.
@@ -201,7 +202,7 @@ class Application(Starlette):
         """Return the name of the key that the client has sent; None without keys.
 
         Raises:
-            APIError: the client has sent none, or a wrong one.
+            APIError: the client has sent no key, or a wrong key.
         """
         if self._keys is None:
             return None
@@ -263,7 +264,7 @@ class Application(Starlette):
                 response = await asgi.answer(http, whole(), encode_error=failed)
             await response(http.scope, http.receive, send)
 
-    # --- the rest
+    # --- models, health and metrics
 
     async def _list_models(self, http: HTTPRequest) -> Response:
         self._authorised(http)
@@ -304,23 +305,23 @@ def openai(
 ) -> Application:
     """Return an ASGI application that serves graphs as models, in OpenAI's protocol.
 
-    A graph takes `messages`, a list of dicts as in the request, and, if it has the parameter, the parsed `request`. It
-    gives `str`, `AsyncIterator[str]`, `Delta` or `AsyncIterator[Delta]`.
+    A graph takes `messages`, a list of dicts as in the request. If the graph has a parameter `request`, it also gets
+    the parsed request. It gives `str`, `AsyncIterator[str]`, `Delta` or `AsyncIterator[Delta]`.
 
     Args:
-        models: a graph, a node, an `upstream`, or a service (of which the first graph is meant), under the name that
-            clients use. Services are entered by their owner; all others are deployed together, by the application.
-        api_keys: the keys that clients send; a mapping gives each a name, which is `request.caller`. Places of the
+        models: for each name that clients use: a graph, a node, an `upstream`, or a service, whose first graph is
+            served. The owner of a service enters it; the application deploys all other models together.
+        api_keys: the keys that clients send; a mapping gives each key a name, which is `request.caller`. Places of the
             deployment are shared fairly between these names. None for a server that answers everybody.
-        parts: further async context managers, which are entered before the deployment, such as upstreams that graphs
-            ask.
-        events: whether what nodes emit (`ps.emit`) is sent in a stream as comments, which clients pass over, or not.
+        parts: further async context managers to enter before the deployment, such as upstreams that graphs call.
+        events: "comments" sends events of nodes (`ps.emit`) in a stream, as comments that clients skip; "drop" does
+            not send them.
         trace_content: whether the spans of answers have the messages and the answer, in `gen_ai.input.messages` and
-            `gen_ai.output.messages`: content that not everybody may see who sees the traces.
-        max_body_bytes: how large the body of a request may be, in bytes; a larger one is answered with 413.
-        **options: those of the deployment: `max_in_flight`, `max_queue`, `timeout_seconds`, `weights`,
+            `gen_ai.output.messages`. Not everybody who sees traces may be allowed to see this content.
+        max_body_bytes: how large the body of a request may be, in bytes; a larger body is answered with 413.
+        **options: the options of the deployment: `max_in_flight`, `max_queue`, `timeout_seconds`, `weights`,
             `max_in_flight_per_key`, `max_queue_per_key`, `warmup`. Services have options of their own, and share their
-            places between API keys only if their own `key=` does.
+            places between API keys only if they have a suitable `key=`.
 
     Returns:
         The application.
@@ -339,7 +340,7 @@ def openai(
 
 
 def _digests(api_keys: Collection[str] | Mapping[str, str]) -> list[tuple[bytes, str]]:
-    """Return the digest of each key with its name; without a name, the first letters of the digest are one."""
+    """Return the digest of each key with its name; a key without a name is named by the first letters of its digest."""
     digests = {key: sha256(key.encode()) for key in api_keys}
     if not digests or "" in digests or isinstance(api_keys, str):
         raise OptionsError(
@@ -351,12 +352,12 @@ def _digests(api_keys: Collection[str] | Mapping[str, str]) -> list[tuple[bytes,
 
 
 def _key(*_: object, **__: object) -> str | None:
-    """Return whose call it is, for the deployment."""
+    """Return the name of the API key of the present call, for the deployment."""
     return _caller.get()
 
 
 def _told_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
-    """Return status, body and headers for an error; the text of most errors is for the log alone."""
+    """Return status, body and headers for an error; clients see the text of an `APIError`, but of no other error."""
     match error:
         case APIError():
             return error.status, error_of(error.status, str(error), error.param, error.code), error.headers
@@ -377,7 +378,7 @@ def _told_of(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
             return 500, error_of(500, "The server had an error."), {}
 
 
-_EVENT: Final = TypeAdapter[Any](Any)  # knows dataclasses, models and dates
+_EVENT: Final = TypeAdapter[Any](Any)  # can encode dataclasses, models and dates
 
 
 def _comment(event: Any) -> bytes:
@@ -408,7 +409,7 @@ def document() -> dict[str, Any]:
     return {"openapi": "3.1.0", "info": info, "paths": paths, "components": {"schemas": defined["$defs"]}}
 
 
-# For each path, what is asked there, and what becomes of the answer.
+# For each path, the class of its requests and the class of its answers.
 _ANSWERS: Final[Mapping[str, tuple[type[Base], type[Answer]]]] = {
     f"/v1/{kind._path}": (kind, made)
     for kind, made in (

@@ -1,4 +1,4 @@
-"""Spans and metrics of answers, under the names that OpenTelemetry has for generative AI; content only if asked for."""
+"""Spans and metrics of answers, under OpenTelemetry's names for generative AI; with content only on request."""
 
 import json
 import sys
@@ -15,17 +15,17 @@ from ..telemetry import names
 from .answers import Answer, as_json
 from .protocol import APIError
 
-# As the semantic conventions recommend, in seconds.
+# The boundaries of histograms that the semantic conventions recommend, in seconds.
 _DURATIONS: Final = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _FIRST: Final = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0)
 _EACH: Final = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
 _MEASURED: Final[Mapping[str, tuple[str, tuple[float, ...]]]] = {
     "gen_ai.server.request.duration": ("From the request to the end of the answer.", _DURATIONS),
     "gen_ai.server.time_to_first_token": ("From the request to the first part of the answer.", _FIRST),
-    "gen_ai.server.time_per_output_token": ("Of each part of an answer behind the first.", _EACH),
+    "gen_ai.server.time_per_output_token": ("The time of each part of an answer after the first.", _EACH),
 }
 
-# What a message or a part raises that is not as the protocol says; an upstream may send such a part.
+# The errors of reading a message or a part that does not follow the protocol; an upstream may send such a part.
 MALFORMED: Final = (APIError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 
@@ -42,16 +42,16 @@ def _histograms() -> dict[str, metrics.Histogram]:
 def measured(
     answer: Answer, headers: Mapping[str, str], messages: list[dict[str, Any]], said: Answer | None
 ) -> Generator[Answer | None, None, None]:
-    """Have a span around an answer, in the trace of the request, and record how long it takes.
+    """Open a span around an answer, in the trace of the request, and record how long the answer takes.
 
     Args:
         answer: the answer in the making.
-        headers: those of the request; they are not read inside of a span, such as that of a web framework.
+        headers: the headers of the request; ignored inside of a span, such as the span of a web framework.
         messages: the messages that are answered.
-        said: gathers the parts of the answer, for a span that has its content; None for one without.
+        said: gathers the parts of the answer, for a span with content; None for a span without content.
 
     Yields:
-        The same `said`; None if the span is not recorded, so that nothing need be gathered.
+        `said`; None if the span is not recorded, so that no parts have to be gathered.
     """
     known: dict[str, Any] = {names.OPERATION: answer.OPERATION, names.REQUEST_MODEL: answer.request.model}
     parent = None if trace.get_current_span().get_span_context().is_valid else propagate.extract(headers)
@@ -90,7 +90,7 @@ def measured(
 
 
 def _content(messages: list[dict[str, Any]], **more: str) -> str:
-    """Return messages of a chat in the form of OpenTelemetry, as JSON, since attributes of spans have no structure."""
+    """Return messages of a chat in OpenTelemetry's form; as JSON, since attributes of spans have no structure."""
     told = [{"role": one["role"], "parts": [*_parts(one)], **more} for one in messages]
     return as_json(told).decode()
 
@@ -105,13 +105,13 @@ def _parts(message: dict[str, Any]) -> Iterator[dict[str, Any]]:
         yield {"type": "text", "content": content}
     else:
         for part in content or ():
-            text = {"content": part["text"]} if "text" in part else {}  # of an image, its type alone
+            text = {"content": part["text"]} if "text" in part else {}  # of an image, only the type
             yield {"type": part["type"], **text}
     for call in message.get("tool_calls") or ():
         function: dict[str, Any] = call.get("function") or {}
         arguments: Any = function.get("arguments")
         with suppress(ValueError, TypeError):
             read = json.loads(arguments)
-            json.dumps(read, allow_nan=False)  # raises for NaN, which Python reads although JSON has none
+            json.dumps(read, allow_nan=False)  # raises for NaN, which Python reads but JSON does not have
             arguments = read
         yield {"type": "tool_call", "id": call.get("id"), "name": function.get("name"), "arguments": arguments}

@@ -1,4 +1,4 @@
-"""What clients of OpenAI's protocol send: bodies of requests, which fields are honoured, and errors in its form."""
+"""The requests of OpenAI's protocol: their bodies, the fields that are honoured, and errors in its form."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -17,7 +17,7 @@ NAME: Final = OptionRule(
     f"a name of 1 to {_MAX_NAME} characters, which clients send",
     lambda it: isinstance(it, str) and 0 < len(it) <= _MAX_NAME,
 )
-_UNKNOWN_NAMES: Final = 1000  # that are logged, each once: their number must not be the client's choice
+_UNKNOWN_NAMES: Final = 1000  # the most unknown names that are logged, each once, since a client can send any number
 
 Text = Annotated[str, Field(max_length=256)]
 Count = Annotated[int, Field(ge=1, le=2**31)]
@@ -26,20 +26,20 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
 class APIError(PenstockError):
-    """An error in OpenAI's form, which a graph may raise to say what is wrong with a request.
+    """An error in OpenAI's form, which a graph may raise to tell the client what is wrong with a request.
 
     Args:
         status: the status of the response, from 400 to 599.
-        message: what the client is told.
-        param: the field of the request that is wrong; None if it is none.
+        message: the message for the client.
+        param: the field of the request that is wrong; None if no field is wrong.
         code: a word that programs look for, such as "model_not_found".
         headers: further headers of the response, such as Retry-After, which `ps.retry_after` reads as well.
 
     Attributes:
-        status: the same.
-        param: the same.
-        code: the same.
-        headers: the same.
+        status: the status of the response.
+        param: the field of the request that is wrong; None if no field is wrong.
+        code: the word for programs.
+        headers: the further headers.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Part(TypedDict):
 
 @with_config(KEPT)
 class Function(TypedDict):
-    """What a call of a tool asks for."""
+    """The function and the arguments of a call of a tool."""
 
     name: NotRequired[str | None]
     arguments: NotRequired[str | None]
@@ -89,7 +89,7 @@ class Function(TypedDict):
 
 @with_config(KEPT)
 class ToolCall(TypedDict):
-    """A call of a tool, of the model's own."""
+    """A call of a tool that the model has made."""
 
     function: NotRequired[Function | None]
 
@@ -105,17 +105,17 @@ class Message(TypedDict):
 
 @with_config(KEPT)
 class StreamOptions(TypedDict):
-    """What a stream has besides its text."""
+    """The options of a stream."""
 
     include_usage: NotRequired[bool | None]
 
 
 class Base(BaseModel):
-    """The fields that all requests have, and those that nobody knows.
+    """The fields that all requests have, and unknown fields.
 
     Attributes:
         model: the name of the model, as the server names it.
-        user: whom the client asks for, as it says itself.
+        user: the user for whom the client asks, in the client's words.
     """
 
     model_config = KEPT
@@ -137,7 +137,7 @@ class Base(BaseModel):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body as it came, with the fields that nobody knows; a new dict each time."""
+        """The body as the client sent it, with unknown fields; a new dict each time."""
         raw: bytes | None = getattr(self, "_raw", None)
         found: dict[str, Any] = self.model_dump(mode="json", exclude_unset=True) if raw is None else json.loads(raw)
         return found
@@ -157,28 +157,28 @@ class Base(BaseModel):
         return []
 
     def _changes(self) -> Iterator[tuple[str, Any, bool]]:
-        """Yield each field that changes the answer, whether it is set, and whether a graph with the request has it."""
+        """Yield each field that changes the answer, whether it is set, and whether a graph can read it in `request`."""
         yield from ()
 
 
 class Request(Base):
-    """The request of a client, which a graph gets that has a parameter `request`.
+    """The request of a client; a graph with a parameter `request` gets this object.
 
     Attributes:
         stream: whether the client reads the answer while it is made.
-        stream_options: what the stream has besides its text.
+        stream_options: the options of the stream.
         temperature: from 0, for the likeliest token, to 2.
         top_p: the share of probability from which tokens are chosen.
         max_tokens: the most tokens of the answer.
-        max_completion_tokens: the same, as newer clients call it.
-        top_logprobs: how many of the likeliest tokens are told beside each token, for a client that asks for
-            `logprobs`, up to 20.
+        max_completion_tokens: the most tokens of the answer, under the name that newer clients use.
+        top_logprobs: for a client that asks for `logprobs`: how many of the likeliest tokens come with each token, up
+            to 20.
         stop: texts before which the answer ends.
         seed: a number for repeatable answers.
-        n: how many answers there are.
-        presence_penalty: how much less likely a token is that was there, from -2 to 2.
-        frequency_penalty: how much less likely a token is for each time that it was there, from -2 to 2.
-        logit_bias: what is added to the logits of tokens.
+        n: how many answers the client asks for.
+        presence_penalty: how much less likely a token becomes once it has occurred, from -2 to 2.
+        frequency_penalty: how much less likely a token becomes each time that it occurs, from -2 to 2.
+        logit_bias: numbers to add to the logits of tokens, by token.
     """
 
     stream: bool | None = None
@@ -213,10 +213,10 @@ class ChatRequest(Request):
     audio: dict[str, Any] | None = None
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the messages; what a model thought comes under one of two names, and goes on under both."""
+        """Return the messages; the reasoning of a model comes under one of two names, and goes on under both."""
         messages = cast("list[dict[str, Any]]", self.messages)
         for message in messages:
-            message.setdefault("content", None)  # a graph need not ask whether there is one
+            message.setdefault("content", None)  # so that a graph can always read the key
             thought = message.get("reasoning") or message.get("reasoning_content")
             if thought:
                 message["reasoning"] = message["reasoning_content"] = thought
@@ -252,7 +252,7 @@ class CompletionRequest(Request):
         return self.prompt[0] if isinstance(self.prompt, list) and len(self.prompt) == 1 else self.prompt
 
     def _messages(self) -> list[dict[str, Any]]:
-        """Return the prompt as a message; of tokens, and of several prompts, the JSON."""
+        """Return the prompt as a message; tokens, and several prompts, become JSON."""
         prompt = self._prompt
         return [{"role": "user", "content": prompt if isinstance(prompt, str) else json.dumps(prompt)}]
 
@@ -277,7 +277,7 @@ class EmbeddingsRequest(Base):
 
     @property
     def _texts(self) -> list[Any]:
-        """The texts, or tokens, each of which becomes a vector."""
+        """The texts, or lists of tokens, each of which becomes a vector."""
         return [self.input] if isinstance(self.input, str) else self.input
 
     def _changes(self) -> Iterator[tuple[str, Any, bool]]:
@@ -292,7 +292,7 @@ _logged: set[str] = set()
 
 
 def parsed(kind: type[B], raw: bytes, caller: str | None) -> B:
-    """Return the request of a body; names that nobody knows are logged once.
+    """Return the request of a body; unknown names are logged once.
 
     Raises:
         APIError: the body is wrong; `param` names the field.
@@ -302,7 +302,7 @@ def parsed(kind: type[B], raw: bytes, caller: str | None) -> B:
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False)
         alike = [one for one in errors if one["loc"][:1] == errors[0]["loc"][:1]]
-        first = max(alike, key=lambda one: len(one["loc"]))  # of the types that were tried, the one that came closest
+        first = max(alike, key=lambda one: len(one["loc"]))  # the error of the type that fits best
         if first["type"] == "json_invalid":
             raise APIError(400, f"The body is no JSON: {first['msg']}") from None
         param = _path(first["loc"], raw, is_missing=first["type"] == "missing")
@@ -316,13 +316,13 @@ def parsed(kind: type[B], raw: bytes, caller: str | None) -> B:
 
 
 def _path(where: tuple[int | str, ...], raw: bytes, *, is_missing: bool) -> str | None:
-    """Return the path of a field as a person writes it, without the types that pydantic has tried."""
+    """Return the path of a field as a person writes the path, without the types that pydantic has tried."""
     value: Any = json.loads(raw)
     path = ""
     for number, step in enumerate(where, 1):
         try:
             value = value[step]
-        except (KeyError, IndexError, TypeError):  # the name of a type, or of a field that is not there
+        except (KeyError, IndexError, TypeError):  # the name of a type, or of a missing field
             if not (is_missing and number == len(where)):
                 continue
         path += f"[{step}]" if isinstance(step, int) else f".{step}"

@@ -1,4 +1,4 @@
-"""Responses, the other protocol of OpenAI: its requests as those of a chat, and its answers, with all their events."""
+"""Responses, OpenAI's other protocol: its requests become requests of a chat, and its answers have all events."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,11 +13,11 @@ from .answers import Answer, Delta, sse, usage_of
 from .protocol import KEPT, APIError, Base, ChatRequest, Count, Part, Request, Text, parsed
 
 _STATEFUL: Final = ("previous_response_id", "conversation", "background")
-_ALIKE: Final = (  # in a chat
+_ALIKE: Final = (  # fields that a chat has as well
     "model", "stream", "user", "temperature", "top_p", "parallel_tool_calls", "max_completion_tokens", "top_logprobs",
 )  # fmt: skip
 _TEXTS: Final = ("input_text", "output_text", "text", "reasoning_text", "summary_text", "refusal")
-# Of each kind of item: how its id begins, the name of its events, and its part.
+# For each kind of item: the prefix of its id, the name of its events, and its part.
 _ITEMS: Final[Mapping[str, tuple[str, str, dict[str, Any] | None]]] = {
     "reasoning": ("rs", "response.reasoning_text", {"type": "reasoning_text", "text": ""}),
     "message": ("msg", "response.output_text", {"type": "output_text", "text": "", "annotations": [], "logprobs": []}),
@@ -27,7 +27,7 @@ _ITEMS: Final[Mapping[str, tuple[str, str, dict[str, Any] | None]]] = {
 
 @with_config(KEPT)
 class Item(TypedDict):
-    """An item of the input: a message, a call of a function, what that has returned, or what the model thought."""
+    """An item of the input: a message, a call of a function, the result of that call, or reasoning of the model."""
 
     type: NotRequired[Text]
     role: NotRequired[Text | None]
@@ -38,13 +38,13 @@ class Item(TypedDict):
 
 @with_config(KEPT)
 class TextOptions(TypedDict):
-    """What the text of a response has to be."""
+    """The options for the text of a response, such as its format."""
 
     format: NotRequired[dict[str, Any] | None]
 
 
 class ResponsesRequest(Request):
-    """The body of `/v1/responses`; a graph gets the same as a request of a chat."""
+    """The body of `/v1/responses`; a graph gets the request as a request of a chat."""
 
     _path: ClassVar[str] = "responses"
 
@@ -62,10 +62,10 @@ class ResponsesRequest(Request):
     background: bool | None = None
 
     def _chat(self) -> ChatRequest:
-        """Return the request of a chat that asks for the same.
+        """Return the request as a request of a chat.
 
         Raises:
-            APIError: it asks for what a server without state cannot give.
+            APIError: the request needs a server that keeps earlier responses.
         """
         for name in _STATEFUL:
             if getattr(self, name):
@@ -89,7 +89,7 @@ class ResponsesRequest(Request):
 
 
 def _function(given: dict[str, Any]) -> dict[str, Any]:
-    """Return the form that a chat has for a tool, or the choice of one."""
+    """Return a tool, or the choice of a tool, in the form of a chat."""
     return {"type": "function", "function": {key: value for key, value in given.items() if key != "type"}}
 
 
@@ -125,7 +125,7 @@ def _messages(instructions: str | None, given: str | list[Item]) -> list[dict[st
 
 
 def _content(given: Any, place: int) -> Any:
-    """Return the content of a message: a text, or parts if there is more than text."""
+    """Return the content of a message: a text, or parts if the content has more than text."""
     if isinstance(given, str):
         return given
     parts: list[dict[str, Any]] = []
@@ -148,7 +148,7 @@ class _Output:
         self.texts: list[str] = []
         self.item: dict[str, Any] = {"id": f"{prefix}_{uuid4().hex}", "type": kind, "status": "in_progress", **fields}
         self.where: dict[str, Any] = {"item_id": self.item["id"], "output_index": index}
-        self.more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}  # of its events of text
+        self.more: dict[str, Any] = {"logprobs": []} if kind == "message" else {}  # further fields of its text events
         if self.part is not None:
             self.where["content_index"] = 0
 
@@ -169,7 +169,7 @@ class Response(Answer):
         return self._begin() + b"".join(self._events(self.take(item)))
 
     def gather(self, item: Any) -> None:
-        """Take a part of an answer that nobody reads before its end."""
+        """Take a part of an answer that is sent as a whole."""
         self.part(item)
 
     def end(self) -> bytes:
@@ -178,7 +178,7 @@ class Response(Answer):
         return last + self._event(f"response.{self._status}", response=self._response(self._status))
 
     def failed(self, error: Exception, told: dict[str, Any]) -> bytes:
-        """Return the last event of a stream that has failed, for what the client is told."""
+        """Return the last event of a stream that has failed; `told` is the error for the client."""
         self.error = error
         said = {"code": told["error"]["code"] or "server_error", "message": told["error"]["message"]}
         return self._event("response.failed", response={**self._response("failed"), "error": said})
@@ -216,7 +216,7 @@ class Response(Answer):
             yield from self._said("function_call", call["index"], function.get("arguments") or "", fields)
 
     def _said(self, kind: str, key: str | int, text: str, fields: dict[str, Any]) -> Iterator[bytes]:
-        """Yield the events for more text of an item, which begins the item if it is new, and ends other texts."""
+        """Yield the events for more text of an item; a new item begins, and ends the other open texts."""
         if key not in self._open:
             yield from self._closed([other for other in self._open if isinstance(other, str)])
             one = self._open[key] = _Output(kind, len(self._outputs), fields)

@@ -1,10 +1,10 @@
-"""Tools for tests of asynchronous code that neither wait nor depend on luck.
+"""Tools for tests of asynchronous code that take no real time and do not depend on chance.
 
 For any asyncio code: clocks that jump to the next timer (`VirtualClockLoop`, `run_virtual`), interleavings that can be
 replayed (`SeededLoop`, `run_seeded`, `interleavings`), a cancellation at each point of a run (`cancel_at_every_step`),
 and waiting until all tasks are blocked (`wait_quiescent`). For graphs: fakes (`replace`), injected `faults`, inboxes
 for the loops of actors (`inbox`, `stream_inbox`), and threads in place of the workers of a cluster
-(`workers_in_threads`); the modules here load the engine only when one of these is used.
+(`workers_in_threads`). The tools for graphs load the engine when they are first used.
 """
 
 from typing import TYPE_CHECKING

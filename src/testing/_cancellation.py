@@ -1,4 +1,4 @@
-"""Cancelling an async function at every point of its run, one run per point."""
+"""Cancel an async function at every point of its run, in one run for each point."""
 
 import asyncio
 import contextvars
@@ -19,11 +19,11 @@ class CancelOutcome(Generic[T]):
     """The outcome of one run whose main task was cancelled after `step` steps.
 
     Attributes:
-        step: how many callbacks and steps of tasks had run when the cancellation was sent; 0 is before the first.
-        cancelled: whether it was sent; False in the last outcome, whose run ended before that step.
-        result: the result of the main function; None if it raised.
-        error: the exception that it raised, including CancelledError; None if it returned.
-        tasks_left: the tasks that were alive after the run had ended and all of them were blocked.
+        step: how many callbacks and steps of tasks had run when the cancellation was sent; 0 is before the first step.
+        cancelled: whether the cancellation was sent; False in the last outcome, whose run ended before that step.
+        result: the result of the main function; None if the function raised.
+        error: the exception that the main function raised, including CancelledError; None if the function returned.
+        tasks_left: the tasks that were still alive after the end of the run, when all tasks were blocked.
         loop_errors: the errors that were reported to the exception handler of the loop.
     """
 
@@ -43,9 +43,9 @@ def cancel_at_every_step(
 ) -> Iterator[CancelOutcome[T]]:
     """Run `main()` again and again, cancelled one step later each time, until a run ends before its cancellation.
 
-    A step is one callback or one turn of any task. So each run is cancelled at another point: at the suspension points
-    of `main` and of the tasks that it starts, and also after a task was woken and before it ran. All runs use a
-    `SeededLoop` of the same seed, so they are equal up to the cancellation.
+    A step is one callback or one turn of any task. So each run is cancelled at another point: at a suspension point of
+    `main` or of a task that it starts, or between the wake-up of a task and its next turn. All runs use a `SeededLoop`
+    with the same seed, so they are equal up to the cancellation.
 
         for outcome in cancel_at_every_step(main):
             assert not outcome.tasks_left
@@ -57,7 +57,7 @@ def cancel_at_every_step(
             loop does not know (see `VirtualClockLoop`).
 
     Yields:
-        One outcome for each run, as soon as it has ended, so that a test can check its effects in between.
+        One outcome for each run, as soon as the run has ended, so that a test can check the effects of each run.
 
     Raises:
         TimeoutError: a run did not end, cancelled or not; a note names the step.
@@ -104,7 +104,7 @@ def _describe(report: dict[str, Any]) -> str:
 
 
 class _CancellingLoop(SeededLoop):
-    """A loop that counts the steps that it runs, and cancels one task after a given number of steps."""
+    """A loop that counts its steps, and cancels one task after a given number of steps."""
 
     def __init__(self, seed: int) -> None:
         super().__init__(seed)
@@ -113,7 +113,7 @@ class _CancellingLoop(SeededLoop):
         self._remaining = 0
 
     def cancel_after(self, task: asyncio.Task[Any], step: int) -> None:
-        """Cancel the task after `step` more callbacks and steps, unless it is done by then."""
+        """Cancel the task after `step` more callbacks and steps, unless the task is done by then."""
         self._target, self._remaining = task, step
         self._cancel_if_due()
 

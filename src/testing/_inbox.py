@@ -52,7 +52,7 @@ class StreamReader(Generic[Out]):
         return self
 
     async def __anext__(self) -> Out:
-        """Return the next part; wait while there is none.
+        """Return the next part; wait until the actor has given a part.
 
         Raises:
             StopAsyncIteration: the item is finished.

@@ -1,4 +1,4 @@
-"""Waiting until an event loop has nothing left to do but wait."""
+"""Wait until all tasks of an event loop are blocked."""
 
 import asyncio
 import gc
@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Sized
 from typing import Any
 
-# For each loop, the tasks inside of `wait_quiescent`: they run in each turn, which does not count as activity. Each has
-# the value of its `cancelling()` when it came: a task that has been cancelled since counts as active again.
+# For each loop, the tasks inside of `wait_quiescent`. They run in each turn, which does not count as activity. The
+# value for a task is its `cancelling()` at the beginning of the wait: a task that was cancelled since counts as active.
 _waiting: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[asyncio.Task[Any], int]] = (
     weakref.WeakKeyDictionary()
 )
@@ -17,14 +17,14 @@ _waiting: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[asyncio.Task
 async def wait_quiescent() -> None:
     """Wait until every other task of the running loop is blocked and no callback is due.
 
-    Use it in place of a sleep: after it, the loop can do nothing more until a timer fires or input arrives from
-    outside. It does not wait for timers, threads, processes and remote peers. Several tasks may wait at the same time.
-    A task that never blocks (a loop around `sleep(0)`) keeps it waiting for ever.
+    Use this function in place of a sleep. After it, the loop can do nothing more until a timer fires or input arrives
+    from outside. `wait_quiescent` does not wait for timers, threads, processes and remote peers. Several tasks may wait
+    at the same time. A task that never blocks (a loop around `sleep(0)`) makes the wait endless.
 
-    Works on asyncio's own loops, on uvloop, and on the loops of this package.
+    This works on asyncio's own loops, on uvloop, and on the loops of this package.
 
     Raises:
-        RuntimeError: the running loop is of a kind that this function cannot look into.
+        RuntimeError: this function cannot read the queue of the running loop, because it does not know the loop's type.
     """
     loop = asyncio.get_running_loop()
     task = asyncio.current_task()
@@ -34,7 +34,7 @@ async def wait_quiescent() -> None:
     waiting[task] = task.cancelling()
     try:
         while True:
-            # One turn of the loop: it runs what is due, polls its descriptors and timers, and comes back here.
+            # One turn of the loop: the loop runs the due callbacks, polls its descriptors and timers, and resumes here.
             await asyncio.sleep(0)
             # Each task that can run has its step in this queue. If only the steps of other waiting tasks are left, all
             # remaining tasks are blocked.
@@ -47,9 +47,10 @@ async def wait_quiescent() -> None:
 def _due_callbacks(loop: asyncio.AbstractEventLoop) -> Sized:
     """Return the queue of callbacks that the loop is going to run.
 
-    No public function tells whether a loop has anything to run. A fixed number of `sleep(0)` calls would be too few for
-    a long chain of callbacks, without any sign of that. So this reads the queue itself: asyncio has kept it under this
-    name since 3.4. uvloop holds it in C, but the garbage collector shows it as the only deque of the loop.
+    No public function tells whether a loop has callbacks to run. A fixed number of `sleep(0)` calls would be too few
+    for a long chain of callbacks, and nobody would notice. So this function reads the queue itself. asyncio has had the
+    queue under this name since 3.4. uvloop holds the queue in C, but the garbage collector shows the queue as the only
+    deque of the loop.
     """
     known: Sized | None = vars(loop).get("_ready")
     if known is not None:

@@ -1,4 +1,4 @@
-"""Replacing a node by a fake."""
+"""Replace a node by a fake."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager
@@ -22,10 +22,11 @@ def replace(node: Any, fake: Any, /) -> AbstractContextManager[None]:
     limits, timeout, retry and fallback. But the fake of a process node runs in a thread.
 
     Args:
-        node: the node; a method that is a node, taken from its class or from any instance; an instance of a stateful
+        node: a node; a method that is a node, taken from its class or from any instance; an instance of a stateful
             node, which scopes then neither make nor enter; or a resource.
-        fake: the function to call instead, with the same parameters and result; an `async def` if the node is one. For
-            a resource, an async generator function, or an `async def` that returns the value.
+        fake: the function to call instead, with the same parameters and result. It is an `async def` if the function of
+            the node is an `async def`. For a resource, it is an async generator function, or an `async def` that
+            returns the value.
 
     Returns:
         A context manager.

@@ -35,7 +35,7 @@ def run_seeded(main: Callable[[], Coroutine[Any, Any, T]], *, seed: int, timeout
     Args:
         main: an async function without parameters.
         seed: the seed, which chooses the interleaving.
-        timeout_seconds: as in `run_virtual`.
+        timeout_seconds: the limit for one run, as in `run_virtual`.
 
     Returns:
         The result of `main`.
@@ -53,7 +53,7 @@ def interleavings(
     first_seed: int = 0,
     timeout_seconds: float | None = 3600.0,
 ) -> list[T]:
-    """Run `main()` under `count` seeds, one after the other; a failure says how to replay it.
+    """Run `main()` under `count` seeds, one after the other; the error of a failed run says how to replay the run.
 
     Args:
         main: an async function without parameters; called anew for each seed.

@@ -12,8 +12,9 @@ from ._virtual_clock import VirtualClockLoop
 
 Ts = TypeVarTuple("Ts")
 
-# How often a step that could run now is put off to a later turn. Without that, two tasks that were woken in one turn of
-# the loop would always run in the order of their wake-ups. A quarter mixes neighbours well, and turns stay short.
+# The probability with which a turn is put off to a later turn of the loop. Without this, two tasks that were woken in
+# one turn of the loop would always run in the order of their wake-ups. A quarter mixes neighbours well, and turns stay
+# short.
 _POSTPONE_PROBABILITY = 0.25
 
 
@@ -27,8 +28,8 @@ class LoopStep:
 
 
 def task_of(callback: Callable[..., object]) -> asyncio.Task[object] | None:
-    """Return the task if the callback is a step of a task, else None; asyncio uses the same test in its reprs."""
-    owner: asyncio.Task[object] | None = getattr(callback, "__self__", None)  # for other callbacks, any object
+    """Return the task if the callback is a step of a task, None otherwise; asyncio uses the same test in its reprs."""
+    owner: asyncio.Task[object] | None = getattr(callback, "__self__", None)  # any object for other callbacks
     return owner if isinstance(owner, asyncio.Task) else None
 
 
@@ -36,8 +37,8 @@ class SeededLoop(VirtualClockLoop):
     """A virtual-time loop that shuffles the steps of runnable tasks; the same seed gives the same interleaving.
 
     Only steps of tasks change places. Plain callbacks (`call_soon`, done-callbacks of futures, transports) keep the
-    order in which they were registered, and no step runs before a callback that was registered before it: asyncio
-    promises both, and its own transports rely on that. So each interleaving that this loop finds could also occur on
+    order in which they were registered, and no step runs before a callback that was registered earlier: asyncio
+    promises both, and its own transports rely on both. So each interleaving that this loop finds could also occur on
     another loop, with another order of arrivals.
 
     A replay is exact if the program itself is deterministic: the loop has no influence on threads, real sockets and the
@@ -61,7 +62,7 @@ class SeededLoop(VirtualClockLoop):
     def call_soon(
         self, callback: Callable[[*Ts], object], *args: *Ts, context: contextvars.Context | None = None
     ) -> asyncio.Handle:
-        """Do as asyncio does; but for a step of a task, schedule a turn, and choose the step when the turn comes."""
+        """Schedule a callback as asyncio does; for a step of a task, schedule a turn, which chooses a step."""
         task = task_of(callback)
         if task is None:
             self._callbacks += 1
@@ -79,16 +80,16 @@ class SeededLoop(VirtualClockLoop):
         return number
 
     def _add_turn(self) -> asyncio.Handle:
-        # In another context than that of the task: the step enters that one, and a context cannot be entered twice.
+        # Not in the context of the task: the step enters that context, and a context cannot be entered twice.
         return super().call_soon(self._take_turn, self._callbacks, context=self._turn_context)
 
     def _take_turn(self, callbacks_run: int) -> None:
         """Run one of the steps that can run; there are as many steps as turns.
 
-        When a turn comes, the `callbacks_run` plain callbacks that were registered before it have run. A step may take
-        the turn if no further callbacks were registered before the step. That is true for the step for which this turn
-        was scheduled; if an earlier turn has taken that step, another step that could run earlier is left. So there is
-        always a step to choose.
+        When a turn comes, the `callbacks_run` plain callbacks that were registered before the turn have run. A step may
+        take the turn if no further callbacks were registered before the step. That is true for the step for which this
+        turn was scheduled. If an earlier turn has taken that step, another step that could run earlier is left. So
+        there is always a step to choose.
         """
         if self._random.random() < _POSTPONE_PROBABILITY:
             self._add_turn()

@@ -17,10 +17,10 @@ _RESOLUTION_SECONDS = time.get_clock_info("monotonic").resolution
 
 
 class _ClockSelector(selectors.DefaultSelector):
-    """A selector that does not sleep until the next timer of its loop, but moves the clock forward.
+    """A selector that moves the clock forward instead of sleeping until the next timer of its loop.
 
-    An asyncio loop sleeps in one place only, `selector.select(timeout)`, and takes its selector as an argument. So the
-    clock can be in the selector, and no private part of the loop is used.
+    An asyncio loop sleeps only in `selector.select(timeout)`, and takes its selector as an argument. So the clock can
+    be in the selector, without access to private parts of the loop.
     """
 
     def __init__(self) -> None:
@@ -29,7 +29,7 @@ class _ClockSelector(selectors.DefaultSelector):
         self.held = 0  # how many callers need the clock to run at real speed
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout is None or timeout <= 0:  # there is no timer to jump to, or the loop does not want to sleep
+        if timeout is None or timeout <= 0:  # no timer to jump to, or the loop does not sleep
             return super().select(timeout)
         if self.held:
             started = time.monotonic()
@@ -39,8 +39,8 @@ class _ClockSelector(selectors.DefaultSelector):
         ready = super().select(0)
         if not ready:
             self.now_seconds += timeout
-            # A loop runs the timers before "now plus the resolution of the clock". After some 97 days of virtual time,
-            # that sum is the same float as now, and a timer that is due would never run.
+            # A loop runs the timers before "now plus the resolution of the clock". After about 97 days of virtual time,
+            # that sum is the same float as now, so a due timer would never run.
             if self.now_seconds + _RESOLUTION_SECONDS == self.now_seconds:
                 self.now_seconds = math.nextafter(self.now_seconds, math.inf)
         return ready
@@ -53,8 +53,8 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     file descriptors once without waiting; if none is ready, the clock jumps to the next timer. Sockets, pipes and
     `call_soon_threadsafe` work as always.
 
-    The loop does not know of work outside itself, except for functions in `run_in_executor` and `asyncio.to_thread`:
-    while one runs, the clock moves at real speed, so that timeouts around it work. For other work that takes real time
+    The loop only knows work outside itself that runs through `run_in_executor` and `asyncio.to_thread`. While such a
+    function runs, the clock moves at real speed, so that timeouts around it work. For other work that takes real time
     (`anyio.to_thread`, another process, a remote peer), either have no timer pending, or use `real_time()`.
     """
 
@@ -76,7 +76,7 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
             self._clock.held -= 1
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Do as asyncio does; the clock runs at real speed until the function has returned or its caller has left."""
+        """Run a function as asyncio does; until it returns or its caller leaves, the clock runs at real speed."""
         future = super().run_in_executor(executor, func, *args)
         self._clock.held += 1
         future.add_done_callback(self._release_clock)
@@ -85,9 +85,9 @@ class VirtualClockLoop(asyncio.SelectorEventLoop):
     def _release_clock(self, _: asyncio.Future[T]) -> None:
         self._clock.held -= 1
 
-    if sys.version_info >= (3, 12):  # before, there is no timeout, hence no timer for the clock to jump to
+    if sys.version_info >= (3, 12):  # earlier versions have no timeout, so no timer to jump to
 
         async def shutdown_default_executor(self, timeout: float | None = None) -> None:  # noqa: ASYNC109 - asyncio's
-            """Do as asyncio does; the threads of the executor get `timeout` real seconds to end."""
+            """Shut down as asyncio does; the threads of the executor get `timeout` real seconds to end."""
             with self.real_time():
                 await super().shutdown_default_executor(timeout)

@@ -4,8 +4,7 @@
         ...
     assert injected[0].node == "fetch"
 
-The engine has slots for faults, which are empty while no fault is injected; items and calls never look at them, so they
-cost nothing.
+While no fault is injected, faults cost items and calls nothing: injecting changes how graphs are wired.
 
 The points:
 
@@ -13,7 +12,7 @@ The points:
 - `"node.call"`: a node is about to handle an item; each attempt and each item is a call.
 - `"channel.put"`: an item is about to enter the inbox of a node, because the node has no free place; only in streams
   and deployments, where inboxes are bounded.
-- `"worker.process"`: a call of a node is about to be given to a worker process.
+- `"worker.process"`: a call of a node is about to be sent to a worker process.
 """
 
 import asyncio
@@ -36,7 +35,7 @@ Point: TypeAlias = Literal["actor.start", "node.call", "channel.put", "worker.pr
 
 @dataclass(frozen=True)
 class Raise:
-    """Raise an exception at the point, as if the node had raised it, or the code at that point.
+    """Raise an exception at the point, as if the node, or the code at that point, had raised it.
 
     Args:
         error: the exception, or its class; each injection raises a copy, or a new instance.
@@ -50,7 +49,7 @@ class Raise:
 
 @dataclass(frozen=True)
 class Delay:
-    """Wait at the point before going on. For a plain `def`, which cannot await, this blocks its thread or the loop.
+    """Wait at the point. For a plain `def`, which cannot await, the wait blocks its thread or the loop.
 
     Args:
         seconds: how long to wait, in seconds.
@@ -92,7 +91,8 @@ class Injection:
     Attributes:
         point: the point.
         node: the name of the node in the plan: "fetch", "fetch#2".
-        number: the number of this pass of the point, from 1; passes of other nodes do not count if a node was named.
+        number: the number of this pass of the point, from 1; if `inject` names a node, passes of other nodes do not
+            count.
     """
 
     point: Point
@@ -130,7 +130,7 @@ class Injections(Sequence[Injection]):
         return f"<{len(self)} of {self.passes} passes of {self._place()}: {self._fault}>"
 
     def _take(self, name: str) -> Fault | None:
-        """Count a pass of the point by a node; return the fault if it has to happen now, else None."""
+        """Count a pass of the point by a node; return the fault if it has to happen now, None otherwise."""
         if self._node is not None and self._node not in (name, name.partition("#")[0]):
             return None
         with self._lock:
@@ -156,16 +156,16 @@ def inject(
     seed: int = 0,
     optional: bool = False,
 ) -> AbstractContextManager[Injections]:
-    """Inject a fault at a point of the engine, inside the `with`; by default each time the point is passed.
+    """Inject a fault at a point of the engine, inside the `with`; by default each time that a node passes the point.
 
-    Graphs are traced again, as by `replace`. Streams and deployments that run already are not affected, except at
+    Graphs are traced again, as with `replace`. Streams and deployments that run already are not affected, except at
     `"worker.process"`. Nodes that are called without an engine pass no points.
 
     Args:
         point: the point: `"actor.start"`, `"node.call"`, `"channel.put"` or `"worker.process"`.
         fault: the fault: `Raise`, `Delay`, `Cancel` or `Kill`.
         node: inject only for this node, or for nodes of this name; "fetch#2" is the second call site of a graph.
-        at: inject only at the pass with this number, counted from 1, or at several: `at=3`, `at=range(1, 3)`.
+        at: inject only at the pass with this number, counted from 1, or at several passes: `at=3`, `at=range(1, 3)`.
         every: inject only at each `every`-th pass.
         probability: inject at each pass with this probability, from 0 to 1, drawn from `seed`.
         seed: the seed of the random numbers.
@@ -230,7 +230,7 @@ def _name_of(node: Callable[..., Any] | str) -> str:
     return found.name
 
 
-# The points: the engine is intercepted at those that have faults, and at no other.
+# The faults at each point; the engine is intercepted only at points with faults.
 _active: dict[Point, list[Injections]] = {point: [] for point in get_args(Point)}
 
 
