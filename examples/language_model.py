@@ -208,7 +208,7 @@ def predict(config: Config, parameters: Parameters, batch: data.Packed) -> jax.A
     rows, length = tokens.shape
     sees = (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]) & jnp.tri(length, dtype=bool)
 
-    def attend(_layer: int, queries: jax.Array, keys: jax.Array, contents: jax.Array) -> jax.Array:
+    def attend(queries: jax.Array, keys: jax.Array, contents: jax.Array, _: None) -> tuple[jax.Array, None]:
         mixed: list[jax.Array] = []
         # Some queries at a time, and only what is before their end: on a CPU three times as fast as all at once.
         for at in range(0, length, QUERIES):
@@ -220,9 +220,10 @@ def predict(config: Config, parameters: Parameters, batch: data.Packed) -> jax.A
             shares: jax.Array = jax.nn.softmax(masked, axis=-1)
             taken = shares.reshape(*some.shape[:3], end) @ contents[:, :, :end]
             mixed.append(taken.reshape(rows, -1, end - at, config.head_size))
-        return jnp.concatenate(mixed, axis=2)
+        return jnp.concatenate(mixed, axis=2), None
 
-    hidden = hidden_states(config, parameters, tokens, positions, attend)
+    stateless = [None] * config.num_hidden_layers
+    hidden, _ = hidden_states(config, parameters, tokens, positions, attend, stateless)
     return mapped(parameters, hidden.reshape(rows * length, -1), "model.embed_tokens").reshape(rows, length, -1)
 
 

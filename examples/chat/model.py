@@ -15,7 +15,7 @@ Hugging Face's transformers. `begin` and `go_on` are the two programs of a decod
 # The types of JAX leave parameters of some functions open.
 # pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false, reportUnknownVariableType=false
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -158,42 +158,49 @@ def hidden_states(
     parameters: Parameters,
     tokens: jax.Array,
     positions: jax.Array,
-    attend: Callable[[int, jax.Array, jax.Array, jax.Array], jax.Array],
-) -> jax.Array:
-    """Return what the last layer gives for tokens [rows, length]: float32 [rows, length, width].
+    attend: Callable[[jax.Array, jax.Array, jax.Array, State], tuple[jax.Array, State]],
+    states: Sequence[State],
+) -> tuple[jax.Array, list[State]]:
+    """Return what the last layer gives for tokens [rows, length]: float32 [rows, length, width], and a state a layer.
 
-    `attend` takes the number of a layer, its queries, keys and contents, [rows, heads, length, head], and returns the
-    mixed contents for each query.
+    `attend` takes queries, keys and contents, [rows, heads, length, head], and the state of a layer. It returns the
+    mixed contents for each query, and the new state.
     """
     rates = config.rope_theta ** (-jnp.arange(0, config.head_size, 2) / config.head_size)
     angles = positions[:, None, :, None] * rates  # [rows, 1, length, head / 2]
     cosines, sines = jnp.cos(angles), jnp.sin(angles)
 
-    def normalised(values: jax.Array, name: str) -> jax.Array:
+    def normalised(weights: Parameters, values: jax.Array, name: str) -> jax.Array:
         mean_square = jnp.square(values).mean(axis=-1, keepdims=True)
-        return values * jax.lax.rsqrt(mean_square + config.rms_norm_eps) * parameters[f"{name}.weight"]
-
-    def heads(values: jax.Array, name: str) -> jax.Array:
-        return mapped(parameters, values, name).reshape(*tokens.shape, -1, config.head_size).swapaxes(1, 2)
+        return values * jax.lax.rsqrt(mean_square + config.rms_norm_eps) * weights[f"{name}.weight"]
 
     def rotated(values: jax.Array) -> jax.Array:
         """Turn pairs of numbers by their place in the sequence; a pair is i and i + head / 2, as in transformers."""
         first, second = jnp.split(values, 2, axis=-1)
         return jnp.concatenate([first * cosines - second * sines, second * cosines + first * sines], axis=-1)
 
+    @jax.jit  # so that it is traced once for all layers
+    def layer(weights: Parameters, hidden: jax.Array, state: State) -> tuple[jax.Array, State]:
+        def heads(name: str) -> jax.Array:
+            return mapped(weights, inputs, name).reshape(*tokens.shape, -1, config.head_size).swapaxes(1, 2)
+
+        inputs = normalised(weights, hidden, "input_layernorm")
+        queries, keys, contents = (heads(f"self_attn.{letter}_proj") for letter in "qkv")
+        mixed, state = attend(rotated(queries), rotated(keys), contents, state)
+        hidden += mapped(weights, mixed.swapaxes(1, 2).reshape(hidden.shape), "self_attn.o_proj")
+        inputs = normalised(weights, hidden, "post_attention_layernorm")
+        gate = jax.nn.silu(mapped(weights, inputs, "mlp.gate_proj"))
+        hidden += mapped(weights, gate * mapped(weights, inputs, "mlp.up_proj"), "mlp.down_proj")
+        return hidden, state
+
     hidden = jnp.asarray(parameters["model.embed_tokens.weight"])[tokens.reshape(-1)]  # [rows * length, width]
-    for number in range(config.num_hidden_layers):
-        layer = f"model.layers.{number}"
-        inputs = normalised(hidden, f"{layer}.input_layernorm")
-        queries, keys, contents = (heads(inputs, f"{layer}.self_attn.{letter}_proj") for letter in "qkv")
-        mixed = attend(number, rotated(queries), rotated(keys), contents)
-        hidden += mapped(parameters, mixed.swapaxes(1, 2).reshape(hidden.shape), f"{layer}.self_attn.o_proj")
-        inputs = normalised(hidden, f"{layer}.post_attention_layernorm")
-        gate = jax.nn.silu(mapped(parameters, inputs, f"{layer}.mlp.gate_proj"))
-        hidden += mapped(
-            parameters, gate * mapped(parameters, inputs, f"{layer}.mlp.up_proj"), f"{layer}.mlp.down_proj"
-        )
-    return normalised(hidden, "model.norm").reshape(*tokens.shape, -1)
+    changed: list[State] = []
+    for number, state in enumerate(states):
+        begin = f"model.layers.{number}."
+        weights = {name.removeprefix(begin): each for name, each in parameters.items() if name.startswith(begin)}
+        hidden, state = layer(weights, hidden, state)
+        changed.append(state)
+    return normalised(parameters, hidden, "model.norm").reshape(*tokens.shape, -1), changed
 
 
 # --- Decoding ---
@@ -286,7 +293,6 @@ class Llama:
         written = jnp.where(at < 0, state[0][0].shape[2], at)  # what is written behind the end is dropped
         which = jnp.arange(rows) if slots is None else slots
         blocks = at.max() // width + 1
-        changed: list[tuple[jax.Array, jax.Array]] = []
 
         def block_of(cache: jax.Array, block: jax.Array) -> jax.Array:
             begin = (0, block * width, 0)
@@ -295,14 +301,13 @@ class Llama:
             parts = [jax.lax.dynamic_slice(cache, (slot, *begin), (1, kinds, width, size)) for slot in slots]
             return jnp.concatenate(parts)
 
-        def attend(layer: int, queries: jax.Array, keys: jax.Array, contents: jax.Array) -> jax.Array:
+        def attend(queries: jax.Array, keys: jax.Array, contents: jax.Array, cache: State) -> tuple[jax.Array, State]:
             # A content that is no number would reach later requests of the slot, even with a share of 0.
             fresh = (keys, jnp.where(jnp.isfinite(contents), contents, 0))
             cache = tuple(
                 old.at[which[:, None], :, written].set(new.swapaxes(1, 2), mode="drop")
-                for old, new in zip(state[layer], fresh, strict=True)
+                for old, new in zip(cache, fresh, strict=True)
             )
-            changed.append((cache[0], cache[1]))
             grouped = queries.reshape(rows, kinds, -1, size) * size**-0.5  # heads that share keys are rows of a product
 
             # Block by block, as far as the longest sequence needs; a block that a row does not see changes no bit.
@@ -323,10 +328,10 @@ class Llama:
             first = (*grouped.shape[:3], 1)
             sums = (jnp.full(first, -jnp.inf), jnp.zeros(first), jnp.zeros(grouped.shape))
             _, total, mixed = jax.lax.fori_loop(0, blocks, add, sums)
-            return jnp.reshape(mixed / total, queries.shape)
+            return jnp.reshape(mixed / total, queries.shape), cache
 
-        hidden = hidden_states(self.config, parameters, tokens, jnp.maximum(at, 0), attend)
-        return changed, hidden
+        hidden, state = hidden_states(self.config, parameters, tokens, jnp.maximum(at, 0), attend, state)
+        return state, hidden
 
 
 # --- Sampling ---
