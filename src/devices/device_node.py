@@ -3,8 +3,8 @@
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar, cast, overload
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypedDict, TypeVar, Unpack, cast, overload
 
 from .._errors import DeviceError
 from ..actors.accepted import NAME, SWITCH, check, instance, optional, refuse_beside, refuse_unknown, whole
@@ -18,67 +18,54 @@ from ..engine.tracing.annotations import signature_of
 from ..engine.tracing.tracer import active
 from .device_batch import PackedBatch, on_device
 from .jax_import import is_device, require_jax
+from .parameter_checks import DeviceOptions
 from .statistics import BatchStatistics, CompileStatistics
 
 if TYPE_CHECKING:
-    from .executor import DeviceExecutor, DeviceOptions, FindSize
+    from .executor import DeviceExecutor, FindSize
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
+class _NodeOptions(TypedDict, total=False):
+    """The options of `device_node`."""
+
+    name: str | None
+    device: Any
+    batch: Batch | None
+    static: tuple[str, ...]
+    shared: tuple[str, ...]
+    donate: bool
+    pure: bool
+    fuse: bool
+    stateless: bool
+    in_specs: Any
+    out_specs: Any
+    replicas: int
+    prefetch: int
+    sample_input: tuple[Any, ...] | list[tuple[Any, ...]]
+    concurrency: int | None
+    timeout_seconds: float | None
+    retry: Retry | None
+    fallback: Callable[[Exception], Any] | None
+    failover: Callable[..., Any] | None
+    runs_on: Execution | None
+
+
+_POLICY: Final = ("concurrency", "timeout_seconds", "retry", "fallback", "failover", "pure", "stateless")
+_DEFAULTS: Final[dict[str, Any]] = {
+    **{field.name: field.default for field in fields(Policy) if field.name in _POLICY},
+    **{field.name: field.default for field in fields(DeviceOptions)}, "name": None, "runs_on": None,
+}  # fmt: skip
+_RULES: Final = {"batch": BATCH, "pure": SWITCH, "fuse": SWITCH, "replicas": whole(1), "prefetch": whole(1)}
+
+
 @overload
 def device_node(fn: Callable[P, R], /) -> "DeviceNode[P, R]": ...
 @overload
-def device_node(
-    *,
-    name: str | None = None,
-    device: Any = "auto",
-    batch: Batch | None = None,
-    static: tuple[str, ...] = (),
-    shared: tuple[str, ...] = (),
-    donate: bool = False,
-    pure: bool = True,
-    fuse: bool = True,
-    stateless: bool = False,
-    in_specs: Any = None,
-    out_specs: Any = None,
-    replicas: int = 1,
-    prefetch: int = 2,
-    sample_input: tuple[Any, ...] | list[tuple[Any, ...]] = (),
-    concurrency: int | None = None,
-    timeout_seconds: float | None = None,
-    retry: Retry | None = None,
-    fallback: Callable[[Exception], Any] | None = None,
-    failover: Callable[..., Any] | None = None,
-    runs_on: Execution | None = None,
-) -> "Callable[[Callable[P, R]], DeviceNode[P, R]]": ...
-def device_node(
-    fn: Callable[..., Any] | None = None,
-    /,
-    *,
-    name: str | None = None,
-    device: Any = "auto",
-    batch: Batch | None = None,
-    static: tuple[str, ...] = (),
-    shared: tuple[str, ...] = (),
-    donate: bool = False,
-    pure: bool = True,
-    fuse: bool = True,
-    stateless: bool = False,
-    in_specs: Any = None,
-    out_specs: Any = None,
-    replicas: int = 1,
-    prefetch: int = 2,
-    sample_input: tuple[Any, ...] | list[tuple[Any, ...]] = (),
-    concurrency: int | None = None,
-    timeout_seconds: float | None = None,
-    retry: Retry | None = None,
-    fallback: Callable[[Exception], Any] | None = None,
-    failover: Callable[..., Any] | None = None,
-    runs_on: Execution | None = None,
-    **unknown: Any,
-) -> Any:
+def device_node(**options: Unpack[_NodeOptions]) -> "Callable[[Callable[P, R]], DeviceNode[P, R]]": ...
+def device_node(fn: Callable[..., Any] | None = None, /, **options: Unpack[_NodeOptions]) -> Any:
     """Make a node of a JAX function: the function is compiled off the event loop, and runs on a device.
 
     The function is written for one item, and can be called directly with one item. It takes arrays of JAX or NumPy,
@@ -98,15 +85,15 @@ def device_node(
             body of `map_each` captures. These arrays are passed once instead of stacked. Calls with other arrays (other
             objects) run in other batches. Arrays that are written in the graph itself need not be named. Only with
             `batch=`.
-        donate: whether the result may take over the memory of arguments. An argument is donated only if it is the
-            result of a device node and no other reader needs it, not even another attempt. The state of a `fold` or a
-            `while_loop` that device nodes make is donated once all other steps have read it. No effect with `batch=`,
-            because stacked arrays are new.
-        pure: states that the function has no effects. Then equal calls are merged, a failed batch is tried again in
-            parts, and adjacent nodes become one program.
-        fuse: whether the node may become one program with adjacent nodes. With False, the node has a program of its
-            own, and its results equal that program's bit by bit. The execution option of the same name does that for
-            all nodes of a call.
+        donate: whether the result may take over the memory of arguments; default: False. An argument is donated only if
+            it is the result of a device node and no other reader needs it, not even another attempt. The state of a
+            `fold` or a `while_loop` that device nodes make is donated once all other steps have read it. No effect with
+            `batch=`, because stacked arrays are new.
+        pure: states that the function has no effects; default: True. Then equal calls are merged, a failed batch is
+            tried again in parts, and adjacent nodes become one program.
+        fuse: whether the node may become one program with adjacent nodes; default: True. With False, the node has a
+            program of its own, and its results equal that program's bit by bit. The execution option of the same name
+            does that for all nodes of a call.
         stateless: states that results that differ by rounding are acceptable. It matters where a call with
             `checkpoint=` has state behind this node, and `batch=` makes batches of the calls that happen to be there.
         in_specs: how each argument is split over a mesh: a tuple with a `PartitionSpec` for each parameter, a
@@ -114,10 +101,10 @@ def device_node(
             prefix of the argument's pytree, or a `NamedSharding` over the same mesh. With `batch=`, the first axis is
             that of the batch, except for `shared` parameters.
         out_specs: how the result is split over a mesh; by default the compiler decides.
-        replicas: how many devices run the node: `device`, and the next devices of its platform. Each call goes to the
-            next free device.
-        prefetch: how many jobs a device holds: one runs while the next is transferred. Do not write into a host array
-            that was passed to the node until the result is there.
+        replicas: how many devices run the node, by default one: `device`, and the next devices of its platform. Each
+            call goes to the next free device.
+        prefetch: how many jobs a device holds, by default two: one runs while the next is transferred. Do not write
+            into a host array that was passed to the node until the result is there.
         sample_input: the arguments of one item as a tuple, or a list of such tuples, without the arguments that come
             from resources. `deploy(..., warmup=True)` compiles the programs for these samples before the first call.
         concurrency: how many items the node handles at a time, per Engine; default: without a limit.
@@ -130,7 +117,6 @@ def device_node(
         runs_on: a `penstock.extension.Execution` that runs the function in another place, such as on workers that have
             their own devices. Each worker compiles the function for the device that `device=` names there. The items of
             a batch are gathered in this process. Not with `replicas=`, `in_specs=`, `out_specs=` and `sample_input=`.
-        **unknown: any other option is refused.
 
     Returns:
         A `Node`.
@@ -140,33 +126,28 @@ def device_node(
         TypeError: the function cannot run on a device, or an option does not fit it.
         OptionsError: an option is unknown, or does not accept its value.
     """
-    given, defaults = locals(), cast("Any", device_node).__kwdefaults__
-    refuse_beside(fn, [option for option in defaults if given[option] is not defaults[option]], "ps.device_node")
-    refuse_unknown(unknown, defaults, "@ps.device_node")
+    given: dict[str, Any] = {**_DEFAULTS, **options}
+    refuse_beside(fn, [option for option in options if given[option] is not _DEFAULTS.get(option)], "ps.device_node")
+    refuse_unknown(options, _DEFAULTS, "@ps.device_node")
+    name, runs_on = given.pop("name"), given.pop("runs_on")
 
     def decorate(target: Callable[..., Any]) -> Node[..., Any]:
         require_jax()
-        from .executor import DeviceExecutor, DeviceOptions
+        from .executor import DeviceExecutor
         from .fusion import fuse_regions
         from .projection import give_items
 
         check("name", name, optional(NAME))
         label = name or str(getattr(target, "__name__", type(target).__name__))
         _check_function(target, label)
-        _check_place(label, device, batch)
-        _check_switches(label, donate, pure, fuse)
-        sharing = _names(label, "shared", shared)
-        _check_batched(target, label, batch, sharing)
-        _check_numbers(label, device, replicas, prefetch)
-        policy = Policy(
-            concurrency, timeout_seconds=timeout_seconds, retry=retry, fallback=fallback, pure=pure,
-            failover=failover,
-            stateless=stateless,
-        )  # fmt: skip
-        options = DeviceOptions(
-            device, on_device(batch), _names(label, "static", static), sharing, donate, pure, fuse,
-            in_specs, out_specs, replicas, prefetch, _samples(label, sample_input),
-        )  # fmt: skip
+        _check_options(label, given)
+        own: dict[str, Any] = {field.name: given[field.name] for field in fields(DeviceOptions)}
+        own["shared"] = _names(label, "shared", own["shared"])
+        _check_batched(target, label, own["batch"], own["shared"])
+        own["static"] = _names(label, "static", own["static"])
+        own["batch"] = on_device(own["batch"])
+        own["sample_input"] = _samples(label, own["sample_input"])
+        policy, options = Policy(**{option: given[option] for option in _POLICY}), DeviceOptions(**own)
         find_size: FindSize | None = None
         if options.batch is not None and options.batch.max_size == "auto":
             if runs_on is not None:
@@ -286,15 +267,14 @@ _NOT_ELSEWHERE: Final = {
 
 
 def _elsewhere(
-    label: str, target: Callable[..., Any], policy: Policy, runs_on: Execution, options: "DeviceOptions"
+    label: str, target: Callable[..., Any], policy: Policy, runs_on: Execution, options: DeviceOptions
 ) -> "DeviceNode[..., Any]":
     """Make a node that other processes compile for their own devices; batches are gathered in this process."""
     from .elsewhere import GatheredHere, compiled_there
 
     check("runs_on", runs_on, instance(Execution, "an Execution of penstock.extension"), f"device node {label!r} has ")
-    defaults = cast("Any", device_node).__kwdefaults__
     for option, reason in _NOT_ELSEWHERE.items():
-        if getattr(options, option) != defaults[option]:
+        if getattr(options, option) != _DEFAULTS[option]:
             raise TypeError(f"device node {label!r} has runs_on=, and {option}=: {reason}; leave out {option}=")
     if options.batch is not None and not runs_on._takes_batches:
         raise TypeError(
@@ -318,15 +298,27 @@ def _elsewhere(
     return made
 
 
-def _check_place(label: str, device: object, batch: object) -> None:
+def _check_options(label: str, given: Mapping[str, Any]) -> None:
     from .selection import is_selectable
 
+    device, donate, replicas = given["device"], given["donate"], given["replicas"]
     if not is_selectable(device):
         raise TypeError(
             f"device node {label!r} has device={device!r}: the name of a device, a jax.Device, a jax.sharding.Mesh or "
             "a DeviceMesh"
         )
-    check("batch", batch, BATCH, f"device node {label!r} has ")
+    if not isinstance(donate, bool):
+        raise TypeError(
+            f"device node {label!r} has donate={donate!r}: True or False; the planner finds out which arguments it "
+            "may overwrite. To name arguments, use penstock.devices.actor(...).run with donate_argnums="
+        )
+    for option, rule in _RULES.items():
+        check(option, given[option], rule, f"device node {label!r} has ")
+    if replicas > 1 and not (isinstance(device, str) or is_device(device)):
+        raise TypeError(
+            f"device node {label!r} has replicas={replicas}, and runs on a mesh, whose devices compute together: for "
+            "replicas, name one device; or split the rows of batches over the mesh with in_specs="
+        )
 
 
 def _check_batched(target: Callable[..., Any], label: str, batch: object, shared: tuple[str, ...]) -> None:
@@ -340,16 +332,6 @@ def _check_batched(target: Callable[..., Any], label: str, batch: object, shared
             raise TypeError(
                 f"device node {label!r} has batch=, and no parameter whose arguments could be stacked: leave out batch="
             )
-
-
-def _check_switches(label: str, donate: object, pure: object, fuse: object) -> None:
-    if not isinstance(donate, bool):
-        raise TypeError(
-            f"device node {label!r} has donate={donate!r}: True or False; the planner finds out which arguments it "
-            "may overwrite. To name arguments, use penstock.devices.actor(...).run with donate_argnums="
-        )
-    check("pure", pure, SWITCH, f"device node {label!r} has ")
-    check("fuse", fuse, SWITCH, f"device node {label!r} has ")
 
 
 def _names(label: str, option: str, value: object) -> tuple[str, ...]:
@@ -371,16 +353,6 @@ def _samples(label: str, given: tuple[Any, ...] | list[tuple[Any, ...]]) -> tupl
                 f"tuples, and has a {type(sample).__name__}: for a single argument, write sample_input=(argument,)"
             )
     return tuple(samples)
-
-
-def _check_numbers(label: str, device: Any, replicas: int, prefetch: int) -> None:
-    for option, value in (("replicas", replicas), ("prefetch", prefetch)):
-        check(option, value, whole(1), f"device node {label!r} has ")
-    if replicas > 1 and not (isinstance(device, str) or is_device(device)):
-        raise TypeError(
-            f"device node {label!r} has replicas={replicas}, and runs on a mesh, whose devices compute together: for "
-            "replicas, name one device; or split the rows of batches over the mesh with in_specs="
-        )
 
 
 def _check_function(target: object, label: str) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -25,6 +25,7 @@ from .engine_device import (
     share,
 )
 from .failed_batches import PartsOfBatch
+from .parameter_checks import DeviceOptions
 from .parameters import EVERYTHING, LoopState, SameParameters, check_same_shapes, with_same
 from .programs import UNSET, holds_array, own_x64, refuse_own_x64
 from .recompilation import CompileLog
@@ -47,24 +48,6 @@ C = TypeVar("C", bound=DeviceCall)
 
 # From the arguments that come from resources, by parameter, to the other arguments of items like those that will come.
 Samples: TypeAlias = Callable[[Mapping[str, Any]], tuple[tuple[Any, ...], ...]]
-
-
-@dataclass(frozen=True)
-class DeviceOptions:
-    """The options of a device node; see `device_node`."""
-
-    device: Any
-    batch: DeviceBatch | PackedBatch | None
-    static: tuple[str, ...]
-    shared: tuple[str, ...]
-    donate: bool
-    pure: bool
-    fuse: bool
-    in_specs: Any
-    out_specs: Any
-    replicas: int
-    prefetch: int
-    sample_input: tuple[tuple[Any, ...], ...]
 
 
 # The type of the function that finds a batch size: `size_search` imports this module, so it cannot be imported here.

@@ -2,6 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from ..engine.tracing.annotations import signature_of
@@ -10,6 +11,24 @@ from .device_batch import DeviceBatch, PackedBatch
 _PASSED_BY_POSITION = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _TAKEN_BY_KEYWORD = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 _UNSUPPORTED = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(frozen=True)
+class DeviceOptions:
+    """The options of a device node; see `device_node`."""
+
+    device: Any = "auto"
+    batch: DeviceBatch | PackedBatch | None = None
+    static: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    donate: bool = False
+    pure: bool = True
+    fuse: bool = True
+    in_specs: Any = None
+    out_specs: Any = None
+    replicas: int = 1
+    prefetch: int = 2
+    sample_input: tuple[tuple[Any, ...], ...] = ()
 
 
 def parameter_names(fn: Callable[..., Any]) -> tuple[str, ...]:

@@ -19,7 +19,8 @@ from .arguments import Arguments
 from .device_batch import PackedBatch
 from .dispatch import Job, SingleJob
 from .engine_device import DeviceCall, SingleCallQueue
-from .executor import DeviceExecutor, DeviceOptions, Samples
+from .executor import DeviceExecutor, Samples
+from .parameter_checks import DeviceOptions
 from .programs import is_random_key
 from .shardings import mesh_axes
 from .untyped_jax import jax
