@@ -14,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,9 +42,9 @@ async def waiting(number: int) -> int:
     return number
 
 
-@ps.node(concurrency=4)
+@ps.node(concurrency=64)
 async def limited(number: int) -> int:
-    await asyncio.sleep(0.001)
+    await asyncio.sleep(0)
     return number
 
 
@@ -73,8 +73,14 @@ async def wide(number: int) -> list[int]:
     return found
 
 
+@ps.node
+async def answered(number: int) -> int:
+    await asyncio.sleep(0.005)
+    return number
+
+
 # Runs items until a time of `perf_counter`, and returns how many.
-Workload = Callable[[float], Awaitable[int]]
+Work = Callable[[float], Awaitable[int]]
 
 
 async def _stream(graph: ps.Graph[[int], int], until: float) -> int:
@@ -99,27 +105,44 @@ async def _call(service: engine.Service[[int], Any], until: float) -> int:
     return count
 
 
-async def _callers(until: float) -> int:
-    async with engine.deploy(chain, max_in_flight=CALLERS) as service:
-        return sum(await asyncio.gather(*[_call(service, until) for _ in range(CALLERS)]))
+@contextlib.asynccontextmanager
+async def _streaming(graph: ps.Graph[[int], int]) -> AsyncGenerator[Work, None]:
+    yield lambda until: _stream(graph, until)
 
 
-async def _scopes(until: float) -> int:
+@contextlib.asynccontextmanager
+async def _called(graph: ps.Graph[[int], Any], scopes: int = 1, callers: int = 1) -> AsyncGenerator[Work, None]:
+    """Open some scopes of a graph, of which at most two are called; the others stay idle."""
     async with contextlib.AsyncExitStack() as stack:
-        services = [await stack.enter_async_context(engine.deploy(wide)) for _ in range(SCOPES)]
-        return sum(await asyncio.gather(*[_call(service, until) for service in services[:2]]))
+        services = [await stack.enter_async_context(engine.deploy(graph, max_in_flight=callers)) for _ in range(scopes)]
+        calling = [service for service in services[:2] for _ in range(callers)]
+
+        async def work(until: float) -> int:
+            return sum(await asyncio.gather(*[_call(service, until) for service in calling]))
+
+        yield work
 
 
-WORKLOADS: dict[str, Workload] = {
-    "chain": lambda until: _stream(chain, until),
-    "waiting chain": lambda until: _stream(waiting_chain, until),
-    f"{CALLERS} callers": _callers,
-    f"{SCOPES} scopes of {STEPS} steps": _scopes,
+@contextlib.asynccontextmanager
+async def _served() -> AsyncGenerator[Work, None]:
+    with engine.tuned_for_serving():
+        async with _called(ps.graph(answered), callers=CALLERS) as work:
+            yield work
+
+
+WORKLOADS: dict[str, Callable[[], contextlib.AbstractAsyncContextManager[Work]]] = {
+    "chain": lambda: _streaming(chain),
+    "waiting chain": lambda: _streaming(waiting_chain),
+    f"{CALLERS} callers": lambda: _called(chain, callers=CALLERS),
+    f"{SCOPES} scopes of {STEPS} steps": lambda: _called(wide, scopes=SCOPES),
+    f"tuned for serving, {CALLERS} callers": _served,
 }
+# The client starts its interpreter, and its first look begins the counting, before anything is measured.
+_WARM_SECONDS = 2.0
 
 
-async def _measure(workload: Workload, seconds: float) -> dict[str, float]:
-    """Return the processor time of an item, and by how much the loop was late at worst, after a second to warm up."""
+async def _measure(name: str, seconds: float) -> dict[str, float]:
+    """Return the processor time of an item, and by how much the loop was late at worst, once all is warm."""
     lags: list[float] = []
 
     async def watch() -> None:
@@ -128,12 +151,13 @@ async def _measure(workload: Workload, seconds: float) -> dict[str, float]:
             await asyncio.sleep(_LAG_SECONDS)
             lags.append(time.perf_counter() - began - _LAG_SECONDS)
 
-    await workload(time.perf_counter() + 1)
-    watching = asyncio.ensure_future(watch())
-    began = time.process_time()
-    count = await workload(time.perf_counter() + seconds)
-    used = time.process_time() - began
-    watching.cancel()
+    async with WORKLOADS[name]() as work:
+        await work(time.perf_counter() + _WARM_SECONDS)
+        watching = asyncio.ensure_future(watch())
+        began = time.process_time()
+        count = await work(time.perf_counter() + seconds)
+        used = time.process_time() - began
+        watching.cancel()
     return {"item": used / count, "late": max(lags)}
 
 
@@ -144,7 +168,7 @@ def _sample(name: str, seconds: float, *, looks: bool) -> dict[str, float]:
             if looks:
                 client = stack.enter_context(subprocess.Popen(command, stdout=subprocess.DEVNULL))
                 stack.callback(client.terminate)
-            return asyncio.run(_measure(WORKLOADS[name], seconds))
+            return asyncio.run(_measure(name, seconds))
 
 
 def _sample_in_child(name: str, side: str, seconds: float) -> dict[str, float]:

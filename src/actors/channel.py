@@ -7,12 +7,12 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
 from time import perf_counter
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 import anyio
 
 from .._errors import ChannelClosed
-from ..telemetry.counters import ChannelStatistics
+from ..telemetry.counters import ChannelStatistics, changed
 
 if TYPE_CHECKING:
     from ..telemetry.profiling.durations import DepthWatch
@@ -145,6 +145,10 @@ class _Putter(_Entry[T]):
     def __init__(self, item: T, size_bytes: int, entered: "asyncio.Future[None]") -> None:
         super().__init__(item, size_bytes)
         self.entered = entered
+
+
+# Many records are made at a look: to change one takes a third of the time of making one.
+_EMPTY: Final = ChannelStatistics(0, None, 0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 class Channel(Generic[T]):
@@ -390,7 +394,8 @@ class Channel(Generic[T]):
 
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
-        return ChannelStatistics(
+        return changed(
+            _EMPTY,
             depth=self.count,
             capacity=self.capacity,
             high_water=self.high_water,

@@ -11,7 +11,7 @@ from weakref import WeakSet
 
 from .._errors import ReentrantCallError
 from ..telemetry import logs
-from ..telemetry.counters import ActorStatistics
+from ..telemetry.counters import ActorStatistics, ChannelStatistics, changed
 from .chains import SLOW_SECONDS, compose, failed_link, running_link
 from .channel import Channel
 from .execution import ASYNC, GENERAL, INLINE, Bound, DetachedStep, ThreadCall, invoke_plain
@@ -466,11 +466,16 @@ class NodeActor:
             return clock() - since, error  # the first item has waited longest
         return 0.0, ""
 
-    def statistics(self) -> ActorStatistics:
-        """Return a snapshot of the counters."""
+    def statistics(self, busy_seconds: float | None = None) -> ActorStatistics:
+        """Return a snapshot of the counters.
+
+        Args:
+            busy_seconds: how long handlers took, as a sampler tells it of a node that is not timed otherwise.
+        """
         retrying_seconds, retrying_error = self.retrying()
         limited, instance = self.limiter.limit < UNLIMITED, self.bound._instance
-        return ActorStatistics(
+        return changed(
+            _NOTHING,  # as for channels
             graph=self.graph,
             node=self.name,
             completed=self.completed,
@@ -479,7 +484,7 @@ class NodeActor:
             restarts=0 if instance is None else instance.restarts,
             in_flight=self.limiter.in_flight,
             concurrency=self.limiter.limit if limited else None,
-            busy_seconds=self.measured_seconds,
+            busy_seconds=self.measured_seconds if busy_seconds is None else busy_seconds,
             inbox=self.intake.statistics(),
             state=None if instance is None else instance.state,
             places=id(self.limiter),  # unique while the actor lives: records of one moment are compared
@@ -493,6 +498,9 @@ class NodeActor:
         )
 
 
+_NOTHING: Final = ActorStatistics(
+    "", "", 0, 0, 0, 0, 0, None, None, ChannelStatistics(0, None, 0, 0, 0, 0, 0, 0.0, 0.0)
+)  # fmt: skip
 _reported: WeakSet[object] = WeakSet()  # the functions of nodes that were reported, in any scope
 
 

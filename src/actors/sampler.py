@@ -24,10 +24,11 @@ if TYPE_CHECKING:
 _SAMPLE: Final = 64
 _PAUSE_SECONDS_PER_NODE: Final = 0.006
 _LEAST_PAUSE_SECONDS: Final = 0.02
-# Looks go on for hours, so their pauses are `_SELDOM` times as long, up to `_MOST_PAUSE_SECONDS`, so that a change is
-# still seen soon.
+# Looks go on for hours, so their samples have `_FEW` executions, and their pauses are `_SELDOM` times as long, up to
+# `_MOST_PAUSE_SECONDS`, so that a change is still seen soon.
+_FEW: Final = 16
 _SELDOM: Final = 8
-_MOST_PAUSE_SECONDS: Final = 4.0
+_MOST_PAUSE_SECONDS: Final = 6.0
 # The first sample of a node is larger, so that short profiles see every item.
 _FIRST_OF_ALL: Final = 640
 _LEAST_FIRST: Final = 16
@@ -77,7 +78,7 @@ class ExecutionSampler:
     """
 
     __slots__ = (
-        "_actor", "_depth", "_ended", "_is_on", "_lock", "_means", "_number", "_pause_seconds", "_sampling",
+        "_actor", "_depth", "_ended", "_further", "_is_on", "_lock", "_means", "_number", "_pause_seconds", "_sampling",
         "_size", "_switch", "_window", "between", "blocked_seconds", "busy_seconds", "durations", "held", "names",
         "outside",
     )  # fmt: skip
@@ -89,7 +90,7 @@ class ExecutionSampler:
         self._actor = actor
         self._switch = switch
         self._size = sampling.first if switch is not None else _SAMPLE
-        self._sampling = sampling
+        self._sampling, self._further = sampling, _SAMPLE
         self._pause_seconds = sampling.pause_seconds
         self._means: list[float] = []  # how long executions took in the last sample
         self._window: list[tuple[Any, ...]] = []  # moments, then frame and item: two moments, or more for a chain
@@ -115,6 +116,7 @@ class ExecutionSampler:
         self._depth.keep_points(on=on)
         pause = self._sampling.pause_seconds
         self._pause_seconds = pause if on else max(pause, min(_SELDOM * pause, _MOST_PAUSE_SECONDS))
+        self._further = _SAMPLE if on else _FEW
 
     def look(self, seconds: float) -> None:
         """Note how many items are in the node now, and how many wait for it; on the loop.
@@ -221,7 +223,7 @@ class ExecutionSampler:
     def _resume(self) -> None:
         if self._is_on and self._switch is not None:
             self.fold()
-            self._size = _SAMPLE
+            self._size = self._further
             self._switch(self)
 
 

@@ -298,9 +298,8 @@ def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None"
     assert is_node(node)
     is_stream, sampler = actor.bound._spans_others, actor.sampler
     timed = None if sampler is None else sampler.reading()  # also brings `busy_seconds` up to date
-    counters = actor.statistics()
-    if sampler is not None and actor.is_untimed and not is_stream:
-        counters = changed(counters, busy_seconds=sampler.busy_seconds[0])
+    is_sampled = sampler is not None and actor.is_untimed and not is_stream
+    counters = actor.statistics(sampler.busy_seconds[0] if sampler is not None and is_sampled else None)
     if is_empty and counters.in_flight:  # in call sites of other scopes that share the places
         counters = changed(counters, in_flight=0)
     places = () if is_stream else tuple(_places(actor, node, site.room, pools, threads))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from time import perf_counter, time
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ..actors import attempts
 from ..actors.chains import LONGEST_LINE, SHORTEST_PART, Link, compose, compose_line
@@ -106,6 +106,7 @@ class Wiring(Scope):
         # How many profiles and looks have asked for the timing of handlers, and how many of these for all depths.
         self._measured = 0, 0
         self._looked_at = 0.0
+        self._ended: dict[NodeActor, int] = {}  # how many items had left the nodes that are not timed yet
         self._was_idle = False
         self._discards = False  # whether a graph is being wired that has nodes with `discard=`
 
@@ -196,14 +197,13 @@ class Wiring(Scope):
 
     def activity(self) -> int | None:
         """Return how many executions have ended in the nodes; None while one runs, or if a node has its own loop."""
-        ended, is_empty = 0, self._is_empty
-        for actor in [actor for wired in self._all_wired() for actor in wired.actors]:
-            if actor.bound._inbox is not None or actor.counts.abandoned:
-                return None
-            if actor.limiter.in_flight and not is_empty:  # of an empty scope, they are in scopes that share the places
-                return None
-            ended += actor.completed + actor.failed
-        return ended
+        actors = [actor for wired in self._all_wired() for actor in wired.actors]
+        if any(actor.bound._inbox is not None or actor.counts.abandoned for actor in actors):
+            return None
+        # Of an empty scope, items are in other scopes that share the places.
+        if not self._is_empty and any(actor.limiter.in_flight for actor in actors):
+            return None
+        return sum([actor.completed + actor.failed for actor in actors])
 
     def counters(self) -> Iterator[Reading]:
         """Yield the counters of all nodes for metrics, also of nodes in bodies of control flow."""
@@ -228,6 +228,7 @@ class Wiring(Scope):
         step = 1 if on else -1
         self._measured = were[0] + step, were[1] + step * depths
         self._looked_at = perf_counter()
+        self._ended.clear()
         if [*map(bool, were)] != [*map(bool, self._measured)]:
             for wired in self._wired.values():
                 _measure(wired.actors, self._measured)
@@ -240,9 +241,13 @@ class Wiring(Scope):
         was_idle, self._was_idle = self._was_idle, self._is_empty
         if was_idle and self._was_idle:
             return
-        for site in self.sites():
-            if site.actor.sampler is not None:
-                site.actor.sampler.look(seconds)
+        for actor in [site.actor for site in self.sites()]:
+            if actor.sampler is not None:
+                actor.sampler.look(seconds)
+            elif self._measured[0]:
+                ended = actor.completed + actor.failed
+                if self._ended.setdefault(actor, ended) != ended or actor.limiter.in_flight:
+                    _measure((actor,), self._measured, len(self.sites()))
 
     def _actor(self, program: Program, unit: Unit) -> NodeActor:
         step = unit.step
@@ -454,18 +459,24 @@ def _goes_on(actor: NodeActor) -> bool:
     )
 
 
-def _measure(actors: Sequence[NodeActor], measured: tuple[int, int]) -> None:
+# Of a larger graph, looks have an actor time its handlers once an item is in the actor, or has left it.
+_MOST_AT_ONCE: Final = 64
+
+
+def _measure(actors: Sequence[NodeActor], measured: tuple[int, int], nodes: int = 0) -> None:
     """Have actors time their handlers, or end that.
 
     Args:
         actors: the actors.
         measured: how many have asked for that, and how many of these for each change of the depths of inboxes.
+        nodes: how many nodes the scope has, if these are some of them; 0 for all.
     """
     from ..actors.sampler import sampling_of
 
-    sampling = sampling_of(len(actors)) if measured[0] else None
+    sampling = sampling_of(nodes or len(actors)) if measured[0] else None
+    is_later = not nodes and not measured[1] and len(actors) > _MOST_AT_ONCE
     for actor in actors:
-        if (actor.sampler is None) != (sampling is None):
+        if (actor.sampler is None) != (sampling is None) and not (sampling and is_later):
             actor.measure(sampling)
         if actor.sampler is not None:
             actor.sampler.for_profile(on=bool(measured[1]))

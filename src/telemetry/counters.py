@@ -6,6 +6,7 @@ counters of several nodes or scopes are the sum of their records (`ActorStatisti
 
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, replace
+from operator import attrgetter
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .tables import duration
@@ -278,9 +279,12 @@ def changed(record: Record, **changes: object) -> Record:
 
 def less(later: Record, earlier: Record, *counters: str) -> Record:
     """Return the later record, with the named counters reduced by their earlier values; None stays None."""
-    now, before = vars(later), vars(earlier)
-    changes = {name: now[name] - (before[name] or 0) for name in counters if now[name] is not None}
-    return changed(later, **changes)
+    difference = changed(later)
+    now, before = vars(difference), vars(earlier)
+    for name in counters:
+        if now[name] is not None:
+            now[name] -= before[name] or 0
+    return difference
 
 
 def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable[..., Any] = less) -> ActorStatistics:
@@ -294,18 +298,17 @@ def counted(now: ActorStatistics, before: ActorStatistics | None, less: Callable
     if before is None:
         return now
     done: ActorStatistics = less(now, before, *_COUNTERS)
-    cache = None
-    if now.cache is not None and before.cache is not None:
-        cache = less(now.cache, before.cache, *_CACHE_COUNTERS)
-    return changed(done, inbox=less(now.inbox, before.inbox, *INBOX_COUNTERS), cache=cache)
+    has_cache = now.cache is not None and before.cache is not None
+    cache = less(now.cache, before.cache, *_CACHE_COUNTERS) if has_cache else None
+    vars(done).update(inbox=less(now.inbox, before.inbox, *INBOX_COUNTERS), cache=cache)  # it is of nobody else yet
+    return done
 
 
 def _sums(records: Iterable[object], *names: str) -> dict[str, Any]:
     """Return the sum of each of the named numbers; None for a number that no record has."""
-    values = {name: [getattr(one, name) for one in records] for name in names}
-    return {
-        name: sum(filter(None, all_)) if any(one is not None for one in all_) else None for name, all_ in values.items()
-    }
+    found: list[tuple[Any, ...]] = list(map(attrgetter(*names), records))
+    columns = zip(names, zip(*found, strict=True), strict=True)
+    return {name: sum(filter(None, all_)) if all_.count(None) < len(found) else None for name, all_ in columns}
 
 
 def _total_of_caches(caches: list[CacheStatistics]) -> CacheStatistics | None:

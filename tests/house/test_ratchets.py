@@ -14,17 +14,17 @@ from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 LIMITS = {
     ".": Figures(lines=848, largest_file=424, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=417, largest_file=150, slots=0, branches=9, broad_excepts=0),
-    "actors": Figures(lines=7545, largest_file=548, slots=28, branches=38, broad_excepts=41),
+    "actors": Figures(lines=7553, largest_file=548, slots=28, branches=38, broad_excepts=41),
     "advice": Figures(lines=800, largest_file=248, slots=0, branches=12, broad_excepts=0),
     "cluster": Figures(lines=1349, largest_file=316, slots=4, branches=13, broad_excepts=9),
     "consume": Figures(lines=581, largest_file=232, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1222, largest_file=490, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6610, largest_file=590, slots=18, branches=13, broad_excepts=12),
-    "engine": Figures(lines=14841, largest_file=595, slots=21, branches=21, broad_excepts=34),
+    "engine": Figures(lines=14846, largest_file=595, slots=21, branches=21, broad_excepts=34),
     "saving": Figures(lines=1913, largest_file=564, slots=0, branches=20, broad_excepts=3),
     "serving": Figures(lines=1211, largest_file=297, slots=2, branches=18, broad_excepts=1),
-    "studio": Figures(lines=2967, largest_file=369, slots=0, branches=13, broad_excepts=1),
-    "telemetry": Figures(lines=3712, largest_file=484, slots=8, branches=15, broad_excepts=3),
+    "studio": Figures(lines=2978, largest_file=369, slots=0, branches=13, broad_excepts=1),
+    "telemetry": Figures(lines=3715, largest_file=484, slots=8, branches=15, broad_excepts=3),
     "testing": Figures(lines=513, largest_file=165, slots=1, branches=5, broad_excepts=2),
 }
 

@@ -144,6 +144,24 @@ async def test_a_look_at_one_scope_tells_what_moved_in_it_and_in_no_other(path: 
     assert after[0]["completed"] == after[0]["total_completed"] - before[0]["total_completed"]
 
 
+@ps.graph
+async def long(number: int) -> int:
+    for _ in range(70):
+        number = await fetch(number)
+    return number
+
+
+async def test_each_step_of_a_large_graph_is_timed_once_it_has_items(path: Path) -> None:
+    with exposed(path) as asking:
+        async with engine.deploy(long) as service, engine.deploy(long):
+            asking.look()
+            while not all(node.get("timed") for node in asking.look()["nodes"]):
+                await service(1)
+            nodes = asking.look()["nodes"]
+    assert len(nodes) == 70
+    assert all(node["p50"] > 0 for node in nodes)
+
+
 async def test_items_count_once_where_idle_scopes_share_the_limit(path: Path) -> None:
     gate = Gate()
 

@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import gc
 import os
 import socket
 import stat
@@ -254,12 +255,29 @@ def _answered(line: bytes, monitor: Monitor, looker: Looker, client: socket.sock
             return answer_drawing(monitor.drawing(asked.digest))
         if asked.request == "profile":
             return answer_profile(_profile(asked.seconds, client))
-        return answer(looker.look(monitor.snapshot(asked.matching), asked))
+        with _without_collections():
+            return answer(looker.look(monitor.snapshot(asked.matching), asked))
     except ProtocolError as error:
         return refusal(str(error))
     except Exception as error:  # noqa: BLE001 - a look that fails must not end the looks of other clients
         logs.warning("expose.look_failed", error=repr(error))
         return refusal(f"it could not be looked at: {error!r}")
+
+
+@contextmanager
+def _without_collections() -> Generator[None, None, None]:
+    """Collect no garbage meanwhile.
+
+    A look makes many records for a moment. A collection meanwhile would count these as long-lived, and would have the
+    whole heap looked through much more often, which stops event loops.
+    """
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _profile(for_seconds: float, client: socket.socket) -> str:

@@ -33,7 +33,7 @@ from ...telemetry.tables import (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: that would take five times as long, at each look
 class NodeLook:
     """One node, over all scopes of its graph.
 

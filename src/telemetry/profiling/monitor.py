@@ -107,7 +107,7 @@ def _items(hosts: Iterable[Host], now: float, matching: str) -> tuple[tuple[Item
 
 
 # The pause between two looks at an event loop, at first: while someone looks, all the time.
-_LOOK_SECONDS: Final = 0.01
+_LOOK_SECONDS: Final = 0.02
 
 
 def _contents(hosts: Iterable[Host]) -> dict[Hashable, StepContents]:
@@ -124,7 +124,7 @@ class Monitor:
     """Takes snapshots of all scopes of this process, each with a profile of the time since the one before.
 
     Until it is closed, it hears of each scope that opens or closes, and `async def` nodes are timed, as by `profile()`.
-    It looks at event loops and at the GIL a hundred times a second at most. It waits for no event loop, so it also
+    It looks at event loops fifty times a second, and at the GIL less often. It waits for no event loop, so it also
     sees one that is blocked. One thread at a time may use it.
     """
 

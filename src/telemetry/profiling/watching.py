@@ -69,7 +69,7 @@ class OpenScopes(collectors.Collector):
         self.has_ended = False
         self.loop_threads: set[int] = set()
         # Of looks, which go on for hours, less often: each asks a busy loop for the GIL.
-        self.gil_watch = GilWatch(self.loop_threads, _LEAST_GIL_PAUSE_SECONDS * (1 if counts_depths else 4))
+        self.gil_watch = GilWatch(self.loop_threads, _LEAST_GIL_PAUSE_SECONDS * (1 if counts_depths else 6))
         self._least_pause_seconds = least_pause_seconds
         self._watches: dict[asyncio.AbstractEventLoop, LoopWatch] = {}
         self._looks_at_closed: list[LoopLooks] = []
@@ -349,7 +349,7 @@ _MOST: Final = 0.5
 
 # For how long nodes are looked at in one look, and how many times as long none is looked at then.
 _SCOPES_SECONDS: Final = 0.001
-_REST: Final = 99
+_REST: Final = 199
 
 
 class LoopLooks:
