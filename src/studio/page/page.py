@@ -272,7 +272,7 @@ def page(shown: Shown) -> Iterator[str]:
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         '<meta name="color-scheme" content="light dark">\n'
-        f"<style>\n{_asset('page.css')}</style>\n</head>\n<body>\n"
+        f"<style>\n{asset('page.css')}</style>\n</head>\n<body>\n"
     )
     yield from _top(title)
     yield '<main id="main">\n'
@@ -284,21 +284,21 @@ def page(shown: Shown) -> Iterator[str]:
     yield "</div></section>\n"
     yield from _timeline(shown)
     yield "</main>\n"
-    for script in (_asset("theme.js") + _asset("page.js"), _asset("timeline.js")):
+    for script in (asset("theme.js") + asset("page.js"), asset("timeline.js")):
         yield f"<script>\n{script}</script>\n"
     yield "</body>\n</html>\n"
 
 
 def _top(title: str) -> Iterator[str]:
     yield '<a class="skip" href="#main">Skip to the profile</a>\n<header>'
-    yield f'<span class="mark">{_asset("mark.svg")}Penstock</span><h1>{escape(title)}</h1>'
+    yield f'<span class="mark">{asset("mark.svg")}Penstock</span><h1>{escape(title)}</h1>'
     yield '<button type="button" id="theme" aria-label="Switch between light and dark">'
     yield '<span aria-hidden="true">◐</span></button></header>\n'
 
 
 def _verdict(shown: Shown) -> Iterator[str]:
     verdict = shown.verdict
-    reason, remedy = escape(_sentence(verdict.reason)), escape(_sentence(verdict.remedy))
+    reason, remedy = escape(sentence(verdict.reason)), escape(sentence(verdict.remedy))
     yield f'<section class="verdict{" limits" if verdict.node else ""}" aria-labelledby="verdict-title">'
     yield '<p class="eyebrow">What limits</p>'
     if verdict.node is None:
@@ -307,8 +307,8 @@ def _verdict(shown: Shown) -> Iterator[str]:
         name = escape(printable(verdict.name))
         yield f'<h2 id="verdict-title"><code>{name}</code></h2><p>{reason}</p>'
     if verdict.spent:
-        yield f"<p>{escape(_sentence(verdict.spent))}</p>"
-    gain = f" <i>{escape(_sentence(verdict.gain))}</i>" if verdict.gain else ""
+        yield f"<p>{escape(sentence(verdict.spent))}</p>"
+    gain = f" <i>{escape(sentence(verdict.gain))}</i>" if verdict.gain else ""
     yield f'<p class="remedy"><span>Try</span> {remedy}{gain}</p>'
     yield "<dl>"
     for name, value in _facts(shown):
@@ -365,10 +365,12 @@ def _embedded(data: object) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _sentence(text: str) -> str:
+def sentence(text: str) -> str:
+    """Return a text that may hold names as a sentence to show."""
     text = printable(text)
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Return the text of a file of this folder."""
     return files(__name__.rpartition(".")[0]).joinpath(name).read_text(encoding="utf-8")

@@ -28,6 +28,7 @@ from ...telemetry.tables import (
 from ...telemetry.text import clip, printable
 from ..live.protocol import Client
 from ..live.watch import LiveSnapshot, NodeLook, ScopeLook
+from .page import sentence
 
 # Five minutes.
 LOOKS: Final = 300
@@ -132,15 +133,6 @@ class Watched:
         _, look = self._newest
         return {step["key"] for step in look.get("steps", {}).get(graph, ())}
 
-    def profile(self, for_seconds: float) -> str:
-        """Record a profile, which takes so many seconds, and return its page.
-
-        Raises:
-            OSError: the process has gone, or does not answer.
-        """
-        with closing(Client(self.path)) as client:
-            return client.profile(for_seconds)
-
     def _look_on(self) -> None:
         while True:
             try:
@@ -161,7 +153,7 @@ class Watched:
         for digest in {node.drawing for node in look.nodes} - self._drawings.keys() - {""}:
             if found := client.drawing(digest):  # none of a scope that has closed meanwhile: asked for again later
                 self._drawings[digest] = found
-        view = view_of(look, settings.trace_url, self._drawings)
+        view = _view_of(look, settings.trace_url, self._drawings)
         rates = {step["key"]: step["rate"] for steps in view["steps"].values() for step in steps}
         scopes = {scope.id for scope in look.scopes}
         chosen = [scope for scope, until in self._chosen.items() if scope in scopes and until > began]
@@ -170,7 +162,7 @@ class Watched:
         for scope in chosen:
             own, _ = self._of_scopes.get(scope) or (Client(self.path), [])
             nodes = own.look(scope=scope)
-            of_scopes[scope] = own, steps_of(nodes, Names(nodes), _columns(look)[1])
+            of_scopes[scope] = own, _steps(nodes, look)
         with self._lock:
             for scope, (own, _) in self._of_scopes.items():
                 if scope not in of_scopes:
@@ -223,7 +215,7 @@ class Processes:
 
     def record(self, query: Mapping[str, str]) -> dict[str, Any]:
         """Begin to record a profile; returns the secret path of its page."""
-        recorded = _Recorded(self.process(query))
+        recorded = _Recorded(self.process(query).path)
         name = secrets.token_urlsafe(24)
         with self._lock:
             self._profiles[name] = recorded
@@ -265,15 +257,16 @@ _RECORDING: Final = """<!doctype html>
 class _Recorded:
     """A profile that is recorded, by a thread of its own."""
 
-    def __init__(self, process: Watched) -> None:
-        self._process = process
+    def __init__(self, path: str) -> None:
+        self._path = path
         self._ends = time.monotonic() + _RECORD_SECONDS
         self._page = ""
         threading.Thread(target=self._record, name="penstock-studio-profile", daemon=True).start()
 
     def _record(self) -> None:
         try:
-            self._page = self._process.profile(_RECORD_SECONDS)
+            with closing(Client(self._path)) as client:
+                self._page = client.profile(_RECORD_SECONDS)
         except OSError as error:
             text = escape(printable(str(error)))
             self._page = _RECORDING.format(refresh="", heading="No profile was recorded", text=text)
@@ -302,15 +295,14 @@ _MAYBE: Final[dict[str, Callable[[NodeLook], int | str]]] = {
 _LINE_COLUMNS: Final = 30
 
 
-def view_of(look: LiveSnapshot, trace_url: str, drawings: Collection[str]) -> dict[str, Any]:
+def _view_of(look: LiveSnapshot, trace_url: str, drawings: Collection[str]) -> dict[str, Any]:
     """Return a look as the page shows it: texts, and the numbers that are drawn."""
-    names = Names(look)
-    columns, figures = _columns(look)
-    steps = _by_graph(steps_of(look, names, figures))
+    names = _Names(look)
+    steps = _by_graph(_steps(look, look))
     item_columns, items = _told(_ITEM_COLUMNS, [_item(item, trace_url) for item in look.items])
     failure_columns, failures = _told(_FAILURE_COLUMNS, [_failure(one, look, names) for one in look.failures])
     return {
-        "process": look.process, "columns": columns, "steps": steps, "verdict": _verdict(look, names),
+        "process": look.process, "columns": _columns(look), "steps": steps, "verdict": _verdict(look, names),
         "graphs": [_graph(look, graph, names, drawings, steps[graph]) for graph in steps],
         "facts": [("in flight", count(look.in_flight)), *[(printable(a), printable(b)) for a, b in look.lines]],
         "stalls": [
@@ -327,30 +319,37 @@ def view_of(look: LiveSnapshot, trace_url: str, drawings: Collection[str]) -> di
     }  # fmt: skip
 
 
-class Names:
+class _Names:
     """Which graph of the page, and which step of it, the records of a look mean."""
 
     def __init__(self, look: LiveSnapshot) -> None:
-        self.steps = {(node.graph, node.node): (graph_of(node), key_of(node)) for node in look.nodes}
+        self.steps = {(node.graph, node.node): (_graph_of(node), _key_of(node)) for node in look.nodes}
         self.titles: dict[str, str] = {}
         for node in look.nodes:
-            self.titles.setdefault(graph_of(node), node.graph.partition("/")[0])
+            self.titles.setdefault(_graph_of(node), node.graph.partition("/")[0])
 
 
-def graph_of(node: NodeLook | ItemLook) -> str:
+def _graph_of(node: NodeLook | ItemLook) -> str:
     """Return what stands for the graph of a record: the digest of its drawing, or the name of the graph."""
     return node.drawing or node.graph.partition("/")[0]
 
 
-def key_of(node: NodeLook | ItemLook) -> str:
+def _key_of(node: NodeLook | ItemLook) -> str:
     """Return what stands for a step, among all of its process: its place in the drawing, or its name."""
-    return f"{graph_of(node)} {node.step or f'{node.graph}/{node.node}'}"
+    return f"{_graph_of(node)} {node.step or f'{node.graph}/{node.node}'}"
 
 
-def _columns(look: LiveSnapshot) -> tuple[list[_Column], list[str]]:
-    figures = figure_columns([node.figures for node in look.nodes])
-    maybe = [(title, title != "limit is shared") for title, told in _MAYBE.items() if any(map(told, look.nodes))]
-    return [*_COLUMNS, *maybe, *[(printable(figure), True) for figure in figures]], figures
+def _columns(look: LiveSnapshot) -> list[_Column]:
+    maybe = [(title, title != "limit is shared") for title in _told_of(look)]
+    return [*_COLUMNS, *maybe, *[(printable(figure), True) for figure in _figures(look)]]
+
+
+def _told_of(look: LiveSnapshot) -> list[str]:
+    return [title for title, told in _MAYBE.items() if any(map(told, look.nodes))]
+
+
+def _figures(look: LiveSnapshot) -> list[str]:
+    return figure_columns([node.figures for node in look.nodes])
 
 
 def _by_graph(steps: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -360,11 +359,10 @@ def _by_graph(steps: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]
     return found
 
 
-def steps_of(look: LiveSnapshot, names: Names, figures: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the steps of a look: a row of the table and the lines of a box each."""
-    titles = {title for title, _ in _columns(look)[0]}
-    maybe = [told for title, told in _MAYBE.items() if title in titles]
-    limits = None if look.verdict is None else (look.verdict.graph, look.verdict.node)
+def _steps(look: LiveSnapshot, whole: LiveSnapshot) -> list[dict[str, Any]]:
+    """Return the steps of a look, with the columns of the look at the whole: a row and the lines of a box each."""
+    maybe, figures = [_MAYBE[title] for title in _told_of(whole)], _figures(whole)
+    limits = None if whole.verdict is None else (whole.verdict.graph, whole.verdict.node)
     return [_step(node, look.seconds, maybe, figures, (node.graph, node.node) == limits) for node in look.nodes]
 
 
@@ -386,7 +384,7 @@ def _step(
     ]  # fmt: skip
     name = printable(f"{body}/{node.node}" if body else node.node)
     return {
-        "key": key_of(node), "graph": graph_of(node), "name": name, "limits": limits,
+        "key": _key_of(node), "graph": _graph_of(node), "name": name, "limits": limits,
         "rate": float(f"{per_second:.3g}"), "is_of_graph": of_graph == node.graph,
         "full": node.waits > 0 or (capacity or inf) <= depth, "lines": _lines(node, texts),
         "sums": (node.in_flight, depth, node.total_failed), "share": (node.limit and node.busy_share) or 0.0,
@@ -422,29 +420,23 @@ def _lines(node: NodeLook, texts: Sequence[str]) -> list[str]:
     return [clip(", ".join(filter(None, words)), _LINE_COLUMNS) for words in lines]
 
 
-def _verdict(look: LiveSnapshot, names: Names) -> dict[str, Any] | None:
+def _verdict(look: LiveSnapshot, names: _Names) -> dict[str, Any] | None:
     verdict = look.verdict
     if verdict is None:
         return None
     graph, key = names.steps.get((verdict.graph or "", verdict.node or ""), (None, None))
-    reason = ". ".join(map(_sentence, filter(None, (verdict.reason, verdict.spent))))
+    reason = " ".join(map(sentence, filter(None, (verdict.reason, verdict.spent))))
     return {
-        "graph": graph, "key": key, "title": printable(verdict.name) or _sentence(verdict.reason),
-        "evidence": "".join([f"{_sentence(one)}. " for one in look.evidence]),
-        "reason": f"{reason}." if verdict.node else "", "remedy": f"{printable(verdict.remedy)}.",
-        "gain": f"{_sentence(verdict.gain)}." if verdict.gain else "",
+        "graph": graph, "key": key, "title": printable(verdict.name) or sentence(verdict.reason),
+        "evidence": " ".join(map(sentence, look.evidence)), "reason": reason if verdict.node else "",
+        "remedy": f"{printable(verdict.remedy)}.", "gain": sentence(verdict.gain) if verdict.gain else "",
     }  # fmt: skip
-
-
-def _sentence(text: str) -> str:
-    text = printable(text)
-    return f"{text[:1].upper()}{text[1:]}"
 
 
 def _graph(
     look: LiveSnapshot,
     graph: str,
-    names: Names,
+    names: _Names,
     drawings: Collection[str],
     steps: Sequence[dict[str, Any]],
 ) -> dict[str, Any]:
@@ -496,9 +488,9 @@ def _item(item: ItemLook, trace_url: str) -> dict[str, Any]:
         item.trace[:8] if is_trace else "",
     )  # fmt: skip
     link = {"link": trace_url.replace("{trace_id}", item.trace)} if trace_url and is_trace else {}
-    key = key_of(item)
+    key = _key_of(item)
     return {
-        "id": f"{item.scope} {item.graph} {item.item} {item.node}", "graph": graph_of(item), "key": key,
+        "id": f"{item.scope} {item.graph} {item.item} {item.node}", "graph": _graph_of(item), "key": key,
         "cells": list(map(printable, cells)), **link,
     }  # fmt: skip
 
@@ -512,7 +504,7 @@ _FAILURE_COLUMNS: Final[tuple[_Column, ...]] = (
 )
 
 
-def _failure(failure: FailureLook, look: LiveSnapshot, names: Names) -> dict[str, Any]:
+def _failure(failure: FailureLook, look: LiveSnapshot, names: _Names) -> dict[str, Any]:
     graph, key = names.steps.get((failure.graph, failure.node), (failure.graph.partition("/")[0], ""))
     ago = f"{_whole_seconds(look.when - failure.last)} ago"
     cells = failure.node or failure.graph, failure.type, count(failure.count), ago, failure.message

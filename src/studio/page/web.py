@@ -8,9 +8,10 @@ from collections.abc import Callable, Collection
 from hashlib import sha256
 from hmac import compare_digest
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from importlib.resources import files
 from typing import Any, Final
 from urllib.parse import parse_qsl, urlsplit
+
+from .page import asset
 
 _OWN_HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 # A client that sends nothing for so long is cut off, since each connection has a thread.
@@ -23,10 +24,6 @@ Answer = Callable[[dict[str, str]], tuple[str, str | bytes]]
 
 It raises a LookupError if there is nothing to show, with a sentence.
 """
-
-
-def _asset(name: str) -> str:
-    return files(__name__.rpartition(".")[0]).joinpath(name).read_text(encoding="utf-8")
 
 
 def _hash(text: str) -> str:
@@ -63,9 +60,9 @@ class PageServer(ThreadingHTTPServer):
         self.answers = answers
         self.open_answers = open_answers
         self.hosts = {*_OWN_HOSTS, *map(str.lower, host_names)}
-        style, script = _asset("page.css") + _asset("live.css"), _asset("theme.js") + _asset("live.js")
-        page = _asset("live.html").replace("/* style */", style).replace("/* script */", script)
-        self.page = page.replace("<!-- mark -->", _asset("mark.svg")).encode()
+        style, script = asset("page.css") + asset("live.css"), asset("theme.js") + asset("live.js")
+        page = asset("live.html").replace("/* style */", style).replace("/* script */", script)
+        self.page = page.replace("<!-- mark -->", asset("mark.svg")).encode()
         self.policy = (
             f"default-src 'none'; script-src {_hash(script)}; style-src {_hash(style)}; connect-src 'self'; "
             "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
