@@ -1,4 +1,4 @@
-"""An agent that asks a person before it pays, behind any number of servers over one PostgreSQL.
+"""An agent that asks a person before it pays. Any number of servers run it, over one PostgreSQL database.
 
     python examples/approvals.py postgresql://localhost/agents --port 8000
     python examples/approvals.py postgresql://localhost/agents --port 8001
@@ -7,8 +7,8 @@
     curl localhost:8001/runs/order-1/answer -H 'content-type: application/json' -d '{"token": "…", "answer": true}'
 
 A fake model chooses tools, which run as steps of the agent. The first request shows the tools as events, and ends with
-the question; the answer may come from another process. A `kill -9` or a restart of the database loses no step, and
-nothing is paid twice.
+the question; the second request, with the answer, may go to another process. A `kill -9` or a restart of the database
+loses no step, and nothing is paid twice.
 """
 
 import argparse
@@ -37,7 +37,7 @@ class Choice(TypedDict):
 
 
 class State(TypedDict):
-    """What the agent knows between two iterations."""
+    """The state of the agent between two iterations."""
 
     messages: list[str]
     chosen: list[Choice]
@@ -46,13 +46,13 @@ class State(TypedDict):
 
 @ps.node
 async def price(goods: str) -> str:
-    """Look up what goods cost."""
+    """Look up the price of goods."""
     return f"{goods} cost {PRICE * int(re.findall(r'[0-9]+', goods)[0])} euros"
 
 
 @ps.node(effectful=True, retry=ps.Retry(attempts=100, backoff_seconds=0.1, retry_on=psycopg.OperationalError))
 async def pay(amount: int, dsn: str) -> str:
-    """Pay, once, however often this runs for one step of an agent."""
+    """Pay once, however often this node runs for one step of an agent."""
     key = ps.current().idempotency_key
     async with await psycopg.AsyncConnection.connect(dsn, autocommit=True) as connection:
         await connection.execute(
@@ -77,7 +77,7 @@ TOOLS: dict[str, Any] = {"price": price, "pay": pay}
 
 @ps.node(effectful=True)
 async def turn(state: State, dsn: str) -> State:
-    """Let the model choose tools, or use the next one; a person is asked before anything is paid."""
+    """Let the model choose tools, or use the next chosen tool; ask a person before a payment."""
     if not state["chosen"]:
         chosen = await ps.call(model, state["messages"])
         return {**state, "chosen": chosen, "ended": not chosen}
@@ -92,7 +92,7 @@ async def turn(state: State, dsn: str) -> State:
 
 @ps.node
 def begin(text: str) -> State:
-    """Return what the agent knows at first."""
+    """Return the first state of the agent."""
     return {"messages": [text], "chosen": [], "ended": False}
 
 
@@ -103,13 +103,13 @@ def goes_on(state: State) -> bool:
 
 
 class Order(BaseModel):
-    """What a client wants."""
+    """The request of a client."""
 
     text: str
 
 
 class Reply(BaseModel):
-    """What a person says to a question."""
+    """The answer of a person to a question."""
 
     token: str
     answer: bool
@@ -121,7 +121,7 @@ def create_app(dsn: str) -> FastAPI:
 
     @ps.graph
     async def agent(text: str) -> list[str]:
-        """Use tools until the model ends; each iteration is kept."""
+        """Use tools until the model ends; the state after each iteration is stored."""
         turns = await ps.while_loop(goes_on, lambda state: turn(state, dsn), begin(text), durable=durable)
         return ps.apply(lambda state: state["messages"], turns)
 
@@ -159,7 +159,7 @@ def create_app(dsn: str) -> FastAPI:
 
 @asynccontextmanager
 async def taking_over(service: engine.Service[..., Any], dsn: str) -> AsyncGenerator[None]:
-    """Go on with the agents of servers that have died, as long as this one serves."""
+    """Go on with the agents of servers that have died, as long as this server runs."""
 
     async def take_over() -> None:
         while True:

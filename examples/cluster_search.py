@@ -1,16 +1,17 @@
-"""Search Python code with the workers of a cluster: three local raylets, of which one is killed on the way.
+"""Search Python code with the workers of a cluster: three local raylets; the program kills one of them on the way.
 
     python examples/cluster_search.py          needs the extra `penstock[ray]`
 
-Files are parsed on workers, and the index is here. A worker that dies with its raylet fails the files that it had
-begun, which are tried again on another one: nothing is lost. What moved is printed in the end.
+Files are parsed on workers, and the index is in this process. A worker that dies with its raylet fails the files that
+it had begun. These files are parsed again on another worker, so no file is lost. In the end the program prints how many
+files each raylet has parsed.
 """
 
 import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # there is this file's folder, and not the one of `examples`
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # for `import examples`: the path has only this file's folder
 
 import ast
 import asyncio
@@ -26,7 +27,7 @@ import penstock as ps
 from examples.code_search import Definition, definitions, index, quote
 from penstock import cluster, engine
 
-# Ray notices the end of a machine after 14 s unless it is told to look more often.
+# Without these settings, Ray notices the end of a machine after 14 s.
 HEALTH = {
     "health_check_initial_delay_ms": 0, "health_check_period_ms": 500, "health_check_timeout_ms": 500,
     "health_check_failure_threshold": 2,
@@ -36,11 +37,11 @@ WORKERS = cluster.ray(workers=3, num_cpus=1, placement_timeout_seconds=120)
 
 @ps.node(runs_on=WORKERS, retry=ps.Retry(3, retry_on=(ps.WorkerDied,)))
 def parse(path: Path) -> tuple[str, list[Definition]]:
-    with warnings.catch_warnings():  # an invalid escape in the code that is searched is not our concern
+    with warnings.catch_warnings():  # hide warnings about invalid escapes in the searched code
         warnings.simplefilter("ignore")
         try:
             found = list(definitions(path, ast.parse(path.read_bytes(), path)))
-        except (SyntaxError, ValueError):  # no Python, as some tests of the standard library
+        except (SyntaxError, ValueError):  # some files of the standard library's tests are not valid Python
             found = []
     return os.environ["RAY_RAYLET_PID"], found
 

@@ -2,10 +2,10 @@
 
     python examples/code_search.py                                     fill an index, then ask it at a prompt
     python examples/code_search.py ~/project --query "retry a request"
-    python examples/code_search.py --compare                           and the same job as a plain loop
+    python examples/code_search.py --compare                           also run the same job as a plain loop
 
-Two graphs live in one deployment. `fill` reads a file in a thread, parses it in a process, and adds what it defines to
-an index; `ask` answers a query from the same index.
+Two graphs are in one deployment. `fill` reads a file in a thread, parses the file in a process, and adds its
+definitions to an index; `ask` answers a query from the same index.
 """
 
 import signal
@@ -14,7 +14,7 @@ from pathlib import Path
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda _signal, _frame: sys.exit(130))  # until `main` handles Ctrl-C: no traceback
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # there is this file's folder, and not the one of `examples`
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # for `import examples`: the path has only this file's folder
 
 import argparse
 import ast
@@ -52,12 +52,12 @@ SAMPLE_QUERIES = (
     "insert into a sorted list",
     "split a command line like a shell",
 )
-HITS = 3  # shown for a query
+HITS = 3  # how many definitions are shown for a query
 WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])|\d+|[^\W\d_a-zA-Z]+")
 
 
 class Definition(NamedTuple):
-    """A function or a class, where it is, and what it is found by."""
+    """A function or a class, with its place and the words by which the search finds it."""
 
     path: Path
     line: int
@@ -78,15 +78,15 @@ class Hit(NamedTuple):
 
 @ps.node(runs_on="thread")
 def read(path: Path) -> bytes:
-    if not path.is_file():  # a pipe would keep its thread for ever
+    if not path.is_file():  # reading a pipe would block the thread for ever
         raise OSError("no regular file")
     return path.read_bytes()
 
 
-# A file that keeps a parser busy for a minute is given up, and its process with it.
+# A file that keeps a parser busy for a minute fails, and the timeout kills the worker process.
 @ps.node(runs_on="process", timeout_seconds=60)
 def parse(path: Path, source: bytes) -> list[Definition]:
-    with warnings.catch_warnings():  # an invalid escape in the code that is searched is not our concern
+    with warnings.catch_warnings():  # hide warnings about invalid escapes in the searched code
         warnings.simplefilter("ignore")
         return list(definitions(path, ast.parse(source, path)))
 
@@ -102,7 +102,7 @@ class Index:
         self._ranking: Any = None
 
     async def __aenter__(self) -> Self:
-        # Not at the top of the file, which every worker process imports, and not on the event loop: it takes a while.
+        # Not at the top of the file, which every worker process imports; and in a thread, because the import is slow.
         await asyncio.to_thread(importlib.import_module, "bm25s")
         return self
 
@@ -138,10 +138,10 @@ class Index:
 
 
 class Documents(list[list[int]]):
-    """The words of each definition, by number. Stops once the caller of the search has left."""
+    """The words of each definition, by number. The iteration stops once the caller of the search has left."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        # A thread cannot be killed: this is what makes Ctrl-C short while a large index is ranked.
+        # A thread cannot be killed: this check makes Ctrl-C quick while a large index is ranked.
         for number, document in enumerate(super().__iter__()):
             if number % 1000 == 0:
                 ps.current().check_cancelled()
@@ -158,18 +158,18 @@ index = Index()
 
 @ps.graph
 async def fill(path: Path) -> int:
-    """Add a file to the index; returns how many functions and classes it defines."""
+    """Add a file to the index; return how many functions and classes the file defines."""
     return index(parse(path, read(path)))
 
 
 @ps.graph
 async def ask(query: str) -> list[Hit]:
-    """Return what fits a query best."""
+    """Return the definitions that fit a query best."""
     return await ps.map_each(quote, index(query))
 
 
 def definitions(path: Path, tree: ast.AST) -> Iterator[Definition]:
-    """Yield every function and class of a module, also nested ones."""
+    """Yield every function and class of a module, including nested functions and classes."""
     parents = [(tree, "")]
     while parents:
         parent, prefix = parents.pop()
@@ -185,7 +185,7 @@ def definitions(path: Path, tree: ast.AST) -> Iterator[Definition]:
 
 
 def parameters(definition: ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef) -> str:
-    """Return the names of a function's parameters, in parentheses; of a class, nothing."""
+    """Return the names of a function's parameters, in parentheses; for a class, an empty text."""
     if isinstance(definition, ast.ClassDef):
         return ""
     declared = definition.args
@@ -205,7 +205,7 @@ def split(text: str) -> list[str]:
 
 
 async def serve(job: Job, queries: Sequence[str]) -> None:
-    """Fill the index, then answer: the queries, or without any those of the person at the prompt."""
+    """Fill the index, then answer the queries; without queries, answer the person at the prompt."""
     async with engine.deploy(ask, fill) as service:
         job.began = perf_counter()
         with telemetry.profile() as profile:
@@ -232,17 +232,17 @@ def show_hits(job: Job, hits: Sequence[Hit]) -> None:
 
 
 def run_plain_loop(job: Job) -> None:
-    """Do the same without an engine: a node that is called outside of a graph is just its function.
+    """Do the same job without an engine: a node that is called outside of a graph runs just its function.
 
-    About half of its time is the garbage collector's, which walks over all that was found so far whenever a large file
-    is parsed; in a worker process there is little to walk over. So the pipeline gains more than its processes explain.
+    The garbage collector takes about half of the time: whenever a large file is parsed, it walks over all definitions
+    found so far. A worker process has few objects to walk over. So the pipeline gains more than its processes explain.
     """
     job.began = perf_counter()
     own_index = Index()
     for path in job.paths:
         try:
             job.count(path, own_index(parse(path, read(path))))
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one file, the others are indexed
+        except Exception as error:  # noqa: BLE001 - an error in one file must not keep other files out
             job.count(path, None, error)
     own_index("")
     job.seconds = perf_counter() - job.began

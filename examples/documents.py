@@ -1,12 +1,12 @@
-"""A job over documents that takes the advice of its verdict, and shows the gain beside the one that was predicted.
+"""A job over documents that takes the advice of its verdict, and shows the measured gain beside the predicted gain.
 
-    python examples/documents.py                  2,000 pages of HTML, which it makes
+    python examples/documents.py                  2,000 pages of HTML, which the program makes
     python examples/documents.py ~/mirror         the pages of a folder
     python examples/documents.py --paragraphs 400 --pages 200
 
-Pages are read, parsed, embedded by a service and written to a file. The job begins as one writes it at first. A profile
-says which step limits, which option to type at which line, and what that brings. The program types that, and runs
-again, until no option helps: what is left then is a larger machine, or other code.
+Pages are read, parsed, embedded by a service and written to a file. The job begins without any options. A profile says
+which step limits the job, which option to type at which line, and how much faster the job becomes. The program sets
+that option and runs again, until no option helps. Then only a larger machine or other code helps.
 """
 
 import argparse
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import penstock as ps
 from penstock import engine, telemetry
 
-SERVICE_SECONDS = 0.04  # what the service takes for a request, however many texts it has
+SERVICE_SECONDS = 0.04  # the time of the service for a request, with any number of texts
 
 
 class Text(HTMLParser):
@@ -60,7 +60,7 @@ async def embed(texts: list[str]) -> list[list[float]]:
     return [[byte / 255 for byte in hashlib.sha256(text.encode()).digest()[:4]] for text in texts]
 
 
-# As it is written at first. The service takes several texts, so that one node has an option from the beginning.
+# The job at first. The service takes several texts in a request, so its node has an option from the beginning.
 Options = dict[str, dict[str, Any]]
 FIRST: Options = {"read": {}, "parse": {}, "embed": {"batch": ps.Batch(8)}, "stream": {}}
 
@@ -81,7 +81,7 @@ async def write(vectors: AsyncIterator[list[float]], target: Path) -> None:
 
 
 async def run(options: Options, paths: Sequence[Path], target: Path) -> telemetry.Profile:
-    """Run the job, and return its profile; before that, a few pages have worker processes start."""
+    """Run the job, and return its profile; a few pages before it make the worker processes start."""
     vector = job(options)
     async with engine.Engine() as own:
         async with own.stream(vector(path) for path in paths[:32]) as vectors:
@@ -98,7 +98,7 @@ OPTION = re.compile(r'(\w+)=("\w+"|ps\.Batch\(\d+\)|\d+) at (?:(\w+) \()?')
 
 
 def typed(verdict: telemetry.Verdict) -> Options:
-    """Return the options that a verdict says, each by its step; of others than those of steps and the stream, none."""
+    """Return the options that a verdict advises for steps and for the stream, by step; other advice is left out."""
     advice, gain, _ = verdict.remedy.partition(" times as fast")
     found: Options = {}
     for name, text, step in OPTION.findall(advice) if gain else ():
@@ -109,7 +109,7 @@ def typed(verdict: telemetry.Verdict) -> Options:
 
 
 class Round(NamedTuple):
-    """One run of the job: how long it took, what limited it, and what it wrote."""
+    """One run of the job: how long it took, the verdict of its profile, and the file that it wrote."""
 
     seconds: float
     verdict: telemetry.Verdict
@@ -120,7 +120,7 @@ class Round(NamedTuple):
 
 
 async def follow(paths: Sequence[Path], folder: Path, rounds: int) -> AsyncIterator[Round]:
-    """Run the job, and again with what the verdict says, at most so many times."""
+    """Run the job again and again, each time with the advice of the last verdict, at most `rounds` times."""
     options: Options = FIRST
     for number in range(rounds):
         target = folder / f"vectors-{number}"
@@ -146,10 +146,10 @@ def pages(count: int, paragraphs: int) -> Generator[list[Path]]:
 
 async def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description="Run a job over documents, take the advice of its verdict, run again.")
-    parser.add_argument("folder", nargs="?", type=Path, help="whose *.html to take; without, pages are made")
-    parser.add_argument("--pages", type=int, default=2000, help="how many to make, or to take at most (2000)")
-    parser.add_argument("--paragraphs", type=int, default=40, help="in each page that is made (40)")
-    parser.add_argument("--rounds", type=int, default=6, help="how many times to run at most (6)")
+    parser.add_argument("folder", nargs="?", type=Path, help="a folder with *.html files; made pages without it")
+    parser.add_argument("--pages", type=int, default=2000, help="how many pages to make, or to take at most (2000)")
+    parser.add_argument("--paragraphs", type=int, default=40, help="how many paragraphs a made page has (40)")
+    parser.add_argument("--rounds", type=int, default=6, help="how many times to run the job at most (6)")
     given = parser.parse_args(arguments)
     with pages(0 if given.folder else given.pages, given.paragraphs) as paths, tempfile.TemporaryDirectory() as folder:
         if given.folder:

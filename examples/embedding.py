@@ -1,6 +1,6 @@
 """The sentence encoder as a device node: callers embed one text each, and the device computes rows of several.
 
-Not imported by what worker processes import, since it loads JAX.
+Modules that worker processes import do not import this module, since it loads JAX.
 """
 
 # The types of JAX leave parameters of some functions open.
@@ -23,10 +23,10 @@ from penstock import devices, engine
 
 Vector: TypeAlias = npt.NDArray[np.float32]
 
-# Four rows of 128 tokens have as many texts a second as more of them, and more than fewer or longer ones. The few texts
-# that are longer share rows of 256. One that is late for a batch can wait for the next: so long a batch takes anyway.
+# Four rows of 128 tokens gave as many texts a second as more rows, and more than fewer or longer rows. The few longer
+# texts share rows of 256 tokens. A text waits at most 0.02 s for others, about as long as a batch takes anyway.
 PACKED = devices.PackedBatch(lengths=(128, 256), rows=4, items_per_row=32, max_wait_seconds=0.02)
-# Texts for some batches, so that rows can be filled; beyond that, those who bring texts wait.
+# Enough texts for some batches, so that rows can be filled; callers with further texts wait.
 IN_FLIGHT = 256
 
 
@@ -51,7 +51,7 @@ def tokenize(tokenizer: Tokenizer, text: str) -> npt.NDArray[np.int32]:
 def encode(
     parameters: Parameters, tokens: Array, segments: Array | None = None, positions: Array | None = None
 ) -> jax.Array:
-    """Return what the texts in some rows mean: float32 [rows, texts, 384]; called by itself, what one text means."""
+    """Return the vectors of the texts in some rows, float32 [rows, texts, 384]; for one text alone, its vector."""
     if segments is None or positions is None:
         return minilm.encode(parameters, tokens, jnp.ones(len(tokens), bool))
     return minilm.encode_packed(parameters, tokens, segments, positions, PACKED.items_per_row)
@@ -59,12 +59,12 @@ def encode(
 
 @ps.graph
 async def embed(text: str) -> jax.Array:
-    """Return what one text means."""
+    """Return the vector of one text."""
     return encode(await parameters(), tokenize(await tokenizer(), text))
 
 
 async def embed_all(texts: Sequence[str]) -> Vector:
-    """Return the vectors of texts, in their order: float32 [texts, 384], each of length 1."""
+    """Return the vectors of texts, in their order: float32 [texts, 384], each vector of length 1."""
     vectors = np.empty((len(texts), DIMENSIONS), np.float32)
     async with engine.stream((embed(text) for text in texts), max_in_flight=IN_FLIGHT) as stream:
         number = 0

@@ -1,9 +1,9 @@
-"""A front over several processes: a request goes to the worker that has the fewest, and to another if that one fails.
+"""A front over several processes: a request goes to the least busy worker, and to another worker if that one fails.
 
     python examples/front.py          start three workers, kill one of them under load, and count the answers
     WORKERS="http://10.0.0.1:8000 http://10.0.0.2:8000" uvicorn --app-dir examples --factory front:create_front
 
-A worker is any server that answers `/health` with 200 while it is well, and 503 to what is too much for it.
+A worker is any server that answers `/health` with 200 while it is well, and requests with 503 while it is overloaded.
 """
 
 import asyncio
@@ -27,14 +27,14 @@ import penstock as ps
 from penstock import asgi, engine
 
 PLACES = 64  # max_in_flight of each worker
-LOOK_SECONDS = 1.0  # between two looks at a worker
-LOOK_TIMEOUT_SECONDS = 2.0  # after which a worker that does not answer a look counts as down
-ANSWER_TIMEOUT_SECONDS = 10.0  # the same for a request: more than the slowest answer takes
-MAX_BODY_BYTES = 1 << 20  # a body is kept until the answer is there, since it may be sent again
+LOOK_SECONDS = 1.0  # the pause between two health checks of a worker
+LOOK_TIMEOUT_SECONDS = 2.0  # a worker that does not answer a health check in this time counts as down
+ANSWER_TIMEOUT_SECONDS = 10.0  # the limit for a request: more than the slowest answer takes
+MAX_BODY_BYTES = 1 << 20  # a body is kept until the answer has come, since it may be sent again
 
-# HTTP lets these be done twice (RFC 9110, 9.2.2). A POST may be if it has a key by which the worker knows it again.
+# Methods that may be repeated (RFC 9110, 9.2.2). A POST may be repeated if it has a key by which the worker knows it.
 IDEMPOTENT = ("GET", "HEAD", "OPTIONS", "PUT", "DELETE")
-# What is about one connection is not passed on (RFC 9110, 7.6.1), nor what httpx and the server write themselves.
+# Headers that are not passed on: those of one connection (RFC 9110, 7.6.1), and those that httpx and the server write.
 OWN = frozenset(
     b"connection keep-alive te trailer transfer-encoding upgrade host date server content-length accept-encoding "
     b"content-encoding".split()
@@ -51,18 +51,18 @@ class Asked:
 
     tenant: str
     method: str
-    target: bytes  # path and query, as they came: "%2F" is no "/"
+    target: bytes  # path and query, as they came: "%2F" is not "/"
     headers: Headers = ()
     body: bytes = b""
 
     @property
     def may_be_done_twice(self) -> bool:
-        """Whether another worker may be asked when nobody knows whether one has done it."""
+        """Whether another worker may get the request, although a lost worker may have done it."""
         return self.method in IDEMPOTENT or any(name == b"idempotency-key" for name, _ in self.headers)
 
 
 class Lost(Exception):
-    """The worker is gone, and may have done what must not be done twice."""
+    """The worker is gone, and may have done a request that must not be done twice."""
 
 
 class Worker:
@@ -72,12 +72,13 @@ class Worker:
         self.in_flight = 0
         self.is_up = True
         self.url = httpx.URL(url)
-        # uvicorn closes a connection after 5 idle seconds; if a request comes in that moment, the worker seems down.
+        # uvicorn closes a connection after 5 idle seconds. A request in that moment would fail, and the worker would
+        # seem to be down. So close idle connections before.
         limits = httpx.Limits(max_connections=None, keepalive_expiry=2)
         self.client = httpx.AsyncClient(timeout=ANSWER_TIMEOUT_SECONDS, limits=limits, trust_env=False)
 
     async def watch(self) -> None:
-        """Look every second whether the worker is up."""
+        """Check every second whether the worker is up."""
         while True:
             try:
                 look = await self.client.get(self.url.join("/health"), timeout=LOOK_TIMEOUT_SECONDS)
@@ -87,7 +88,7 @@ class Worker:
             await asyncio.sleep(LOOK_SECONDS)
 
     async def answer(self, asked: Asked) -> httpx.Response:
-        """Have the worker answer; one that says 503 has done nothing."""
+        """Have the worker answer; raise if the answer is 503, because then the worker has done nothing."""
         url = self.url.copy_with(raw_path=asked.target)
         answer = await self.client.request(asked.method, url, content=asked.body, headers=asked.headers)
         if answer.status_code == 503:
@@ -96,22 +97,22 @@ class Worker:
 
 
 class Workers:
-    """All workers; those that are chosen go to the end of the list, so that equals take turns."""
+    """All workers; a chosen worker goes to the end of the list, so that equally busy workers take turns."""
 
     def __init__(self, urls: tuple[str, ...]) -> None:
         self.all = [Worker(url) for url in urls]
 
     @contextlib.contextmanager
     def chosen(self) -> Generator[Worker]:
-        """Give a request to the worker that has the fewest. If none seems to be up, that may be wrong: any one may."""
+        """Choose the worker with the fewest requests. If all seem to be down, choose among all: one may be up again."""
         worker = min([worker for worker in self.all if worker.is_up] or self.all, key=lambda worker: worker.in_flight)
         self.all.remove(worker)
         self.all.append(worker)
         worker.in_flight += 1
         try:
             yield worker
-        except httpx.HTTPError:  # without this, one that refuses at once would have the fewest, and get them all
-            worker.is_up = False  # until the next look at it
+        except httpx.HTTPError:  # otherwise a worker that refuses at once would have the fewest requests, and get all
+            worker.is_up = False  # until the next health check
             raise
         finally:
             worker.in_flight -= 1
@@ -138,12 +139,12 @@ again = ps.Retry(
 
 @ps.node(retry=again)
 async def forward(workers: Workers, asked: Asked) -> httpx.Response:
-    """Have one worker answer; the next attempt finds another one, since this one has failed or is full."""
+    """Have one worker answer; a further attempt finds another worker, since this worker has failed or is full."""
     try:
         with workers.chosen() as worker:
             return await worker.answer(asked)
     except (httpx.ConnectError, httpx.ConnectTimeout):
-        raise  # it was not sent
+        raise  # the request was not sent
     except httpx.TransportError as error:
         if asked.may_be_done_twice:
             raise
@@ -164,7 +165,7 @@ def deployed(owner: engine.Engine, urls: tuple[str, ...]) -> engine.Service[[Ask
 
 
 def passed_on(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
-    """Leave out the headers that are not for the other side."""
+    """Return the headers to pass on, without the headers that are only for this connection."""
     headers = [(name.lower(), value) for name, value in headers]
     named = b",".join(value for name, value in headers if name == b"connection")
     own = OWN | {name.strip().lower() for name in named.split(b",")}
@@ -195,13 +196,13 @@ def create_front() -> Starlette:
         except TimeoutError:
             return Response("no worker has answered in time", 504)
         except httpx.HTTPStatusError as error:
-            answer = error.response  # all workers are full, and this is what one of them says
+            answer = error.response  # all workers are full; pass on the answer of one of them
         except httpx.TransportError:
             return Response("no worker is there", 502)
         except Lost:
             return Response("the worker was lost, and may have done it", 502)
         except ClientDisconnect:
-            return Response(status_code=499)  # nobody reads it
+            return Response(status_code=499)  # nobody reads this response
         response = Response(answer.content, answer.status_code)
         response.raw_headers += passed_on(answer.headers.raw)
         return response
@@ -227,7 +228,7 @@ async def count(word: str) -> int:
 
 @ps.graph
 async def counted(word: str) -> int:
-    """What a worker does."""
+    """Answer with the number of letters."""
     return await count(word)
 
 
@@ -255,7 +256,7 @@ def worker_process(port: int = 0) -> Generator[tuple[str, "subprocess.Popen[byte
     with socket.create_server(("127.0.0.1", port), backlog=512) as listener:
         port = listener.getsockname()[1]
         command = [sys.executable, "-m", "uvicorn", "--app-dir", str(Path(__file__).parent), "--log-level=warning"]
-        # Of a socket that it was given, uvicorn does not know that it is TCP: answers would wait 40 ms for an ACK.
+        # uvicorn does not set TCP_NODELAY on a socket that it was given: answers would wait 40 ms for an ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         command += ["--factory", "front:create_worker", "--fd", str(listener.fileno())]
         process = subprocess.Popen(command, pass_fds=[listener.fileno()])

@@ -1,12 +1,13 @@
-"""A gateway in OpenAI's protocol before two model servers, of which the second takes over where the first fails.
+"""A gateway in OpenAI's protocol in front of two model servers; the second server takes over when the first fails.
 
     export UPSTREAMS="http://10.0.0.1:8000/v1 http://10.0.0.2:8000/v1" MODEL=Qwen/Qwen3-8B
     export KEYS='{"sk-one": ["one", 60000], "sk-two": ["two", 600]}'          # names, and tokens a minute
     uvicorn --app-dir examples --factory gateway:create_app --timeout-graceful-shutdown 60
 
-Clients ask as they ask OpenAI: chats, completions, responses, streamed and whole. Until an answer has begun, a slow
-server is asked a second time, a busy one when it says, and the other one after that; then an error is told to the
-client. A client that leaves ends all that runs for it, and pays for what it got.
+Clients use the gateway like OpenAI: chats, completions, responses, streamed and whole. Before an answer begins, the
+gateway sends a second request to a slow server, repeats the request to a busy server after the time that it names, and
+then tries the other server. If all of that fails, the client gets an error. A client that leaves ends all its work, and
+pays for the tokens that it got.
 """
 
 import json
@@ -26,7 +27,7 @@ BREAKER = serving.Breaker(failures=10, seconds=5)
 
 
 def guess(request: serving.Request) -> float:
-    """Return how many tokens a request may have; the server says later how many there were."""
+    """Return an estimate of the tokens of a request; the server tells the true number later."""
     return len(json.dumps(request.body)) / 4
 
 

@@ -1,13 +1,13 @@
-"""Train a language model of the Llama kind on the standard library's sources, and let it write on.
+"""Train a language model of the Llama kind on the standard library's sources, and let it complete texts.
 
     python examples/language_model.py                                 four minutes, then its loss beside a trigram model
-    python examples/language_model.py --devices 4 --profile           on a mesh of simulated devices; says what limits
-    python examples/language_model.py --seconds 3600 --save model     writes what Hugging Face's transformers read
+    python examples/language_model.py --devices 4 --profile           on a mesh of simulated devices, with a profile
+    python examples/language_model.py --seconds 3600 --save model     writes files for Hugging Face's transformers
     python examples/language_model.py --load model --complete "def main("
 
-The feed is shuffled over all files, packed into rows, batched, and on the mesh before it is needed. The model is the
-Llama of `chat/model.py`: its parameters have the names and shapes that they have in the file. A token stands for one
-byte or several; losses are those of a byte, so that they can be compared with those of a model of bytes.
+The feed is shuffled over all files, packed into rows, and batched; batches are on the mesh before they are needed. The
+model is the Llama of `chat/model.py`: its parameters have the same names and shapes as in the file. A token stands for
+one byte or several bytes. Losses are given per byte, so that they can be compared with the losses of a model of bytes.
 
 - Sennrich et al., 2016, byte pair encoding: https://arxiv.org/abs/1508.07909
 """
@@ -20,7 +20,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # there is this file's folder, and not the one of `examples`
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # for `import examples`: the path has only this file's folder
 
 import argparse
 import asyncio
@@ -67,28 +67,28 @@ from penstock.devices import Array
 
 START = 0  # the token that comes before every piece of text, and stands for no byte
 BYTES = 256
-ROWS = 8  # of a batch; in a few minutes, many small steps learn more than few large ones
-QUERIES = 64  # that attend at a time
+ROWS = 8  # rows of a batch; in a few minutes, many small steps learn more than few large steps
+QUERIES = 64  # queries that attend at a time
 SEED = 0
-SAMPLES = 64  # texts that it writes as it learns
+SAMPLES = 64  # texts that the model writes while it learns
 SAMPLE_TOKENS = 32
 
 Tokens = npt.NDArray[np.uint16]
 Numbers = npt.NDArray[Any]
 
 
-# --- What it learns from ---
+# --- The texts to learn from ---
 
 
 class Corpus(NamedTuple):
-    """Files to learn from, and files to be judged by."""
+    """Files to learn from, and held out files to judge the model with."""
 
     learned: list[bytes]
     held_out: list[bytes]
 
 
 def read_sources(folder: Path) -> Corpus:
-    """Read the sources below a folder. Which are held out, one in twenty, depends on their names alone."""
+    """Read the sources below a folder. One in twenty is held out; the choice depends only on the names."""
     corpus = Corpus([], [])
     for path in sorted(folder.rglob("*.py")):
         name = path.relative_to(folder).as_posix()
@@ -99,12 +99,12 @@ def read_sources(folder: Path) -> Corpus:
 
 
 class Vocabulary:
-    """Tokens of one byte or more. All bytes are among them, so that any text can be written in them."""
+    """Tokens of one byte or more. Each single byte is a token, so that the tokens can represent any text."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        tokenizer.encode_special_tokens = True  # a text that has START's name in it has only its characters
+        tokenizer.encode_special_tokens = True  # the name of START in a text is read as plain characters
         self.tokenizer = tokenizer
-        # A tokenizer shows a byte as a character: itself if it can be printed, else one from 256 on, in order.
+        # A tokenizer shows a byte as a character: itself if it can be printed, else a character from 256 on, in order.
         shown = sorted(pre_tokenizers.ByteLevel.alphabet(), key=ord)
         printed = [ord(character) for character in shown if ord(character) < BYTES]
         byte_of = dict(zip(shown, printed + sorted(set(range(BYTES)) - set(printed)), strict=True))
@@ -116,7 +116,7 @@ class Vocabulary:
 
     @classmethod
     def learn(cls, texts: Iterable[bytes], size: int) -> Self:
-        """Join what often comes together in texts, until there are so many tokens, or nothing is left to join."""
+        """Join tokens that are often neighbours in texts, until there are `size` tokens, or nothing is left to join."""
         tokenizer = Tokenizer(models.BPE())
         tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
         tokenizer.decoder = decoders.ByteLevel()
@@ -131,7 +131,7 @@ class Vocabulary:
     def encode(self, text: bytes) -> Tokens:
         """Return the tokens of a text, without START."""
         tokens: list[int] = []
-        # The tokenizer reads characters: bytes that are none become their own tokens.
+        # The tokenizer reads characters: a byte that is not part of a character becomes a token of its own.
         for part in re.split("([\udc80-\udcff])", text.decode(errors="surrogateescape")):
             if "\udc80" <= part <= "\udcff":
                 tokens.append(self._of_byte[ord(part) - 0xDC00])
@@ -145,7 +145,7 @@ class Vocabulary:
 
 
 class Pieces:
-    """Tokens of texts, cut to fill a row at most. START begins each piece, so that every token is predicted."""
+    """Tokens of texts, cut into pieces of at most a row. START begins each piece, so that every token is predicted."""
 
     def __init__(self, texts: Sequence[Tokens], length: int) -> None:
         self._length = length - 1
@@ -163,7 +163,7 @@ class Pieces:
 def feed(
     pieces: Pieces, length: int, mesh: devices.DeviceMesh, *, shuffle_seed: int | None, epochs: int | None
 ) -> AsyncIterator[data.Packed]:
-    """Return the batches of a graph, [ROWS, length], their rows split over a mesh; the last is filled with padding."""
+    """Return the batches of a graph, [ROWS, length], with rows split over a mesh; padding fills the last batch."""
 
     def stacked(rows: list[data.Packed]) -> data.Packed:
         padding = data.Packed(*map(np.zeros_like, rows[0]))
@@ -180,7 +180,7 @@ def feed(
 
 @dataclass
 class Model:
-    """Its shapes, its tokens, and parameters of float32, which each step of training replaces."""
+    """The shapes, the tokens, and the parameters of a model in float32, which each step of training replaces."""
 
     config: Config
     vocabulary: Vocabulary
@@ -196,21 +196,21 @@ def create_model(config: Config, vocabulary: Vocabulary) -> Model:
             parameters[name] = np.ones(shape, np.float32)
             continue
         scale = 0.02 if "embed" in name else shape[1] ** -0.5
-        if "o_proj" in name or "down_proj" in name:  # what is added to the sum of all layers
+        if "o_proj" in name or "down_proj" in name:  # maps whose results are added to the sum of all layers
             scale /= (2 * config.num_hidden_layers) ** 0.5
         parameters[name] = random.normal(0, scale, shape).astype(np.float32)
     return Model(config, vocabulary, parameters)
 
 
 def predict(config: Config, parameters: Parameters, batch: data.Packed) -> jax.Array:
-    """Return a score for each token to come next: float32 [rows, length, tokens]. Sequences do not see each other."""
+    """Return a score for each possible next token: float32 [rows, length, tokens]. Sequences do not see each other."""
     tokens, segment_ids, positions = (jnp.asarray(each) for each in batch)
     rows, length = tokens.shape
     sees = (segment_ids[:, None, :, None] == segment_ids[:, None, None, :]) & jnp.tri(length, dtype=bool)
 
     def attend(queries: jax.Array, keys: jax.Array, contents: jax.Array, _: None) -> tuple[jax.Array, None]:
         mixed: list[jax.Array] = []
-        # Some queries at a time, and only what is before their end: on a CPU three times as fast as all at once.
+        # Some queries at a time, with only the keys before their end: on a CPU three times as fast as all at once.
         for at in range(0, length, QUERIES):
             end = min(at + QUERIES, length)
             # Neighbouring heads share keys and contents, so their queries are rows of one product.
@@ -228,7 +228,7 @@ def predict(config: Config, parameters: Parameters, batch: data.Packed) -> jax.A
 
 
 def measure(config: Config, parameters: Parameters, sizes: Array, batch: data.Packed) -> tuple[jax.Array, jax.Array]:
-    """Return the nats that a batch costs, and how many bytes its tokens stand for: all but START and padding."""
+    """Return the loss of a batch in nats, and how many bytes its tokens stand for; START and padding do not count."""
     scores, segment_ids = predict(config, parameters, batch)[:, :-1], jnp.asarray(batch.segment_ids)
     following = jnp.asarray(batch.tokens)[:, 1:]
     counts = (segment_ids[:, 1:] == segment_ids[:, :-1]) & (segment_ids[:, 1:] > 0)
@@ -238,28 +238,28 @@ def measure(config: Config, parameters: Parameters, sizes: Array, batch: data.Pa
 
 # --- Training ---
 
-# After 300 steps of 1 KB, a model of 0.4 million parameters was at 1.92 nats a byte, with 3e-3 at 2.14, and with AdamW
-# alone at 2.26.
+# The rate of learning. After 300 steps of 1 KB, a model of 0.4 million parameters had a loss of 1.92 nats a byte; 2.14
+# with a rate of 3e-3, and 2.26 with AdamW alone.
 RATE = 1e-2
 WARM_UP_STEPS = 20
 
 
 def optimizer(rate: float) -> Any:
-    """Return Muon (Jordan, 2024), which makes the update of a matrix orthogonal; other parameters have AdamW."""
+    """Return Muon (Jordan, 2024), which makes the update of a matrix orthogonal; other parameters use AdamW."""
     return optax.contrib.muon(
         rate, consistent_rms=0.2, weight_decay=0.1, adam_b2=0.95, muon_weight_dimension_numbers=_kinds
     )
 
 
 def _kinds(parameters: Any) -> Any:
-    """Return for each parameter its axes of outputs and inputs if it is a map, else None."""
+    """Return for each parameter its axes of outputs and inputs if the parameter is a map, None otherwise."""
     return {name: optax.contrib.MuonDimensionNumbers(1, 0) if "proj" in name else None for name in parameters}
 
 
 def train_step(
     config: Config, parameters: Parameters, optimizer_state: Any, sizes: Array, batch: data.Packed, rate: float
 ) -> tuple[Parameters, Any, jax.Array]:
-    """Return parameters and state after a step at this rate of learning, and the loss before it, in nats a byte."""
+    """Return parameters and state after a step at this rate, and the loss before the step, in nats a byte."""
 
     def mean_loss(parameters: Parameters) -> jax.Array:
         nats, count = measure(config, parameters, sizes, batch)
@@ -272,14 +272,14 @@ def train_step(
 
 
 class Samples(NamedTuple):
-    """What the model writes by itself, and how likely it found each token."""
+    """Texts that the model has written, and the log probability that it gave each token."""
 
     tokens: Array  # int32 [SAMPLES, SAMPLE_TOKENS]
-    log_probabilities: Array  # float32, the same
+    log_probabilities: Array  # float32 [SAMPLES, SAMPLE_TOKENS]
 
 
 def write_samples(config: Config, parameters: Parameters, number: int | Array) -> Samples:
-    """Write texts from START on, others for each number: one program, which keeps nothing else."""
+    """Write texts from START on; each number gives other texts. One program, which keeps no other state."""
     llama, rows = Llama(config, 1 + SAMPLE_TOKENS), jnp.arange(SAMPLES)
     seeds = rows.astype(jnp.uint32) + jnp.uint32(number) * SAMPLES
     sampling = Sampling(seeds, jnp.ones(SAMPLES), 0 * rows, jnp.ones(SAMPLES))
@@ -295,12 +295,12 @@ def write_samples(config: Config, parameters: Parameters, number: int | Array) -
 
 
 class Step(NamedTuple):
-    """One step: how many came before it, its loss in nats a byte, and how much of the whole is done, up to 1."""
+    """One step: its number from 0, its loss in nats a byte, and the share of the training that is done, up to 1."""
 
     number: int
     loss: float
     done: float
-    samples: Samples | None = None  # after the step, in some of them
+    samples: Samples | None = None  # texts written after the step; None for most steps
 
 
 @ps.node
@@ -323,9 +323,10 @@ class Trainer:
 
     async def __aenter__(self) -> Self:
         device = devices.actor(self._mesh)
-        # What donates is not interrupted: parameters are those of the last whole step, also when it is cancelled.
+        # A call that donates is not interrupted: even after a cancellation, the parameters are from a whole step.
         self._step = device.bind(train_step, donate_argnums=(1, 2))
-        # They are on their way when the next step takes the parameters' memory: a device keeps the order.
+        # ready=False: the device keeps the order of calls, so samples read the parameters before the next step takes
+        # their memory.
         self._write = device.bind(write_samples, ready=False)
         self._model.parameters, self._state = await device.run(with_state, self._model.parameters)
         self._number, self._began, self._before = 0, math.inf, 0.0
@@ -335,23 +336,25 @@ class Trainer:
         del self._state
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
+        """Return the state for a checkpoint."""
         leaves = jax.tree.leaves(self._state)
         seconds = max(self._before, perf_counter() - self._began)
         return {"parameters": self._model.parameters, "optimizer": leaves, "number": self._number, "seconds": seconds}
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Go on from the state of a checkpoint."""
         self._model.parameters, self._number = state["parameters"], state["number"]
         self._state = jax.tree.unflatten(jax.tree.structure(self._state), state["optimizer"])
         self._before = state["seconds"]
 
     async def __call__(self, batch: data.Packed) -> Step:
         number, model = self._number, self._model
-        self._began = min(self._began, perf_counter() - self._before)  # at the first batch: texts are tokens now
+        self._began = min(
+            self._began, perf_counter() - self._before
+        )  # set at the first batch, when all texts are tokens
         done = min(number / self._steps if self._steps else (perf_counter() - self._began) / self._seconds, 1)
         rate = RATE * min(1, (number + 1) / WARM_UP_STEPS) * (1 + math.cos(math.pi * done)) / 2
-        # A step takes about half a second on two cores, so that waiting for it costs nothing, and the clock is right.
+        # A step takes about half a second on two cores. So waiting for the step costs nothing, and the clock is right.
         model.parameters, self._state, loss = await self._step(
             model.config, model.parameters, self._state, model.vocabulary.sizes, batch, rate
         )
@@ -377,7 +380,7 @@ async def train(
     checkpoint: ps.Checkpoint | None = None,
     samples_every: int | None = None,
 ) -> None:
-    """Let a model learn from texts for so many seconds, or so many steps; `report` hears of each step."""
+    """Let a model learn from texts for a number of seconds or steps; `report` is called with each step."""
     trainer, length = Trainer(model, mesh, seconds, steps, samples_every), model.config.max_position_embeddings
 
     @ps.graph
@@ -397,12 +400,12 @@ async def train(
 
 @ps.node(runs_on="thread")
 def cut(vocabulary: Vocabulary, texts: Sequence[bytes], length: int) -> Pieces:
-    """Write texts as tokens, before any is learned: 30 MB take some seconds."""
+    """Encode all texts as tokens, before the training: 30 MB take some seconds."""
     return Pieces([vocabulary.encode(text) for text in texts], length)
 
 
 async def judge(model: Model, texts: Sequence[bytes], mesh: devices.DeviceMesh) -> float:
-    """Return what a byte of texts costs, in nats; no byte sees more of a text than its piece."""
+    """Return the mean loss for a byte of the texts, in nats; the model sees only the piece before a byte."""
     bound = devices.actor(mesh).bind(measure)
     length = model.config.max_position_embeddings
 
@@ -422,7 +425,7 @@ async def judge(model: Model, texts: Sequence[bytes], mesh: devices.DeviceMesh) 
 
 
 def complete(model: Model, prompt: bytes, count: int, temperature: float = 0.5) -> bytes:
-    """Return a prompt with so many tokens after it, as the model would write on."""
+    """Return a prompt, completed by the model with `count` tokens."""
     config, length = model.config, model.config.max_position_embeddings
     llama, allowed = Llama(config, length), np.zeros(config.vocab_size, bool)
     allowed[START + 1 : len(model.vocabulary.sizes)] = True
@@ -448,7 +451,7 @@ def complete(model: Model, prompt: bytes, count: int, temperature: float = 0.5) 
     tokens = [START, *model.vocabulary.encode(prompt).tolist()]
     for _ in range(count):
         place = np.array([len(tokens)], np.int32)
-        if at == length:  # the first time, and when the context is full: it goes on with the newer half
+        if at == length:  # at first, and when the context is full: then only the newer half is kept
             seen = tokens[-(length // 2) :]
             row = np.array([seen + [START] * (length - len(seen))], np.int32)
             state, last = read(parameters, state, row, np.array([len(seen)], np.int32), place)
@@ -460,15 +463,15 @@ def complete(model: Model, prompt: bytes, count: int, temperature: float = 0.5) 
     return model.vocabulary.decode(tokens)
 
 
-# --- What it is compared with ---
+# --- A trigram model to compare with ---
 
 
 def trigram_loss(learned: Sequence[bytes], held_out: Sequence[bytes]) -> float:
-    """Return what a byte of held out texts costs a model of the two bytes before it, in nats.
+    """Return the mean loss for a byte of held out texts, in nats, of a model that sees the two bytes before.
 
-    How often a byte followed two others is mixed with how often it followed one, that with how often it came at all,
-    and that with 1/256. What was followed by many different bytes trusts less in itself: Witten and Bell, 1991, The
-    zero-frequency problem.
+    The model mixes four estimates: the frequency of a byte after the two bytes before, after the one byte before, the
+    frequency of the byte at all, and 1/256. A context that was followed by many different bytes gets a smaller weight:
+    Witten and Bell, 1991, The zero-frequency problem.
     """
     asked = np.concatenate([_with_context(text) for text in held_out], axis=1)
     likelihoods: Numbers = np.full(asked.shape[1], 1 / BYTES)
@@ -485,14 +488,14 @@ def trigram_loss(learned: Sequence[bytes], held_out: Sequence[bytes]) -> float:
 def _count(texts: Sequence[bytes], order: int) -> Numbers:
     """Return how often each byte followed each `order` bytes: [256 ** order, 256]."""
     counts: Numbers = np.zeros(BYTES ** (order + 1), np.int64)
-    for some in range(0, len(texts), 100):  # a few at a time: the codes take 32 bytes for each byte of text
+    for some in range(0, len(texts), 100):  # some texts at a time: the codes take 32 bytes for each byte of text
         seen = np.concatenate([_with_context(text) for text in texts[some : some + 100]], axis=1)
         counts += np.bincount(_codes(seen[2 - order :]), minlength=counts.shape[0])
     return counts.reshape(-1, BYTES)
 
 
 def _with_context(text: bytes) -> Numbers:
-    """Return the bytes of a text in the last of three rows, above each the two before it; zeros before the first."""
+    """Return three rows: the bytes of a text in the last row, and above each byte the two bytes before it, or zeros."""
     padded = np.frombuffer(bytes(2) + text, np.uint8)
     return np.stack([padded[:-2], padded[1:-1], padded[2:]])
 
@@ -509,7 +512,7 @@ def _codes(rows: Numbers) -> Numbers:
 
 
 def save(model: Model, folder: Path) -> None:
-    """Write a model as transformers read it: `config.json`, `model.safetensors` in float16, and `tokenizer.json`."""
+    """Write a model for transformers: `config.json`, `model.safetensors` in float16, and `tokenizer.json`."""
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -533,7 +536,7 @@ def load(folder: Path) -> Model:
     """Read a model that `save` has written.
 
     Raises:
-        ValueError: Its tensors are not those of its config.
+        ValueError: The tensors do not fit the config.
     """
     read: dict[str, Any] = json.loads((folder / "config.json").read_text())
     config = Config(**{field.name: read[field.name] for field in fields(Config)})
@@ -548,7 +551,7 @@ def load(folder: Path) -> Model:
 
 
 class Report:
-    """Prints the mean loss of the last steps, now and then, and the first of the samples."""
+    """Prints the mean loss of the last steps now and then, and the first of the samples."""
 
     def __init__(self, every_seconds: float, vocabulary: Vocabulary) -> None:
         self._every_seconds = every_seconds
@@ -571,21 +574,23 @@ class Report:
 
 
 def main() -> int:
-    """Train, judge, save and complete, as far as it is asked for."""
+    """Train, judge, save and complete, as the options say."""
     parser = argparse.ArgumentParser(description="Train a small language model on sources of Python.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(sysconfig.get_path("stdlib")))
     parser.add_argument("--seconds", type=float, metavar="N", help="how long to train; 240, or 0 with --load")
-    parser.add_argument("--steps", type=int, metavar="N", help="how many steps to train, instead")
-    parser.add_argument("--layers", type=int, default=Config().num_hidden_layers, metavar="N", help="of a new model")
-    parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many devices the CPU simulates")
-    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save it as it trains, and go on from there")
+    parser.add_argument("--steps", type=int, metavar="N", help="how many steps to train, instead of a time")
     parser.add_argument(
-        "--samples", action="store_true", help="every 50 steps, let it write 64 texts, and show the first"
+        "--layers", type=int, default=Config().num_hidden_layers, metavar="N", help="layers of a new model"
     )
-    parser.add_argument("--profile", action="store_true", help="say what limits the training")
+    parser.add_argument("--devices", type=int, default=1, metavar="N", help="how many devices the CPU simulates")
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save snapshots there, and go on from them")
+    parser.add_argument(
+        "--samples", action="store_true", help="every 50 steps, let the model write 64 texts, and show the first"
+    )
+    parser.add_argument("--profile", action="store_true", help="show a profile, with the step that limits the training")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="write the model")
     parser.add_argument("--load", type=Path, metavar="FOLDER", help="begin with this model")
-    parser.add_argument("--complete", metavar="PROMPT", help="write on from here")
+    parser.add_argument("--complete", metavar="PROMPT", help="complete this text")
     options = parser.parse_args()
     if options.devices < 1 or ROWS % options.devices:
         parser.error(f"--devices must divide the {ROWS} rows of a batch")
@@ -608,7 +613,7 @@ def main() -> int:
     if trains:
         sizes = [sum(map(len, texts)) for texts in corpus]
         print(f"{sizes[0]:,} bytes of {len(corpus.learned):,} files to learn from, {sizes[1]:,} held out", flush=True)
-        signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background ignores
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell ignores SIGINT for background jobs
         signal.signal(signal.SIGTERM, lambda _signal, _frame: signal.raise_signal(signal.SIGINT))
         stopped = False
         with telemetry.profile() if options.profile else nullcontext() as profile:

@@ -1,11 +1,11 @@
-"""A service in plain asyncio, of whose three endpoints one has been moved to Penstock.
+"""A service in plain asyncio with three endpoints; one endpoint has been moved to Penstock.
 
     BACKEND="http://10.0.0.1:8000" uvicorn --app-dir examples --factory legacy_service:create_app
     curl localhost:8000/stock/gate; curl localhost:8000/price/gate; curl localhost:8000/offer/gate
 
-`/stock` and `/price` are as they were. `/offer`, which asks for both, is a graph of the same two functions. It shares
-the client and the lifespan, and its errors have the same form. What was moved has limits, retries and a deadline, and
-ends when its client leaves.
+`/stock` and `/price` are unchanged. `/offer`, which asks for both, is a graph of the same two functions. It shares the
+client and the lifespan, and its errors have the same form. The moved endpoint has limits, retries and a deadline, and
+its work ends when its client leaves.
 """
 
 import json
@@ -23,11 +23,11 @@ from starlette.routing import Route
 import penstock as ps
 from penstock import asgi, engine
 
-# --- as ever
+# --- unchanged
 
 
 class UnknownGoods(Exception):
-    """The backend has never heard of the goods."""
+    """The backend does not know the goods."""
 
 
 STATUSES: dict[type[Exception], int] = {UnknownGoods: 404, httpx.HTTPError: 502}
@@ -54,23 +54,23 @@ async def number_of(client: httpx.AsyncClient, path: str) -> int:
 
 
 async def stock_of(client: httpx.AsyncClient, goods: str) -> int:
-    """Return how many pieces there are."""
+    """Return how many pieces are in stock."""
     return await number_of(client, f"/stock/{goods}")
 
 
 async def price_of(client: httpx.AsyncClient, goods: str) -> int:
-    """Return what a piece costs, in cents."""
+    """Return the price of a piece, in cents."""
     return await number_of(client, f"/price/{goods}")
 
 
 async def stock(request: Request) -> Response:
-    """Answer how many pieces there are."""
+    """Answer how many pieces are in stock."""
     pieces = await stock_of(request.app.state.client, request.path_params["goods"])
     return Response(json.dumps({"pieces": pieces}), media_type="application/json")
 
 
 async def price(request: Request) -> Response:
-    """Answer what a piece costs."""
+    """Answer the price of a piece."""
     cents = await price_of(request.app.state.client, request.path_params["goods"])
     return Response(json.dumps({"cents": cents}), media_type="application/json")
 
@@ -79,7 +79,7 @@ async def price(request: Request) -> Response:
 
 
 class Offer(TypedDict):
-    """What `/offer` answers."""
+    """The answer of `/offer`."""
 
     goods: str
     pieces: int
@@ -87,14 +87,14 @@ class Offer(TypedDict):
 
 
 again = ps.Retry(2, backoff_seconds=0.05, retry_on=httpx.TransportError)
-# The functions stay what they are for the endpoints above, and become nodes for the graph.
+# The endpoints above still call the plain functions; the graph calls these nodes.
 find_stock = ps.node(concurrency=32, timeout_seconds=1, retry=again)(stock_of)
 find_price = ps.node(concurrency=32, timeout_seconds=1, retry=again)(price_of)
 
 
 @ps.node
 def as_offer(goods: str, pieces: int, cents: int) -> Offer:
-    """Put an offer together."""
+    """Return an offer."""
     return {"goods": goods, "pieces": pieces, "cents": cents}
 
 
@@ -105,7 +105,7 @@ async def offered(client: httpx.AsyncClient, goods: str) -> Offer:
 
 
 async def offer(request: Request) -> Response:
-    """Answer an offer; errors with a status of their own go on to `answer_error`, as those of the other endpoints."""
+    """Answer an offer; errors with a status go on to `answer_error`, as in the other endpoints."""
     state = request.app.state
     call = state.service(state.client, request.path_params["goods"])
     return await asgi.answer(request, call, encode_error=as_json)
@@ -116,7 +116,7 @@ async def offer(request: Request) -> Response:
 
 @asynccontextmanager
 async def lifespan(app: Starlette) -> AsyncGenerator[None]:
-    """Open the client, as ever, and the deployment that gets the same client with each call."""
+    """Open the client, as before, and the deployment, which gets the same client with each call."""
     async with (
         httpx.AsyncClient(base_url=os.environ["BACKEND"], timeout=30) as app.state.client,
         engine.deploy(offered, max_in_flight=64, max_queue=128, timeout_seconds=5) as app.state.service,

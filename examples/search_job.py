@@ -1,6 +1,6 @@
-"""What the two search programs have in common: files to search, options, progress, Ctrl-C, and reports.
+"""The common parts of the two search programs: files to search, options, progress, Ctrl-C, and reports.
 
-All numbers shown are those that streams and deployments keep anyway.
+All numbers on the screen come from the statistics that streams and deployments keep anyway.
 """
 
 import argparse
@@ -24,14 +24,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from penstock import engine, telemetry
 
-SKIPPED = 5  # shown of the files that were skipped
+SKIPPED = 5  # how many skipped files are shown
 
 console = Console(highlight=False)
 
 
 @dataclass
 class Job:
-    """What is to be done, and what has been."""
+    """The files to search, and the results so far."""
 
     root: Path
     paths: list[Path] = field(default_factory=list[Path])
@@ -39,7 +39,7 @@ class Job:
     found: int = 0
     skipped: list[tuple[Path, Exception]] = field(default_factory=list[tuple[Path, Exception]])
     began: float = field(default_factory=perf_counter)
-    seconds: float = 0.0  # until everything was found and ranked
+    seconds: float = 0.0  # how long it took until everything was found and ranked
 
     def count(self, path: Path, found: int | None, error: Exception | None = None) -> None:
         self.files += 1
@@ -52,7 +52,7 @@ class Job:
 
 
 def look_for_files(root: Path, limit: int | None, is_wanted: Callable[[Path], bool]) -> list[Path]:
-    """Return the Python files of a folder that are wanted, at most `limit`; report folders that cannot be read."""
+    """Return the wanted Python files of a folder, at most `limit`; report folders that cannot be read."""
     paths: list[Path] = []
     for folder, subfolders, files in os.walk(root, onerror=lambda error: show_left_out(root, error)):
         subfolders[:] = sorted(name for name in subfolders if name not in ("site-packages", "__pycache__"))
@@ -64,7 +64,7 @@ def look_for_files(root: Path, limit: int | None, is_wanted: Callable[[Path], bo
 
 
 async def follow(job: Job, filling: engine.Stream[int], now: Callable[[], str]) -> None:
-    """Count what a stream has done, and show how it gets on."""
+    """Count the results of a stream, and show its progress."""
     columns = BarColumn(20), MofNCompleteColumn(), TextColumn("{task.fields[now]}")
     with Progress(*columns, console=console) as bar:
         task = bar.add_task("", total=len(job.paths), now="worker processes start ...")
@@ -73,7 +73,7 @@ async def follow(job: Job, filling: engine.Stream[int], now: Callable[[], str]) 
             rate = job.files / (perf_counter() - job.began)
             bar.update(task, completed=job.files, now=f"{rate:.0f} files/s  {now()}")
 
-        async def keep_showing() -> None:  # also while nothing is done
+        async def keep_showing() -> None:  # also while no file is done
             while True:
                 await asyncio.sleep(0.25)
                 show()
@@ -92,9 +92,9 @@ async def follow(job: Job, filling: engine.Stream[int], now: Callable[[], str]) 
 
 def read_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("folder", nargs="?", type=Path, default=Path(sysconfig.get_path("stdlib")))
-    parser.add_argument("--query", action="append", help="answer this instead of prompting; repeatable")
+    parser.add_argument("--query", action="append", help="answer this query instead of prompting; repeatable")
     parser.add_argument("--limit", type=int, metavar="N", help="stop after the first N files")
-    parser.add_argument("--compare", action="store_true", help="run the same job as a plain loop as well")
+    parser.add_argument("--compare", action="store_true", help="also run the same job as a plain loop")
     options = parser.parse_args(arguments)
     if not options.folder.is_dir():
         parser.error(f"{options.folder} is not a folder")
@@ -104,14 +104,14 @@ def read_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | Non
 
 
 def questions(options: argparse.Namespace, samples: Sequence[str]) -> Sequence[str]:
-    """Return what to answer; nothing if a terminal is there to ask for it."""
+    """Return the queries to answer; none if a person at a terminal can ask."""
     is_interactive = sys.stdin and sys.stdin.isatty() and console.is_terminal and not options.compare
     return options.query or (() if is_interactive else samples)
 
 
 @contextmanager
 def reporting_interrupts(jobs: Sequence[Job]) -> Generator[None]:
-    """Let Ctrl-C end the program with a report of the last of some jobs."""
+    """Let Ctrl-C end the program with a report of the last job."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.unraisablehook = send_interrupt_again
     try:
@@ -131,7 +131,7 @@ def send_interrupt_again(lost: "sys.UnraisableHookArgs") -> None:
 
 
 def begin(job: Job, limit: int | None, is_wanted: Callable[[Path], bool] = lambda _path: True) -> bool:
-    """Look for the files of a job, and return whether there are any; `is_wanted` is asked for paths in its folder."""
+    """Look for the files of a job, and return whether there are any; `is_wanted` gets paths relative to its folder."""
     job.paths = look_for_files(job.root, limit, is_wanted)
     console.print(f"[bold]{len(job.paths):,} Python files[/] in {escape(str(job.root))}")
     if not job.paths:
@@ -141,7 +141,7 @@ def begin(job: Job, limit: int | None, is_wanted: Callable[[Path], bool] = lambd
 
 def compare(jobs: list[Job], run_plain: Callable[[Job], None]) -> None:
     """Do a job once more, as a plain loop."""
-    gc.collect()  # what the pipeline has left is not to be paid for by the loop
+    gc.collect()  # so that the loop does not pay for the garbage of the pipeline
     console.print("\nNow the same as a plain loop, whose files are in the page cache already ...")
     [pipeline] = jobs
     jobs.append(Job(pipeline.root, pipeline.paths))
@@ -154,7 +154,7 @@ def compare(jobs: list[Job], run_plain: Callable[[Job], None]) -> None:
 
 async def prompt() -> str:
     console.print("\n[bold cyan]search ❯[/] ", end="")
-    await anyio.wait_readable(sys.stdin)  # a terminal hands over whole lines, so this holds up nothing
+    await anyio.wait_readable(sys.stdin)  # a terminal gives whole lines, so `readline` does not block
     return sys.stdin.readline().strip()
 
 
@@ -178,7 +178,7 @@ def show_found(job: Job, verdict: telemetry.Verdict) -> None:
 
 
 def inboxes(filled: engine.StreamStatistics, *graphs: str) -> str:
-    """Show how many items wait for each node of some graphs, red where there is no room for more."""
+    """Show how many items wait for each node of some graphs; full inboxes are red."""
     shown = [(node.node, node.inbox.depth, node.inbox.capacity) for node in filled.actors if node.graph in graphs]
     return "in line: " + "  ".join(
         f"{name} [{'red' if held == room else 'green'}]{held:2}/{room}[/]" for name, held, room in shown

@@ -1,6 +1,6 @@
-"""The graphs of the semantic search: `fill` adds a file to two indexes, `ask` asks both.
+"""The graphs of the semantic search: `fill` adds a file to two indexes, `ask` queries both.
 
-Not imported by what worker processes import, since it loads JAX.
+Modules that worker processes import do not import this module, since it loads JAX.
 """
 
 from pathlib import Path
@@ -14,28 +14,30 @@ import penstock as ps
 from examples.code_search import HITS, Definition, Index, parse, read
 from examples.embedding import Vector, embed
 
-MAX_CHARACTERS = 200  # of a text: fewer than one in a hundred is then longer than 64 tokens, and takes twice the time
+# The longest text, in characters. Fewer than one text in a hundred is then longer than 64 tokens, which take twice the
+# time.
+MAX_CHARACTERS = 200
 
 
 class Found(NamedTuple):
-    """A definition, and how close to a query it is in meaning: the cosine, at most 1."""
+    """A definition, and how close its meaning is to a query: the cosine, at most 1."""
 
     definition: Definition
     closeness: float
 
 
-Answer: TypeAlias = tuple[list[Found], list[Definition]]  # what fits by meaning, and by keywords
+Answer: TypeAlias = tuple[list[Found], list[Definition]]  # the best definitions by meaning, and by keywords
 
 
 @ps.node
 def choose(found: list[Definition], everything: bool) -> list[Definition]:
-    """Return what a search may look for: public functions and classes with a docstring, and no methods."""
+    """Return the definitions to search: public functions and classes with a docstring, without methods."""
     return [each for each in found if everything or (each.summary and not is_nested_or_private(each))]
 
 
 @ps.node
 def describe(found: Definition) -> str:
-    """Return what is embedded: `tempfile mkdtemp(suffix, prefix, dir): Create and return a directory.`"""
+    """Return the text to embed: `tempfile mkdtemp(suffix, prefix, dir): Create and return a directory.`"""
     module = found.path.stem if found.path.stem != "__init__" else found.path.parent.name
     return f"{module} {found.signature}: {found.summary}"[:MAX_CHARACTERS]
 
@@ -87,7 +89,7 @@ meanings = Meanings()
 
 @ps.graph
 async def fill(path: Path, everything: bool) -> int:
-    """Add a file to both indexes; returns how many of its functions and classes are searched."""
+    """Add a file to both indexes; return how many of its functions and classes are searched."""
     chosen = choose(parse(path, read(path)), everything)
     vectors = await ps.map_each(represent, chosen)
     return first(keywords(chosen), meanings(chosen, vectors))
@@ -95,7 +97,7 @@ async def fill(path: Path, everything: bool) -> int:
 
 @ps.graph
 async def ask(query: str) -> Answer:
-    """Return what fits a query best, by its meaning and by its words."""
+    """Return the definitions that fit a query best, by its meaning and by its words."""
     return meanings(None, await embed(query)), keywords(query)
 
 

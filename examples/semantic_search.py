@@ -3,11 +3,11 @@
     python examples/semantic_search.py                                 fill two indexes, then ask them at a prompt
     python examples/semantic_search.py ~/project --query "try again later"
     python examples/semantic_search.py --embed sentences.json --out vectors.npy
-    python examples/semantic_search.py --trace examples                 send what happens to Jaeger: how-to/jaeger.md
-    python examples/semantic_search.py --studio                         show on a page what happens: how-to/live.md
+    python examples/semantic_search.py --trace examples                 send spans to Jaeger: how-to/jaeger.md
+    python examples/semantic_search.py --studio                         show the running graphs: how-to/live.md
 
-Files are read in threads and parsed in processes; what they define is embedded on a device, in batches; one index ranks
-by meaning and one by keywords, side by side. Then a deployment answers many callers at once.
+Files are read in threads and parsed in processes. Their definitions are embedded on a device, in batches. One index
+ranks definitions by meaning, another by keywords, at the same time. Then a deployment answers many callers at once.
 """
 
 import signal
@@ -16,9 +16,9 @@ from pathlib import Path
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, lambda _signal, _frame: sys.exit(130))  # until `main` handles Ctrl-C: no traceback
-    sys.path.insert(0, str(Path(__file__).parents[1]))  # there is this file's folder, and not the one of `examples`
+    sys.path.insert(0, str(Path(__file__).parents[1]))  # for `import examples`: the path has only this file's folder
 
-# Every worker process imports this file, so JAX is imported where it is used.
+# Every worker process imports this file, so only functions that use JAX import JAX.
 import argparse
 import asyncio
 import json
@@ -69,7 +69,7 @@ CALLERS = 64
 
 
 async def serve(job: Job, queries: Sequence[str], *, everything: bool) -> None:
-    """Fill the indexes, then answer: the queries, or without any those of the person at the prompt."""
+    """Fill the indexes, then answer the queries; without queries, answer the person at the prompt."""
     from examples.embedding import encode
     from examples.semantic_index import ask, fill
 
@@ -100,7 +100,7 @@ async def serve(job: Job, queries: Sequence[str], *, everything: bool) -> None:
 
 
 async def ask_at_once(service: "engine.Service[[str], Answer]", queries: Sequence[str]) -> "dict[str, Answer]":
-    """Ask for so many callers at a time, and return the answers."""
+    """Ask the queries for all callers at the same time, and return the answers."""
     asked = list(islice(cycle(queries), CALLERS))
     began = perf_counter()
     answers = await asyncio.gather(*map(service, asked))
@@ -110,7 +110,7 @@ async def ask_at_once(service: "engine.Service[[str], Answer]", queries: Sequenc
 
 
 def run_plain_loop(job: Job, *, everything: bool) -> None:
-    """Do the same without an engine: a node that is called outside of a graph is just its function."""
+    """Do the same job without an engine: a node that is called outside of a graph runs just its function."""
     from examples import minilm
     from examples.code_search import Definition, Index, parse, read
     from examples.plain_embedding import embed_plain
@@ -122,7 +122,7 @@ def run_plain_loop(job: Job, *, everything: bool) -> None:
     for path in job.paths:
         try:
             found = choose(parse(path, read(path)), everything)
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with one file, the others are indexed
+        except Exception as error:  # noqa: BLE001 - an error in one file must not keep other files out
             job.count(path, None, error)
         else:
             job.count(path, len(found))
@@ -138,7 +138,7 @@ def run_plain_loop(job: Job, *, everything: bool) -> None:
 
 
 def is_public(path: Path) -> bool:
-    """Whether a module is one that others use: no test, and none whose name begins with an underscore."""
+    """Whether a module is for other programs: it is no test, and its name does not begin with an underscore."""
     return not any(
         part in ("test", "tests") or part.startswith("test_") or (part.startswith("_") and part != "__init__.py")
         for part in path.parts
@@ -147,7 +147,7 @@ def is_public(path: Path) -> bool:
 
 @contextmanager
 def watched() -> Generator[None]:
-    """Show on a page what this process does; a process of its own serves the page."""
+    """Show the graphs of this process on a page, which a second process serves."""
     with TemporaryDirectory() as folder, telemetry.expose(Path(folder) / "search.sock") as path:
         command = [sys.executable, "-m", "penstock", "studio", str(path)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as page:
@@ -202,11 +202,11 @@ def read_sentences(path: Path) -> list[str]:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: It is something else.
+        ValueError: The file is not a JSON list of strings.
     """
     try:
         sentences: object = json.loads(path.read_bytes())
-    except (RecursionError, ValueError) as error:  # also bytes that are no text
+    except (RecursionError, ValueError) as error:  # also for bytes that are not UTF-8
         raise ValueError(f"it is not JSON: {error}") from error
     if not isinstance(sentences, list):
         raise ValueError(f"it must be a list of strings, not a {type(sentences).__name__}")
@@ -221,7 +221,7 @@ def read_sentences(path: Path) -> list[str]:
 
 
 def embed(sentences: Sequence[str]) -> npt.NDArray[np.float32]:
-    """Return the vectors of sentences: float32 [sentences, 384], each of length 1, in their order."""
+    """Return the vectors of sentences, in their order: float32 [sentences, 384], each vector of length 1."""
     from examples.embedding import embed_all
 
     return asyncio.run(embed_all(sentences))
@@ -229,7 +229,7 @@ def embed(sentences: Sequence[str]) -> npt.NDArray[np.float32]:
 
 @contextmanager
 def refusing(parser: argparse.ArgumentParser, attempt: str) -> Generator[None]:
-    """End the program with one line that says what cannot be done, and why."""
+    """End the program with one line that names the failed attempt and the reason."""
     try:
         yield
     except OSError as error:
@@ -241,11 +241,11 @@ def refusing(parser: argparse.ArgumentParser, attempt: str) -> Generator[None]:
 def embed_file(parser: argparse.ArgumentParser, source: Path, target: Path) -> int:
     with refusing(parser, f"embed {source}"):
         sentences = read_sentences(source)
-    # At once, and not after all the work; whatever is in the file stays there until then.
+    # Check now, before all the work, that the file can be written; its old content stays until the end.
     with refusing(parser, f"write {target}"), target.open("ab"):
         pass
     vectors = embed(sentences)
-    # Given a path, `np.save` would add .npy to one that ends in something else.
+    # With a path, `np.save` would add .npy to the name of a file with another ending.
     with refusing(parser, f"write {target}"), target.open("wb") as file:
         np.save(file, vectors)
     return 0
@@ -253,11 +253,15 @@ def embed_file(parser: argparse.ArgumentParser, source: Path, target: Path) -> i
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Search Python code by meaning, or embed sentences.")
-    parser.add_argument("--all", action="store_true", help="also what is private, nested, or has no docstring")
+    parser.add_argument(
+        "--all", action="store_true", help="also search private and nested definitions, and such without a docstring"
+    )
     parser.add_argument("--embed", type=Path, metavar="FILE", help="embed a JSON list of strings instead")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="where their vectors go, as .npy")
-    parser.add_argument("--trace", action="store_true", help="send spans to Jaeger, or wherever OTEL_* variables say")
-    parser.add_argument("--studio", action="store_true", help="serve a page that shows what happens")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the file for their vectors, as .npy")
+    parser.add_argument(
+        "--trace", action="store_true", help="send spans to Jaeger, or to the address in OTEL_* variables"
+    )
+    parser.add_argument("--studio", action="store_true", help="serve a page that shows the running graphs")
     options = read_options(parser, arguments)
     if (options.embed is None) != (options.out is None):
         parser.error("--embed and --out need each other")
@@ -265,7 +269,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.trace:
             telemetry.setup(service_name="semantic-search")
         return search(options) if options.embed is None else embed_file(parser, options.embed, options.out)
-    except ImportError as error:  # JAX, the weights of the model, or what sends spans
+    except ImportError as error:  # JAX, the weights of the model, or the exporter of spans
         parser.error(str(error))
 
 

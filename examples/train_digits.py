@@ -4,7 +4,7 @@
     python examples/train_digits.py --epochs 5
 
 `penstock.data` makes batches ahead of time, in another order in each epoch. A stateful node trains: it owns parameters
-and the optimizer's state, which stay on the device. Two graphs share that node: `learn` trains, `judge` asks it.
+and the optimizer's state, which stay on the device. Two graphs share that node: `learn` trains it, `judge` tests it.
 """
 
 # The types of JAX, optax and scikit-learn leave parameters of some functions open, or are missing.
@@ -35,7 +35,7 @@ from penstock.devices import Array
 SIDE, CLASSES = 8, 10
 HIDDEN = 128
 BATCH_SIZE = 64
-STEPS = 16  # of the training, in one call of the device
+STEPS = 16  # steps of the training in one call of the device
 HELD_OUT = 0.2
 SEED = 0
 
@@ -45,7 +45,7 @@ Labels = npt.NDArray[np.int32]
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """Images, float32 [digits, 8, 8] from 0 to 1, and what they show, int32 [digits]."""
+    """Images, float32 [digits, 8, 8] from 0 to 1, and the digits that they show, int32 [digits]."""
 
     images: Images
     labels: Labels
@@ -54,12 +54,12 @@ class Digits:
         return len(self.labels)
 
     def __getitem__(self, which: Any) -> "Digits":
-        """Return some of the digits, or one, without the first axis."""
+        """Return some of the digits; a single digit comes without the first axis."""
         return Digits(self.images[which], self.labels[which])
 
 
 def read_digits() -> tuple[Digits, Digits]:
-    """Return the digits to train with, and those to hold out: the same ones every time."""
+    """Return the digits to train with, and the digits to hold out: the same split every time."""
     bunch: Any = load_digits()
     digits = Digits(bunch.images.astype(np.float32) / 16, bunch.target.astype(np.int32))
     order = np.random.default_rng(SEED).permutation(len(digits))
@@ -101,9 +101,9 @@ def classify(parameters: Parameters, images: Array) -> jax.Array:
 
 
 def moved(image: Array, key: Array) -> jax.Array:
-    """Return an image, every second one moved by up to one pixel each way: the same digit, and yet another one."""
+    """Return an image; one in two, at random, is moved by up to one pixel each way: another image of the same digit."""
     whether, where = jax.random.split(jax.random.wrap_key_data(jnp.asarray(key), impl="threefry2x32"))
-    # A pixel is much of eight: with all images moved, fewer are right in the end.
+    # One pixel of eight is a lot: if all images were moved, fewer digits would be right in the end.
     start = jnp.where(jax.random.bernoulli(whether), jax.random.randint(where, (2,), 0, 3), 1)
     return jax.lax.dynamic_slice(jnp.pad(image, 1), start, (SIDE, SIDE))
 
@@ -114,14 +114,14 @@ def train_step(
     """Learn from one batch.
 
     Args:
-        parameters: They and the state are replaced by those that are returned, so both can be donated.
-        optimizer_state: That of the optimizer.
+        parameters: The parameters before the step. They and the state can be donated: the results replace both.
+        optimizer_state: The state of the optimizer.
         images: float32 [batch, 8, 8].
         labels: int32 [batch].
-        keys: uint32 [batch, 2]; they say how images are moved before.
+        keys: uint32 [batch, 2]; random keys, which say how images are moved.
 
     Returns:
-        Parameters, optimizer state, and the mean loss of the batch, from before the step.
+        Parameters, optimizer state, and the mean loss of the batch before the step.
     """
 
     def mean_loss(parameters: Parameters) -> jax.Array:
@@ -138,9 +138,10 @@ def train_step(
 def train_steps(
     parameters: Parameters, optimizer_state: Any, images: Array, labels: Array, keys: Array
 ) -> tuple[Parameters, Any, jax.Array]:
-    """Learn from several batches, one after the other; returns the loss of each. Otherwise like `train_step`.
+    """Learn from several batches, one after the other; return the loss of each step. Otherwise like `train_step`.
 
-    A step of such a small network takes less time than to begin it. As one program, sixteen of them are begun at once.
+    A step of such a small network takes less time than the call that begins it. As one program, sixteen steps need one
+    call.
     """
 
     def step(state: tuple[Parameters, Any], batch: Any) -> tuple[tuple[Parameters, Any], jax.Array]:
@@ -154,7 +155,7 @@ def train_steps(
 
 
 def count_right(parameters: Parameters, images: Array, labels: Array) -> jax.Array:
-    """Return how many images are classified as what they show."""
+    """Return how many images are classified as the digits that they show."""
     return (classify(parameters, images).argmax(axis=1) == labels).sum()
 
 
@@ -163,11 +164,11 @@ def count_right(parameters: Parameters, images: Array, labels: Array) -> jax.Arr
 
 @ps.node
 class Trainer:
-    """Learns from batches, one at a time. Parameters and the optimizer's state are here alone, so they are donated."""
+    """Learns from batches, one at a time. Only this node has parameters and optimizer state, so it can donate them."""
 
     async def __aenter__(self) -> Self:
         self._device = devices.actor("auto")
-        # Not ready: the next steps are under way before the losses of these have been read.
+        # ready=False: the next steps begin before the losses of these steps have been read.
         self._step = self._device.bind(train_steps, donate_argnums=(0, 1), ready=False)
         self._parameters: Parameters = await self._device.run(create_parameters)
         self._state: Any = await self._device.run(optimizer.init, self._parameters)
@@ -177,10 +178,10 @@ class Trainer:
         del self._parameters, self._state
 
     async def __call__(self, given: data.Records[Digits] | Digits) -> jax.Array:
-        """Return the losses of steps to learn from, or how many digits are classified as what they show."""
+        """Learn from records, and return the losses of the steps; or test digits, and return how many are right."""
         if isinstance(given, Digits):
             return await self._device.run(count_right, self._parameters, given.images, given.labels)
-        digits, keys = given.value, given.key  # a key depends on the epoch and on the digit alone
+        digits, keys = given.value, given.key  # a key depends only on the epoch and on the digit
         self._parameters, self._state, losses = await self._step(
             self._parameters, self._state, digits.images, digits.labels, keys
         )
@@ -189,7 +190,7 @@ class Trainer:
 
 @ps.node(runs_on="thread", concurrency=1)
 def read_numbers(values: jax.Array) -> npt.NDArray[np.float32]:
-    """Wait for numbers of the device."""
+    """Wait for numbers from the device."""
     return np.asarray(values)
 
 
@@ -198,29 +199,29 @@ trainer = Trainer()
 
 @ps.graph
 async def feed(digits: Digits, epochs: int) -> AsyncIterator[data.Records[Digits]]:
-    """Give digits for several steps at a time, in another order in each epoch; the last ones, too few, are left out."""
-    # With `batch`, as they are in memory: all of them are read at once.
+    """Give digits for several steps at a time, in another order in each epoch; an incomplete last batch is left out."""
+    # With `batch=`, because the digits are in memory: the digits of a batch are read at once.
     records = data.order(digits, batch=STEPS * BATCH_SIZE, shuffle_seed=SEED, epochs=epochs, drop_remainder=True)
     return records >> data.read(digits, runs_on="loop")
 
 
 @ps.graph
 async def learn(digits: Digits, epochs: int) -> AsyncIterator[float]:
-    """Learn from all digits in each epoch; gives the loss of each step."""
+    """Learn from all digits in each epoch; give the loss of each step."""
     return ps.map_each(trainer, await feed(digits, epochs)) >> read_numbers >> data.unbatched()
 
 
 @ps.graph
 async def judge(digits: Digits) -> float:
-    """Return how many digits are classified as what they show."""
+    """Return how many digits are classified correctly."""
     return ps.apply(float, await trainer(digits))
 
 
 async def train(digits: Digits, held_out: Digits, epochs: int, report: Callable[[int, float], None]) -> float:
-    """Learn from digits; `report` hears the number of each step and its loss.
+    """Learn from digits; `report` is called with the number of each step and its loss.
 
     Returns:
-        The share of held out digits that are then classified as what they show.
+        The share of held out digits that are classified correctly after the training.
     """
     async with engine.deploy(learn, judge) as service:
         async with service.stream(learn(digits, epochs)) as losses:

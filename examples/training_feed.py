@@ -2,9 +2,10 @@
 
     python examples/training_feed.py               the standard library of this interpreter
     python examples/training_feed.py ~/project
-    python examples/training_feed.py --epochs 5 --checkpoint saved     killed at any moment, it goes on from there
+    python examples/training_feed.py --epochs 5 --checkpoint saved     goes on after a kill at any moment
 
-The model learns nothing worth knowing; what feeds it is what a real one needs. In the end a profile says what limits.
+The model learns nothing useful; its feed is the feed that a real model needs. In the end a profile says which step
+limits the training.
 """
 
 # The types of JAX leave parameters of some functions open.
@@ -32,7 +33,7 @@ Image = npt.NDArray[np.float32]
 
 
 class Files:
-    """The beginnings of the files of a folder; each is read when it is asked for."""
+    """The beginnings of the files of a folder; indexing reads a file."""
 
     def __init__(self, folder: Path) -> None:
         self._paths = sorted(folder.rglob("*.py"))
@@ -53,19 +54,19 @@ def decode(record: data.Record[bytes]) -> data.Record[Image]:
 
 @ps.node(runs_on="thread")
 def augment(record: data.Record[Image]) -> data.Record[Image]:
-    """Turn every second image around: always the same ones, whatever runs beside it."""
+    """Turn one image in two around, at random; the choice depends only on the record, not on the order of the work."""
     return record.with_value(record.value[:: record.rng().choice((-1, 1))].copy())
 
 
 def train_step(weights: jax.Array, batch: Array) -> tuple[jax.Array, jax.Array]:
-    """Return new weights, float32 [SIZE], and the loss from before the step."""
+    """Return new weights, float32 [SIZE], and the loss before the step."""
     error = batch @ weights - 1.0
     return weights - LEARNING_RATE * batch.T @ error, jnp.mean(error**2)
 
 
 @ps.node
 class Train:
-    """Owns the weights, which never leave the device: each step takes their memory for the next ones."""
+    """Owns the weights, which never leave the device: each step writes the next weights into the same memory."""
 
     async def __aenter__(self) -> Self:
         self._step = devices.actor("auto").bind(train_step, donate_argnums=(0,), ready=False)
@@ -80,7 +81,7 @@ class Train:
         return loss
 
     def state(self) -> jax.Array:
-        """Return what a snapshot keeps."""
+        """Return the weights for a snapshot."""
         return self._weights
 
     def restore(self, state: jax.Array) -> None:
@@ -90,7 +91,7 @@ class Train:
 
 @ps.node(runs_on="thread")
 def read_number(value: jax.Array) -> float:
-    """Wait for a number of the device, while it has the next step."""
+    """Wait for a number from the device, while the device computes the next step."""
     return float(value)
 
 
@@ -99,14 +100,14 @@ train = Train()
 
 @ps.graph
 async def training(files: Files, epochs: int) -> AsyncIterator[float]:
-    """Train with files, in another order in each epoch; gives the loss of each batch."""
+    """Train with files, in another order in each epoch; give the loss of each batch."""
     records = data.order(files, shuffle_seed=0, epochs=epochs) >> data.read(files, concurrency=64)
     batches = records >> decode >> augment >> data.batched(BATCH_SIZE, drop_remainder=True)
     return ps.map_each(train, batches) >> read_number
 
 
 def feed(folder: Path, epochs: int, checkpoint: ps.Checkpoint | None) -> int:
-    """Train with the files of a folder; returns how many batches they made."""
+    """Train with the files of a folder; return the number of batches."""
     call, loss = training(Files(folder), epochs), 0.0
     with telemetry.profile() as profile, data.iterate(call, checkpoint=checkpoint) as losses:
         for loss in losses:
@@ -118,11 +119,11 @@ def feed(folder: Path, epochs: int, checkpoint: ps.Checkpoint | None) -> int:
 
 
 def main() -> None:
-    """Train, and say what limited."""
+    """Train, and print which step limited the training."""
     parser = argparse.ArgumentParser(description="Feed a training with files.")
     parser.add_argument("folder", nargs="?", type=Path, default=Path(sysconfig.get_path("stdlib")))
     parser.add_argument("--epochs", type=int, default=1, metavar="N", help="how often each file is learned from")
-    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save it as it trains, and go on from there")
+    parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save snapshots there, and go on from them")
     options = parser.parse_args()
     print(training, end="\n\n")
     checkpoint = None if options.checkpoint is None else ps.Checkpoint(options.checkpoint, every_values=20)
