@@ -245,10 +245,10 @@ def memory_mib() -> int:
 
 async def soak(minutes: float) -> None:
     """Print the memory each half minute while there are 1.5 times as many clients as slots; a third of them leave."""
-    chance, ends_at, outcomes = random.Random(0), perf_counter() + 60 * minutes, [0, 0]
+    chance, outcomes = random.Random(0), [0, 0]
     app = serving.openai({"smollm2": served_by((1, 8))}, max_in_flight=64)
 
-    async def client(http: httpx.AsyncClient, url: str) -> None:
+    async def client(http: httpx.AsyncClient, url: str, ends_at: float) -> None:
         while perf_counter() < ends_at:
             leaves = chance.random() < 1 / 3
             text = " ".join(["heron"] * chance.randint(1, 150))
@@ -262,13 +262,14 @@ async def soak(minutes: float) -> None:
                 assert leaves or is_whole
             outcomes[leaves] += 1
 
-    async def watch() -> None:
+    async def watch(ends_at: float) -> None:
         while perf_counter() < ends_at:
             await asyncio.sleep(30)
             print(f"{memory_mib()} MiB, {outcomes} answered and left", flush=True)
 
     async with served(app) as url, httpx.AsyncClient(timeout=600) as http:
-        await asyncio.gather(watch(), *(client(http, url) for _ in range(12)))
+        ends_at = perf_counter() + 60 * minutes  # all programs are ready now
+        await asyncio.gather(watch(ends_at), *(client(http, url, ends_at) for _ in range(12)))
 
 
 ROWS: dict[str, Callable[[int], Awaitable[None]]] = {

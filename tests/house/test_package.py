@@ -14,6 +14,7 @@ import pytest
 
 import penstock
 from penstock import data, devices, engine, extension, telemetry, testing
+from tests.house.counting import code_lines
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
@@ -157,3 +158,8 @@ def test_every_folder_of_the_source_is_packaged() -> None:
     packages = {".".join(("penstock", *parts)) for parts in folders}
     assert packages == set(settings["packages"]), "list every folder in pyproject.toml under [tool.setuptools]"
     assert (SOURCE / "py.typed").exists()
+
+
+def test_a_reader_can_hold_the_chat_example() -> None:
+    lines = sum(map(code_lines, (ROOT / "examples" / "chat").glob("*.py")))
+    assert lines <= 745, f"examples/chat has {lines} lines of code: take out what it does not need"
