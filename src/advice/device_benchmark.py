@@ -3,10 +3,12 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cache, partial
 from statistics import median
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias, cast
 
 from .._errors import DeviceError
+from .._public import LateModule
 from ..actors.accepted import POSITIVE, check
 from ..devices import Device, check_device, jit, select
 from ..telemetry.tables import Column, Rendered, Table, milliseconds, quartiles, scaled
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     import jax
     import numpy as np
     import numpy.typing as npt
+else:
+    jax, np = LateModule("jax"), LateModule("numpy")
 
 
 Operation: TypeAlias = Literal["matmul", "elementwise", "reduction", "host to device", "device to host"]
@@ -180,8 +184,6 @@ def benchmark(device: str | Device = "auto", *, seconds: float = 5.0) -> Benchma
     chosen = select(device)
     if (error := check_device(chosen).error) is not None:
         raise DeviceError(error)
-    import jax
-
     began = time.perf_counter()
     cases = list(_cases(chosen, seconds * _LARGEST_RUN_SHARE))
     for run in range(_MOST_RUNS):
@@ -247,44 +249,27 @@ def _computation(
     unit: Unit,
     function: "Callable[[jax.Array], jax.Array]",
 ) -> Case:
-    kept: list[jax.Array] = []
-
+    @cache  # made at the first run: a size that is left out must not take its memory
     def argument() -> "jax.Array":
-        # Made at the first run: a size that is left out must not take its memory.
-        if not kept:
-            import numpy as np
-
-            kept.append(_put(np.full(shape, 0.5, np.float32), device))
-        return kept[0]
+        return _put(np.full(shape, 0.5, np.float32), device)
 
     compiled = jit(function, device.platform)
     return Case(operation, shape, work, unit, argument, lambda x: compiled(x).block_until_ready())
 
 
 def _to_device(device: Device, size: int) -> Case:
-    kept: list[npt.NDArray[np.float32]] = []
-
-    def argument() -> "npt.NDArray[np.float32]":
-        if not kept:
-            kept.append(_unaligned(size))
-        return kept[0]
-
     def put(x: "npt.NDArray[np.float32]") -> object:
         return _put(x, device).block_until_ready()
 
-    return Case("host to device", (size,), _FLOAT_BYTES * size, "B", argument, put)
+    return Case("host to device", (size,), _FLOAT_BYTES * size, "B", cache(partial(_unaligned, size)), put)
 
 
 def _to_host(device: Device, size: int) -> Case:
-    import numpy as np
-
-    kept: list[npt.NDArray[np.float32]] = []
+    vector = cache(partial(_unaligned, size))
 
     def argument() -> "jax.Array":
-        if not kept:
-            kept.append(_unaligned(size))
         # A new array each time, because an array of JAX keeps the copy that the host has made of it.
-        return _put(kept[0], device).block_until_ready()
+        return _put(vector(), device).block_until_ready()
 
     def copy(x: "jax.Array") -> object:
         # On a CPU, `asarray` reads the array in place; the cost for a program is that of a copy of its own.
@@ -295,14 +280,10 @@ def _to_host(device: Device, size: int) -> Case:
 
 def _put(value: "npt.NDArray[np.float32]", device: Device) -> "jax.Array":
     """Return a value as an array on a device; the transfer may still be under way."""
-    import jax
-
     return cast("jax.Array", jax.device_put(value, device))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _unaligned(size: int) -> "npt.NDArray[np.float32]":
     """Return a vector that does not begin at a multiple of 64 bytes: JAX on a CPU would not copy an aligned one."""
-    import numpy as np
-
     raw = np.full(size + 32, 0.5, np.float32)
     return next(raw[offset : offset + size] for offset in (0, 1) if raw[offset:].ctypes.data % 64)

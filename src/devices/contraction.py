@@ -121,10 +121,6 @@ class Contraction:
         names = [f"operand_{number + 1}" for number in range(len(self.inner))]
         return inspect.Signature([inspect.Parameter(name, kind) for name in names])
 
-    def absorbing(self, inner: "Sequence[Contraction | None]") -> "Contraction":
-        """Return this einsum with other einsums in the place of operands. Their operands become its own."""
-        return Contraction(self.subscripts, tuple(inner))
-
     def __call__(self, *arrays: Any) -> Any:
         """Compute the einsum from the operands of the innermost einsums, in the order from left to right.
 

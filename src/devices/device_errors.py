@@ -32,11 +32,6 @@ class Origin:
         self._inputs = tuple(inputs)
         self._error: BaseException | None = None
 
-    @property
-    def has_failed(self) -> bool:
-        """Whether the computation has ended with an error."""
-        return self._error is not None
-
     def over(self, error: BaseException | None) -> None:
         """Note that the computation has ended, with an error or without one, and forget its inputs."""
         if error is not None:

@@ -74,6 +74,8 @@ class DeviceExecutor(Execution):
         compile_log: counts the node's own programs.
         batch_log: counts the node's batches.
         projections: executors whose programs give a part of the node's result, by that part.
+        regions: the regions that the node is a part of; the plans own them. Their programs count for the node as well.
+        specs: how the arguments and the result are split over a mesh.
 
     Raises:
         TypeError: the function cannot be compiled as asked.
@@ -104,22 +106,15 @@ class DeviceExecutor(Execution):
         self.compile_log = CompileLog()
         self.batch_log = BatchLog(name)
         self.projections: dict[Hashable, DeviceExecutor] = {}
-        # The plans own the regions.
-        self._regions: WeakSet[DeviceExecutor] = WeakSet()
+        self.regions: WeakSet[DeviceExecutor] = WeakSet()
         self._arguments: dict[tuple[frozenset[str], frozenset[str]], Arguments] = {}
         self._jitted: dict[tuple[Placement, tuple[int, ...], tuple[int, ...]], JittedFunction] = {}
         self._made = self.arguments(frozenset()).masks
-        self._specs = Specs(
-            name, options.device, self.arguments(frozenset()).names, options.in_specs, options.out_specs
-        )
-
-    def add_region(self, region: "DeviceExecutor") -> None:
-        """Note that the node is a part of a region. The region's programs count for the node as well."""
-        self._regions.add(region)
+        self.specs = Specs(name, options.device, self.arguments(frozenset()).names, options.in_specs, options.out_specs)
 
     def statistics(self) -> CompileStatistics:
         """Return the cost of the node's programs: its own, those for parts of its result, and those of its regions."""
-        others = (*self._regions, *self.projections.values())
+        others = (*self.regions, *self.projections.values())
         return CompileStatistics._total([self.compile_log.statistics(), *[other.statistics() for other in others]])
 
     def _programs(self) -> "list[ProgramMemory]":
@@ -146,7 +141,7 @@ class DeviceExecutor(Execution):
         found = {
             name
             for name in names & site.constants.keys()
-            if self._specs.of(name) is None and (is_packed or holds_array(site.constants[name]))
+            if self.specs.of(name) is None and (is_packed or holds_array(site.constants[name]))
         }
         # At least one argument must have rows.
         return frozenset(found) if names - site.constants.keys() else frozenset()
@@ -171,10 +166,10 @@ class DeviceExecutor(Execution):
 
     def batch_sizes(self, batch: DeviceBatch | PackedBatch, arguments: Arguments) -> tuple[int, ...]:
         """Return the sizes that batches are padded to. On a mesh, each size splits evenly over the devices."""
-        return batch_sizes(batch, self._specs.row_multiple(arguments.names[i] for i in arguments.stacked))
+        return batch_sizes(batch, self.specs.row_multiple(arguments.names[i] for i in arguments.stacked))
 
     def _make(self, placement: Placement, arguments: Arguments, donated: tuple[int, ...]) -> JittedFunction:
-        options, specs = self.options, self._specs
+        options, specs = self.options, self.specs
         specs.check(placement)
         in_specs = [specs.of(name) for name in arguments.names]
         if arguments.stacker is not None:
@@ -229,10 +224,6 @@ class DeviceExecutor(Execution):
         # With replicas the number is small: a call that one device holds cannot move to a device that becomes free.
         options = self.options
         return max(AHEAD, options.prefetch) if options.replicas == 1 else options.prefetch
-
-    def spec_of(self, name: str) -> Any:
-        """Return the spec by which the argument of a parameter is split over the mesh."""
-        return self._specs.of(name)
 
     def variants(self, values: tuple[Any, ...]) -> list[tuple[Any, ...]]:
         """Return the arguments of each program that calls without a batch need, given the arguments of an item."""

@@ -247,9 +247,8 @@ def _absorb(member: RegionCall, contraction: Contraction, inner: Sequence[Region
     for name, template, one in zip(member.names, member.templates, inner, strict=True):
         names += [name] if one is None else one.names
         templates += [template] if one is None else one.templates
-    merged = contraction.absorbing([
-        one.fn if one is not None and isinstance(one.fn, Contraction) else None for one in inner
-    ])  # fmt: skip
+    found = [one.fn if one is not None and isinstance(one.fn, Contraction) else None for one in inner]
+    merged = Contraction(contraction.subscripts, tuple(found))
     member.fn, member.call = merged, lambda values: merged(*values)
     member.name = _joined([*[one.name for one in inner if one is not None], member.name])
     member.names, member.templates, member.axes = tuple(names), tuple(templates), (None,) * len(names)
@@ -273,7 +272,7 @@ def _make(
         rows = last.rows.joined(fn, region.arguments(frozenset()), inputs.axes, f"{name}(")
         region = ChunkedExecutor(name, rows, options, passes, last.batch_size, samples=samples, members=names)
     for one in executors:
-        one.add_region(region)
+        one.regions.add(region)
     stateless = all(is_node(step.callee) and step.callee.policy.stateless for step in steps)
     return Node(region.fn, Policy(pure=True, stateless=stateless), name=name, runs_on=region)
 

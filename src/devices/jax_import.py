@@ -58,11 +58,6 @@ def all_devices(platform: str | None = None) -> list[Device]:
     return cast("list[Device]", jax.devices(platform))  # pyright: ignore[reportUnknownMemberType]
 
 
-def asked_platforms() -> str | None:
-    """Return the platforms that the environment or the configuration of JAX names; None if JAX chooses."""
-    return cast("str | None", getattr(jax.config, "jax_platforms", None)) or None
-
-
 def put(value: Any, device: Device) -> "jax.Array":
     """Return a value as an array on a device; the transfer may still be under way."""
     return cast("jax.Array", jax.device_put(value, device))  # pyright: ignore[reportUnknownMemberType]
@@ -171,7 +166,7 @@ def _start_backends() -> None:
         with _start.with_flag():
             all_devices()
     except (RuntimeError, AssertionError) as error:  # without a GPU, JAX_PLATFORMS=cuda fails an assertion of JAX
-        asked = asked_platforms()
+        asked = cast("str | None", getattr(jax.config, "jax_platforms", None))
         wish = f" (JAX_PLATFORMS, or jax_platforms of its configuration, says {asked!r})" if asked else ""
         raise DeviceError(
             f"JAX cannot start its backend{wish}: {str(error) or 'no such platform is here'}. Unset JAX_PLATFORMS to "

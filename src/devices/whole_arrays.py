@@ -154,7 +154,7 @@ class RowAxes:
             return parts(*[None] * axis, names)
 
         return tuple(
-            executor.spec_of(self._arguments.names[position])
+            executor.specs.of(self._arguments.names[position])
             if axes is None or (self._is_one and self._has_default[position])
             else _map_axes(spec, axes)
             for position, axes in enumerate(self._in_axes)

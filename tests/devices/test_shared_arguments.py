@@ -92,7 +92,7 @@ async def test_constants_in_containers_bodies_regions_and_defaults_are_passed_on
 
 def logs_of(node: Any) -> list[Any]:
     """The batches of the regions that a node is in."""
-    return [region.batch_log for region in node.runs_on._regions]
+    return [region.batch_log for region in node.runs_on.regions]
 
 
 async def test_calls_from_graphs_with_other_constants_run_in_other_batches() -> None:
