@@ -45,7 +45,7 @@ async def test_a_thread_that_goes_on_after_its_timeout_keeps_the_key(kind: str) 
             go_on.wait()
         return name
 
-    policy: Any = {"timeout_seconds": 0.02, "runs_on": "thread", "concurrency": 4}
+    policy: Any = {"timeout_seconds": 0.25, "runs_on": "thread", "concurrency": 4}
 
     if kind == "batch":
 

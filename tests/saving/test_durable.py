@@ -839,8 +839,9 @@ def locked(path: Path, how: str = "IMMEDIATE") -> Iterator[None]:
 
 @pytest.mark.parametrize("at", ["begin", "state", "result"])
 async def test_a_deadline_holds_while_another_program_has_locked_the_file(
-    tmp_path: Path, turns: Turns, at: str
+    tmp_path: Path, turns: Turns, at: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(store_module.SQLStore, "_give_up_after_seconds", 30)
     path = tmp_path / "loops.db"
     graph = make(path, turns)
     assert await engine.run(graph("q"), durable_key="other") == WORDS
@@ -855,7 +856,7 @@ async def test_a_deadline_holds_while_another_program_has_locked_the_file(
             await lock()
         with pytest.raises(ps.DeadlineExceeded, match=r"within 0\.25 s"):
             await engine.run(graph("q"), durable_key="k", timeout_seconds=0.25)
-        assert time.monotonic() - began < 4
+        assert time.monotonic() - began < 20
     turns.in_turn = {}
     assert await engine.run(graph("q"), durable_key="k") == WORDS  # in this process, the key is free at once
 

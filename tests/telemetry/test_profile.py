@@ -25,6 +25,7 @@ from penstock.telemetry.profiling.records import TimedReading
 from penstock.telemetry.profiling.sums import EVENT_LOOP, Evidence, GilUse, ReaderSum, Sums
 from penstock.telemetry.profiling.timeline import TimelineRecorder
 from penstock.telemetry.profiling.verdict import find_verdict
+from tests.kit import virtual
 
 CLOCKED = (
     "actors.channel", "actors.attempts", "actors.chains", "actors.execution",
@@ -448,6 +449,7 @@ async def test_a_node_of_one_place_in_a_large_pool_limits_by_its_place(clock: Cl
     assert "; or move it to" in verdict.remedy
 
 
+@virtual
 async def test_a_source_and_a_reader_that_hold_the_loop_are_told_apart(clock: Clock) -> None:
     def source() -> Iterator[ps.Call[float]]:
         for number in range(10):
