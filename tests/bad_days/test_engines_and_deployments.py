@@ -11,22 +11,17 @@ import uvloop
 
 import penstock as ps
 from penstock import engine, testing
-
-
-@ps.node
-async def echo(x: int) -> int:
-    await asyncio.sleep(0)
-    return x
+from tests.kit import paused
 
 
 @ps.graph
 async def echoed(x: int) -> int:
-    return await echo(x)
+    return await paused(x)
 
 
 @ps.graph
 async def unused(x: int) -> int:
-    return await echo(x)
+    return await paused(x)
 
 
 class Gate:
@@ -150,7 +145,7 @@ def echo_in_thread(x: int) -> int:
     return x
 
 
-echoed_in_thread = echo >> echo_in_thread
+echoed_in_thread = paused >> echo_in_thread
 
 
 @pytest.mark.parametrize("new_loop", [asyncio.new_event_loop, uvloop.new_event_loop])
@@ -410,7 +405,7 @@ async def test_options_of_a_context_hold_for_a_bare_call_of_a_service() -> None:
         assert await service(1) == 1
 
 
-@pytest.mark.parametrize("what", ["x", echoed, echo, 7], ids=["a string", "a graph", "a node", "a number"])
+@pytest.mark.parametrize("what", ["x", echoed, paused, 7], ids=["a string", "a graph", "a node", "a number"])
 async def test_what_is_no_call_is_refused_by_name(what: object) -> None:
     async with engine.deploy(echoed) as service:
         for run, name in ((service.run, "service.run"), (engine.run, "engine.run")):

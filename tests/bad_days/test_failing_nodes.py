@@ -14,7 +14,7 @@ import structlog
 import penstock as ps
 from penstock import engine, testing
 from tests.bad_days import process_nodes
-from tests.kit import plain, virtual
+from tests.kit import plain, same, virtual
 
 SCHEDULERS = ["auto", "actors", "parallel", "wave", "sequential"]
 
@@ -67,11 +67,6 @@ class Raiser:
 
 
 @ps.node
-async def fine(x: int) -> int:
-    return x
-
-
-@ps.node
 async def true(x: int) -> bool:
     return True
 
@@ -97,13 +92,13 @@ def graph_of(node: str) -> ps.Graph[[int], int]:
 
         @ps.graph
         async def line(x: int) -> int:
-            return await fine(raiser(await fine(x)))
+            return await same(raiser(await same(x)))
 
         return line
 
     @ps.graph
     async def line(x: int) -> int:
-        return await fine(await raiser(await fine(x)))
+        return await same(await raiser(await same(x)))
 
     return line
 
@@ -137,9 +132,9 @@ async def test_a_raise_in_a_body_of_control_flow_under_every_scheduler(control: 
     @ps.graph
     async def graph(x: int) -> object:
         if control == "cond":
-            return await ps.cond(await true(x), raise_later, fine, x)
+            return await ps.cond(await true(x), raise_later, same, x)
         if control == "switch":
-            return await ps.switch(await fine(x), [fine, raise_later], x)
+            return await ps.switch(await same(x), [same, raise_later], x)
         if control == "while_loop":
             return await ps.while_loop(true, raise_later, x)
         return await ps.map_each(raise_later, [x, x])
@@ -392,7 +387,7 @@ async def test_one_exception_object_raised_by_many_items_does_not_keep_their_val
 
 
 async def test_run_inside_a_node_is_a_run_like_any_other() -> None:
-    inner = ps.graph(fine)
+    inner = ps.graph(same)
     failing = ps.graph(raise_later)
 
     @ps.node

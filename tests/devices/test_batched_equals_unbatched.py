@@ -304,9 +304,7 @@ async def test_keys_of_two_implementations_and_arrays_of_keys_are_told_apart() -
         values = jax.vmap(jax.random.uniform)(keys)
         return values.sum() if mask is None else (values * mask).sum()
 
-    @ps.graph
-    async def total(keys: Any) -> Any:
-        return summed(keys)
+    total = ps.graph(summed)
 
     given_keys = [jax.random.split(jax.random.key(seed), count) for seed, count in enumerate([5, 8, 3])]
     other_kind = jax.random.split(jax.random.key(3, impl="rbg"), 8)  # JAX vmaps these to other values

@@ -353,9 +353,7 @@ async def test_what_cancels_itself_fails_and_is_no_cancellation() -> None:
             raise asyncio.CancelledError("while it is traced")
         return x
 
-    @ps.graph
-    async def of_traced(x: Any) -> Any:
-        return traced(x)
+    of_traced = ps.graph(traced)
 
     async with engine.deploy(of_a_part, of_traced) as service:
         assert float((await service.run(of_a_part(Usual())))[0]) == 2

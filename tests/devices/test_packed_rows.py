@@ -395,9 +395,7 @@ async def test_what_rows_of_several_items_cannot_do_is_refused() -> None:
 async def test_a_plain_call_takes_rows_and_no_item() -> None:
     x = np.ones((3, WIDTH), np.float32)
 
-    @ps.graph
-    async def plain(x: Any) -> Any:
-        return per_item(x)
+    plain = ps.graph(per_item)
 
     with pytest.raises(ps.DeviceError, match=r"'per_item' has batch=PackedBatch.*engine\.run.*segments="):
         per_item(x)

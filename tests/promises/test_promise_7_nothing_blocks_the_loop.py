@@ -12,7 +12,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import same
+from tests.kit import added, same
 from tests.promises.exploring import Explorer
 
 
@@ -75,11 +75,6 @@ def further(x: int) -> int:
 
 
 @ps.node
-def tail(x: int) -> int:
-    return x + 1  # of a chain of plain functions, which is one hop
-
-
-@ps.node
 def below_60(x: int) -> bool:
     return x < 60
 
@@ -89,10 +84,10 @@ def many(x: int) -> list[int]:
     return list(range(60))
 
 
-hops = never_waits >> never_waits >> plain >> tail >> narrow
+hops = never_waits >> never_waits >> plain >> added >> narrow
 
 
-plain_hops = plain >> tail
+plain_hops = plain >> added
 
 
 @ps.graph

@@ -9,6 +9,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine
+from tests.kit import paused, plain
 
 WIDTH, ROUNDS = 32, 12
 sizes: list[int] = []
@@ -28,17 +29,6 @@ def in_a_thread(numbers: list[int]) -> list[int]:
     return numbers
 
 
-@ps.node
-def plain(number: int) -> int:
-    return number
-
-
-@ps.node
-async def waits_once(number: int) -> int:
-    await asyncio.sleep(0)
-    return number
-
-
 async def numbers() -> AsyncIterator[int]:
     for number in range(WIDTH * ROUNDS):
         yield number
@@ -55,7 +45,7 @@ async def through_a_map(call: Any) -> None:
 
 async def through_a_map_behind_others(call: Any) -> None:
     async def body(number: int) -> int:
-        return await call(await waits_once(plain(number)))
+        return await call(await paused(plain(number)))
 
     @ps.graph
     async def graph(values: AsyncIterator[int]) -> AsyncIterator[int]:
@@ -74,7 +64,7 @@ async def through_a_map_of_a_list(call: Any) -> None:
 
 
 async def through_a_stream_of_calls(call: Any) -> None:
-    graph = plain >> waits_once >> call
+    graph = plain >> paused >> call
     async with engine.stream((graph(n) for n in range(WIDTH * ROUNDS)), max_in_flight=WIDTH) as results:
         assert [result async for result in results] == list(range(WIDTH * ROUNDS))
 

@@ -13,7 +13,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import virtual
+from tests.kit import plain, virtual
 
 
 class Books:
@@ -68,11 +68,6 @@ async def flaky(x: int) -> int:
 
 
 @ps.node
-def inline(x: int) -> int:
-    return x
-
-
-@ps.node
 async def total(values: list[int]) -> int:
     await asyncio.sleep(0)
     return sum(values)
@@ -107,9 +102,9 @@ async def true(x: int) -> bool:
 
 @ps.graph
 async def plainly(x: int) -> int:
-    taken = inline(await wait(x))
+    taken = plain(await wait(x))
     mapped = await ps.map_each(narrow, [taken, taken])
-    chosen = await ps.cond(await true(taken), wait, inline, taken)
+    chosen = await ps.cond(await true(taken), wait, plain, taken)
     return await total([await narrow(taken), await flaky(taken), mapped[0], mapped[1], chosen])
 
 

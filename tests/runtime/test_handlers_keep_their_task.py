@@ -10,6 +10,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import paused
 
 MODES = ["run", "stream", "deploy"]
 
@@ -150,13 +151,8 @@ async def test_a_handler_that_cancels_its_own_item_sees_it_at_its_next_suspensio
             raise
         return x
 
-    @ps.node
-    async def next_one(x: int) -> int:
-        await asyncio.sleep(0)
-        return x
-
-    line = suicide >> next_one
-    harmless = ps.graph(next_one)
+    line = suicide >> paused
+    harmless = ps.graph(paused)
 
     async with engine.deploy(line, harmless) as service:
         box[1] = asyncio.create_task(service(1))
@@ -344,12 +340,7 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
         await asyncio.sleep(3600)
         return x
 
-    @ps.node
-    async def quick(x: int) -> int:
-        await asyncio.sleep(0)
-        return x
-
-    waiting = quick >> wait
+    waiting = paused >> wait
 
     for turns in range(6):
         run = asyncio.create_task(engine.run(waiting(1)))
@@ -362,7 +353,7 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
         await testing.wait_quiescent()
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    async with engine.deploy(ps.graph(quick)) as service:
+    async with engine.deploy(ps.graph(paused)) as service:
         await service(1)
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()
@@ -371,11 +362,6 @@ async def test_workers_cancelled_by_somebody_else_are_replaced() -> None:
 
 @pytest.mark.parametrize("kind", ["list", "stream", "cached"])
 async def test_workers_of_bodies_that_were_cancelled_before_they_began_are_not_waited_for(kind: str) -> None:
-    @ps.node
-    async def quick(x: int) -> int:
-        await asyncio.sleep(0)
-        return x
-
     @ps.node(cache=ps.Cache(max_bytes=1000))
     async def cached(x: int) -> int:
         await asyncio.sleep(0)
@@ -393,9 +379,9 @@ async def test_workers_of_bodies_that_were_cancelled_before_they_began_are_not_w
     @ps.graph
     async def call(x: int) -> object:
         if kind == "list":
-            return await ps.map_each(quick, [x] * 5)
+            return await ps.map_each(paused, [x] * 5)
         if kind == "stream":
-            return await ps.fold(total, ps.map_each(quick, numbers(x)), 0)
+            return await ps.fold(total, ps.map_each(paused, numbers(x)), 0)
         return await cached(x)
 
     for turns in range(12):

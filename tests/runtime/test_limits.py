@@ -11,7 +11,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
-from tests.kit import Gate, Gauge, virtual
+from tests.kit import Gate, Gauge, numbers, virtual
 
 
 async def test_a_limit_is_exact_over_a_thousand_concurrent_runs() -> None:
@@ -155,7 +155,7 @@ async def test_max_workers_bounds_the_threads_that_each_has_busy_over_all_call_s
 
     @ps.graph
     async def values(x: int) -> AsyncIterator[list[Any]]:
-        return ps.map_each(all_four, count(x))
+        return ps.map_each(all_four, numbers(x))
 
     async def busy_when_held(own: engine.Engine, work: Awaitable[object], *, users: int = 1) -> None:
         task = asyncio.ensure_future(work)
@@ -206,12 +206,6 @@ async def test_what_waits_for_the_threads_of_one_run_leaves_the_node_to_others()
         assert taken(own) == 6
         gate.open()
         await asyncio.gather(*runs)
-
-
-@ps.node
-async def count(x: int) -> AsyncIterator[int]:
-    for number in range(x):
-        yield number
 
 
 async def test_a_thread_that_nobody_waits_for_counts_until_it_has_returned() -> None:

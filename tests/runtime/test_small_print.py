@@ -8,6 +8,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import numbers
 
 
 async def test_an_item_of_map_each_that_fails_cancels_its_siblings_and_not_the_node_around_them() -> None:
@@ -147,18 +148,13 @@ async def test_a_stateful_node_sees_calls_as_they_are_completed_and_values_in_th
             learned.append(x)
             return x
 
-    @ps.node
-    async def count(x: int) -> AsyncIterator[int]:
-        for number in range(x):
-            yield number
-
     learner, learned = Learner(), list[int]()
 
     step = prepare >> learner
 
     @ps.graph
     async def steps(x: int) -> AsyncIterator[int]:
-        return ps.map_each(learner, ps.map_each(prepare, count(x), concurrency=4), concurrency=4)
+        return ps.map_each(learner, ps.map_each(prepare, numbers(x), concurrency=4), concurrency=4)
 
     async with engine.stream((step(x) for x in range(4)), ordered=ordered) as results:
         assert [x async for x in results] == ([0, 1, 2, 3] if ordered else [3, 2, 1, 0])

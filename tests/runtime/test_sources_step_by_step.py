@@ -11,19 +11,9 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import paused, plain
 
 var: ContextVar[str] = ContextVar("var", default="unset")
-
-
-@ps.node
-def plain(x: int) -> int:
-    return x
-
-
-@ps.node
-async def suspending(x: int) -> int:
-    await asyncio.sleep(0)
-    return x
 
 
 class Source:
@@ -51,7 +41,7 @@ class Source:
 of_plain = ps.graph(plain)
 
 
-of_suspending = ps.graph(suspending)
+of_suspending = ps.graph(paused)
 
 
 def with_one_place() -> tuple[Any, asyncio.Event]:

@@ -15,6 +15,7 @@ import pytest
 import penstock as ps
 from penstock import data, engine
 from tests.devices.processes import run_program
+from tests.kit import added
 
 SOURCE = range(60)
 
@@ -115,14 +116,9 @@ def in_body(one: Any) -> Callable[[Any], Any]:
     node = ps.node(one.later)
 
     async def body(value: Any) -> Any:
-        return await node(plus_one(value))
+        return await node(added(value))
 
     return lambda stream: ps.map_each(body, stream, concurrency=1)
-
-
-@ps.node
-def plus_one(value: int) -> int:
-    return value + 1
 
 
 @ps.node
@@ -164,7 +160,7 @@ def in_a_cond(one: Any, stream: Any) -> Any:
     third = ps.node(one.is_third)
 
     async def body(value: Any) -> Any:
-        return await ps.cond(is_even(value), third, plus_one, value)
+        return await ps.cond(is_even(value), third, added, value)
 
     return ps.map_each(body, stream, concurrency=1)
 

@@ -69,14 +69,10 @@ async def told(count: int) -> dict[str, int]:
     return await work(count)
 
 
-@ps.graph
-async def said(text: str) -> AsyncIterator[str]:
-    return say(text)
+said = ps.graph(say)
 
 
-@ps.graph
-async def broken(count: int) -> AsyncIterator[int]:
-    return breaks(count)
+broken = ps.graph(breaks)
 
 
 class Client:
@@ -223,9 +219,7 @@ async def colors(count: int) -> AsyncIterator[Any]:
         yield Color.RED
 
 
-@ps.graph
-async def colored(count: int) -> AsyncIterator[Any]:
-    return colors(count)
+colored = ps.graph(colors)
 
 
 async def test_text_is_sent_as_it_is_though_it_has_another_format() -> None:
@@ -478,9 +472,7 @@ async def test_a_stream_that_fails_before_its_first_item_has_the_status_of_the_e
             yield number
         raise error
 
-    @ps.graph
-    async def failing(error: Exception, count: int) -> AsyncIterator[int]:
-        return fails(error, count)
+    failing = ps.graph(fails)
 
     def stream(error: Exception, count: int = 0) -> engine.Stream[int]:
         return engine.stream(failing(error, count))
