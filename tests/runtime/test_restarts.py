@@ -528,6 +528,24 @@ async def test_a_deployment_fails_with_an_instance_that_ends_by_itself_and_is_ne
     assert not made[-1].is_open
 
 
+async def test_calls_that_come_while_a_temporary_instance_is_left_are_refused_once_it_has_gone() -> None:
+    made, leave = list[Subscriber](), asyncio.Event()
+
+    @ps.node(restart_on=(Broken,), restart="temporary")
+    class Slow(Subscriber):
+        async def __aexit__(self, exc_type: Any, error: Any, traceback: Any) -> None:
+            await leave.wait()
+            await super().__aexit__(exc_type, error, traceback)
+
+    async with engine.deploy(ps.graph(Slow(made))) as service:
+        made[-1].peer.set_exception(OSError("reset"))
+        await testing.wait_quiescent()
+        waiting = [asyncio.create_task(service(number)) for number in range(2)]
+        await testing.wait_quiescent()
+        leave.set()
+        assert await outcomes(*waiting) == [ps.ActorStopped] * 2
+
+
 async def test_an_instance_that_was_replaced_is_not_kept() -> None:
     instances: list[weakref.ref[object]] = []
 
