@@ -23,8 +23,9 @@ import numpy as np
 
 import penstock as ps
 from penstock import devices, serving
+from penstock.devices import Array
 
-from .model import Model, Parameters, Sampled, Sampling, begin, go_on, open_slots
+from .model import Model, Parameters, Sampled, Sampling, Slots, begin, go_on, open_slots
 from .scheduler import Chunk, Scheduler
 
 
@@ -124,7 +125,7 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
     async def __aenter__(self) -> Self:
         """Compile the programs."""
         device = devices.actor(self.device)
-        self._open = device.bind(lambda: open_slots(self.model, self.rows[-1]))
+        self._open = device.bind(opened)
         # The state is donated from step to step; what the programs give besides is read with `to_host`.
         self._begin = device.bind(begin, donate_argnums=(2,), ready=False)
         self._go_on = device.bind(go_on, donate_argnums=(2,), ready=False)
@@ -143,8 +144,8 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
 
     async def loop(self, inbox: ps.Inbox[Work], /) -> None:
         """Answer requests until no more come."""
-        self._scheduler, self._state = Scheduler(self.rows[-1], self.sizes), await self._open()
-        self._figures = defaultdict[str, float](float)
+        self._scheduler, self._figures = Scheduler(self.rows[-1], self.sizes), defaultdict[str, float](float)
+        self._state = await self._open(self.model, np.zeros(self.rows[-1]))
         answers = dict[int, Answer]()
         full = dict[int, asyncio.Task[None]]()  # the slots whose readers take no part now
         coming: asyncio.Task[Work] | None = None  # the next request, while there is nothing to compute
@@ -234,6 +235,11 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
         answer.work.put_nowait(Part(token, text, log_probability, told, reason))
         if reason:
             answer.work.finish()
+
+
+def opened(model: Model, rows: Array) -> Slots:
+    """Return as many empty slots as there are rows."""
+    return open_slots(model, len(rows))
 
 
 def sampling_of(asked: Sequence[Asked]) -> Sampling:

@@ -98,7 +98,7 @@ async def test_tokens_are_the_same_alone_in_a_crowd_and_beside_padding(
     (config, parameters), chance = model(), random.Random(0)
 
     @jax.jit
-    def chosen(whole: Numbers, asked: Any) -> tuple[jax.Array, jax.Array]:
+    def chosen(parameters: Parameters, whole: Numbers, asked: Any) -> tuple[jax.Array, jax.Array]:
         """Return all scores of a sequence, and what follows each of its tokens, by a training's forward pass."""
         at = np.arange(CONTEXT, dtype=np.int32)[None]
         scores = predict(config, parameters, data.Packed(whole[None], np.ones_like(at), at))[0]
@@ -124,7 +124,7 @@ async def test_tokens_are_the_same_alone_in_a_crowd_and_beside_padding(
         assert len(answer) == asked.max_tokens
         whole = np.zeros(CONTEXT, np.int32)
         whole[: begin + len(answer)] = [*asked.prompt, *answer]
-        scores, following = chosen(whole, sampling_of([asked]))
+        scores, following = chosen(parameters, whole, sampling_of([asked]))
         expected = np.asarray(following)[begin - 1 : begin - 1 + len(answer)]
         places = begin + (expected != np.array(answer)).nonzero()[0]
         others += [distance(np.asarray(scores)[place - 1], asked, int(place)) for place in places]
