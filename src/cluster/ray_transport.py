@@ -124,7 +124,6 @@ class RayTransport(Transport):
         self._timeout_seconds = placement_timeout_seconds
         self._loop = asyncio.get_running_loop()
         self._ready: asyncio.Future[None] | None = None
-        self._uses_ray = False
         self._is_closing = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._functions: dict[int, bytes] = {}
@@ -206,8 +205,10 @@ class RayTransport(Transport):
         for task in [*self._tasks]:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        if self._uses_ray:
-            await asyncio.to_thread(end)
+        if self._ready is not None:
+            await asyncio.wait([self._ready])
+            if self._ready.exception() is None:
+                await asyncio.to_thread(end)
 
     # Internal.
 
@@ -218,19 +219,9 @@ class RayTransport(Transport):
         task.add_done_callback(self._tasks.discard)
 
     async def _begin_ray(self) -> None:
-        if self._ready is None:
-            ready = self._ready = self._loop.create_future()
-            try:
-                await asyncio.to_thread(start, self._address, self._timeout_seconds)
-                self._uses_ray = True
-            except BaseException as error:
-                self._ready = None
-                if not ready.cancelled():
-                    ready.set_exception(error)
-                    ready.exception()  # marks the error as seen: other waiters raise it, but there may be none
-                raise
-            ready.set_result(None)
-        await self._ready
+        if self._ready is None or (self._ready.done() and self._ready.exception() is not None):
+            self._ready = self._loop.run_in_executor(None, start, self._address, self._timeout_seconds)
+        await asyncio.shield(self._ready)
 
     async def _started(self, worker: Worker) -> None:
         try:

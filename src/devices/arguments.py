@@ -91,7 +91,6 @@ class Stacker:
 
     Attributes:
         items: describes the items.
-        packed: how items share rows; None if each has a row of its own.
     """
 
     # Ownership: threads of devices stack, several at once where a node has replicas. Only `_told_of` changes, and it
@@ -99,9 +98,6 @@ class Stacker:
 
     def __init__(self, items: BatchItems) -> None:
         self.items = items
-        self.packed = items.packed
-        self._node = items.node
-        self._parameters = items.parameters
         self._told_of: set[str] = set()
 
     def stack(self, items: Sequence[BatchItem], size: int) -> Stacked:
@@ -113,8 +109,8 @@ class Stacker:
             items: at least one item, with arrays that are `on_host`.
             size: number of rows to make: at least one for each item, or as many packed rows as hold the items.
         """
-        if self.packed is not None:
-            return self._stack_packed(items, size, self.packed)
+        if self.items.packed is not None:
+            return self._stack_packed(items, size, self.items.packed)
         columns = zip(*[item.arrays for item in items], strict=True)
         return self.stack_columns(items[0].signature, columns, [item.lengths for item in items], size)
 
@@ -138,7 +134,7 @@ class Stacker:
         arguments: list[Any] = []
         masks: list[Array] = []
         real_elements = elements = 0
-        for (parameter, axes), (structure, kinds) in zip(self._parameters, signature, strict=True):
+        for (parameter, axes), (structure, kinds) in zip(self.items.parameters, signature, strict=True):
             stacked: list[Array] = []
             for (dtype, shape, besides), rows in zip(kinds, columns, strict=False):
                 if len(rows) * rows[0].nbytes > _MOST_REPEATED_BYTES and parameter not in self._told_of:
@@ -212,15 +208,15 @@ class Stacker:
         Raises:
             ValueError: an array does not have an entry for each item, or each token, of each row.
         """
-        assert self.packed is not None
-        wanted = (shape[0], self.packed.items_per_row) if self.packed.results == "items" else shape
+        node, packed = self.items.node, self.items.packed
+        assert packed is not None
+        wanted = (shape[0], packed.items_per_row) if packed.results == "items" else shape
         for array in result:
             found: tuple[int, ...] = getattr(array, "shape", ())  # a Python number has no shape
             if found[:2] != wanted:
                 raise ValueError(
-                    f"node {self._node!r} has PackedBatch(results={self.packed.results!r}), so each array of its "
-                    f"result begins with the axes [rows, {self.packed.results}], here {[*wanted]}, and one has the "
-                    f"shape {[*found]}"
+                    f"node {node!r} has PackedBatch(results={packed.results!r}), so each array of its result begins "
+                    f"with the axes [rows, {packed.results}], here {[*wanted]}, and one has the shape {[*found]}"
                 )
 
     def _warn_of_repeated(self, parameter: str, rows: tuple[Array, ...]) -> None:
@@ -231,7 +227,7 @@ class Stacker:
             self._told_of.add(parameter)
             logs.warning(
                 "batch.repeats_one_array",
-                node=self._node,
+                node=self.items.node,
                 argument=parameter,
                 rows=count,
                 size_bytes=size_bytes,

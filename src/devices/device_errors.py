@@ -127,7 +127,7 @@ def _failure_of(array: Any) -> BaseException | None:
         return None
     try:
         array.block_until_ready()
-    except Exception as error:  # noqa: BLE001 - whatever the computation of it has raised
+    except (RuntimeError, ValueError) as error:
         return error.with_traceback(None)
     return None
 

@@ -840,7 +840,7 @@ class BatchJob(Job):
             try:
                 items.append(on_host(item))
                 self.calls.append(call)
-            except Exception as error:  # noqa: BLE001 - whatever the computation of an argument has raised
+            except (RuntimeError, ValueError) as error:  # as JAX raises the error of the computation of an argument
                 failed = ORIGINS.cause_of(error.with_traceback(None), item.arrays)
                 self._device.mailbox.post(call.fail, failed)
         if self.times is not None:

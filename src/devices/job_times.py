@@ -140,7 +140,7 @@ class JobTimes:
             # Arrays that have arrived by now came while the device was busy with another computation. When they came is
             # not known.
             if not are_ready(put):
-                with suppress(Exception):  # the program that reads the array fails with the same error
+                with suppress(RuntimeError, ValueError):  # the program that reads the array fails with the same error
                     wait_until_ready(filter(is_device_array, inputs))
                     began = max(began, perf_counter() if not are_ready(put) else began)
                     wait_until_ready(put)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from operator import attrgetter, is_
-from typing import Any, Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, cast
 
 import numpy as np
 
@@ -132,26 +132,12 @@ def _public_state() -> Hashable:
     return tuple((name, str(value)) for name, value in jax.config.values.items())
 
 
-class _PrivateParts(NamedTuple):
-    """Parts of JAX's configuration that have no public name.
-
-    Attributes:
-        state: returns the configuration of the calling thread as a hashable value.
-        unkeyed_jax_options: returns the part of the state that JAX's C++ code does not compare.
-        settings: all settings that a thread can have for itself.
-        unset: JAX's value for "not set".
-        x64: the setting of 64 bits.
-    """
-
-    state: Callable[[], Hashable]
-    unkeyed_jax_options: Callable[[], Hashable] | None
-    settings: list[Any]
-    unset: Any
-    x64: Any
-
-
-def _private_parts() -> _PrivateParts:
+def _private_parts() -> tuple[Callable[[], Hashable], Callable[[], Hashable] | None, list[Any], Any, Any]:
     """Return the parts of JAX's configuration that have no public name.
+
+    They are a function that returns the configuration of the calling thread as a hashable value, a function that
+    returns the part of that value that JAX's C++ code does not compare, all settings that a thread can have for itself,
+    JAX's value for "not set", and the setting of 64 bits.
 
     Where this version of JAX does not have them, the public options are read. That takes 16 us instead of 0.1.
 
@@ -169,7 +155,7 @@ def _private_parts() -> _PrivateParts:
         x64, unset = config.enable_x64, config.config_ext.unset
         _ = x64.get_local(), x64.get_global()  # both exist in this version of JAX
     except (ImportError, AttributeError):
-        return _PrivateParts(_public_state, None, [], None, None)
+        return _public_state, None, [], None, None
 
     def unkeyed_jax_options() -> Hashable:
         return nans.value, infs.value, optimization.value, memory.value
@@ -177,7 +163,7 @@ def _private_parts() -> _PrivateParts:
     def state() -> Hashable:
         return trace_context(), unkeyed_jax_options()
 
-    return _PrivateParts(state, unkeyed_jax_options, settings, unset, x64)
+    return state, unkeyed_jax_options, settings, unset, x64
 
 
 _state, unkeyed_jax_options, _SETTINGS, UNSET, _X64 = _private_parts()
