@@ -77,7 +77,7 @@ _OF_DEVICES: Final = "compile", "transfer"
 _OF_THREADS: Final = "CPU", "GIL", "loop", "hops", "holds GIL"
 
 
-def node_table(nodes: Sequence[ProfiledNode]) -> Iterator[str]:
+def _node_table(nodes: Sequence[ProfiledNode]) -> Iterator[str]:
     """Yield the table: a graph heads its nodes, if there are several; no columns of devices and threads if unused."""
     ordered = [nodes[at] for at in by_graph([node.profile.graph for node in nodes])]
     has_graphs = len({node.profile.graph for node in nodes}) > 1
@@ -139,7 +139,7 @@ class _Bar(NamedTuple):
     rest: list[Any]
 
 
-def timeline_data(timeline: Timeline, limits: tuple[str | None, str | None]) -> dict[str, Any]:
+def _timeline_data(timeline: Timeline, limits: tuple[str | None, str | None]) -> dict[str, Any]:
     """Return the data that the script draws.
 
     Args:
@@ -235,37 +235,15 @@ _HELP: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The contents of a page.
-
-    Attributes:
-        nodes: the nodes of the profile, in topological order.
-        verdict: what limits.
-        timeline: the timeline of the profile.
-        elapsed_seconds: how long the profile was taken.
-    """
-
-    nodes: Sequence[ProfiledNode]
-    verdict: Verdict
-    timeline: Timeline
-    elapsed_seconds: float
-
-
 def page_of(profile: Profile) -> Iterator[str]:
-    """Return the text of the page of a profile, in parts."""
+    """Yield the text of the page of a profile."""
     verdict = profile.verdict
     limit = verdict.graph, verdict.node
     nodes = [
         ProfiledNode(node, step, f"node-{number}", (node.graph, node.node) == limit)
         for number, (node, step) in enumerate(zip(profile.nodes, profile.steps, strict=True), start=1)
     ]
-    return page(Shown(nodes, verdict, profile.timeline, profile.elapsed_seconds))
-
-
-def page(shown: Shown) -> Iterator[str]:
-    """Yield the text of the page."""
-    graphs = whole_graphs(shown.nodes)
+    graphs = whole_graphs(nodes)
     title = f"Profile of {', '.join(map(printable, graphs))}" if graphs else "Profile"
     yield (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{escape(title)}</title>\n'
@@ -276,13 +254,13 @@ def page(shown: Shown) -> Iterator[str]:
     )
     yield from _top(title)
     yield '<main id="main">\n'
-    yield from _verdict(shown)
-    yield from _graphs(shown, [graph_picture(name, shown.nodes) for name in graphs])
+    yield from _verdict(verdict, _facts(nodes, verdict, profile.elapsed_seconds))
+    yield from _graphs([graph_picture(name, nodes) for name in graphs])
     yield '<section aria-labelledby="nodes-title"><h2 id="nodes-title">Nodes</h2>'
     yield '<div class="scroll" tabindex="0" role="group" aria-label="Table of the nodes">\n'
-    yield from node_table(shown.nodes)
+    yield from _node_table(nodes)
     yield "</div></section>\n"
-    yield from _timeline(shown)
+    yield from _timeline(profile.timeline, limit)
     yield "</main>\n"
     for script in (asset("theme.js") + asset("page.js"), asset("timeline.js")):
         yield f"<script>\n{script}</script>\n"
@@ -296,8 +274,7 @@ def _top(title: str) -> Iterator[str]:
     yield '<span aria-hidden="true">◐</span></button></header>\n'
 
 
-def _verdict(shown: Shown) -> Iterator[str]:
-    verdict = shown.verdict
+def _verdict(verdict: Verdict, facts: Iterable[tuple[str, str]]) -> Iterator[str]:
     reason, remedy = escape(sentence(verdict.reason)), escape(sentence(verdict.remedy))
     yield f'<section class="verdict{" limits" if verdict.node else ""}" aria-labelledby="verdict-title">'
     yield '<p class="eyebrow">What limits</p>'
@@ -311,24 +288,24 @@ def _verdict(shown: Shown) -> Iterator[str]:
     gain = f" <i>{escape(sentence(verdict.gain))}</i>" if verdict.gain else ""
     yield f'<p class="remedy"><span>Try</span> {remedy}{gain}</p>'
     yield "<dl>"
-    for name, value in _facts(shown):
+    for name, value in facts:
         yield f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>"
     yield "</dl></section>\n"
 
 
-def _facts(shown: Shown) -> Iterator[tuple[str, str]]:
-    yield "taken over", duration(shown.elapsed_seconds)
-    ends = [node for node in shown.nodes if not node.step.consumers and node.step.around is None]
+def _facts(nodes: Sequence[ProfiledNode], verdict: Verdict, elapsed_seconds: float) -> Iterator[tuple[str, str]]:
+    yield "taken over", duration(elapsed_seconds)
+    ends = [node for node in nodes if not node.step.consumers and node.step.around is None]
     if ends:
-        end = max(ends, key=lambda node: (node.profile.graph == shown.verdict.graph, node.profile.count)).profile
+        end = max(ends, key=lambda node: (node.profile.graph == verdict.graph, node.profile.count)).profile
         name = printable(end.graph)
         yield f"items through {name}", count(end.count)
-        yield "throughput", rate(end.count / shown.elapsed_seconds if shown.elapsed_seconds else None)
-    yield "nodes", count(len(shown.nodes))
-    yield "failed", count(sum([node.profile.errors for node in shown.nodes]))
+        yield "throughput", rate(end.count / elapsed_seconds if elapsed_seconds else None)
+    yield "nodes", count(len(nodes))
+    yield "failed", count(sum([node.profile.errors for node in nodes]))
 
 
-def _graphs(shown: Shown, pictures: Sequence[str]) -> Iterator[str]:
+def _graphs(pictures: Sequence[str]) -> Iterator[str]:
     yield f'<section aria-labelledby="graph-title"><h2 id="graph-title">Graph{"s" if len(pictures) > 1 else ""}</h2>\n'
     if not pictures:
         yield '<p class="note">No node ran while the profile was taken.</p>'
@@ -339,9 +316,8 @@ def _graphs(shown: Shown, pictures: Sequence[str]) -> Iterator[str]:
     yield "</span></p></section>\n"
 
 
-def _timeline(shown: Shown) -> Iterator[str]:
-    verdict = shown.verdict
-    data = timeline_data(shown.timeline, (verdict.graph, verdict.node))
+def _timeline(timeline: Timeline, limits: tuple[str | None, str | None]) -> Iterator[str]:
+    data = _timeline_data(timeline, limits)
     dropped = ", ".join([f"{number:,} {kind}" for kind, number in data["dropped"].items() if number])
     yield '<section aria-labelledby="timeline-title"><div class="bar-of-tools"><h2 id="timeline-title">Timeline</h2>'
     yield '<div class="tools" role="group" aria-label="Timeline">'
