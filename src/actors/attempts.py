@@ -33,6 +33,7 @@ from .execution import (
     outside_call_ended,
 )
 from .frame import Frame, foreign_cancel
+from .loop_host import GatedAttempt
 from .policy import Policy, Retry
 from .tasks import start_task
 
@@ -142,7 +143,7 @@ def through_gate(gate: "RestartGate") -> Around:
 
     def around(run: Run) -> Run:
         async def admitted(attempt: Attempt) -> Any:
-            async with gate.admit(attempt._member):
+            async with GatedAttempt(gate, attempt._member):
                 return await run(attempt)
 
         return admitted
@@ -592,7 +593,7 @@ async def _race(run: Run, first: Attempt, after_seconds: float, budget: HedgeBud
             if not race.second.has_result:
                 raise
             handled(first, "hedge", error)
-            race.won()
+            second_won(first)
         elif race.was_cancelled():
             raise asyncio.CancelledError from None
     except BaseException:  # a question, or an exception that ends more than the item
@@ -650,7 +651,7 @@ class HedgedAttempt:
             task = first._member.task
             assert task is not None
             self.has_lost = True
-            self.won()
+            second_won(first)
             task.cancel(LOST)
         elif second.has_result:
             first._frame.drop_unread(second.value)
@@ -660,10 +661,6 @@ class HedgedAttempt:
         task = self.first._member.task
         assert task is not None
         return not self.has_lost or task.uncancel() > self.first._undisturbed
-
-    def won(self) -> None:
-        """Count a result of the second attempt."""
-        second_won(self.first)
 
     def stop(self) -> None:
         """Cancel the second attempt, whose result is not needed."""
@@ -704,10 +701,6 @@ class SecondAttempt:
         self.task: asyncio.Task[None] | None = start_task(self.group.loop, self._work(run), name=name, context=context)
         # A callback, because a task that is cancelled before its first step runs no `finally`.
         self.task.add_done_callback(self._ended)
-
-    def is_in(self, frame: Frame, actor: "NodeActor") -> bool:
-        """Whether this attempt runs the handler of `actor` for `frame`."""
-        return self.position.frame is frame and self.position.actor is actor
 
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the attempt of a frame that has ended."""

@@ -164,21 +164,17 @@ class InProcess(Bound):
         is_hedged: whether a second attempt may begin beside an attempt that is slow to begin or to end.
     """
 
-    __slots__ = ("_in_workers", "_is_hedged", "_pool_of", "_target")
+    __slots__ = ("_in_workers", "_is_hedged", "_pool_of", "_target", "begins_later")
 
     def __init__(
         self, pool_of: "Callable[[], ProcessPool]", target: str, in_workers: "WorkerInstance | None", *, is_hedged: bool
     ) -> None:
         super().__init__()
         self._is_hedged = is_hedged
+        self.begins_later = not is_hedged  # when a process begins the call
         self._pool_of = pool_of
         self._target = target
         self._in_workers = in_workers
-
-    @property
-    def begins_later(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the timeout of an attempt counts from the moment in which a process begins the call."""
-        return not self._is_hedged
 
     async def run(self, attempt: Attempt) -> Any:
         """Have a worker process make the call."""

@@ -575,10 +575,6 @@ class _Discarding:
         self.task: asyncio.Task[None] | None = start_task(group.loop, work, name=name, context=group.context.copy())
         self.task.add_done_callback(self._ended)
 
-    def is_in(self, frame: Frame, actor: "NodeActor") -> bool:
-        """Return False: this member runs no handler."""
-        return False
-
     def cancel_if_in(self, frame: Frame) -> None:
         """Do nothing: this member runs because a frame has ended."""
 

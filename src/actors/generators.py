@@ -12,7 +12,7 @@ from . import current
 from .attempts import HedgeBudget, compose, handled, may_begin_second, second_won
 from .current import starts_tasks
 from .execution import Around, Attempt, Bound, Run, TracedExecution, cancel_once, end_calls, tell_consumers
-from .loop_host import LoopStream
+from .loop_host import GatedAttempt, LoopStream
 from .policy import Policy
 from .stream_buffer import Reader, SplitBuffer, StreamBuffer
 from .tasks import close_stream, start_task
@@ -180,10 +180,6 @@ class GeneratorTask:
         """The buffers that the task fills."""
         return [self.buffer] if isinstance(self.buffer, StreamBuffer) else self.buffer.parts
 
-    def is_in(self, frame: "Frame", actor: "NodeActor") -> bool:
-        """Whether the task drives the stream of `actor` for `frame`."""
-        return self.position.frame is frame and self.position.actor is actor
-
     def cancel_if_in(self, frame: "Frame") -> None:
         """End the stream of a frame that has ended: drop the values that were not read, and close the iterator."""
         if self.position.frame is frame:
@@ -329,7 +325,7 @@ def staying_inside(gate: "RestartGate") -> Around:
     def around(run: Run) -> Run:
         async def admitted(attempt: Attempt) -> Any:
             async with AsyncExitStack() as stack:
-                await stack.enter_async_context(gate.admit(attempt._member))
+                await stack.enter_async_context(GatedAttempt(gate, attempt._member))
                 first = await run(attempt)
                 cast("GeneratorTask", attempt._member).inside = stack.pop_all()
                 return first

@@ -109,10 +109,6 @@ class RestartGate:
             attempt.end(cause)
         await self._someone_left.wait_for(lambda: not self._inside and not self._threads)
 
-    def admit(self, worker: "Member") -> "GatedAttempt":
-        """Return an async context manager in which an attempt runs."""
-        return GatedAttempt(self, worker)
-
     async def enter(self, attempt: "GatedAttempt") -> None:
         """Wait until the gate is open, and until earlier attempts have entered.
 

@@ -15,7 +15,6 @@ from ..telemetry.counters import ActorStatistics, ChannelStatistics, changed
 from .chains import SLOW_SECONDS, compose, failed_link, running_link
 from .channel import Channel
 from .execution import ASYNC, GENERAL, INLINE, Bound, DetachedStep, ThreadCall, invoke_plain
-from .own_loops import Mailbox
 from .policy import Policy
 from .tasks import Condition
 
@@ -199,7 +198,8 @@ def _holders(frame: "Frame", limiter: "Limiter") -> "set[Member]":
         caller, outer = inner.group.caller, inner.parent
         if outer is not None and caller is not None and caller.limiter is limiter:
             # A handler that has ended without waiting for its nested run holds no place.
-            holders.update(worker for worker in outer.group.workers if worker.is_in(outer, caller))
+            at_work = ((worker, worker.position) for worker in outer.group.workers)
+            holders.update(worker for worker, at in at_work if at.frame is outer and at.actor is caller)
     return holders
 
 
@@ -412,10 +412,10 @@ class NodeActor:
         return self.counts
 
     @property
-    def intake(self) -> "Channel[Frame] | Mailbox[Any]":
-        """The inbox in which items wait: of the actor, or of the loop that the node owns."""
+    def intake(self) -> Channel[Any]:
+        """The queue in which items wait: of the actor, or of the loop that the node owns."""
         own = self.bound._inbox
-        return self.inbox if own is None else own
+        return self.inbox if own is None else own.channel
 
     @property
     def measured_seconds(self) -> float | None:

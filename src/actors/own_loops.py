@@ -8,13 +8,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Self, TypeVar, cast
 
 from .._errors import ChannelClosed, InboxClosed, WorkSettledError
-from ..telemetry.counters import ChannelStatistics
 from .accepted import POSITIVE, check, optional
 from .channel import Channel
 from .stream_buffer import DEFAULT_CAPACITY, StreamBuffer, plain_error
 
 if TYPE_CHECKING:
-    from ..telemetry.profiling.durations import DepthWatch
     from ..telemetry.spans import DeviceWait
 
 
@@ -576,15 +574,15 @@ class Mailbox(Inbox[W]):
         max_bytes: how many bytes of values the inbox holds, counted for values that know their size.
     """
 
-    __slots__ = ("_channel", "_suspended")
+    __slots__ = ("_suspended", "channel")
 
     def __init__(self, capacity: int | None = None, *, max_bytes: int | None = None) -> None:
-        self._channel: Channel[W] = Channel(capacity, max_bytes=max_bytes, size_of=_size_of)
+        self.channel: Channel[W] = Channel(capacity, max_bytes=max_bytes, size_of=_size_of)
         self._suspended = False
 
     def __len__(self) -> int:
         """Return how many works wait."""
-        return len(self._channel)
+        return len(self.channel)
 
     async def get(self) -> W:
         """Take the next work; wait while the inbox is empty.
@@ -597,7 +595,7 @@ class Mailbox(Inbox[W]):
                 await asyncio.sleep(0)  # for the reason below
                 raise InboxClosed("this actor is about to be restarted, and gets no more work")
             try:
-                work = await self._channel.get()
+                work = await self.channel.get()
             except ChannelClosed:
                 # A loop that catches the error and calls `get` again must not keep other tasks from running.
                 await asyncio.sleep(0)
@@ -609,7 +607,7 @@ class Mailbox(Inbox[W]):
     def take_nowait(self, max_items: int) -> list[W]:
         """Take up to `max_items` works without waiting; return an empty list if the inbox is empty."""
         taken: list[W] = []
-        while not self._suspended and (works := self._channel.get_many_nowait(max_items - len(taken))):
+        while not self._suspended and (works := self.channel.get_many_nowait(max_items - len(taken))):
             now = asyncio.get_running_loop().time()
             taken += [work for work in works if work.is_wanted(now)]
         for work in taken:
@@ -622,7 +620,7 @@ class Mailbox(Inbox[W]):
         Raises:
             ChannelClosed: the inbox is closed.
         """
-        return self._channel.put_nowait(work, work.priority)
+        return self.channel.put_nowait(work, work.priority)
 
     async def put(self, work: W) -> None:
         """Give the actor work; wait while the inbox is full.
@@ -631,22 +629,17 @@ class Mailbox(Inbox[W]):
             InboxClosed: the inbox is closed.
         """
         try:
-            await self._channel.put(work, work.priority)
+            await self.channel.put(work, work.priority)
         except ChannelClosed:
             raise InboxClosed("this inbox takes no more work") from None
 
     def withdraw(self, work: W) -> None:
         """Take back work that is still queued or waits for room."""
-        self._channel.discard(work, work.priority)
+        self.channel.discard(work, work.priority)
 
     def close(self) -> None:
         """Refuse further work; the actor still gets the work that is queued."""
-        self._channel.close()
-
-    @property
-    def closed(self) -> bool:
-        """Whether the inbox refuses further work."""
-        return self._channel.closed
+        self.channel.close()
 
     def suspend(self) -> None:
         """Hand out no work, because the loop is about to be restarted; the queued work is for the next loop."""
@@ -655,26 +648,8 @@ class Mailbox(Inbox[W]):
     def reopen(self) -> None:
         """Undo `suspend` and `close`."""
         self._suspended = False
-        if self._channel.closed:
-            self._channel.reopen()
-
-    def watch(self, watch: "DepthWatch | None") -> None:
-        """Report each change of the depth to a watch from now on; None ends the reports."""
-        self._channel.watch(watch)
-
-    @property
-    def capacity(self) -> int | None:
-        """How many works the inbox may hold; None without a bound."""
-        return self._channel.capacity
-
-    @property
-    def put_wait_seconds(self) -> float:
-        """How long puts have waited in total, in seconds."""
-        return self._channel.put_wait_seconds
-
-    def statistics(self) -> ChannelStatistics:
-        """Return a snapshot of the counters."""
-        return self._channel.statistics()
+        if self.channel.closed:
+            self.channel.reopen()
 
 
 def filled_inbox(values: Iterable[In]) -> tuple[Inbox[Work[In, Any]], list["asyncio.Future[Any]"]]:

@@ -89,10 +89,6 @@ class Worker(current.Position):
         """The worker itself, which is its position."""
         return self
 
-    def is_in(self, frame: Frame, actor: NodeActor) -> bool:
-        """Whether the worker runs the handler of `actor` for `frame`."""
-        return self.frame is frame and self.actor is actor
-
     def cancel_if_in(self, frame: Frame) -> None:
         """Cancel the task if it still runs a handler of `frame`."""
         if self.frame is frame:
@@ -455,10 +451,6 @@ class Member(Protocol):
     @property
     def position(self) -> current.Position:
         """The frame and the actor that the member works for."""
-        ...
-
-    def is_in(self, frame: Frame, actor: NodeActor, /) -> bool:
-        """Whether the member runs the handler or the stream of `actor` for `frame`, and holds a place of the actor."""
         ...
 
     def cancel_if_in(self, frame: Frame, /) -> None:

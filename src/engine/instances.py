@@ -223,7 +223,7 @@ class LoopInstance(Child):
     @property
     def is_stopped(self) -> bool:
         """Whether the loop has ended and is not restarted, so that further attempts would fail."""
-        return self.host.inbox.closed
+        return self.host.inbox.channel.closed
 
     async def start(self) -> None:
         """Make an instance, enter it, and begin its loop.

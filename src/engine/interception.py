@@ -74,16 +74,13 @@ async def _before(node: str) -> None:
 class _Intercepted(Bound):
     """Awaits `calling` before each attempt; attempts then always begin in a worker."""
 
-    __slots__ = ("_inner", "_name")
+    __slots__ = ("_inner", "_name", "begins_later")
 
     def __init__(self, inner: Bound, name: str) -> None:
         super().__init__(inner._instance)
         self._inner = inner
         self._name = name
-
-    @property
-    def begins_later(self) -> bool:  # type: ignore[override]  # pyright: ignore[reportIncompatibleVariableOverride]
-        return self._inner.begins_later
+        self.begins_later = inner.begins_later
 
     @property
     def _inbox(self) -> Mailbox[Any] | None:

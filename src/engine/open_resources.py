@@ -10,7 +10,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 from .._errors import EngineClosedError, NodeCancelledError, ResourceError, add_note, copy_of
-from ..actors.tasks import ContextTask, uninterrupted
+from ..actors.tasks import ContextTask, close_stream, uninterrupted
 from ..telemetry import logs
 from .options import ChosenScheduler
 from .program import Plan, Program
@@ -418,9 +418,7 @@ async def _reading(values: Any, resources: Resources) -> AsyncGenerator[Any, Non
             yield value
     finally:
         try:
-            aclose = getattr(values, "aclose", None)
-            if aclose is not None:
-                await aclose()
+            await close_stream(values)
         finally:
             await resources.close()
 

@@ -684,13 +684,13 @@ def make_plan(
                 remedy="return or pass on the result; a call that is made for its effect is a statement of its own, or "
                 "its node is declared effectful=True",
             )  # fmt: skip
-    labels = _Labels()
+    seen = Counter[str]()
     has_effects = any(step.is_effect for step in trace.steps)
     behind = _effects_behind(draft.steps, effect_behind) if has_effects else {}
     steps: list[PlannedStep] = []
     changes, notes = list[str](), list[str]()  # about states of loops
     for chain in draft.steps:
-        label, *further = [labels.next(step.callee.name) for step in chain]
+        label, *further = [_label(step.callee.name, seen) for step in chain]
         bodies = [
             make_plan(
                 one,
@@ -753,13 +753,7 @@ def _resource_sources(trace: Trace, around: frozenset[int]) -> frozenset[int]:
     return frozenset([*trace.resources.values(), *taken])
 
 
-class _Labels:
-    """Makes the names of steps unique: fetch, fetch#2, fetch#3."""
-
-    def __init__(self) -> None:
-        self._seen: Counter[str] = Counter()
-
-    def next(self, name: str) -> str:
-        self._seen[name] += 1
-        count = self._seen[name]
-        return name if count == 1 else f"{name}#{count}"
+def _label(name: str, seen: Counter[str]) -> str:
+    """Return a name that no step before has: fetch, fetch#2, fetch#3."""
+    seen[name] += 1
+    return name if seen[name] == 1 else f"{name}#{seen[name]}"

@@ -507,8 +507,3 @@ class Wired:
         """The only actor of a graph that consists of one chain of plain functions; None for any other graph."""
         actor = self.actors[0] if len(self.actors) == 1 else None
         return actor if actor is not None and actor.mode == INLINE and actor.ends_line else None
-
-    @cached_property
-    def only_entry(self) -> NodeActor | None:
-        """The actor in which every frame begins; None if frames begin in several actors, or in none."""
-        return self.entries[0] if len(self.entries) == 1 else None

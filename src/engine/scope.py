@@ -75,7 +75,6 @@ class Runtime:
         frames: the calls of `run` in flight.
         counted_runs: the number of runs, and streams of values, in flight by graph, as far as metrics count them.
         streams: the streams that have begun and not ended.
-        readers: the same streams, as profiles see them.
         deployments: the deployments that were entered and have not ended.
         scopes: how many runs, streams and deployments are open.
         wirings: the actors of each open scope that does not share actors.
@@ -92,8 +91,7 @@ class Runtime:
         self.reloads: WeakKeyDictionary[Callee, asyncio.Lock] = WeakKeyDictionary()
         self.frames: set[Frame] = set()
         self.counted_runs: Counter[str] = Counter()
-        self.streams: set[Ongoing] = set()
-        self.readers: set[ProfiledStream] = set()
+        self.streams: set[OpenStream] = set()
         self.deployments: set[Ongoing] = set()
         self.scopes = 0
         self.wirings: set[Wiring] = set()
@@ -176,18 +174,16 @@ class Runtime:
 
     def open_readers(self) -> "list[ProfiledStream]":
         """Return the streams that are open, for a profile."""
-        return list(self.readers)
+        return list(self.streams)
 
     def stream_opened(self, stream: "OpenStream") -> None:
         """Note a stream that has begun, so that it ends with the Engine, and report it to profiles."""
         self.streams.add(stream)
-        self.readers.add(stream)
         collectors.report(Collector.reader_opened, stream)
 
     def stream_closed(self, stream: "OpenStream") -> None:
         """Forget a stream that has ended, and report its end to profiles."""
         self.streams.discard(stream)
-        self.readers.discard(stream)
         collectors.report(Collector.reader_closed, stream)
 
     def shared_actors(self) -> list[NodeActor]:

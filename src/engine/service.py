@@ -25,9 +25,7 @@ from ..actors.accepted import NAME, SWITCH, TIMEOUT, check, whole
 from ..actors.supervision import SupervisorFlags
 from ..telemetry import metrics, spans
 from ..telemetry.counters import ActorStatistics, share
-from ..telemetry.tables import Rendered, Table, count, of, rate
-from ..telemetry.tables import to_html as table_to_html
-from ..telemetry.tables import to_text as table_to_text
+from ..telemetry.tables import Rendered, Table, count, of, rate, to_html, to_text
 from .admission import AdmissionStatistics, FairShares, keys_less
 from .call_scopes import DeploymentScope
 from .call_stream import CallsStream, Stream
@@ -51,30 +49,6 @@ from .wiring import Wiring
 
 if TYPE_CHECKING:
     from ..saving.durable import Durable
-
-
-def to_text(statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment) -> str:
-    """Return the totals of a deployment and a drawing of each of its graphs, as text."""
-    drawings = [shown(drawing, "text") for drawing in _drawings(statistics, graphs, deployment)]
-    return "\n\n".join([table_to_text(_summary(statistics)), *drawings])
-
-
-def to_html(statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment) -> str:
-    """Return the totals of a deployment and a drawing of each of its graphs, for a notebook."""
-    drawings = [shown(drawing, "svg") for drawing in _drawings(statistics, graphs, deployment)]
-    return "\n".join([table_to_html(_summary(statistics)), *drawings])
-
-
-def _drawings(
-    statistics: "ServiceStatistics", graphs: Iterable[Graph[..., Any]], deployment: Deployment
-) -> Iterator[Drawing]:
-    for graph in graphs:
-        wired = deployment.graphs.find(graph)
-        if wired is None or deployment.scope is None:  # not started yet
-            yield drawing_of(graph._present_trace())
-        else:
-            plan, seconds = wired.program.plan, statistics.elapsed_seconds
-            yield _with_loads(plan._drawn[1], plan, deployment.scope.wiring, seconds)
 
 
 def _with_loads(drawing: Drawing, plan: Plan, wiring: Wiring, elapsed_seconds: float | None) -> Drawing:
@@ -235,10 +209,24 @@ class Service(Generic[P, R]):
         return self._graphs
 
     def __str__(self) -> str:
-        return to_text(self.statistics(), self._graphs, self._deployment)
+        statistics = self.statistics()
+        drawings = [shown(drawing, "text") for drawing in self._drawings(statistics.elapsed_seconds)]
+        return "\n\n".join([to_text(_summary(statistics)), *drawings])
 
     def _repr_html_(self) -> str:
-        return to_html(self.statistics(), self._graphs, self._deployment)
+        statistics = self.statistics()
+        drawings = [shown(drawing, "svg") for drawing in self._drawings(statistics.elapsed_seconds)]
+        return "\n".join([to_html(_summary(statistics)), *drawings])
+
+    def _drawings(self, elapsed_seconds: float | None) -> Iterator[Drawing]:
+        scope = self._deployment.scope
+        for graph in self._graphs:
+            wired = self._deployment.graphs.find(graph)
+            if wired is None or scope is None:  # not started yet
+                yield drawing_of(graph._present_trace())
+            else:
+                plan = wired.program.plan
+                yield _with_loads(plan._drawn[1], plan, scope.wiring, elapsed_seconds)
 
     async def __aenter__(self) -> Self:
         await self._deployment.start()

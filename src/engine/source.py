@@ -458,7 +458,8 @@ class PulledSource:
             return False
         if not is_plain:
             self._tagged(call.tag)
-        self._graph, self._actors, self._entry = call.graph, wired, wired.only_entry
+        self._graph, self._actors = call.graph, wired
+        self._entry = wired.entries[0] if len(wired.entries) == 1 else None  # the actor in which every frame begins
         self._chain = wired.chain if self._may_run else None
         return True
 

@@ -147,7 +147,7 @@ async def test_a_full_inbox_makes_its_callers_wait_and_withdrawn_work_makes_room
     inbox.withdraw(first)
     await putting
     assert [work.value for work in inbox.take_nowait(5)] == [2]
-    assert inbox.statistics().high_water == 1
+    assert inbox.channel.statistics().high_water == 1
 
 
 async def test_an_inbox_may_be_bounded_by_the_bytes_of_its_values() -> None:
