@@ -1,4 +1,4 @@
-"""`python -m benchmarks`: measures penstock against hand-written asyncio and prints the table."""
+"""`python -m benchmarks`: measure penstock against hand-written asyncio, and print the table."""
 
 import argparse
 import sys
@@ -12,7 +12,9 @@ RESULTS = Path(__file__).parent / "results" / "latest.json"
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("--devices", action="store_true", help="what runs on devices, instead of what needs none")
+    parser.add_argument(
+        "--devices", action="store_true", help="measure the workloads on devices, instead of the others"
+    )
     parser.add_argument("--quick", action="store_true", help="fewer and shorter samples: a look, not a claim")
     parser.add_argument(
         "--only", metavar="NAME", action="append", help="one workload, of either kind; may be given again"
@@ -23,7 +25,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Returns 1 if a limit that must be kept was not."""
+    """Return 1 if a limit that must be kept was missed."""
     chosen = arguments()
     workloads = _chosen("devices" if chosen.devices else "workloads", chosen.only)
     measured: list[Measured] = []
@@ -37,7 +39,7 @@ def main() -> int:
 
 
 def _chosen(suite: str, names: list[str] | None) -> list[tuple[str, Workload]]:
-    """The workloads of a suite, or those that are named: the other suite is loaded only for one that is not in this."""
+    """Return the workloads of a suite, or the named workloads; load the other suite only for a name in it."""
     found = {workload.name: (suite, workload) for workload in fresh.suite(suite)}
     if names is None:
         return list(found.values())

@@ -1,7 +1,7 @@
-"""`python -m benchmarks.channel`: what a hop costs through the project's channel and through what else there is.
+"""`python -m benchmarks.channel`: the cost of a hop through the project's channel, and through other queues.
 
-Ten stages in tasks of their own do nothing but pass an item on, with buffers of 16 between them. The numbers are those
-of decision note 1; no other benchmark and no limit depends on them.
+Ten stages, each in a task of its own, only pass an item on, with buffers of 16 between the stages. Decision note 1 has
+these numbers; no other benchmark and no limit depends on them.
 """
 
 import argparse
@@ -45,7 +45,7 @@ async def channels(items: int) -> float:
 
 
 async def awaited(items: int, links: list[tuple[Put, Get]]) -> float:
-    """Every hop is an `await`, whether it has to wait or not."""
+    """Measure stages in which every hop is an `await`, whether it has to wait or not."""
 
     async def feed(put: Put) -> None:
         for value in range(items):
@@ -64,7 +64,7 @@ async def awaited(items: int, links: list[tuple[Put, Get]]) -> float:
 
 
 async def anyio_nowait_first(items: int) -> float:
-    """The `*_nowait` methods, and an `await` only where they cannot: no checkpoint per hop."""
+    """Measure the `*_nowait` methods, with an `await` only if these would block: no checkpoint for each hop."""
     links = [anyio.create_memory_object_stream[int](BUFFER) for _ in range(STAGES + 1)]
 
     async def send(sink: MemoryObjectSendStream[int], value: int) -> None:
@@ -98,7 +98,7 @@ async def anyio_nowait_first(items: int) -> float:
 
 
 async def channels_drained(items: int) -> float:
-    """All that is there in one wake-up, and an `await` only where there is nothing or no room."""
+    """Measure stages that take all items in one wake-up, with an `await` only for an empty or a full channel."""
     links: list[Channel[int]] = [Channel(BUFFER) for _ in range(STAGES + 1)]
 
     async def feed() -> None:

@@ -1,7 +1,7 @@
 """Nodes on Ray beside Ray by hand, on this machine: `make bench-cluster`. It needs the extra `penstock[ray]`.
 
-By hand is an asyncio driver with a pool of actors that have no coroutines, references between steps, and up to 32 calls
-ahead. Rounds alternate, and by hand is measured twice: what the two differ in is noise.
+The driver by hand uses asyncio and a pool of actors without coroutines. It passes references between steps, and has up
+to 32 calls ahead. Rounds alternate, and the driver by hand is measured twice: the difference of the two is noise.
 """
 
 import argparse
@@ -61,7 +61,7 @@ async def values(most: int) -> AsyncIterator[int]:
 
 
 class ByHand:
-    """The same without Penstock."""
+    """The same work without Penstock."""
 
     def __init__(self, ray: Any) -> None:
         class Actor:
@@ -82,7 +82,7 @@ class ByHand:
                 return float(array[0])
 
             def values(self, most: int) -> Any:
-                for number in range(most):  # noqa: UP028 - Ray sends to what yields
+                for number in range(most):  # noqa: UP028 - Ray calls `send` on this generator
                     yield number
 
         self.actors = [ray.remote(num_cpus=0)(Actor).remote() for _ in range(4)]

@@ -1,6 +1,6 @@
-"""The same calls on workers of Dask and of Monarch: `python benchmarks/cluster_peers.py dask`, in an environment of it.
+"""The same calls on workers of Dask or Monarch: `python benchmarks/cluster_peers.py dask`, in the peer's environment.
 
-It imports nothing of Penstock; `make bench-cluster-peers` runs it with each of the two.
+This file imports nothing of Penstock; `make bench-cluster-peers` runs it with each of the two peers.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from importlib import import_module
 from typing import Any
 
-Call = Callable[[int, int], Awaitable[int]]  # of a number, on a worker
+Call = Callable[[int, int], Awaitable[int]]  # a call with a number, on the worker with this number
 
 
 def nothing(number: int) -> int:
@@ -85,7 +85,7 @@ async def monarch() -> None:
 
     await rows("Monarch", two, four)
     sys.stdout.flush()
-    os._exit(0)  # its processes end with this one
+    os._exit(0)  # Monarch's processes end with this process
 
 
 if __name__ == "__main__":

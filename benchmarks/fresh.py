@@ -1,4 +1,4 @@
-"""Samples that need an interpreter of their own: resident memory never shrinks back to where it was.
+"""Samples that need an interpreter of their own, because resident memory never shrinks back.
 
 `python -m benchmarks.fresh SUITE WORKLOAD CONTENDER LOOP quick|full` takes one sample and prints it.
 """
@@ -12,14 +12,14 @@ from .harness import Measured, Workload, evaluate
 
 
 def suite(name: str) -> tuple[Workload, ...]:
-    """The workloads of "workloads" or "devices"; loaded here, so that the former are measured without JAX."""
+    """Return the workloads of "workloads" or "devices"; only "devices" imports JAX."""
     module = importlib.import_module(f".{name}", __package__)
     workloads: tuple[Workload, ...] = module.WORKLOADS
     return workloads
 
 
 def measure(suite_name: str, workload: Workload, loop: str, *, quick: bool) -> list[Measured]:
-    """Measures a workload with every sample in a process of its own."""
+    """Measure a workload with every sample in a process of its own."""
     names = sorted({name for row in workload.rows for name in (row.subject, row.reference) if name is not None})
     samples: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(workload.rounds[1 if quick else 0]):

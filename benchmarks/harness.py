@@ -1,8 +1,8 @@
 """Interleaved rounds: every contender once a round, every second round in reverse order, all in one process.
 
-A ratio of two samples taken next to each other cancels what both suffer alike (a busy neighbour, a slow clock); the
-alternating order cancels what the first does to the second (ABBA). The control is one contender measured twice a
-round as if it were two: the interval of its ratio to itself shows what this machine can tell apart at all.
+A ratio of two samples taken next to each other cancels disturbances of both (a busy neighbour, a slow clock). The
+alternating order cancels the influence of the first sample on the second (ABBA). The control is one contender that is
+measured twice a round: the interval of its ratio to itself shows the smallest difference that this machine can tell.
 """
 
 import gc
@@ -20,14 +20,14 @@ CONTROL = "(the control again)"
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One line of the table: a contender's own number, or its ratio to another's.
+    """One line of the table: a contender's own number, or its ratio to the number of another contender.
 
     Attributes:
-        title: What is measured.
-        subject: Name of the contender.
-        reference: Name of the contender that it is divided by; None for the number itself.
-        unit: What the number counts; empty for a plain ratio.
-        limits: What the number is held against; None where it only informs.
+        title: What the line measures.
+        subject: The name of the contender.
+        reference: The name of the contender to divide by; None for the number itself.
+        unit: The unit of the number; empty for a plain ratio.
+        limits: The limits of the number; None for a number without limits.
     """
 
     title: str
@@ -42,12 +42,12 @@ class Workload:
     """Contenders that do the same work, and the rows that compare them.
 
     Attributes:
-        name: What `--only` takes.
-        contenders: Opens the contenders on the running loop; takes whether the run is a quick one.
+        name: The name of the workload, for `--only`.
+        contenders: Opens the contenders on the running loop; its argument says whether the run is quick.
         rows: The lines of the table.
-        control: Name of the contender measured twice; None where a sample is too long to take it twice.
-        rounds: Samples of each contender, and of a quick run.
-        fresh_process: Whether every sample needs an interpreter of its own (resident memory does).
+        control: The name of the contender that is measured twice; None if samples are too long for that.
+        rounds: How many samples of each contender a full run takes, and a quick run.
+        fresh_process: Whether every sample needs an interpreter of its own, as for resident memory.
     """
 
     name: str
@@ -63,8 +63,8 @@ class Measured:
     """A row with its number.
 
     Attributes:
-        control: The control's ratio to itself in the same rounds.
-        verdict: The best limit that is kept.
+        control: The ratio of the control to itself in the same rounds.
+        verdict: The best limit that the number keeps.
     """
 
     workload: str
@@ -77,10 +77,10 @@ class Measured:
 
 
 async def measure(workload: Workload, loop: str, *, quick: bool) -> list[Measured]:
-    """Measures a workload on the running loop.
+    """Measure a workload on the running loop.
 
     Args:
-        workload: What to measure.
+        workload: The workload.
         loop: The name of the running loop, for the table.
         quick: Whether to take fewer and shorter samples.
     """
@@ -96,11 +96,11 @@ async def _sample(contenders: Contenders, control: str | None, rounds: int) -> d
         entries[CONTROL] = entries[control]
     samples: dict[str, list[float]] = {name: [] for name in entries}
     for contender in contenders.values():
-        await contender()  # warm-up: imports, traces, threads and caches are not what is measured
+        await contender()  # a warm-up: imports, traces, threads and caches are not measured
     for turn in range(rounds):
         order = list(entries)
         for name in order if turn % 2 == 0 else reversed(order):
-            # The collector stays on, as it does for users; no row pays for the garbage of the one before.
+            # The collector stays on, as for users; but no sample pays for the garbage of the sample before.
             gc.collect()
             samples[name].append(await entries[name]())
     return samples
@@ -109,7 +109,7 @@ async def _sample(contenders: Contenders, control: str | None, rounds: int) -> d
 def evaluate(
     name: str, rows: Iterable[Row], loop: str, samples: Mapping[str, list[float]], control: str | None
 ) -> list[Measured]:
-    """Samples of every contender, round by round, as rows with their numbers."""
+    """Turn the samples of every contender, round by round, into rows with numbers."""
     noise = ratio(samples[CONTROL], samples[control]) if control is not None and CONTROL in samples else None
     measured: list[Measured] = []
     for row in rows:

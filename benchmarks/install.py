@@ -1,7 +1,7 @@
-"""`python -m benchmarks.install FOLDER`: fills the environment that it runs in with what a folder compares.
+"""`python -m benchmarks.install FOLDER`: install the packages that a folder compares, into the present environment.
 
-Each line of its requirements.txt by itself: one that does not install here is named with the reason and skipped, the
-others are measured all the same.
+Each line of requirements.txt is installed separately. A package that does not install here is named with the reason and
+skipped; the other packages are measured all the same.
 """
 
 import subprocess
@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 
 def pip_install(constraints: Path, *arguments: str) -> str:
-    """Installs; returns why it failed, or nothing."""
+    """Install packages; return the reason of a failure, or an empty text."""
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *arguments]
     command += ["--constraint", str(constraints)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
@@ -22,7 +22,7 @@ def pip_install(constraints: Path, *arguments: str) -> str:
 
 
 def main() -> int:
-    """Returns 1 only if penstock itself does not install: without it there is nothing to compare."""
+    """Return 1 only if penstock itself does not install: without it, nothing can be compared."""
     folder = Path(sys.argv[1])
     constraints = folder / "constraints.txt"
     if failure := pip_install(constraints, "--editable", str(ROOT)):

@@ -1,4 +1,4 @@
-"""The event loops that everything is measured on."""
+"""The event loops on which all workloads are measured."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -10,7 +10,7 @@ NAMES = ("asyncio", "uvloop")
 
 
 def factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
-    """The function that makes a loop of that name.
+    """Return the function that makes a loop of this name.
 
     Raises:
         ModuleNotFoundError: uvloop is not installed.
@@ -23,6 +23,6 @@ def factory(name: str) -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 def run(name: str, main: Coroutine[Any, Any, R]) -> R:
-    """Runs `main` on a new loop of that name."""
+    """Run `main` on a new loop of this name."""
     with asyncio.Runner(loop_factory=factory(name)) as runner:
         return runner.run(main)

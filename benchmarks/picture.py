@@ -1,8 +1,8 @@
-"""The peers' numbers and the schedulers' as pictures, for light pages and for dark: `python -m benchmarks.picture`.
+"""Pictures of the numbers of peers and schedulers, for light and dark pages: `python -m benchmarks.picture`.
 
-Written by hand, since panels of bars need no plotting library. Of the peers, two ratios are on a logarithmic scale,
-where hand-written asyncio is the line at 1, and two shares on a linear one, where 1 is what the hardware allows; so is
-the time of a call under each scheduler, where 1 is the longest path through its graph.
+The SVG is written by hand, since panels of bars need no plotting library. For peers, two ratios are on a logarithmic
+scale, where 1 is hand-written asyncio. Two shares are on a linear scale, where 1 is the limit of the hardware. The time
+of a call under each scheduler is also on a linear scale, where 1 is the longest path through its graph.
 """
 
 import json
@@ -18,7 +18,7 @@ from .workloads.schedulers import SCHEDULING
 HERE = Path(__file__).parent
 ASSETS = HERE.parent / "docs" / "assets"
 LOOP = "asyncio"
-OURS = ("Penstock", "parallel", "actors")  # of the schedulers, those that calls and pipelines have by themselves
+OURS = ("Penstock", "parallel", "actors")  # with the default schedulers of calls and of pipelines
 BY_HAND = "by hand"
 
 WIDTH = 960
@@ -50,13 +50,13 @@ THEMES = {
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """One workload: where its bars end, and what its number means."""
+    """One workload: its title, the meaning of its numbers, and the scale of its bars."""
 
     workload: str
     title: str
     meaning: str
     logarithmic: bool = False
-    longest: float = 1.05  # the number of the longest bar, where the scale is linear
+    longest: float = 1.05  # the number of the longest bar on a linear scale
 
 
 PANELS = (
@@ -89,12 +89,12 @@ Bars = list[tuple[str, float]]
 
 
 def of_peers(rows: Sequence[dict[str, Any]]) -> list[tuple[Panel, Bars]]:
-    """A panel for each workload that peers have run."""
+    """Return a panel for each workload that peers have run."""
     return [(panel, bars(rows, panel)) for panel in PANELS]
 
 
 def of_schedulers(rows: Sequence[dict[str, Any]]) -> list[tuple[Panel, Bars]]:
-    """A panel for each shape of a graph."""
+    """Return a panel for each shape of a graph."""
     shapes: dict[str, Bars] = {}
     for row in rows:
         if row["workload"] == SCHEDULING.name and row["loop"] == LOOP and not row["row"]["unit"]:
@@ -109,7 +109,7 @@ def of_schedulers(rows: Sequence[dict[str, Any]]) -> list[tuple[Panel, Bars]]:
 
 
 def bars(rows: Sequence[dict[str, Any]], panel: Panel) -> Bars:
-    """Names and medians of a panel, best first; the hand-written number is the median of all its runs."""
+    """Return names and medians of a panel, best first; the number by hand is the median of all runs by hand."""
     found = [row for row in rows if row["workload"] == panel.workload and row["loop"] == LOOP]
     values = {row["row"]["title"]: row["value"]["median"] for row in found if row["row"]["title"] != BY_HAND}
     by_hand = sorted(row["value"]["median"] for row in found if row["row"]["title"] == BY_HAND)
@@ -118,7 +118,7 @@ def bars(rows: Sequence[dict[str, Any]], panel: Panel) -> Bars:
 
 
 def scale(panel: Panel, entries: Bars) -> Callable[[float], float]:
-    """From a number to the length of its bar."""
+    """Return the function from a number to the length of its bar."""
     if not panel.logarithmic:
         return lambda value: min(value, panel.longest) / panel.longest * BAR_WIDTH
     values = [value for _, value in entries]
@@ -128,7 +128,7 @@ def scale(panel: Panel, entries: Bars) -> Callable[[float], float]:
 
 
 def drawn(panel: Panel, entries: Bars, left: float, top: float, theme: Theme) -> list[str]:
-    """The elements of one panel."""
+    """Return the elements of one panel."""
     length = scale(panel, entries)
     start = left + LABEL_WIDTH
     lines = [
@@ -167,7 +167,7 @@ def text(x: float, y: float, content: str, colour: str, *, size: int, weight: in
 
 
 def picture(panels: Sequence[tuple[Panel, Bars]], title: str, theme: Theme) -> str:
-    """The whole SVG: two panels beside each other, again and again."""
+    """Return the whole SVG, in rows of two panels."""
     elements: list[str] = []
     top = 0.0
     for first in range(0, len(panels), 2):
@@ -193,7 +193,7 @@ PICTURES = (
 
 
 def pictures() -> dict[Path, str]:
-    """The files of the documentation, as they are drawn from the committed results."""
+    """Return the pictures of the documentation, drawn from the committed results."""
     found: dict[Path, str] = {}
     for name, results, panels_of, title in PICTURES:
         rows = json.loads((HERE / "results" / f"{results}.json").read_text(encoding="utf-8"))["rows"]

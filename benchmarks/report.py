@@ -1,4 +1,4 @@
-"""What was measured, as a table on the terminal and as JSON."""
+"""The measured numbers, as a table on the terminal and as JSON."""
 
 import json
 import os
@@ -16,7 +16,7 @@ COLUMNS = ("workload", "what", "loop", "measured", "95 % interval", "control", "
 
 
 def cells(measured: Measured) -> tuple[str, ...]:
-    """One line of the table, in the order of `COLUMNS`."""
+    """Return one line of the table, in the order of `COLUMNS`."""
     row = measured.row
     return (
         measured.workload,
@@ -31,7 +31,7 @@ def cells(measured: Measured) -> tuple[str, ...]:
 
 
 def number(value: float) -> str:
-    """Three significant digits, never in exponent notation."""
+    """Return a number with three significant digits, never in exponent notation."""
     if abs(value) >= 100:
         return f"{value:,.0f}"
     return f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}"
@@ -47,7 +47,7 @@ def of_ratio(value: Interval) -> tuple[str, str]:
 
 
 def limits(held: Limits | None) -> tuple[str, str]:
-    """What must be kept and what is aimed at, as the table shows them."""
+    """Return the limit that must be kept, and the aim, as the table shows them."""
     if held is None:
         return "", ""
     sign = "≥" if held.at_least else "≤"
@@ -56,7 +56,7 @@ def limits(held: Limits | None) -> tuple[str, str]:
 
 
 def print_table(title: str, columns: Sequence[str], lines: Iterable[tuple[str, ...]]) -> None:
-    """With rich where it is installed, else in plain columns."""
+    """Print a table with rich if it is installed, otherwise in plain columns."""
     lines = list(lines)
     try:
         from rich.console import Console
@@ -81,7 +81,7 @@ def _print_plain(title: str, lines: Sequence[tuple[str, ...]]) -> None:
 
 
 def machine() -> dict[str, Any]:
-    """What the numbers were taken on; ratios travel between machines, times do not."""
+    """Describe this machine; ratios can be compared between machines, times cannot."""
     return {
         "python": platform.python_version(),
         "implementation": platform.python_implementation(),
@@ -91,7 +91,7 @@ def machine() -> dict[str, Any]:
 
 
 def write_json(path: Path, rows: Sequence[Measured], *, quick: bool, extra: dict[str, Any] | None = None) -> None:
-    """Writes everything that was measured; `picture.py` and the docs read it."""
+    """Write all measured rows; `picture.py` and the docs read the file."""
     content = {"machine": machine(), "quick": quick, "rows": [asdict(row) for row in rows], **(extra or {})}
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,4 +1,4 @@
-"""The speed rows: seconds of everything that a change of how steps run may slow down."""
+"""The speed rows: seconds of the workloads that a change of the hot paths may slow down."""
 
 import asyncio
 import time
@@ -45,7 +45,7 @@ class Echo(ps.Actor[int, int]):
             work.finish(work.value)
 
 
-# A microsecond: the second attempt begins in the next turn of the loop, so the row measures work and no waiting.
+# A microsecond, so that the second attempt begins in the next turn of the loop, and the row measures work, not waiting.
 @ps.node(hedge=ps.Hedge(after_seconds=1e-6, max_share=1))
 async def let_second_win(attempts: list[asyncio.Event]) -> None:
     attempts.append(asyncio.Event())
@@ -164,7 +164,7 @@ async def on_a_device() -> AsyncIterator[Samples]:
 
 @asynccontextmanager
 async def in_a_tuned_server() -> AsyncIterator[Samples]:
-    """Seconds a request under load by wrk, each time in a new process, which is warmed up."""
+    """Give seconds for a request under load by wrk; each sample is a new process, which is warmed up."""
 
     async def one(row: str) -> float:
         with process.server(PENSTOCK, row, tuned=True) as (url, pid):
@@ -176,7 +176,7 @@ async def in_a_tuned_server() -> AsyncIterator[Samples]:
 
 
 async def measured(*, servers: bool) -> dict[str, float]:
-    """Seconds of each row, on the running loop, with the `penstock` that this process imports."""
+    """Return the seconds of each row, on the running loop, with the `penstock` that this process imports."""
     taken: dict[str, float] = {}
     for opened in (in_a_tuned_server,) if servers else (on_the_loop, on_a_device):
         async with opened() as rows:
@@ -184,6 +184,6 @@ async def measured(*, servers: bool) -> dict[str, float]:
                 if servers:
                     taken[name] = await sample()
                     continue
-                await sample()  # imports, traces, threads and caches are not what is measured
+                await sample()  # a warm-up: imports, traces, threads and caches are not measured
                 taken[name] = median([await sample() for _ in range(3)])
     return taken

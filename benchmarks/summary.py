@@ -14,7 +14,7 @@ Verdict = Literal["aim", "must", "missed", ""]
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What has to be kept and what is aimed at, either or both: upper bounds, or lower ones if `at_least`."""
+    """A limit that must be kept, and an aim; either may be None. Upper bounds, or lower bounds if `at_least`."""
 
     must: float | None = None
     aim: float | None = None
@@ -23,7 +23,7 @@ class Limits:
 
 @dataclass(frozen=True, kw_only=True)
 class Interval:
-    """A median and the range that holds it in 95 % of resampled runs."""
+    """A median, and the range with the medians of 95 % of the resampled runs."""
 
     median: float
     low: float
@@ -31,7 +31,7 @@ class Interval:
 
 
 def interval(samples: Sequence[float]) -> Interval:
-    """Median of `samples` with a bootstrap interval of 95 %.
+    """Return the median of `samples` with a bootstrap interval of 95 %.
 
     The percentile bootstrap (Efron, 1979): medians of samples drawn with replacement. The seed is fixed, so that the
     same samples always print the same interval.
@@ -46,13 +46,13 @@ def interval(samples: Sequence[float]) -> Interval:
 
 
 def ratio(subject: Sequence[float], reference: Sequence[float]) -> Interval:
-    """Median ratio of paired samples, on the logarithmic scale where 2x and 0.5x are equally far from equal."""
+    """Return the median ratio of paired samples, on a logarithmic scale: 2x and 0.5x are equally far from 1."""
     logs = interval([math.log(a / b) for a, b in zip(subject, reference, strict=True)])
     return Interval(median=math.exp(logs.median), low=math.exp(logs.low), high=math.exp(logs.high))
 
 
 def verdict(value: float, limits: Limits | None) -> Verdict:
-    """The best limit that `value` keeps: the aim, the must, or neither ("missed"); empty where nothing is missed."""
+    """Return the best limit that `value` keeps, "aim" or "must"; "missed" for neither, and empty without a must."""
     if limits is None:
         return ""
     if limits.aim is not None and _keeps(value, limits.aim, limits):

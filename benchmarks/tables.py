@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 
 
 def value(row: dict[str, Any] | None, *, spread_too: bool = True) -> str:
-    """Median, unit and interval of one row."""
+    """Return the median, the unit and the interval of one row."""
     if row is None:
         return ""
     measured = Interval(**row["value"])
@@ -29,17 +29,17 @@ def value(row: dict[str, Any] | None, *, spread_too: bool = True) -> str:
 
 
 def machine(content: dict[str, Any]) -> str:
-    """One line on what the numbers were taken on."""
+    """Return one line about the machine on which the numbers were measured."""
     about = content["machine"]
     kind = "a quick run" if content["quick"] else "a full run"
     return f"{kind} on {about['cores']} cores, {about['implementation']} {about['python']}, {about['system']}"
 
 
 def own_table(content: dict[str, Any]) -> str:
-    """Every row with both loops beside each other."""
+    """Return a table of all rows, with both loops beside each other."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in content["rows"]:
-        if row["workload"] != SCHEDULING.name:  # which has a table of its own
+        if row["workload"] != SCHEDULING.name:  # schedulers have a separate table
             found.setdefault((row["workload"], row["row"]["title"]), {})[row["loop"]] = row
     lines = [f"From {machine(content)}:", "", "| workload | what | asyncio | uvloop | must | aim |"]
     lines.append("|---|---|---|---|---|---|")
@@ -52,7 +52,7 @@ def own_table(content: dict[str, Any]) -> str:
 
 
 def schedulers_table(content: dict[str, Any]) -> str:
-    """Every shape with its four schedulers, on asyncio: time over the longest path, and what a node costs."""
+    """Return a table of all shapes with four schedulers, on asyncio: time over the longest path, and cost of a node."""
     found = {
         row["row"]["subject"]: value(row, spread_too=False)
         for row in content["rows"]
@@ -67,7 +67,7 @@ def schedulers_table(content: dict[str, Any]) -> str:
 
 
 def peers_table(content: dict[str, Any]) -> str:
-    """Every contender with its four workloads, on asyncio."""
+    """Return a table of all contenders with four workloads, on asyncio."""
     columns = ("chain", "call", "io", "threads")
     rows: Rows = [row for row in content["rows"] if row["loop"] == LOOPS[0] and row["row"]["title"] != BY_HAND]
     found: dict[str, dict[str, dict[str, Any]]] = {}
@@ -84,7 +84,7 @@ def peers_table(content: dict[str, Any]) -> str:
 
 
 def encoders_table(content: dict[str, Any]) -> str:
-    """Every encoder with its own number, and Penstock's ratio to it."""
+    """Return a table of all encoders, each with its own number and Penstock's ratio to it."""
     control = Interval(**content["rows"][0]["control"])
     lines = [
         f"From {machine(content)}, with {versions(content)}; the control's interval was {spread(control)}:",
@@ -106,7 +106,7 @@ def encoders_table(content: dict[str, Any]) -> str:
 
 
 def feeds_table(content: dict[str, Any]) -> str:
-    """Every loader with its own number in each feed, and Penstock's ratio to it."""
+    """Return a table of all loaders, each with its own number in each feed and Penstock's ratio to it."""
     lines = [f"From {machine(content)}, with {versions(content)}:", "", "| | alone | Penstock over it | must |"]
     lines.append("|---|---|---|---|")
     for feed in dict.fromkeys(row["workload"] for row in content["rows"]):
@@ -128,7 +128,7 @@ _SERVER_COLUMNS = (
 
 
 def servers_table(content: dict[str, Any]) -> str:
-    """Every row as the process is and tuned, and the peers of one of them."""
+    """Return a table of all rows, untuned and tuned, and of the peers on one row."""
     found: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for row in content["rows"]:
         side = row["row"]["reference"] and row["row"]["subject"]
@@ -159,17 +159,17 @@ def servers_table(content: dict[str, Any]) -> str:
 
 
 def versions(content: dict[str, Any]) -> str:
-    """What was measured."""
+    """Return the measured packages with their versions."""
     return ", ".join(f"{peer['peer']} {peer['version']}" for peer in content["peers"] if not peer["skipped"])
 
 
 def skipped(content: dict[str, Any]) -> list[str]:
-    """What was not measured, and why."""
+    """Return the packages that were not measured, each with the reason."""
     return [f"\nSkipped: {peer['peer']}, {peer['skipped']}" for peer in content["peers"] if peer["skipped"]]
 
 
 def fill(page: str, name: str, table: str) -> str:
-    """Replaces what stands between a pair of markers."""
+    """Replace the text between a pair of markers."""
     pattern = rf"(<!-- {name}:begin[^\n]*-->\n).*?(<!-- {name}:end -->)"
     return re.sub(pattern, lambda match: f"{match[1]}\n{table}\n\n{match[2]}", page, flags=re.DOTALL)
 
@@ -186,7 +186,7 @@ FILLED = (
 
 
 def pages() -> dict[Path, str]:
-    """The pages with tables, as they are once the tables are filled from the committed results."""
+    """Return the pages with tables, filled from the committed results."""
     found: dict[Path, str] = {}
     for name, file, table, page in FILLED:
         path, results = DOCS / page, HERE / "results" / file
@@ -202,7 +202,7 @@ def main() -> None:
         path.write_text(text, encoding="utf-8")
     for _, file, *_ in FILLED:
         if not (HERE / "results" / file).exists():
-            print(f"{file} is not there: its table stays as it is")
+            print(f"{file} does not exist: its table stays unchanged")
 
 
 if __name__ == "__main__":

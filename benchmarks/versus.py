@@ -1,9 +1,9 @@
 """`python -m benchmarks.versus BASE`: this checkout beside another commit, pair by pair, and that commit beside itself.
 
-Each round is three processes in an order that turns: the base, the base again (the control), the present checkout. A
+Each round has three processes in rotating order: the base, the base again (the control), the present checkout. A
 process imports the `src` of its side and measures every speed row. The ratio of two processes next to each other
-cancels what both suffer alike; new processes average over what one is born with (addresses, hash seeds). A base that
-has this file runs its own copy, since names may have changed in between.
+cancels disturbances of both. New processes average over random properties of a process (addresses, hash seeds). A base
+that has this file runs its own copy, since names may have changed in between.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from .speed_rows import measured
 from .summary import ratio
 
 ROOT = Path(__file__).parents[1]
-LIMIT = 1.03  # what a change that is to leave speed alone may cost: the upper end of the interval
+LIMIT = 1.03  # the largest upper end of an interval for a change that must not slow anything down
 SIDES = ("base", "control", "present")
 
 
@@ -55,7 +55,9 @@ def main() -> int:
     parser.add_argument("base", nargs="?", default="HEAD", help="the commit to compare with (default: %(default)s)")
     parser.add_argument("--pairs", type=int, default=40)
     parser.add_argument("--loop", choices=loops.NAMES, default="asyncio")
-    parser.add_argument("--servers", action="store_true", help="the rows of a tuned web server instead; they need wrk")
+    parser.add_argument(
+        "--servers", action="store_true", help="measure the rows of a tuned web server instead; needs wrk"
+    )
     parser.add_argument("--sample", action="store_true", help=argparse.SUPPRESS)
     chosen = parser.parse_args()
     if chosen.sample:

@@ -1,4 +1,4 @@
-"""Callers: one that asks in turn, many that ask at once, and a fan-out with its join."""
+"""Callers: a caller that makes one call after the other, many callers at once, and a fan-out with its join."""
 
 import asyncio
 import time
@@ -13,13 +13,13 @@ def join(parts: Sequence[int]) -> int:
 
 
 async def suspend_once(value: int) -> int:
-    """A branch that gives the loop one turn, as the shortest I/O does."""
+    """Give the loop one turn, as the shortest I/O does; a branch of the fan-out."""
     await asyncio.sleep(0)
     return value
 
 
 def gather_and_join(branch: Stage, branches: int) -> Stage:
-    """The fan-out that everybody writes: `asyncio.gather`, then the join."""
+    """Return the usual fan-out by hand: `asyncio.gather`, then the join."""
 
     async def call(value: int) -> int:
         return join(await asyncio.gather(*[branch(value) for _ in range(branches)]))
@@ -28,7 +28,7 @@ def gather_and_join(branch: Stage, branches: int) -> Stage:
 
 
 async def call_in_turn(call: Stage, calls: int, expected: Callable[[int], int]) -> float:
-    """One call after the other, as a single request handler makes them."""
+    """Make one call after the other, as a single request handler does; return seconds."""
     started = time.perf_counter()
     for value in range(calls):
         assert await call(value) == expected(value)
@@ -36,7 +36,7 @@ async def call_in_turn(call: Stage, calls: int, expected: Callable[[int], int]) 
 
 
 async def median_call_seconds(call: Callable[[], Awaitable[object]], calls: int) -> float:
-    """Seconds of one call, one after the other; the median, as one that the machine interrupts tells nothing."""
+    """Make one call after the other; return the median seconds, since the machine may interrupt single calls."""
     seconds: list[float] = []
     for _ in range(calls):
         began = time.perf_counter()
@@ -46,7 +46,7 @@ async def median_call_seconds(call: Callable[[], Awaitable[object]], calls: int)
 
 
 async def call_from_many(service: Stage, calls: int, callers: int) -> float:
-    """`callers` tasks draw from one iterator of `calls` values, each awaiting its answer before the next."""
+    """Make `calls` calls from `callers` tasks, each of which awaits an answer before its next call; return seconds."""
     values = iter(range(calls))
     answers = 0
 

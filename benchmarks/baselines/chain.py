@@ -1,4 +1,4 @@
-"""A chain of stages: one task a stage, and a bounded queue between neighbours."""
+"""A chain of stages: one task for each stage, and a bounded queue between neighbours."""
 
 import asyncio
 import itertools
@@ -14,12 +14,12 @@ _END = object()
 
 
 async def pass_on(value: int) -> int:
-    """A stage that does nothing: what is left is the cost of getting there."""
+    """Do nothing, as a stage, so that only the cost of a hop is measured."""
     return value
 
 
 async def direct_chain(items: int, stages: int) -> float:
-    """The floor: every stage awaited in a loop, one item after the other."""
+    """Await every stage in a loop, one item after the other: the floor."""
     started = time.perf_counter()
     for value in range(items):
         for _ in range(stages):
@@ -28,7 +28,7 @@ async def direct_chain(items: int, stages: int) -> float:
 
 
 async def queue_chain(items: int, stages: int, at_item: Callable[[int], None] | None = None) -> float:
-    """The stages that everybody writes: `asyncio.Queue` between tasks. `at_item` hears how many have come out."""
+    """Run the usual stages by hand: `asyncio.Queue` between tasks; `at_item` gets the number of results so far."""
     queues: list[asyncio.Queue[object]] = [asyncio.Queue(BUFFER) for _ in range(stages + 1)]
 
     async def feed() -> None:
@@ -58,7 +58,7 @@ async def queue_chain(items: int, stages: int, at_item: Callable[[int], None] | 
 
 @asynccontextmanager
 async def queue_service(stages: int) -> AsyncIterator[Stage]:
-    """Resident queue stages that many callers share; a future per request brings the answer back."""
+    """Open resident queue stages that many callers share; each request has a future for its answer."""
     queues: list[asyncio.Queue[tuple[int, asyncio.Future[int]]]] = [asyncio.Queue(BUFFER) for _ in range(stages + 1)]
     loop = asyncio.get_running_loop()
 

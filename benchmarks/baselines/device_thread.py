@@ -1,6 +1,6 @@
-"""A device behind a thread, as one writes it by hand: no limits, no cancellation, no errors, one function.
+"""A device behind a thread, written by hand: no limits, no cancellation, no errors, one function.
 
-And once more with what a call through Penstock promises of these (`PromisingThread`), for what the promises cost.
+`PromisingThread` adds the promises of a call through Penstock, to show their cost.
 """
 
 import asyncio
@@ -14,13 +14,13 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-DEPTH = 16  # computations in flight, as many as Penstock has of short ones
+DEPTH = 16  # computations in flight, as many as Penstock has of short computations
 
 Job: TypeAlias = tuple[Any, asyncio.Future[Any]]
 
 
 class Mailbox:
-    """Settles futures on the loop, which one wake-up per burst tells."""
+    """Settles futures on the loop, with one wake-up of the loop for each burst."""
 
     def __init__(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -41,7 +41,7 @@ class Mailbox:
 
 
 class DeviceThread:
-    """Runs jobs on a thread, which `work` is the body of."""
+    """Runs jobs on a thread, whose body is `work`."""
 
     def __init__(self, work: "Callable[[SimpleQueue[Job | None], Mailbox], None]") -> None:
         self._loop = asyncio.get_running_loop()
@@ -60,7 +60,7 @@ class DeviceThread:
 
 
 def bare() -> AbstractContextManager[DeviceThread]:
-    """A hop to the thread and back: it does nothing."""
+    """Open a thread that does nothing: only the hop to the thread and back is measured."""
 
     def work(jobs: "SimpleQueue[Job | None]", mailbox: Mailbox) -> None:
         while (job := jobs.get()) is not None:
@@ -70,7 +70,7 @@ def bare() -> AbstractContextManager[DeviceThread]:
 
 
 def one_by_one(call: Callable[[Any], jax.Array]) -> AbstractContextManager[DeviceThread]:
-    """Calls in the order in which they come, several in flight."""
+    """Open a thread that makes calls in the order in which they come, with several in flight."""
 
     def work(jobs: "SimpleQueue[Job | None]", mailbox: Mailbox) -> None:
         in_flight: deque[tuple[asyncio.Future[Any], jax.Array]] = deque()
@@ -98,7 +98,7 @@ def one_by_one(call: Callable[[Any], jax.Array]) -> AbstractContextManager[Devic
 
 
 def batched(call: Callable[[Any], jax.Array], max_size: int) -> AbstractContextManager[DeviceThread]:
-    """What waits goes together, padded to a power of two."""
+    """Open a thread that runs all waiting calls together, padded to a power of two."""
 
     def work(jobs: "SimpleQueue[Job | None]", mailbox: Mailbox) -> None:
         is_over = False
@@ -122,10 +122,10 @@ PLACES = 128
 
 
 class PromisingThread:
-    """A thread behind which calls are bounded, fail alone, and leave at once; what was donated is not lost.
+    """A thread whose calls are bounded, fail alone, and can be left at once; results of donated arguments are kept.
 
-    A caller that leaves is released, its call is skipped if it has not begun, and its place is free when the device is
-    done with it. Calls run together if their arrays are alike.
+    A caller that leaves is released. Its call is skipped if it has not begun, and its place is free when the device is
+    done with the call. Calls run together if their arrays have equal shapes and dtypes.
     """
 
     def __init__(self, call: Callable[[Any], Any], max_size: int = 1, *, ready: bool = True) -> None:
@@ -144,7 +144,7 @@ class PromisingThread:
         return await self._submitted(argument)
 
     async def run_to_end(self, argument: Any) -> Any:
-        """A call that destroys its argument: the result is kept for a caller that is cancelled meanwhile."""
+        """Make a call that destroys its argument; a caller that is cancelled meanwhile still gets the result."""
         future = self._submitted(argument)
         try:
             return await asyncio.shield(future)
@@ -152,7 +152,7 @@ class PromisingThread:
             result = await future
             task = asyncio.current_task()
             assert task is not None
-            self._loop.call_soon(task.cancel, *error.args)  # where it waits next
+            self._loop.call_soon(task.cancel, *error.args)  # arrives at the next await
             return result
 
     def end(self) -> None:
@@ -221,7 +221,7 @@ def _kind(array: Any) -> tuple[Any, ...]:
 
 @contextmanager
 def promising(call: Callable[[Any], Any], max_size: int = 1, *, ready: bool = True) -> Generator[PromisingThread]:
-    """Run the thread; with `ready=False` its callers get what is enqueued, and have to bound how much that is."""
+    """Run the thread; with `ready=False`, callers get results before they are ready, and have to bound their number."""
     thread = PromisingThread(call, max_size, ready=ready)
     try:
         yield thread

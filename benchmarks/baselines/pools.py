@@ -12,18 +12,18 @@ BODY_SECONDS = 0.001
 
 
 async def wait_for_io(value: int) -> int:
-    """Stands for a request that takes 5 ms."""
+    """Wait for 5 ms, in place of a request."""
     await asyncio.sleep(SLEEP_SECONDS)
     return value
 
 
 def ideal_io_seconds(items: int, in_flight: int) -> float:
-    """No schedule is faster: a last wave that is not full takes as long as a full one."""
+    """Return the shortest possible seconds: a last wave that is not full takes as long as a full wave."""
     return -(-items // in_flight) * SLEEP_SECONDS
 
 
 async def io_timers(items: int, in_flight: int) -> float:
-    """What the loop's own timers leave of the ideal: `in_flight` tasks that sleep and do nothing else."""
+    """Measure the loop's own timers: `in_flight` tasks that only sleep."""
     values = iter(range(items))
 
     async def sleep() -> None:
@@ -38,7 +38,7 @@ async def io_timers(items: int, in_flight: int) -> float:
 
 
 async def io_pool(items: int, in_flight: int) -> float:
-    """Workers between a queue of work and a queue of results."""
+    """Measure workers between a queue of work and a queue of results."""
     work_queue: asyncio.Queue[int] = asyncio.Queue(in_flight)
     results: asyncio.Queue[int] = asyncio.Queue(in_flight)
 
@@ -65,14 +65,14 @@ async def io_pool(items: int, in_flight: int) -> float:
 
 
 def release_by_sleeping(value: int) -> int:
-    """A body of 1 ms without the GIL that needs no core: what is measured is the hand-over alone."""
+    """Sleep for 1 ms without the GIL, which needs no core: only the hand-over is measured."""
     time.sleep(BODY_SECONDS)
     return value
 
 
 @cache
 def _a_millisecond_of_text() -> bytes:
-    """So much text that compressing it takes 1 ms here; it fits the caches, so that two threads share little."""
+    """Return text that takes 1 ms to compress on this machine; it fits the caches, so that two threads share little."""
     sample = b"".join(b"%d squared is %d; " % (number, number * number) for number in range(4_000))
     seconds = min(_seconds_to_compress(sample) for _ in range(5))
     return (sample * 10)[: int(len(sample) * BODY_SECONDS / seconds)]
@@ -85,13 +85,13 @@ def _seconds_to_compress(data: bytes) -> float:
 
 
 def release_by_compressing(value: int) -> int:
-    """A body of 1 ms without the GIL that keeps a core busy: two threads need two free cores."""
+    """Compress for 1 ms without the GIL, which keeps a core busy: two threads need two free cores."""
     zlib.compress(_a_millisecond_of_text(), 1)
     return value
 
 
 def compute_for_600_us(value: int) -> int:
-    """A body that computes in Python for about 0.6 ms: the same work in every process, however busy that is."""
+    """Compute in Python for about 0.6 ms: the same work in every process, however busy the machine is."""
     total = 0
     for number in range(16_000):
         total += number
@@ -99,12 +99,12 @@ def compute_for_600_us(value: int) -> int:
 
 
 def do_nothing(value: int) -> int:
-    """A body that takes no time."""
+    """Do nothing, as a body that takes no time."""
     return value
 
 
 def bare_threads(body: Callable[[int], int], items: int, threads: int) -> float:
-    """The limit: threads that share out the items beforehand and hand nothing over."""
+    """Measure the limit: threads that divide the items beforehand, without any hand-over."""
 
     def work(first: int) -> None:
         for value in range(first, items, threads):
@@ -121,7 +121,7 @@ def bare_threads(body: Callable[[int], int], items: int, threads: int) -> float:
 
 
 async def to_thread_pool(body: Callable[[int], int], items: int, threads: int) -> float:
-    """Workers that each await `asyncio.to_thread` for their next item."""
+    """Measure workers that each await `asyncio.to_thread` for their next item."""
     values = iter(range(items))
     results: asyncio.Queue[int] = asyncio.Queue(threads)
 

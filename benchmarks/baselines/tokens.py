@@ -13,20 +13,20 @@ _END = -1
 
 
 async def stepwise(tokens: int) -> AsyncIterator[int]:
-    """Tokens that come one after the other: each gives the loop one turn, as a decoding step does."""
+    """Yield tokens one after the other; each gives the loop one turn, as a decoding step does."""
     for token in range(tokens):
         await asyncio.sleep(0)
         yield token
 
 
 async def ready(tokens: int) -> AsyncIterator[int]:
-    """Tokens that are all there at once."""
+    """Yield tokens that are all ready at once."""
     for token in range(tokens):
         yield token
 
 
 def queued(source: Open) -> Open:
-    """What everybody writes: a task puts the tokens into a bounded queue, and the client takes them out."""
+    """Return the usual stream by hand: a task puts tokens into a bounded queue, and the client takes them out."""
 
     async def stream(tokens: int) -> AsyncIterator[int]:
         queue: asyncio.Queue[int] = asyncio.Queue(BUFFER)
@@ -45,7 +45,7 @@ def queued(source: Open) -> Open:
 
 
 async def read_at_once(opened: Open, streams: int, tokens: int) -> float:
-    """`streams` clients, each reading an answer of `tokens` tokens to its end; seconds."""
+    """Run `streams` clients, each of which reads an answer of `tokens` tokens to its end; return seconds."""
     received = 0
 
     async def client() -> None:

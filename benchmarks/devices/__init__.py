@@ -1,4 +1,4 @@
-"""Every workload on devices, in the order of the table."""
+"""All workloads on devices, in the order of the table."""
 
 from ..harness import Workload
 from .batching import BATCHING

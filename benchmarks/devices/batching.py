@@ -22,8 +22,8 @@ from ..summary import Limits
 from .device import DEVICE
 
 CALLERS = 64
-# A small recurrent model: many steps of little arithmetic each, as in decoders and policies. What a step costs by
-# itself is paid once for a batch.
+# A small recurrent model: many steps with little arithmetic each, as in decoders and policies. A batch pays the fixed
+# cost of a step once.
 WIDTH = 64
 STEPS = 64
 

@@ -1,4 +1,4 @@
-"""Buffers: a state that the next one is written over, and batches that a program takes without a copy."""
+"""Buffers: a state whose memory the next state takes, and batches that a program takes without a copy."""
 
 import time
 from collections.abc import AsyncIterator, Callable
@@ -74,7 +74,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
     async def in_actor() -> float:
         began = time.perf_counter()
-        state = jnp.copy(given)  # as the fold does: neither may overwrite the array of the caller
+        state = jnp.copy(given)  # as in the fold, so that the caller's array stays unchanged
         for number in range(STEPS):
             state = await bound(state, np.float32(number))
         return (time.perf_counter() - began) / STEPS

@@ -1,4 +1,4 @@
-"""The device that is measured: what `select("auto")` gives, or what PENSTOCK_BENCH_DEVICE names."""
+"""The device that is measured: the device of `select("auto")`, or the device that PENSTOCK_BENCH_DEVICE names."""
 
 import os
 import time
@@ -13,11 +13,11 @@ DEVICE = os.environ.get("PENSTOCK_BENCH_DEVICE", "auto")
 
 
 def repeats(make: Callable[[int], Callable[[Any], Any]], x: Any, at_least_seconds: float) -> int:
-    """Return how often to repeat arithmetic so that a program takes so long on this device.
+    """Return how often to repeat arithmetic, so that a program takes at least a given time on this device.
 
     Args:
-        make: returns the function with so many repeats.
-        x: its argument.
+        make: returns the function with a given number of repeats.
+        x: the argument of the function.
         at_least_seconds: how long one call takes at least, in seconds.
     """
     count, x = 1, jax.device_put(x, select(DEVICE))

@@ -24,7 +24,7 @@ def kernel(x: jax.Array) -> jax.Array:
 
 
 async def worst_lag_milliseconds(work: Callable[[], Awaitable[object]]) -> float:
-    """Returns by how much a timer of 1 ms was late at worst while some work was going on."""
+    """Return the worst delay of a timer of 1 ms while some work runs, in milliseconds."""
     worst = 0.0
     task = asyncio.ensure_future(work())
     while not task.done():

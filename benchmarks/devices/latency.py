@@ -1,4 +1,4 @@
-"""One tiny kernel: what an await costs beyond a blocking call."""
+"""One tiny kernel: the extra cost of an await above a blocking call."""
 
 import asyncio
 import time
@@ -50,7 +50,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         return median(seconds)
 
     async def added_us(call: Callable[[], Awaitable[object]]) -> float:
-        """Microseconds that an awaited call takes more than a blocking one."""
+        """Return how many microseconds an awaited call takes more than a blocking call."""
         return 1e6 * (await median_call_seconds(call, calls) - blocking_seconds())
 
     def by_actor() -> Awaitable[float]:

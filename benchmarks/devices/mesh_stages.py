@@ -1,7 +1,7 @@
-"""Stages on parts of a mesh: how much of a pipeline is bubble, next to (p - 1) / (m + p - 1), which is inevitable.
+"""Stages on parts of a mesh: the bubble of a pipeline, over the inevitable bubble (p - 1) / (m + p - 1).
 
-The stages sleep inside of their programs, since two cores cannot compute four of them at a time; how long they did is
-measured, since a busy machine wakes them late.
+The stages sleep inside of their programs, since two cores cannot compute four stages at a time. The time of each sleep
+is measured, since a busy machine wakes a stage late.
 """
 
 import time
@@ -51,7 +51,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         return x
 
     async def bubble() -> float:
-        """Share of the time in which a stage does nothing, over the share that is inevitable."""
+        """Return the share of the time in which a stage does nothing, over the inevitable share."""
         slept.clear()
         begun = time.perf_counter()
         async with engine.stream(pipeline(np.full(2, item, np.float32)) for item in range(items)) as results:

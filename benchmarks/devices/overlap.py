@@ -1,4 +1,4 @@
-"""Loading and computing that take equally long: whether one hides behind the other."""
+"""Loading and computing that take equally long: how well they overlap."""
 
 import queue
 import threading
@@ -36,7 +36,7 @@ def loading_seconds(items: int, pause: float) -> float:
 
 @dataclass
 class Slow:
-    """Data of which each record takes `pause` seconds to read."""
+    """Data in which each record takes `pause` seconds to read."""
 
     items: int
     pause: float
@@ -51,7 +51,7 @@ class Slow:
 
 
 def seconds_by_hand(source: Slow, compiled: Callable[[jax.Array], jax.Array]) -> float:
-    """A thread that loads and places two ahead, and this one, which computes."""
+    """Return the seconds of a loop by hand: a thread loads and places two records ahead, and this thread computes."""
     device = select(DEVICE)
     ahead: queue.Queue[jax.Array] = queue.Queue(2)
 
@@ -85,7 +85,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
     @ps.node(runs_on="thread", concurrency=1)
     def load(number: int) -> "np.ndarray[tuple[int, int], np.dtype[np.float32]]":
-        time.sleep(pause)  # what a disk or a network takes; it needs no processor
+        time.sleep(pause)  # stands for a disk or a network, and needs no processor
         return x
 
     @ps.graph
@@ -119,7 +119,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         return seconds_by_hand(Slow(items, pause, x), compiled)
 
     async def slower() -> float:
-        """The slower of the two, by itself."""
+        """Return the seconds of the slower of the two, alone."""
         began = time.perf_counter()
         for _ in range(items):
             compiled(x).block_until_ready()

@@ -72,7 +72,7 @@ def product(a: Any, b: Any, c: Any) -> Any:
 
 
 async def with_penstock(service: Any, graph: Any, args: tuple[Any, ...], calls: int) -> float:
-    """Seconds of one call, of calls one after the other."""
+    """Return the seconds of one call, for calls one after the other."""
     began = time.perf_counter()
     for _ in range(calls):
         await service.run(graph(*args))
@@ -80,14 +80,14 @@ async def with_penstock(service: Any, graph: Any, args: tuple[Any, ...], calls: 
 
 
 async def many_with_penstock(service: Any, graph: Any, args: tuple[Any, ...], calls: int) -> float:
-    """Seconds of one call, of calls that are in flight together."""
+    """Return the seconds of one call, for calls that are in flight together."""
     began = time.perf_counter()
     await service.map([graph(*args)] * calls)
     return (time.perf_counter() - began) / calls
 
 
 async def with_jax(function: Callable[..., Any], args: tuple[Any, ...], calls: int) -> float:
-    """The same of a function that was compiled by hand; it blocks the loop."""
+    """Return the seconds of one call of a function that was compiled by hand; the call blocks the loop."""
     began = time.perf_counter()
     for _ in range(calls):
         function(*args).block_until_ready()
@@ -95,7 +95,7 @@ async def with_jax(function: Callable[..., Any], args: tuple[Any, ...], calls: i
 
 
 async def with_jax_and_a_busy_core(function: Callable[..., Any], args: tuple[Any, ...], calls: int) -> float:
-    """The same while another process keeps a core busy: what the machine itself charges for any work beside it."""
+    """Return the seconds of `with_jax` while another process keeps a core busy: the cost of any work beside it."""
     with busy_core():
         return await with_jax(function, args, calls)
 
@@ -139,10 +139,10 @@ def beside(
     shapes: tuple[tuple[int, ...], ...],
     calls: int,
 ) -> Workload:
-    """Time over that of a compiled function, which is called and waited for, one call after the other.
+    """Return a workload: the time of a graph over the time of a compiled function, one call after the other.
 
-    The limits are for calls that are in flight together: one by one, each waits for the event loop, too, which is what
-    the latency of a tiny kernel measures.
+    The limits are for calls that are in flight together. Calls one by one also wait for the event loop; the latency of
+    a tiny kernel measures that wait.
     """
     return Workload(
         name=name,

@@ -17,7 +17,7 @@ from ..harness import Contenders, Row, Workload
 from ..summary import Limits
 from .device import repeats
 
-# Opening a stream takes 2 ms, whatever it carries: as many batches of 1 ms as make this 1 % of a sample.
+# Opening a stream takes 2 ms: so many batches of 1 ms that this is 1 % of a sample.
 BATCH, BATCHES, LONG_BATCHES, WIDTH = 64, 312, 200, 512
 SMALL = np.random.default_rng(0).normal(size=(BATCH * BATCHES, 64)).astype(np.float32)
 LARGE = np.random.default_rng(1).normal(size=(BATCH * LONG_BATCHES, WIDTH)).astype(np.float32)
@@ -148,7 +148,7 @@ chunked = composed([
 
 @asynccontextmanager
 async def chunk_contenders(quick: bool) -> AsyncIterator[Contenders]:
-    del quick  # its size is the point
+    del quick  # the size must stay
     compiled = jax.jit(jax.vmap(together([*CHUNKED])))
 
     async def in_graph() -> float:

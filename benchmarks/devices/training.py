@@ -22,7 +22,7 @@ DONATED = (0, 1)
 
 
 class State:
-    """What is trained: parameters, and the state of the optimizer."""
+    """The state of a training: parameters, and the state of the optimizer."""
 
     def __init__(self) -> None:
         with jax.default_device(select(DEVICE)):
@@ -92,7 +92,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
 @asynccontextmanager
 async def loops(quick: bool) -> AsyncIterator[Contenders]:
-    """The example, and the same loop in one thread: read digits, make the steps, read the losses of the last ones."""
+    """Open the example, and the same loop in one thread: read digits, make steps, read the losses of the last steps."""
     epochs = 40 if quick else 160
     digits, _ = train_digits.read_digits()
     together = train_digits.STEPS * train_digits.BATCH_SIZE

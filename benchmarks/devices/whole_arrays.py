@@ -1,4 +1,4 @@
-"""What moves into one device node, whole arrays and loops, and buffers that are reused."""
+"""Work that moves into one device node: whole arrays and loops; and buffers that are reused."""
 
 import time
 from collections.abc import AsyncIterator
@@ -47,7 +47,7 @@ async def encoded_each(rows: Any) -> Any:
 
 
 def chunks_by_hand(compiled: Any, rows: Any) -> Any:
-    """The loop that everybody writes: the last chunk is filled up, so that one program is enough."""
+    """Compute chunks with the usual loop by hand: the last chunk is filled up, so that one program is enough."""
     parts: list[Any] = []
     for start in range(0, len(rows), CHUNK):
         chunk = rows[start : start + CHUNK]
@@ -119,7 +119,7 @@ WHOLE_ARRAYS = Workload(
 
 
 def newton(x: Any) -> Any:
-    """One step of a solver: small, as the steps of decoders and of optimizers of few parameters are."""
+    """Return one step of a solver: a small step, as in decoders and in optimizers of few parameters."""
     return x - (x * x - 2.0) / (2.0 * x)
 
 

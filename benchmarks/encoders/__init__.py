@@ -1,5 +1,5 @@
-"""Encoders that embed the same texts with the same weights: the graph of the examples, and what others use.
+"""Encoders that embed the same texts with the same weights: the graph of the examples, and other libraries.
 
-`make bench-embedding` runs this in `.venv-embedding`. Every encoder has one file and one process of its own, which
-stays: they take turns. A file has `ENCODERS`: by the name in the table, a function that opens an encoder.
+`make bench-embedding` runs this in `.venv-embedding`. Every encoder has one file and one process, which stays alive:
+the processes take turns. A file has `ENCODERS`: for each name in the table, a function that opens an encoder.
 """

@@ -1,4 +1,4 @@
-"""`python -m benchmarks.encoders`: texts a second of every encoder, and Penstock's over each other's."""
+"""`python -m benchmarks.encoders`: texts a second of every encoder, and Penstock's ratio to each other encoder."""
 
 import argparse
 import asyncio
@@ -16,7 +16,7 @@ from .shared import TEXTS
 
 RESULTS = Path(__file__).parents[1] / "results" / "encoders-latest.json"
 
-# Module of an encoder, and the distribution that it needs.
+# The module of each encoder, and the distribution that it needs.
 ENCODERS = {
     "penstock_graph": "penstock",
     "jax_loop": "jax",
@@ -25,10 +25,10 @@ ENCODERS = {
 }
 OURS = "Penstock"
 LOOP = "asyncio"
-# What the graph has to reach of it is a row of `make bench-devices`.
+# `make bench-devices` has the limit for the graph's ratio to this encoder.
 BY_HAND = "JAX by hand"
 AIM = Limits(aim=1, at_least=True)
-# What pads least sets the bar.
+# The limits compare with the encoder that pads least.
 SORTED = "ONNX Runtime, sorted by length"
 BARS = {
     "documents": Limits(must=1.05, aim=1.2, at_least=True),
@@ -46,7 +46,7 @@ def arguments() -> argparse.Namespace:
 
 @dataclass
 class Outcome:
-    """Which version of an encoder was measured, or why none was."""
+    """The version of an encoder that was measured, or the reason why the encoder was skipped."""
 
     peer: str
     version: str = ""
@@ -54,7 +54,7 @@ class Outcome:
 
 
 async def run(*, quick: bool) -> tuple[list[Measured], list[Outcome]]:
-    """Opens every encoder that is installed here, and lets them take turns."""
+    """Open every encoder that is installed here, and let the encoders take turns."""
     contenders: dict[str, dict[str, Sample]] = {texts: {} for texts in TEXTS}
     outcomes: list[Outcome] = []
     async with AsyncExitStack() as stack:
@@ -86,7 +86,7 @@ async def run(*, quick: bool) -> tuple[list[Measured], list[Outcome]]:
 
 
 def rows(name: str, texts: str) -> list[Row]:
-    """An encoder's own number, and Penstock's ratio to it."""
+    """Return a row with an encoder's own number, and a row with Penstock's ratio to it."""
     own = Row(title=name, subject=name, unit="texts/s")
     if name == OURS:
         return [own]

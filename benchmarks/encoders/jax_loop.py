@@ -1,4 +1,4 @@
-"""A loop written by hand: the same buckets and programs as in the graph, without an engine."""
+"""A loop written by hand: texts in buckets of lengths, without an engine."""
 
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""The encoder as an ONNX graph, of the fused operators that ONNX Runtime's own optimiser makes of a BERT."""
+"""The encoder as an ONNX graph, with the fused operators that ONNX Runtime's own optimiser makes from a BERT."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -12,7 +12,7 @@ from examples.minilm import DIMENSIONS, LayerNorm, Parameters
 
 FUSED = "com.microsoft"
 OPSETS = (helper.make_opsetid("", 20), helper.make_opsetid(FUSED, 1))
-IR_VERSION = 9  # the one that came with opset 20
+IR_VERSION = 9  # the version that came with opset 20
 
 
 class Nodes:
@@ -28,21 +28,21 @@ class Nodes:
         return name
 
     def apply(self, operator: str, inputs: Sequence[str], *, outputs: int = 1, **attributes: Any) -> str:
-        """Adds a node, and returns its first output."""
+        """Add a node, and return its first output."""
         names = [f"edge_{len(self.nodes)}_{number}" for number in range(outputs)]
         self.nodes.append(helper.make_node(operator, inputs, names, **attributes))
         return names[0]
 
 
 def build(parameters: Parameters) -> ModelProto:
-    """Returns the model.
+    """Return the model.
 
     Its inputs are `tokens` and `mask`, both int32 [batch, length]; its output is float32 [batch, 384].
     """
     nodes = Nodes()
     norm = (nodes.constant(parameters.norm.scale), nodes.constant(parameters.norm.bias))
     tables = (nodes.constant(parameters.words), nodes.constant(parameters.positions))
-    # The empty names are those of token types, whose only embedding is in that of the positions.
+    # The empty names stand for token types; their only embedding is added to the embedding of the positions.
     hidden = nodes.apply(
         "EmbedLayerNormalization",
         ["tokens", "", *tables, "", *norm],
@@ -80,7 +80,7 @@ def _apply_layer(nodes: Nodes, parameters: Parameters, number: int, hidden: str)
 
 
 def _average(nodes: Nodes, hidden: str) -> str:
-    """The sum over the tokens of a text, made one long: by what it would be divided does not matter then."""
+    """Return the sum over the tokens of a text, scaled to length 1: no division by their number is needed."""
     rows = nodes.constant(np.array([1]))
     weights = nodes.apply("Unsqueeze", [nodes.apply("Cast", ["mask"], to=TensorProto.FLOAT), rows])
     total = nodes.apply("Squeeze", [nodes.apply("MatMul", [weights, hidden]), rows])

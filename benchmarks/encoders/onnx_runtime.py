@@ -1,6 +1,6 @@
-"""ONNX Runtime: a session with default options; once in the same buckets, once with batches as short as they can be.
+"""ONNX Runtime: a session with default options; once in the same buckets, once with batches as short as possible.
 
-It compiles nothing for a shape, so that texts may be sorted by length, and padded to the longest of their batch.
+ONNX Runtime compiles nothing for a shape. So texts can be sorted by length, and padded to the longest text of a batch.
 """
 
 from collections import defaultdict
@@ -23,7 +23,7 @@ Batches = Callable[[Tokens], Iterator[tuple[list[int], int]]]
 
 
 def bucketed(tokens: Tokens) -> Iterator[tuple[list[int], int]]:
-    """Numbers of the texts of each batch, and the length it is padded to."""
+    """Yield for each batch the numbers of its texts, and the length to which they are padded."""
     by_length: defaultdict[int, list[int]] = defaultdict(list)
     for number, each in enumerate(tokens):
         by_length[round_up(len(each), LENGTHS)].append(number)
@@ -33,7 +33,7 @@ def bucketed(tokens: Tokens) -> Iterator[tuple[list[int], int]]:
 
 
 def sorted_by_length(tokens: Tokens) -> Iterator[tuple[list[int], int]]:
-    """The same without buckets."""
+    """Yield batches of texts sorted by length, as `bucketed` does, without buckets."""
     numbers = sorted(range(len(tokens)), key=lambda number: len(tokens[number]))
     for start in range(0, len(numbers), MAX_BATCH):
         batch = numbers[start : start + MAX_BATCH]

@@ -1,4 +1,4 @@
-"""Contenders that are in another process, asked for one sample at a time."""
+"""Contenders in another process, which take one sample at a time."""
 
 import asyncio
 import json
@@ -13,15 +13,15 @@ from .shared import TEXTS
 
 
 class WorkerError(Exception):
-    """What a process said last before it ended."""
+    """A process has ended; the message is the last line that it has printed."""
 
 
 @asynccontextmanager
 async def start(module: str, *, quick: bool) -> AsyncIterator[dict[str, Contenders]]:
-    """Starts the encoders of a file, waits until they can embed, and gives them by the name of the texts.
+    """Start the encoders of a file, wait until they can embed, and give their samples by the name of the texts.
 
     Raises:
-        WorkerError: They cannot.
+        WorkerError: The encoders could not be opened, or gave wrong vectors.
     """
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.encoders.worker", module, str(int(quick))]
     with tempfile.TemporaryFile("w+", encoding="utf-8") as errors:

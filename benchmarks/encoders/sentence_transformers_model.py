@@ -9,7 +9,7 @@ from examples import minilm
 
 from .shared import Encode, Vectors
 
-# Of 8, 16, 32 (its default), 64 and 128, this gave the most texts a second on two cores.
+# The size with the most texts a second on two cores, among 8, 16, 32 (the default), 64 and 128.
 BATCH_SIZE = 16
 
 

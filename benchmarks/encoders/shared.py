@@ -18,25 +18,25 @@ Open = Callable[[], AbstractAsyncContextManager[Encode]]
 
 IN_FLIGHT = 600  # all of them
 MODULES = ("argparse", "asyncio", "collections", "email", "http", "json", "os", "random", "shutil", "statistics")
-# What sentence-transformers 6.2.0 gave for some sentences: see tests/examples/test_minilm.py.
+# Vectors of sentence-transformers 6.2.0 for some sentences: see tests/examples/test_minilm.py.
 EXPECTED = Path(__file__).parents[2] / "tests" / "examples" / "data" / "minilm"
 MIN_COSINE = 0.9999
 
 
 def documents(count: int) -> list[str]:
-    """The first paragraphs of docstrings, in an order that mixes lengths: up to 113 tokens, 16 on average."""
+    """Return first paragraphs of docstrings, in an order that mixes lengths: up to 113 tokens, 16 on average."""
     found = {docstring.partition("\n\n")[0] for docstring in _docstrings()}
     return random.Random(0).sample(sorted(found), count)
 
 
 def mixed(count: int) -> list[str]:
-    """Beginnings of docstrings, in an order that mixes lengths: 3 to 256 tokens, 34 on average."""
+    """Return beginnings of docstrings, in an order that mixes lengths: 3 to 256 tokens, 34 on average."""
     chosen = random.Random(0)
     texts = chosen.sample(_docstrings(), count)
     return [" ".join(text.split()[: max(1, round(chosen.lognormvariate(3.9, 1.4)))]) for text in texts]
 
 
-# The texts by the name of their workload; of how many, and of how many in a quick run.
+# By the name of the workload: the function that makes the texts, their number, and their number in a quick run.
 TEXTS: dict[str, tuple[Callable[[int], list[str]], int, int]] = {
     "documents": (documents, 384, 128),
     "mixed lengths": (mixed, 600, 200),
@@ -55,10 +55,10 @@ def _has_text(member: object) -> bool:
 
 
 async def check(encode: Encode) -> None:
-    """Refuses an encoder that gives other vectors than it should.
+    """Refuse an encoder that gives wrong vectors.
 
     Raises:
-        ValueError: One points elsewhere, or is not of length 1.
+        ValueError: A vector points in another direction, or is not of length 1.
     """
     sentences: list[str] = json.loads((EXPECTED / "sentences.json").read_text(encoding="utf-8"))
     expected: Vectors = np.load(EXPECTED / "normalized.npy")

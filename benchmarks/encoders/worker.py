@@ -1,7 +1,7 @@
-"""The encoders of one file, in a process that stays: `python -m benchmarks.encoders.worker MODULE QUICK`.
+"""The encoders of one file, in a process that stays alive: `python -m benchmarks.encoders.worker MODULE QUICK`.
 
-Prints their names as JSON once all of them gave the right vectors; then, for each line that it reads, one sample: of
-the encoder and of the texts that the line names as JSON.
+The process prints the names of its encoders as JSON once all encoders gave the right vectors. Then it takes one sample
+for each line that it reads; the line names the encoder and the texts as JSON.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ async def serve(openers: dict[str, Open], texts: dict[str, list[str]], answers: 
 
 def main() -> None:
     module, quick = sys.argv[1:]
-    # What libraries print is not taken for an answer.
+    # Libraries print to standard error, so that their output is not taken for an answer.
     answers, sys.stdout = sys.stdout, sys.stderr
     openers: dict[str, Open] = importlib.import_module(f".{module}", __package__).ENCODERS
     texts = {name: make(few if int(quick) else many) for name, (make, many, few) in TEXTS.items()}

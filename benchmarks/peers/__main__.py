@@ -15,7 +15,7 @@ from .shared import BY_HAND
 
 RESULTS = Path(__file__).parents[1] / "results" / "peers-latest.json"
 
-# Module of a peer, and the distribution that it needs.
+# The module of each peer, and the distribution that it needs.
 PEERS = {
     "penstock_engine": "penstock",
     "anyio_streams": "anyio",
@@ -41,7 +41,7 @@ def arguments() -> argparse.Namespace:
 
 @dataclass
 class Outcome:
-    """What one peer gave on one loop: rows, and why there are no more."""
+    """The rows of one peer on one loop, and the reason if rows are missing."""
 
     peer: str
     version: str
@@ -51,7 +51,7 @@ class Outcome:
 
 
 def run_peer(module: str, loop: str, *, quick: bool) -> Outcome:
-    """Runs a peer in a process of its own, so that neither its loop, nor its threads, nor its crash meet another's."""
+    """Run a peer in a process of its own, so that its loop, its threads and a crash cannot disturb other peers."""
     distribution = PEERS[module]
     try:
         version = importlib.metadata.version(distribution)
@@ -75,7 +75,7 @@ def run_peer(module: str, loop: str, *, quick: bool) -> Outcome:
 
 
 def lines(outcomes: list[Outcome]) -> list[tuple[str, ...]]:
-    """The table: by workload, each with its peers in the order they ran in."""
+    """Return the lines of the table, by workload; the peers of a workload are in the order of their runs."""
     table: list[tuple[str, ...]] = []
     for outcome in outcomes:
         by_hand = {row.workload: row for row in outcome.rows if row.row.title == BY_HAND}

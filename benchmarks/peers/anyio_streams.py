@@ -79,7 +79,7 @@ async def threads_seconds() -> float:
 
 
 async def pool_seconds(work: Work, items: int, workers: int) -> float:
-    """`workers` tasks that share one stream of work and one of results, each with its clone of both."""
+    """Measure `workers` tasks that share a stream of work and a stream of results; each task has clones of both."""
     work_send, work_receive = anyio.create_memory_object_stream[int](workers)
     result_send, result_receive = anyio.create_memory_object_stream[int](workers)
     total = 0

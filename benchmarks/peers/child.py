@@ -24,7 +24,7 @@ def main() -> None:
     rows: list[Measured] = []
     for name, open_contenders in workloads.items():
         rows += loops.run(loop, measure_workload(name, open_contenders, loop, quick=quick))
-        # After every workload, so that what was measured survives a later one that fails.
+        # Write after every workload, so that its rows survive a failure of a later workload.
         Path(path).write_bytes(pickle.dumps(rows))
 
 

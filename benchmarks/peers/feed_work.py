@@ -1,6 +1,6 @@
-"""What feeds are measured with: 2,000 different files of Python, and 100,000 records in memory.
+"""The data for measuring feeds: 2,000 different files of Python, and 100,000 records in memory.
 
-It imports nothing heavy, as the worker processes of every loader import it.
+This module imports nothing heavy, because the worker processes of every loader import it.
 """
 
 import ast
@@ -14,14 +14,17 @@ import numpy as np
 
 FILES, FILES_BATCH = 2_000, 40  # so that an epoch is a whole number of batches
 RECORDS, RECORDS_BATCH, RECORD_BYTES = 100_000, 256, 1_000
-PIECE, LARGEST = 32 * 1024, 128 * 1024  # larger files are cut into several; a table that is one statement is left out
+PIECE, LARGEST = (
+    32 * 1024,
+    128 * 1024,
+)  # larger files are cut into pieces; larger pieces, of one statement, are left out
 LENGTH = 1024  # tokens of a file that go into a batch
 WORDS = re.compile(r"\w+|[^\w\s]")
 VOCABULARY = 32_768
 
 
 def write_files(folder: Path) -> list[str]:
-    """Writes the standard library into a folder, in pieces that Python can parse; returns the paths."""
+    """Write the standard library into a folder, in pieces that Python can parse; return the paths."""
     pieces = {piece for piece in _pieces(Path(sysconfig.get_path("stdlib"))) if len(piece) <= LARGEST}
     texts = sorted(pieces, key=lambda text: zlib.crc32(text.encode()))[:FILES]
     paths = [folder / f"{number:04}.py" for number in range(FILES)]
@@ -44,7 +47,7 @@ def _pieces(library: Path) -> Iterator[str]:
 
 
 def _cut(lines: list[str], ends: list[int]) -> Iterator[str]:
-    """Yields the text in pieces that end where a statement does."""
+    """Yield the text in pieces that end at the end of a statement."""
     begin = 0
     for end in ends:
         piece = "".join(lines[begin:end])
@@ -56,7 +59,7 @@ def _cut(lines: list[str], ends: list[int]) -> Iterator[str]:
 
 
 def load(path: str) -> tuple[np.ndarray, int]:
-    """Reads, parses and tokenises a file; returns the ids of its first tokens, and how much it defines."""
+    """Read, parse and tokenise a file; return the ids of its first tokens, and its number of definitions."""
     text = Path(path).read_text(encoding="utf-8")
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
     definitions = sum(isinstance(node, kinds) for node in ast.walk(ast.parse(text)))
@@ -67,5 +70,5 @@ def load(path: str) -> tuple[np.ndarray, int]:
 
 
 def records() -> np.ndarray:
-    """Returns records of random bytes."""
+    """Return records of random bytes."""
     return np.random.default_rng(0).integers(256, size=(RECORDS, RECORD_BYTES), dtype=np.uint8)

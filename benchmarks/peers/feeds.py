@@ -1,7 +1,7 @@
 """`python -m benchmarks.peers.feeds`: feeds of a training by Penstock, Grain and PyTorch's DataLoader.
 
-They take turns, and each sample is taken in a process of its own: none has the threads, the imports or the waiting
-workers of another one. A sample begins once the workers have started and what was read in advance is used up.
+The loaders take turns, and each sample is taken in a process of its own: no loader has the threads, the imports or the
+waiting workers of another loader. A sample begins once the workers have started and the batches read ahead are used up.
 """
 
 import argparse
@@ -25,7 +25,7 @@ from . import feed_work
 
 RESULTS = Path(__file__).parents[1] / "results" / "feeds-latest.json"
 
-# Module of a loader, and the distribution that it needs.
+# The module of each loader, and the distribution that it needs.
 LOADERS = {"penstock_feed": "penstock", "grain_feed": "grain", "torch_feed": "torch"}
 OURS = "Penstock"
 ROUNDS = (7, 3)
@@ -34,16 +34,16 @@ TIMEOUT_SECONDS = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Feed:
-    """What is read.
+    """A feed to measure.
 
     Attributes:
-        title: What the rows are called.
-        unit: What is counted.
-        batch: How many of these a batch has.
+        title: The title of its rows.
+        unit: The unit of its numbers.
+        batch: How many files or records a batch has.
         batches: How many batches a sample counts.
-        uncounted: How many come before; more than any loader reads in advance.
-        limits: What Penstock's ratio to others is held against.
-        held_to: Which others.
+        uncounted: How many batches come before the sample; more than any loader reads ahead.
+        limits: The limits of Penstock's ratio to the loaders in `held_to`.
+        held_to: The names of loaders for which the limits hold.
     """
 
     title: str
@@ -90,7 +90,7 @@ def arguments() -> argparse.Namespace:
 
 
 async def sample(read: Read, feed: Feed, source: Any) -> float:
-    """Returns how many a second are read."""
+    """Return how many files or records are read in a second."""
     batches = read(source)
     count, began = 0, 0.0
     async with aclosing(batches):
@@ -112,10 +112,10 @@ def sample_here(loader: str, name: str, contender: str, folder: Path) -> float:
 
 
 def sample_in_child(loader: str, name: str, contender: str, folder: Path) -> float:
-    """Takes one sample in another process.
+    """Take one sample in another process.
 
     Raises:
-        RuntimeError: It failed; the message is the last line that it has printed.
+        RuntimeError: The process failed; the message is the last line that it has printed.
     """
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.peers.feeds", "--folder", str(folder)]
     command += ["--sample", loader, name, contender]
@@ -127,7 +127,7 @@ def sample_in_child(loader: str, name: str, contender: str, folder: Path) -> flo
 
 @dataclass
 class Outcome:
-    """Which version of a loader was measured, or why none was."""
+    """The version of a loader that was measured, or the reason why the loader was skipped."""
 
     peer: str
     version: str = ""
@@ -135,7 +135,7 @@ class Outcome:
 
 
 def opened(loader: str) -> tuple[Outcome, dict[str, list[str]]]:
-    """Returns the contenders of each feed, by names; none if the loader is not here."""
+    """Return the names of the contenders for each feed; no names if the loader is not installed."""
     outcome = Outcome(LOADERS[loader])
     try:
         outcome.version = importlib.metadata.version(outcome.peer)
@@ -147,7 +147,7 @@ def opened(loader: str) -> tuple[Outcome, dict[str, list[str]]]:
 
 
 def rows(feed: Feed, contenders: list[str]) -> list[Row]:
-    """Each loader's own number, and Penstock's ratio to it: to keep all limits is to keep that to the best one."""
+    """Return a row with the number of each loader, and a row with Penstock's ratio to each loader."""
     found = [Row(title=name, subject=name, unit=feed.unit) for name in contenders]
     for name in contenders:
         if not name.startswith(OURS):
@@ -157,12 +157,12 @@ def rows(feed: Feed, contenders: list[str]) -> list[Row]:
 
 
 def measure(name: str, contenders: dict[str, str], folder: Path, *, quick: bool) -> list[Measured]:
-    """Lets the contenders of a feed take turns.
+    """Let the contenders of a feed take turns.
 
     Args:
         name: The feed.
-        contenders: Their names, each with its loader.
-        folder: Where the files are.
+        contenders: The names of the contenders, each with its loader.
+        folder: The folder with the files.
         quick: Whether to take fewer samples.
     """
     feed = FEEDS[name]
@@ -178,7 +178,7 @@ def measure(name: str, contenders: dict[str, str], folder: Path, *, quick: bool)
 
 
 def main() -> int:
-    """Returns 1 if a limit that must be kept was not."""
+    """Return 1 if a limit that must be kept was missed."""
     chosen = arguments()
     if chosen.sample:
         print(sample_here(*chosen.sample, chosen.folder))

@@ -1,6 +1,6 @@
 """Grain: a `MapDataset` of plain functions, read inline or by threads.
 
-It takes no async functions and answers no calls, so `io` and `call` do not apply.
+Grain takes no async functions and answers no calls, so `io` and `call` do not apply.
 """
 
 import time

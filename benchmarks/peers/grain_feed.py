@@ -1,4 +1,4 @@
-"""Grain: the whole pipeline in two worker processes, and inline for what is in memory."""
+"""Grain: the whole pipeline in two worker processes, and inline for records in memory."""
 
 from collections.abc import AsyncIterator
 from functools import partial
@@ -9,7 +9,8 @@ import numpy as np
 from .feed_work import FILES_BATCH, RECORDS_BATCH, load
 
 TWO_WORKERS = grain.MultiprocessingOptions(num_workers=2)
-# Its default are 16 threads in each worker, which have one interpreter; its guide says 0 for what is in memory.
+# By default, Grain has 16 threads in each worker, which share one interpreter. Its guide recommends 0 threads for data
+# in memory.
 ONE_THREAD = grain.ReadOptions(num_threads=1)
 INLINE = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
 

@@ -1,6 +1,6 @@
 """Hamilton: functions named after what they make, run by its async driver, one `execute` an item.
 
-The driver has no limit on what is in flight: callers bring their own, here a pool of tasks.
+The driver has no limit on calls in flight: callers have to limit them, here with a pool of tasks.
 """
 
 import asyncio
@@ -30,7 +30,10 @@ NAME = "Hamilton async"
 
 
 def passing_function(name: str, reads: str):
-    """As if it were written out: `async def name(reads: int) -> int`. Hamilton reads names and annotations."""
+    """Return a function as if it were written out: `async def name(reads: int) -> int`.
+
+    Hamilton reads names and annotations.
+    """
     namespace = {"pass_on": pass_on}
     exec(f"async def {name}({reads}: int) -> int:\n    return await pass_on({reads})\n", namespace)
     return namespace[name]

@@ -1,4 +1,4 @@
-"""LangGraph: a compiled `StateGraph`, one `ainvoke` an item; `abatch` where many are in flight."""
+"""LangGraph: a compiled `StateGraph`, with one `ainvoke` for each item, and `abatch` for many items in flight."""
 
 import operator
 import time

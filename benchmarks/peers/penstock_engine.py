@@ -1,4 +1,4 @@
-"""Penstock itself, in the same rounds as the others."""
+"""Penstock itself, in the same rounds as the peers."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

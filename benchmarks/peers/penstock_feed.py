@@ -1,4 +1,4 @@
-"""Penstock: paths in a shuffled order, in batches, each of which one call of a process node reads."""
+"""Penstock: paths in a shuffled order, in batches; one call of a process node reads a batch."""
 
 from collections.abc import AsyncIterator
 

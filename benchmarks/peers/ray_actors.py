@@ -23,7 +23,7 @@ from .shared import BRANCHES, IO_IN_FLIGHT, IO_ITEMS, STAGES, THREAD_ITEMS, THRE
 
 ACTORS = "Ray, actors"
 COMPILED = "Ray, compiled graph"
-BRANCH_ACTORS = 4  # each runs eight of the branches: 32 processes would be measured for their memory
+BRANCH_ACTORS = 4  # each runs eight branches: with 32 processes, memory would limit the speed
 
 
 @ray.remote(num_cpus=0)
@@ -48,7 +48,7 @@ class Threaded:
 
 
 async def windowed_seconds(submit, items: int, in_flight: int) -> float:
-    """Results in input order, at most `in_flight` unanswered."""
+    """Yield results in input order, with at most `in_flight` unanswered calls."""
     window = deque()
     total = 0
     started = time.perf_counter()

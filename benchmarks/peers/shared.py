@@ -22,7 +22,7 @@ Open = Callable[[bool], AbstractAsyncContextManager[Contenders]]
 
 
 def per_item(items: int, seconds: Callable[[int], Awaitable[float]]) -> Sample:
-    """A sample in seconds per item from a function that takes `items` and returns seconds for all."""
+    """Return a sample in seconds per item, from a function that takes `items` and returns seconds for all items."""
 
     async def sample() -> float:
         return await seconds(items) / items
@@ -31,22 +31,22 @@ def per_item(items: int, seconds: Callable[[int], Awaitable[float]]) -> Sample:
 
 
 def in_turn(call: Stage, expected: Callable[[int], int]) -> Callable[[int], Awaitable[float]]:
-    """Seconds for items that are awaited one after the other, each answer checked."""
+    """Return a function that awaits items one after the other, checks each answer, and returns seconds."""
     return lambda items: calls.call_in_turn(call, items, expected)
 
 
 def same(value: int) -> int:
-    """What ten stages that do nothing give."""
+    """Return the expected result of ten stages that do nothing."""
     return value
 
 
 def joined(value: int) -> int:
-    """What the fan-out gives."""
+    """Return the expected result of the fan-out."""
     return BRANCHES * value
 
 
 async def measure_beside_hand_written(name: str, peer: Contenders, loop: str, *, quick: bool) -> list[Measured]:
-    """Takes turns between the peer's contenders and the hand-written one."""
+    """Measure the peer's contenders and the hand-written contender in turns."""
     contenders = dict(_by_hand(name)) | dict(peer)
     if name == "io":
         contenders = {contender: _share_of_ideal(sample) for contender, sample in contenders.items()}
@@ -83,7 +83,7 @@ def _share_of_ideal(seconds: Sample) -> Sample:
 
 
 def _shown(name: str, peer: Collection[str]) -> list[str]:
-    """The hand-written share is a number of its own; its ratio to itself would be none."""
+    """Return the rows; the contender by hand has its own number, since a ratio to itself would tell nothing."""
     return [*peer, BY_HAND] if name in {"io", "threads"} else [*peer]
 
 

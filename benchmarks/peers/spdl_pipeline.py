@@ -1,4 +1,4 @@
-"""SPDL: a `PipelineBuilder` chain, which runs on a loop in a thread of its own; once as it comes, once without hooks.
+"""SPDL: a `PipelineBuilder` chain, which runs on a loop in a thread of its own; once with defaults, once without hooks.
 
 A pipeline has no call that returns one answer, so the fan-out does not apply.
 """

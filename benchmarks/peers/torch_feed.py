@@ -1,4 +1,4 @@
-"""PyTorch's DataLoader: a dataset that loads in two worker processes, or in this one for what is in memory."""
+"""PyTorch's DataLoader: a dataset that loads in two worker processes, or in this process for data in memory."""
 
 from collections.abc import AsyncIterator, Iterator
 
@@ -21,7 +21,7 @@ class Files(Dataset):
 
 
 class Endless(Sampler):
-    """Every epoch in another order, without a gap between two of them."""
+    """Sample every epoch in another order, without a gap between two epochs."""
 
     def __init__(self, length: int) -> None:
         self._length = length

@@ -37,7 +37,7 @@ class Worker(xo.StatelessActor):
 
     async def __post_create__(self) -> None:
         if self._successor is not None:
-            # Asked for where it is used, a reference to a neighbour in the same process calls it directly.
+            # A reference that is requested in the process of its actor calls the actor directly.
             self._successor = await xo.actor_ref(self._successor.address, self._successor.uid)
 
     async def forward(self, value: int) -> int:
@@ -59,17 +59,17 @@ class Worker(xo.StatelessActor):
 
 @asynccontextmanager
 async def actors(number: int, processes: int, *, chained: bool = False) -> AsyncIterator[list[xo.ActorRefType]]:
-    """`number` actors in so many sub-processes, neighbours together, or all in this process if it is zero."""
+    """Open `number` actors in some sub-processes, neighbours together; with zero sub-processes, in this process."""
     pool = await xo.create_actor_pool(f"127.0.0.1:{get_next_port()}", n_process=processes)
     async with pool:
         references: list[xo.ActorRefType] = []
-        for index in reversed(range(number)):  # the last first: each gets its successor
+        for index in reversed(range(number)):  # the last actor first, since each actor gets its successor
             created = await xo.create_actor(
                 Worker,
                 references[0] if chained and references else None,
                 address=pool.external_address,
                 uid=f"worker-{index}",
-                # Process 0 is this one.
+                # Process 0 is this process.
                 allocate_strategy=xo.allocate_strategy.ProcessIndex(
                     1 + index * processes // number if processes else 0
                 ),

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.servers`: requests a second over those of the same server written by hand, under load by wrk.
+"""`python -m benchmarks.servers`: requests a second, over the same server written by hand, under load by wrk.
 
-A round starts each server anew, warms it up, puts it under load and ends it; every second round in reverse order. The
-server by hand is there twice: as a careful person writes it, and with what a call of Penstock promises. In a full run
-the first is measured twice a round: the control.
+A round starts each server anew, warms it up, puts it under load and ends it; every second round has reverse order. Two
+servers are written by hand: as a careful person writes it, and with the promises of a call of Penstock. In a full run,
+the first of these is measured twice a round, as the control.
 """
 
 import argparse
@@ -24,19 +24,19 @@ from .process import Load
 
 RESULTS = Path(__file__).parents[1] / "results" / "servers-latest.json"
 PENSTOCK, BY_HAND = "with_penstock", "by_hand"
-PROMISED = "by_hand_with_promises"  # what the promises of a call cost in asyncio
+PROMISED = "by_hand_with_promises"  # shows the cost of the promises of a call in asyncio
 LOOP = "uvloop"
-# Servers made for models, on the one row that they have, as they are by default.
+# Servers made for models, with their defaults, on the one row that they can serve.
 PEERS = ("litserve", "mosec")
 PEERS_ROW = "thread batch"
-# How the other sides are called in tables, where it is not their name.
+# The names of other sides in tables, if they differ from the name of the module.
 NAMES = {PROMISED: "by hand, with promises"}
 PEERS_PYTHON = process.ROOT / ".venv-server-peers/bin/python"
 
 
 @dataclass(frozen=True)
 class Number:
-    """A number of a server under load: its name, its unit, and how it is read."""
+    """A number of a server under load: its name, its unit, and a function that reads it."""
 
     name: str
     unit: str
@@ -48,7 +48,7 @@ P99 = Number("p99", "ms", lambda load: 1e3 * load.p99_seconds)
 CPU = Number("CPU", "µs", lambda load: 1e6 * load.cpu_seconds)
 NUMBERS = (REQUESTS, P99, CPU)
 
-# What one request is, and the limits of requests a second over those by hand: as the process is, and tuned.
+# For each row: the work of one request, and the limits of requests a second over the server by hand, untuned and tuned.
 ROWS: dict[str, tuple[str, Limits, Limits]] = {
     name: (what, Limits(must=untuned, aim=0.95, at_least=True), Limits(must=tuned, aim=1, at_least=True))
     for name, what, untuned, tuned in (
@@ -81,10 +81,10 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Return 1 if a limit that must be kept was not."""
+    """Return 1 if a limit that must be kept was missed."""
     chosen = arguments()
     check_what_is_needed(peers=chosen.peers)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no server behind, as Ctrl-C
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # end servers, as after Ctrl-C
     rounds = chosen.rounds or (3 if chosen.quick else 9)
     seconds = chosen.seconds or (2 if chosen.quick else 4)
     measured: list[Measured] = []
@@ -105,7 +105,7 @@ def main() -> int:
 
 
 def check_what_is_needed(*, peers: bool) -> None:
-    """Leave if something that the numbers depend on is not here."""
+    """Exit if a program or a module that the numbers depend on is not installed."""
     if shutil.which("wrk") is None:
         sys.exit("the load comes from wrk, which is not installed: `apt install wrk` on Debian and Ubuntu, "
                  "`brew install wrk` on macOS, else https://github.com/wg/wrk")  # fmt: skip
@@ -119,7 +119,7 @@ def check_what_is_needed(*, peers: bool) -> None:
 
 
 def samples(row: str, tuning: str, sides: tuple[str, ...], rounds: int, seconds: int) -> dict[str, list[Load]]:
-    """Loads of each side, round by round."""
+    """Return the loads of each side, round by round."""
     taken: dict[str, list[Load]] = {side: [] for side in sides}
     for turn in range(rounds):
         for side in sides if turn % 2 == 0 else reversed(sides):
@@ -139,7 +139,7 @@ def serving(side: str, row: str, tuning: str) -> AbstractContextManager[tuple[st
 
 
 def evaluated(row: str, tuning: str, number: Number, side: str, loads: dict[str, list[Load]]) -> list[Measured]:
-    """One number of a row: the ratio, and what each side has."""
+    """Return the rows for one number: the ratio, and the number of each side."""
     _, untuned, tuned = ROWS[row]
     limits = None
     if side != PENSTOCK:
@@ -162,7 +162,7 @@ def evaluated(row: str, tuning: str, number: Number, side: str, loads: dict[str,
 
 
 def line(row: str, tuning: str, found: dict[Number, list[Measured]]) -> tuple[str, ...]:
-    """One line of the table."""
+    """Return one line of the table."""
     (requests, _, _, *promised), (p99, *_), (cpu, *_) = (found[number] for number in NUMBERS)
     mine, other = (", ".join(report.number(found[number][side].value.median) for number in NUMBERS) for side in (1, 2))
     ratios = itertools.chain.from_iterable(

@@ -16,7 +16,7 @@ from starlette.routing import Route
 SECONDS = 0.005
 MAX_BATCH = 64
 TOKENS = 50
-WIDTH = 64  # of the small JAX model
+WIDTH = 64  # the width of the small JAX model
 STEPS = 64
 
 Tuning = Callable[[], AbstractContextManager[None]]
@@ -27,7 +27,7 @@ Answer = Callable[[Any], Awaitable[Any]]
 def application(
     endpoint: Endpoint, lifespan: Callable[[], AbstractAsyncContextManager[None]], tuned: Tuning
 ) -> Starlette:
-    """An application with one endpoint; `tuned` is entered when it is ready."""
+    """Return an application with one endpoint; `tuned` is entered when the application is ready."""
 
     @asynccontextmanager
     async def whole(app: Starlette) -> AsyncIterator[None]:
@@ -71,7 +71,7 @@ def waiting(tuned: Tuning) -> Starlette:
 
 
 def batches(model: Callable[[list[float]], Awaitable[list[float]]], tuned: Tuning) -> Starlette:
-    """One worker takes all that is there."""
+    """Return an application in which one worker takes all waiting items as a batch."""
     waiting: asyncio.Queue[tuple[float, asyncio.Future[float]]] = asyncio.Queue()
 
     async def work() -> None:
@@ -111,7 +111,7 @@ def thread_batches(tuned: Tuning) -> Starlette:
 
 
 def small_model() -> tuple[Any, Callable[[Any, Any], Any]]:
-    """Parameters, and the function of them and one item: many steps of little arithmetic each."""
+    """Return parameters, and a function of these and one item: many steps with little arithmetic each."""
     import jax
     import jax.numpy as jnp
     import numpy as np
@@ -126,7 +126,7 @@ def small_model() -> tuple[Any, Callable[[Any, Any], Any]]:
 
 
 def compiled_model() -> Callable[[list[Any]], list[float]]:
-    """The small model for up to `MAX_BATCH` items, which it pads to a power of two; compiled for all of these."""
+    """Return the small model for up to `MAX_BATCH` items, padded to a power of two; it is compiled for all sizes."""
     import jax
     import numpy as np
 
@@ -145,7 +145,7 @@ def compiled_model() -> Callable[[list[Any]], list[float]]:
 
 
 def device_batches(tuned: Tuning) -> Starlette:
-    """A thread takes all that is there."""
+    """Return an application in which a thread takes all waiting items as a batch."""
     import numpy as np
 
     waiting: queue.SimpleQueue[tuple[Any, asyncio.Future[float]] | None] = queue.SimpleQueue()

@@ -1,8 +1,8 @@
-"""The servers by hand once more, with what a call of a deployment promises.
+"""The servers by hand once more, with the promises of a call of a deployment.
 
-- A caller is released at once when it leaves or gives up, whatever the handler does then. For an `async def` that takes
-  a task, and for a stream a task and a queue; who waits for one of a batch is released as it is.
-- A call has one of a number of places, which is free when its handler has ended.
+- A caller is released at once when it leaves or gives up, even if the handler goes on. For an `async def`, this needs a
+  task; for a stream, a task and a queue. A caller that waits for a batch needs nothing more.
+- A call takes one of a number of places; the place is free again when the handler has ended.
 - An item whose caller has left is not computed, and an error reaches every caller of its batch.
 """
 
@@ -60,7 +60,7 @@ def waiting(tuned: Tuning) -> Starlette:
 
 
 def one_of_a_batch(put: Callable[[Item], None]) -> Answer:
-    """Have an item computed in a batch, in a place for it."""
+    """Return a function that takes a place, and has an item computed in a batch."""
     places = asyncio.Semaphore(PLACES)
 
     async def answer(x: float) -> float:

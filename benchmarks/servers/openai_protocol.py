@@ -1,9 +1,9 @@
-"""A graph behind OpenAI's protocol beside the same by hand: `python -m benchmarks.servers.openai_protocol`.
+"""A graph behind OpenAI's protocol beside servers by hand: `python -m benchmarks.servers.openai_protocol`.
 
-Streams: 32 clients, a token each 3 ms; the CPU time of the server for each, over a bare ASGI application that sends
+Streams: 32 clients, a token every 3 ms; the server's CPU time for a token, over a bare ASGI application that sends
 prepared chunks. Front: a graph in front of a model server, beside httpx and Starlette by hand, with the same handling
-of clients that leave. Health: how long `/health/live` takes meanwhile, in both. Each server is a process of uvicorn and
-uvloop.
+of clients that leave. Health: how long `/health/live` takes meanwhile, on both servers. Each server is a process with
+uvicorn and uvloop.
 """
 
 import asyncio
@@ -32,7 +32,7 @@ from penstock import serving
 
 CLIENTS, TOKENS, STEP_SECONDS, ROUNDS = 32, 300, 0.003, 5
 FRONT_CLIENTS, FRONT_REQUESTS = 32, 1500
-# uvicorn closes a connection that was idle for 5 seconds: a client that keeps it as long may send into its end.
+# uvicorn closes a connection that was idle for 5 seconds, so clients close idle connections earlier.
 LIMITS = httpx.Limits(max_connections=None, max_keepalive_connections=None, keepalive_expiry=2)
 UPSTREAM = os.environ.get("BENCH_UPSTREAM", "http://127.0.0.1:1/v1")
 CHUNK = {"id": "x", "object": "chat.completion.chunk", "created": 1, "model": "tokens"}
@@ -55,7 +55,7 @@ def with_cpu(app: Any) -> Any:
 
 
 async def bare(scope: Any, receive: Any, send: Any) -> None:
-    """Send prepared chunks, and nothing else."""
+    """Only send prepared chunks."""
     if scope["type"] == "lifespan":
         await receive()
         await send({"type": "lifespan.startup.complete"})
@@ -90,7 +90,7 @@ async def model(request: Request) -> Response:
 
 
 async def by_hand(request: Request) -> Response:
-    """Ask the model server, and end that when the client leaves."""
+    """Ask the model server, and cancel the request when the client leaves."""
     body = await request.json()
     client: httpx.AsyncClient = request.app.state.http
 
@@ -137,7 +137,7 @@ def server(name: str, upstream: str = "") -> Any:
     import socket
 
     with socket.create_server(("127.0.0.1", 0), backlog=2048) as listener:
-        # Of a socket that it was given, uvicorn does not know that it is TCP: answers would wait 40 ms for an ACK.
+        # uvicorn does not set TCP_NODELAY on a socket that it was given: answers would wait 40 ms for an ACK.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         options = ["--fd", str(listener.fileno()), "--no-access-log", "--log-level", "warning", "--loop", "uvloop"]
         process = subprocess.Popen(
@@ -155,16 +155,16 @@ BODY = {"model": "tokens", "messages": [{"role": "user", "content": "hi"}]}
 
 
 async def streams(url: str) -> tuple[float, list[float]]:
-    """Return the CPU time of a server for a token, in µs, and how long its health took to answer, in seconds.
+    """Return the CPU time of a server for a token, in µs, and the times of its health endpoint, in seconds.
 
-    A process of its own asks for the health: this one is busy with the streams.
+    A second process asks the health endpoint, because this process is busy with the streams.
     """
     async with httpx.AsyncClient(base_url=url, timeout=60, limits=LIMITS) as http:
         await read(url)
         command = [sys.executable, "-m", "benchmarks.servers.openai_protocol", url]
         prober = await asyncio.create_subprocess_exec(*command, stdin=PIPE, stdout=PIPE)
         assert prober.stdout is not None
-        await prober.stdout.readline()  # it has begun
+        await prober.stdout.readline()  # the prober has begun
         before = (await http.get("/cpu")).json()
         await asyncio.gather(*(read(url) for _ in range(CLIENTS)))
         used = (await http.get("/cpu")).json() - before
@@ -173,7 +173,7 @@ async def streams(url: str) -> tuple[float, list[float]]:
 
 
 def probe(url: str) -> None:
-    """Ask for the health each 50 ms until a line comes; write how many seconds each answer took."""
+    """Ask the health endpoint every 50 ms until a line comes; print how many seconds each answer took."""
     took: list[float] = []
     ended = threading.Thread(target=sys.stdin.readline)
     ended.start()

@@ -1,7 +1,7 @@
-"""A server in a process of its own: started and stopped from here, and put under load.
+"""A server in a process of its own: this module starts it, stops it, and puts it under load.
 
 `python -m benchmarks.servers.process SIDE ROW FD tuned|untuned` serves on a socket that it inherits; a side is a module
-here, such as `by_hand`.
+of this package, such as `by_hand`.
 """
 
 import gc
@@ -29,10 +29,10 @@ TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, kw_only=True)
 class Load:
-    """What one round of load gave.
+    """The numbers of one round of load.
 
     Attributes:
-        cpu_seconds: Processor time of the server for each request, in all of its threads.
+        cpu_seconds: Processor time of the server for each request, in all its threads.
     """
 
     requests_per_second: float
@@ -42,7 +42,7 @@ class Load:
 
 @contextmanager
 def server(side: str, row: str, *, tuned: bool) -> Iterator[tuple[str, int]]:
-    """Serve a row by one side; gives the address and the process id, which is that of its session."""
+    """Serve a row by one side; give the address and the process id, which is also the id of its session."""
     with socket.create_server(("127.0.0.1", 0), backlog=512) as listener:
         url = f"http://127.0.0.1:{listener.getsockname()[1]}/predict"
         command = [sys.executable, "-m", "benchmarks.servers.process", side, row, str(listener.fileno())]
@@ -56,7 +56,7 @@ def server(side: str, row: str, *, tuned: bool) -> Iterator[tuple[str, int]]:
 
 @contextmanager
 def peer(name: str, python: Path) -> Iterator[tuple[str, int]]:
-    """Serve by another framework, in an environment of its own; it binds its port itself."""
+    """Serve by another framework, in an environment of its own; the framework binds its port itself."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [str(python), str(HERE / f"{name}_server.py"), "--port", str(port)]
@@ -68,7 +68,7 @@ def peer(name: str, python: Path) -> Iterator[tuple[str, int]]:
         until_it_answers(url, process, name)
         yield url, process.pid
     finally:
-        # The whole session: some leave their workers behind.
+        # End the whole session: some frameworks leave their workers behind.
         for signum in (signal.SIGTERM, signal.SIGKILL):
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signum)
@@ -90,7 +90,7 @@ def until_it_answers(url: str, process: "subprocess.Popen[bytes]", name: str) ->
 
 @contextmanager
 def running(process: "subprocess.Popen[bytes]", name: str) -> Iterator[None]:
-    """End a server as an orchestrator does, and see that it ends well."""
+    """End a server as an orchestrator does, and check its exit status."""
     try:
         yield
     finally:
@@ -106,7 +106,7 @@ def running(process: "subprocess.Popen[bytes]", name: str) -> Iterator[None]:
 
 
 def ask(url: str) -> str:
-    """Return what a server answers to the request that wrk sends; the first one waits until it accepts."""
+    """Return the answer of a server to a request like wrk's; the first request waits until the server accepts it."""
     request = urllib.request.Request(url, b'{"input": 4.0}', {"Content-Type": "application/json"})
     with urllib.request.urlopen(request, timeout=PATIENCE_SECONDS) as response:
         text: bytes = response.read()
@@ -114,7 +114,7 @@ def ask(url: str) -> str:
 
 
 def load(url: str, pid: int, seconds: float) -> Load:
-    """Put a server under load, and say what that cost.
+    """Put a server under load, and return the numbers of the load.
 
     Raises:
         RuntimeError: A request failed.
@@ -135,11 +135,11 @@ def load(url: str, pid: int, seconds: float) -> Load:
 
 
 def cpu_seconds(session: int) -> float:
-    """Processor time of all processes of a session, and of their children that have ended."""
+    """Return the processor time of all processes of a session, and of their children that have ended."""
     ticks = 0
     for found in PROC.glob("[0-9]*/stat"):
-        with suppress(OSError):  # it has ended
-            # The second field is the name of the program in parentheses, in which there may be blanks.
+        with suppress(OSError):  # the process has ended
+            # The second field is the name of the program in parentheses, which may contain blanks.
             fields = found.read_text(encoding="utf-8").rpartition(")")[2].split()
             if int(fields[3]) == session:
                 ticks += sum(map(int, fields[11:15]))

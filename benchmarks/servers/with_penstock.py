@@ -1,4 +1,4 @@
-"""The same servers with Penstock."""
+"""The servers of `by_hand.py`, with Penstock."""
 
 import asyncio
 import time
@@ -21,7 +21,7 @@ PLACES = 256
 def deployed(
     graph: ps.Graph[[Any], Any], tuned: Tuning, convert: Callable[[float], Any] = float, **options: Any
 ) -> Starlette:
-    """One call of the deployment for each request."""
+    """Return an application that makes one call of a deployment for each request."""
     service: engine.Service[[Any], Any]
 
     @asynccontextmanager
@@ -100,7 +100,7 @@ def device_batches(tuned: Tuning) -> Starlette:
 
 
 def each_by_itself(tuned: Tuning) -> Starlette:
-    """One `engine.run` for each request."""
+    """Return an application that makes one `engine.run` for each request."""
     answer: Answer = lambda x: engine.run(doubled(x))  # noqa: E731
     return application(json_endpoint(answer), nothing, tuned)
 

@@ -1,4 +1,4 @@
-"""Every workload of the table, in its order."""
+"""Every workload of the table, in the order of the table."""
 
 from ..harness import Workload
 from .chain import CHAIN

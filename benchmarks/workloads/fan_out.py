@@ -1,4 +1,4 @@
-"""One call that fans out to 32 nodes and joins, again and again: what a request handler pays."""
+"""One call that fans out to 32 nodes and joins, again and again: the cost in a request handler."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -67,7 +67,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
 
 LIMITS = Limits(must=1.5, aim=1.0)
-# With uvloop, whose turns cost a third. On asyncio it is a quarter less.
+# The limit is for uvloop, whose turns cost a third of asyncio's. On asyncio, the ratio is a quarter less.
 SUSPENDING = Limits(must=1.35, aim=1.0)
 
 FAN_OUT = Workload(

@@ -1,4 +1,4 @@
-"""What a feed does for each record or token, without any reading: a shuffled order, and rows of sequences."""
+"""The cost of a feed for each record or token, without reading: a shuffled order, and rows of packed sequences."""
 
 import time
 from collections.abc import AsyncIterator
@@ -17,7 +17,7 @@ LENGTH = 1024
 
 
 def sequences(count: int) -> list[np.ndarray]:
-    """Sequences as long as texts are: many short ones, few long ones, 330 tokens on average."""
+    """Return sequences with the lengths of texts: many short and few long sequences, 330 tokens on average."""
     random = np.random.default_rng(0)
     lengths = random.lognormal(5.4, 0.9, count).astype(int).clip(1, 4 * LENGTH)
     return [random.integers(50_000, size=length, dtype=np.int32) for length in lengths]

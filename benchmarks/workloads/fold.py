@@ -1,4 +1,4 @@
-"""A stream in chunks of 1 ms, and 5,000,000 points: what folding costs, and whether memory grows."""
+"""A stream in chunks of 1 ms, and 5,000,000 points: the cost of folding, and the growth of memory."""
 
 import asyncio
 import gc
@@ -20,10 +20,10 @@ from ..summary import Limits
 POINTS = 5_000_000
 CHUNK = 25_000
 SETTLED_AFTER = 20
-FAILING = 50  # each such chunk fails, where failures are left out
+FAILING = 50  # every 50th chunk fails, for the rows in which failures are left out
 
-# A body that does nothing but last so long: what arrays take depends on caches and on whether the allocator has pages,
-# and was a factor of two in either direction.
+# A body that only takes this long. The time of arrays depends on caches and on free pages of the allocator, and
+# differed by a factor of two in either direction.
 CHUNK_SECONDS = 0.001
 
 
@@ -86,7 +86,7 @@ def by_hand(points: int) -> float:
 
 
 async def by_hand_with_turns(points: int) -> float:
-    """Give the event loop a turn after each chunk, as the engine does after whatever has held it for a millisecond."""
+    """Give the event loop a turn after each chunk, as the engine does after a call that held it for a millisecond."""
     began = time.perf_counter()
     total = 0
     for number in chunk_numbers(points):
@@ -159,7 +159,7 @@ async def chunks(points: int) -> AsyncIterator[tuple[Any, Any]]:
 
 
 async def resident(points: int) -> list[float]:
-    """Folds chunks that are made one by one; returns the resident memory after each, in MiB, once that has settled."""
+    """Fold chunks that are made one by one; return the resident memory after each, in MiB, without the first chunks."""
     seen: list[float] = []
 
     @ps.node

@@ -1,4 +1,4 @@
-"""Chains of nodes that do nothing, and how a stream of them is timed."""
+"""Chains of nodes that do nothing, and the time of a stream through a graph."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -21,7 +21,7 @@ def pass_on_plain(value: int) -> int:
 
 
 def chain(length: int, node: ps.Node[[int], Awaitable[int]] = pass_on) -> ps.Graph[[int], int]:
-    """`length` async nodes, one after the other."""
+    """Return a graph of `length` async nodes, one after the other."""
 
     @ps.graph
     async def async_chain(value: int) -> int:
@@ -33,7 +33,7 @@ def chain(length: int, node: ps.Node[[int], Awaitable[int]] = pass_on) -> ps.Gra
 
 
 def plain_chain(length: int) -> ps.Graph[[int], int]:
-    """`length` plain functions, one after the other."""
+    """Return a graph of `length` plain functions, one after the other."""
 
     @ps.graph
     async def def_chain(value: int) -> int:
@@ -50,7 +50,7 @@ async def stream_seconds(
     at_item: Callable[[int], None] | None = None,
     **options: Unpack[engine.CallOptions],
 ) -> float:
-    """Streams `items` calls, checks count and order, and returns seconds. `at_item` hears how many have come out."""
+    """Stream `items` calls, check number and order, and return seconds; `at_item` gets the number of results so far."""
     received = 0
     started = time.perf_counter()
     async with engine.stream((graph(value) for value in range(items)), **options) as results:

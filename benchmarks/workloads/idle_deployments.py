@@ -1,4 +1,4 @@
-"""A thousand deployments that wait for a call: what one holds."""
+"""A thousand deployments that wait for a call: the memory of each."""
 
 import gc
 from collections.abc import AsyncIterator, Callable
@@ -27,7 +27,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
 async def _kib_each(open_one: Callable[[], AbstractAsyncContextManager[Stage]], number: int) -> float:
     async with AsyncExitStack() as stack:
-        for _ in range(10):  # imports, the plan and the pools are there before the first number
+        for _ in range(10):  # imports, the plan and the pools must not count
             await stack.enter_async_context(open_one())
         before = _settled_mib()
         services = [await stack.enter_async_context(open_one()) for _ in range(number)]

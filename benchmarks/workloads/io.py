@@ -1,4 +1,4 @@
-"""2,000 waits of 5 ms, 64 in flight: whether the places are kept full."""
+"""2,000 waits of 5 ms, 64 in flight: how well the engine keeps all places full."""
 
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -15,7 +15,7 @@ IN_FLIGHT = 64
 LIMITS = Limits(must=0.95, aim=0.98, at_least=True)
 
 
-# The same function as by hand, and not one around it, whose coroutine would be counted as the engine's.
+# The same function as by hand, without a wrapper, whose coroutine would count as a cost of the engine.
 wait_for_io = ps.node(concurrency=IN_FLIGHT)(pools.wait_for_io)
 
 
@@ -25,7 +25,7 @@ async def request(value: int) -> int:
 
 
 async def stream_seconds(items: int, *, ordered: bool) -> float:
-    """Twice as many in flight as may wait at once, so that a finished wait finds its successor in the inbox."""
+    """Return the seconds of a stream, with twice as many items in flight as may wait: so the inbox is never empty."""
     total = 0
     started = time.perf_counter()
     async with engine.stream(
@@ -40,7 +40,7 @@ async def stream_seconds(items: int, *, ordered: bool) -> float:
 
 @asynccontextmanager
 async def contenders(quick: bool) -> AsyncIterator[Contenders]:
-    # Not cut short when quick: fewer waves would be mostly first and last wave.
+    # A quick run has as many items: with fewer waves, the first and the last wave would dominate.
     items = 2_000
 
     def share(seconds: Callable[[], Awaitable[float]]) -> Sample:
@@ -62,8 +62,8 @@ IO = Workload(
     contenders=contenders,
     control="timers",
     rows=(
-        # A loop's timers round up to whole milliseconds, and no engine sleeps shorter than the loop does. So the limits
-        # are on the share of what 64 bare loops of sleep reach; the shares of the arithmetic ideal stand below.
+        # Timers of a loop round up to whole milliseconds, and no engine can sleep shorter than the loop. So the limits
+        # compare with 64 bare loops of sleep; the last two rows compare with the arithmetic ideal.
         Row(
             title="2,000 × 5 ms, 64 in flight, stream",
             subject="ordered",

@@ -1,4 +1,4 @@
-"""A million items through five nodes: whether anything stays behind."""
+"""A million items through five nodes: the growth of memory."""
 
 import gc
 from collections.abc import AsyncIterator
@@ -15,7 +15,7 @@ SETTLED_AFTER = 10_000
 
 
 class Growth:
-    """The highest resident memory after the first items, less what it was then."""
+    """The growth of resident memory: its highest value after the first items, less its value then."""
 
     def __init__(self) -> None:
         self._settled = 0.0
@@ -56,7 +56,7 @@ MEMORY = Workload(
     rounds=(3, 1),
     fresh_process=True,
     rows=(
-        # "None beyond noise": pages that the allocator keeps after a burst. A leak of one word an item is 8 MiB.
+        # The limit allows for pages that the allocator keeps after a burst. A leak of one word per item would be 8 MiB.
         Row(
             title="1,000,000 items, 5 nodes: growth after the first 10,000",
             subject="stream",

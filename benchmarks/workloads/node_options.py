@@ -1,4 +1,4 @@
-"""What options of a node cost an item that makes no use of them, beside the same node without."""
+"""The cost of node options for an item that does not need them, above the same node without options."""
 
 import time
 from collections.abc import AsyncIterator
@@ -23,7 +23,7 @@ NODES = {
 
 
 async def seconds(graph: ps.Graph[[int], int], items: int) -> float:
-    """Returns time of the loop's thread. The calls are equal, so all but the first find their result in a cache."""
+    """Return the time of the loop's thread. The calls are equal, so all but the first find their result in a cache."""
     started = time.thread_time()
     async with engine.stream(graph(1) for _ in range(items)) as results:
         async for _ in results:

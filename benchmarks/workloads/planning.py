@@ -25,7 +25,7 @@ def largest(values: list[int]) -> int:
 
 
 async def fresh_graph_milliseconds() -> float:
-    """From the decorator to the plan: reading the source, tracing and every pass."""
+    """Return the time from the decorator to the plan: reading the source, tracing and every pass."""
     started = time.perf_counter()
 
     @ps.graph

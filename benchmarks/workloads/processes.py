@@ -104,7 +104,7 @@ PROCESSES = Workload(
             reference="compute, by hand",
             unit="of pool.map with chunks",
         ),
-        # 12,000 a second, and 40,000.
+        # The limits are 12,000 items a second, and 40,000.
         Row(
             title="nothing in two worker processes, stream",
             subject="nothing, penstock",

@@ -1,4 +1,4 @@
-"""One call of a random layered graph of 100 nodes: the cost of a node where nothing repeats."""
+"""One call of a random layered graph of 100 nodes: the cost of a node in a graph without regular structure."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ NODES = LAYERS * WIDTH + 1
 
 
 def random_layers(seed: int) -> list[list[tuple[int, int]]]:
-    """For every node of every layer the two nodes of the layer before that it reads; each of those has a reader."""
+    """Return for every node the two nodes of the layer before that it reads; each node has a reader."""
     chooser = random.Random(seed)
     return [[(left, chooser.randrange(WIDTH)) for left in chooser.sample(range(WIDTH), WIDTH)] for _ in range(LAYERS)]
 
@@ -50,7 +50,7 @@ def build(layers: list[list[tuple[int, int]]]) -> ps.Graph[[int], int]:
 
 
 def awaited_in_turn(layers: list[list[tuple[int, int]]]) -> Stage:
-    """The floor: no two nodes at a time."""
+    """Return a call by hand in which nodes run one after the other: the floor."""
 
     async def call(value: int) -> int:
         values = [value] * WIDTH
@@ -62,7 +62,7 @@ def awaited_in_turn(layers: list[list[tuple[int, int]]]) -> Stage:
 
 
 def gathered(layers: list[list[tuple[int, int]]]) -> Stage:
-    """By hand: one `asyncio.gather` a layer, so the nodes of a layer run at a time and wait for each other."""
+    """Return a call by hand with one `asyncio.gather` a layer: its nodes run together, and wait for each other."""
 
     async def call(value: int) -> int:
         values = [value] * WIDTH

@@ -1,4 +1,4 @@
-"""What it costs to survive: iterations of durable loops, barriers, large snapshots, and the way back."""
+"""The cost of durability: iterations of durable loops, barriers, large snapshots, and restarts."""
 
 import asyncio
 import sqlite3
@@ -36,7 +36,7 @@ def goes_on(state: dict[str, Any]) -> bool:
 
 
 class Iterations:
-    """A loop that does nothing but note when each iteration begins."""
+    """A loop that only notes when each iteration begins."""
 
     def __init__(self, durable: ps.Durable | None, number: int) -> None:
         began: list[float] = []
@@ -54,14 +54,14 @@ class Iterations:
         self._graph = looped
 
     async def milliseconds(self) -> float:
-        """Returns what an iteration takes; the median, as one that waits for the disk of others tells nothing."""
+        """Return the median time of an iteration; single iterations may wait for the disk of other programs."""
         self._began.clear()
         await engine.run(self._graph, durable_key=f"{time.time_ns()}" if self._is_durable else None)
         return 1e3 * median(after - before for before, after in pairwise(self._began))
 
 
 def commit_milliseconds(path: Path, number: int) -> float:
-    """Returns what a commit of as many bytes takes on the same disk."""
+    """Return the time of a commit of as many bytes on the same disk."""
     taken: list[float] = []
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("PRAGMA journal_mode=WAL")
@@ -108,7 +108,7 @@ DURABLE = Workload(
 
 
 class Counting:
-    """What has state on the path of barriers."""
+    """A node with state on the path of barriers."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -136,7 +136,7 @@ class CountsEach(Counting):
 
 
 class Paced(Counting):
-    """A source that gives a value when the reader has got the one before: a barrier comes with nearly every value."""
+    """A source that gives a value when the reader has got the last value: so nearly every value has a barrier."""
 
     def __init__(self, values: int, taken: asyncio.Event) -> None:
         super().__init__()
@@ -171,7 +171,7 @@ async def of_functions(values: AsyncIterator[int]) -> AsyncIterator[int]:
 
 @contextmanager
 def nothing_written() -> Iterator[None]:
-    """Has snapshots forgotten as soon as they are complete: what remains is the path of their barriers."""
+    """Drop snapshots as soon as they are complete, so that only the path of their barriers is measured."""
 
     async def forget(saving: Any, snapshot: object, answers: object) -> None:
         saving._add(SavedSnapshots(saved=1))
@@ -182,7 +182,7 @@ def nothing_written() -> Iterator[None]:
 
 
 async def paced_seconds(graph: Any, values: int, folder: Path, every: int) -> tuple[float, int]:
-    """Returns seconds of the loop's thread, and how many barriers have come through."""
+    """Return the seconds of the loop's thread, and how many barriers have come through."""
     taken = asyncio.Event()
     taken.set()
     with TemporaryDirectory(dir=folder) as own:
@@ -195,7 +195,7 @@ async def paced_seconds(graph: Any, values: int, folder: Path, every: int) -> tu
 
 
 async def barrier_microseconds(graph: Any, values: int, folder: Path) -> float:
-    """Returns what a barrier adds to a stream."""
+    """Return the time that a barrier adds to a stream, in microseconds."""
     with nothing_written():
         without, _ = await paced_seconds(graph, values, folder, 2 * values)
         taken, barriers = await paced_seconds(graph, values, folder, 1)
@@ -231,7 +231,7 @@ async def first_batch_milliseconds(checkpoint: ps.Checkpoint) -> float:
 
 
 async def far_behind(folder: Path) -> ps.Checkpoint:
-    """Returns a checkpoint whose newest snapshot is that after so many records."""
+    """Return a checkpoint whose newest snapshot is after `FAR` records."""
     checkpoint = ps.Checkpoint(folder, every_records=10 * FAR)
     async with engine.stream(read(data.order(large, shuffle_seed=1)), checkpoint=checkpoint) as batches:
         await anext(batches)
@@ -312,7 +312,7 @@ async def train(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]
 
 
 async def train_seconds(values: int, folder: Path, *, saved: bool) -> tuple[float, float]:
-    """Returns seconds of a stream, and of a snapshot that is asked for after a fifth of it."""
+    """Return the seconds of a stream, and of a snapshot that is requested after a fifth of the stream."""
 
     async def cut() -> float:
         began = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Cost per hop at three sizes each of chain, stream, frames at once and deployments: it must not grow."""
+"""The cost of a hop for three sizes of chains, streams, frames at once and deployments: the cost must not grow."""
 
 import asyncio
 import itertools
@@ -20,7 +20,8 @@ ITEMS = (100, 1_000, 20_000)
 AT_ONCE = (100, 1_000, 20_000)
 DEPLOYED = (1, 10, 100)
 
-# What "does not grow" may read on a noisy machine; a cost that grows with the logarithm would read 3 and more.
+# The largest ratio that counts as "does not grow", on a noisy machine. A cost that grows with the logarithm would give
+# 3 and more.
 LEVEL = 1.25
 
 
@@ -61,7 +62,7 @@ async def items(quick: bool) -> AsyncIterator[Contenders]:
 
 @asynccontextmanager
 async def frames_at_once(quick: bool) -> AsyncIterator[Contenders]:
-    """The first item waits for all others and the output is ordered: every frame is held until the last is done."""
+    """Hold every frame until the last is done: the first item waits for all others, and the output is ordered."""
     del quick
     held = Held()
 
@@ -98,7 +99,7 @@ async def frames_at_once(quick: bool) -> AsyncIterator[Contenders]:
 
 
 class Held:
-    """Knows when all items but the first have come to the end of the chain."""
+    """Tells the first item when all other items have come to the end of the chain."""
 
     others_done: asyncio.Event
 

@@ -1,4 +1,4 @@
-"""Schedulers side by side: one call of six shapes of graphs, whose nodes wait, and whose nodes do nothing."""
+"""Schedulers side by side: one call of graphs of six shapes, with nodes that wait, and with nodes that do nothing."""
 
 import asyncio
 import random
@@ -24,7 +24,7 @@ class Shape:
     """A graph.
 
     Attributes:
-        nodes: for each node, the nodes before that it reads, and for how many units of time it waits; the last one is
+        nodes: for each node, the earlier nodes that it reads, and for how many units of time it waits; the last node is
             the result.
     """
 
@@ -32,7 +32,7 @@ class Shape:
 
     @property
     def longest_path(self) -> int:
-        """How many units of time a call takes at least."""
+        """The shortest possible time of a call, in units of time."""
         ends: list[int] = []
         for inputs, units in self.nodes:
             ends.append(max((ends[number] for number in inputs), default=0) + units)
@@ -81,7 +81,10 @@ def tree(leaves: int) -> Shape:
 
 
 def random_dag(length: int) -> Shape:
-    """Each node reads up to three before it, and the last one the unread rest; a third of them wait longer."""
+    """Return a graph in which each node reads up to three earlier nodes, and the last reads all unread nodes.
+
+    A third of the nodes wait longer.
+    """
     chooser = random.Random(3)
     nodes: list[tuple[tuple[int, ...], int]] = []
     for number in range(length - 1):
@@ -92,7 +95,7 @@ def random_dag(length: int) -> Shape:
 
 
 def uneven(branches: int) -> Shape:
-    """Branches of equal sums, each with its slow node in another level."""
+    """Return branches of the same total time, each with its slow node on another level."""
     nodes: list[tuple[tuple[int, ...], int]] = [((), 1)]
     ends: list[int] = []
     for branch in range(branches):
@@ -111,12 +114,12 @@ SHAPES = {
     "4 uneven branches": uneven(4),
 }
 
-# The names are read again where tables and pictures are made.
+# `tables.py` and `picture.py` read these names.
 CONTESTS = [f"{shape}, {scheduler}" for shape in SHAPES for scheduler in SCHEDULERS]
 
 
 async def times_longest_path(shape: Shape, graph: ps.Graph[[int], int], scheduler: ChosenScheduler) -> float:
-    """Returns the time of a call, over that of its longest path."""
+    """Return the time of a call over the time of its longest path."""
     began = time.perf_counter()
     await engine.run(graph(1), scheduler=scheduler)
     return (time.perf_counter() - began) / (shape.longest_path * UNIT_SECONDS)
@@ -125,7 +128,7 @@ async def times_longest_path(shape: Shape, graph: ps.Graph[[int], int], schedule
 async def microseconds_of_a_node(
     shape: Shape, graph: ps.Graph[[int], int], scheduler: ChosenScheduler, calls: int
 ) -> float:
-    """Returns what a node costs that does nothing, in time of the loop's thread."""
+    """Return the cost of a node that does nothing, in time of the loop's thread."""
     began = time.thread_time()
     for _ in range(calls):
         await engine.run(graph(1), scheduler=scheduler)

@@ -1,4 +1,4 @@
-"""What it costs to be seen: tracing, metrics, profiles."""
+"""The cost of observation: tracing, metrics, profiles."""
 
 import threading
 import time
@@ -22,12 +22,12 @@ from ..summary import Limits
 from .graphs import chain, stream_seconds
 
 STAGES = 10
-# The SDK collects once a minute. Here it does so in nearly every sample.
+# The SDK collects metrics once a minute. Here it collects in nearly every sample.
 COLLECT_SECONDS = 0.1
 
 
 class _Discarding(SpanExporter):
-    """Takes spans as a receiver next door would: encoding and sending are not what is measured."""
+    """An exporter that drops all spans, because encoding and sending are not measured."""
 
     def export(self, spans: object) -> SpanExportResult:
         return SpanExportResult.SUCCESS
@@ -56,10 +56,10 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
         return taken / (sampled_items * STAGES) * 1e6
 
     async def above_the_sdk() -> float:
-        """Returns what a sampled node execution costs above one that is not, less what spans cost by themselves."""
+        """Return the extra cost of a sampled node execution, without the cost of the spans themselves."""
         with _traced(sampled):
             taken = await stream_seconds(graph, sampled_items)
-        spans = sampled_items * (STAGES + 1)  # each call has one, too
+        spans = sampled_items * (STAGES + 1)  # each call has a span, too
         taken -= _span_seconds(sampled, spans) + await stream_seconds(graph, sampled_items)
         sampled.force_flush()
         return taken / (sampled_items * STAGES) * 1e6
@@ -80,16 +80,16 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
 
 @cache
 def _meters() -> tuple[MeterProvider, InMemoryMetricReader]:
-    """Returns where metrics go: instruments keep the first provider of a process for good."""
+    """Return the provider of metrics and its reader; instruments keep the first provider of a process for good."""
     reader = InMemoryMetricReader()
     provider = MeterProvider([reader], shutdown_on_exit=False)
     metrics.set_meter_provider(provider)
-    metrics_internal._METER_PROVIDER = None  # calls see it in `_metered` only
+    metrics_internal._METER_PROVIDER = None  # calls see the provider only inside `_metered`
     return provider, reader
 
 
 def _span_seconds(provider: TracerProvider, count: int) -> float:
-    """Returns what so many spans with four attributes take, which stand for nothing."""
+    """Return the seconds of `count` spans with four attributes, without any work in the spans."""
     sdk = provider.get_tracer("bare")
     parent = trace.set_span_in_context(sdk.start_span("call"))
     began = time.perf_counter()
@@ -101,7 +101,7 @@ def _span_seconds(provider: TracerProvider, count: int) -> float:
 
 @contextmanager
 def _traced(provider: TracerProvider) -> Iterator[None]:
-    """Has spans go to a provider for a while. A process has one for good; here several take turns."""
+    """Send spans to a provider for a while. A process normally has one provider for good; here several take turns."""
     before = trace._TRACER_PROVIDER, tracer._tracer
     trace._TRACER_PROVIDER, tracer._tracer = provider, provider.get_tracer("penstock")
     try:
@@ -112,7 +112,7 @@ def _traced(provider: TracerProvider) -> Iterator[None]:
 
 @contextmanager
 def _metered(provider: MeterProvider, reader: InMemoryMetricReader) -> Iterator[None]:
-    """Has metrics recorded, and collected in a thread, as the SDK does."""
+    """Have metrics recorded, and collected in a thread, as the SDK does."""
     over = threading.Event()
 
     def collect() -> None:

@@ -1,4 +1,4 @@
-"""A body of 1 ms that releases the GIL, on two threads: what handing over to threads costs."""
+"""A body of 1 ms that releases the GIL, on two threads: the cost of handing items to threads."""
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -53,7 +53,7 @@ async def contenders(quick: bool) -> AsyncIterator[Contenders]:
     }
 
 
-# The limit's time over the contender's: a share of the limit.
+# The time of the limit over the time of the contender: a share of the limit.
 THREADS = Workload(
     name="threads",
     contenders=contenders,
@@ -72,7 +72,7 @@ THREADS = Workload(
             reference="sleep, by hand",
             unit="of limit",
         ),
-        # No verdict: whether two cores are free for two busy threads and the loop is the machine's affair.
+        # No limits: the number depends on whether the machine has free cores for two busy threads and the loop.
         Row(
             title="1 ms of compression on two threads, stream",
             subject="compress, limit",
