@@ -22,6 +22,7 @@ from ..actors.tasks import start_task, until
 from ..actors.threads import ThreadPool
 from ..actors.worker import Worker, WorkerGroup
 from ..telemetry import logs, spans
+from ..telemetry.counters import Cuts
 from .checkpoint import StepCheckpoint
 from .control import Control, OnError, Outcome, check_items, checked_branch, failed_item, in_step, iteration_limit
 from .nesting import listener_of
@@ -129,12 +130,15 @@ def _durable_loop(limit: int, predicate: Wired, body: Wired) -> _RunBodies:
         call = present.get()
         assert call is not None  # a call without a key is refused if its graph has a durable loop
         step, value = await call.begin_loop(args[0], frame)
+        scope = actor.owner  # of all calls of the graph, or of one
+        scope.stored = scope.stored or Cuts("every iteration")
         while await run_body(worker, predicate, frame, (value, *args[1:first]), step):
             if step >= limit:
                 raise iteration_limit(limit)
             iteration = run_body(worker, body, frame, (value, *args[first:]), step, owned=value is not args[0])
             step += 1
             value = await call.iteration(step, iteration)
+            scope.stored = scope.stored.one_more(call.stored_bytes)
         return value
 
     return durable_loop

@@ -275,6 +275,8 @@ class CallsStream(Stream[T_co, Tag_co]):
             if self._shows_progress:
                 look = partial(_statistics_of, pipeline)
                 pipeline.progress = progress_of(pipeline.loop, lambda: pipeline.name, total, look)
+            if isinstance(self._calls, (list, tuple, range)):
+                pipeline.tell_progress(len(self._calls))
             self._calls = None
             self._window = self._pipeline.window
         return self._pipeline

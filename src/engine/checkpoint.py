@@ -19,7 +19,7 @@ from ..actors.stream_buffer import Barrier, BarrierBuffer, Reader, StreamBuffer
 from ..actors.tasks import close_stream, start_task, uninterrupted
 from ..actors.threads import ThreadPool
 from ..telemetry import logs
-from ..telemetry.counters import SavedSnapshots
+from ..telemetry.counters import Cuts, SavedSnapshots
 from ..telemetry.profiling import collectors
 from ..telemetry.profiling.collectors import Collector
 from .checkpoint_path import CheckpointStep, checkpoint_path, nodes_of
@@ -190,6 +190,7 @@ class Checkpointer:
         self.position: Callable[[], int] = self._position
         self._loop_seconds = 0.0
         self.costs = SavedSnapshots()
+        self.cuts = Cuts(self._schedule.asked)
         self.is_done = False
         self.on_failure: Callable[[BaseException], object] = _ignored
 
@@ -584,6 +585,7 @@ class Checkpointer:
                     raise
         else:
             self._add(SavedSnapshots(1, bytes=written.bytes, write_seconds=written.seconds))
+            self.cuts = self.cuts.one_more(written.bytes)
             _settle(answers, None)
         finally:
             self._writing = None

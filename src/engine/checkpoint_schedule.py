@@ -47,6 +47,15 @@ class CheckpointSchedule:
         self.most_values = 0
         self.is_exceeded = False
 
+    @property
+    def asked(self) -> str:
+        """How often snapshots are made, in words."""
+        if self._values is not None:
+            return f"every {self._values:,} values"
+        if self._records is not None:
+            return f"every {self._records:,} records"
+        return "when asked for" if self._seconds is None else f"every {self._seconds:g} s"
+
     def begin(self, record: int, position: int, unread: int = 0) -> None:
         """Begin at the place of the newest snapshot.
 

@@ -379,6 +379,12 @@ class Pipeline:
         """The time that the counters of the actors cover; in a deployment, longer than the stream is open."""
         return self._scope.uptime
 
+    def tell_progress(self, total: int) -> None:
+        """Tell looks how many of so many items have ended; in a deployment, streams share a scope, which has none."""
+        window, wiring = self.window, self._scope.wiring
+        if wiring.admitted is None:
+            wiring.progress = lambda: (window.completed + window.failed, total)
+
     def counters(self) -> Iterable[Reading]:
         """Return how many items have ended, by outcome, for metrics."""
         if self._graph_name:

@@ -36,6 +36,7 @@ from .stream_map import JoinedMap, Stage, StreamMap, mapping, pass_on
 from .tracing.template import Read, Template, arguments_builder, is_known, reads, value_of
 
 if TYPE_CHECKING:
+    from ..telemetry.counters import Cuts
     from ..telemetry.profiling.records import ScopeKind, StepSnapshot
     from .checkpoint import Checkpointer, StepCheckpoint
     from .counters import Room
@@ -95,6 +96,10 @@ class Wiring(Scope):
         self._bodies: Wiring | None = None
         self._room = room
         self.admitted: Callable[[], tuple[int, int]] | None = None
+        self.progress: Callable[[], tuple[int, int | None]] | None = None
+        if saving is not None:
+            self.progress = lambda: (saving.position(), None)
+        self.stored: Cuts | None = None  # by durable loops
         self._device_strategy = device_strategy
         self._threads = threads
         self._has_places_in_threads = has_places_in_threads
@@ -178,11 +183,18 @@ class Wiring(Scope):
     @property
     def kind(self) -> "ScopeKind":
         """The kind of the scope, for a look of `penstock top`."""
+        if self.stored is not None:
+            return "durable loop"
         if self.admitted is not None:
             return "deployment"
         if self.opened is None:
             return "runs"
         return "call" if self._room is not None and self._room.bound == "call" else "stream"
+
+    @property
+    def cuts(self) -> "Cuts | None":
+        """The snapshots of the call, or what its durable loops have stored, for a look of `penstock top`."""
+        return self.stored if self._saving is None else self._saving.cuts
 
     @property
     def id(self) -> str:

@@ -353,6 +353,11 @@ class DurableCall:
         around = enclosing_frame()
         self._around = None if around is None else around.identity
 
+    @property
+    def stored_bytes(self) -> int:
+        """The size of the state that was stored last."""
+        return 0 if self._loop is None or self._loop.state is None else len(self._loop.state)
+
     # The call, from outside.
 
     async def __aenter__(self) -> Self:

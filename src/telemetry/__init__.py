@@ -7,7 +7,7 @@ from . import names
 from .logs import add_trace_context
 
 __all__ = [
-    "BodyPlace", "Capacity", "CriticalPath", "DepthPoint", "DeviceSlice", "FailureLook", "ItemLook", "Monitor",
+    "BodyPlace", "Capacity", "CriticalPath", "Cuts", "DepthPoint", "DeviceSlice", "FailureLook", "ItemLook", "Monitor",
     "NodeProfile", "NodeWork", "Prediction", "Profile", "ScopeSnapshot", "Slice", "Snapshot", "StepContents",
     "StepSnapshot", "StuckLoop", "Timeline", "Verdict", "add_trace_context", "continue_trace", "continued", "expose",
     "names", "profile", "setup", "snapshot",
@@ -15,6 +15,7 @@ __all__ = [
 
 if TYPE_CHECKING:
     from ..studio.live.server import expose
+    from .counters import Cuts
     from .exporting import setup
     from .profiling.limits import Verdict
     from .profiling.monitor import Monitor, Snapshot, snapshot
@@ -38,6 +39,7 @@ else:
     __getattr__, __dir__ = _public(
         __name__,
         {
+            ".counters": "Cuts",
             ".exporting": "setup",
             ".spans": "continue_trace continued",
             "..studio.live.server": "expose",

@@ -7,6 +7,7 @@ counters of several nodes or scopes are the sum of their records (`ActorStatisti
 from collections.abc import Callable, Iterable
 from dataclasses import Field, dataclass, field, replace
 from operator import attrgetter
+from time import time
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from .tables import duration
@@ -321,6 +322,29 @@ def _total_of_caches(caches: list[CacheStatistics]) -> CacheStatistics | None:
 def _limit(limits: list[int | None]) -> int | None:
     """Return the sum of limits; None if one of them is None, which means unlimited."""
     return None if None in limits else sum(limit or 0 for limit in limits)
+
+
+class Cuts(NamedTuple):
+    """The snapshots of a call with `checkpoint=`, or the states that durable loops have stored.
+
+    Args:
+        asked: how often they are asked for, such as "every 60 s".
+        made: how many were made.
+        newest: when the newest was made, in seconds since 1970; 0 before the first.
+        bytes: the size of the newest.
+        reached: the time between the last two, in seconds; None before the second.
+    """
+
+    asked: str
+    made: int = 0
+    newest: float = 0.0
+    bytes: int = 0
+    reached: float | None = None
+
+    def one_more(self, size: int) -> "Cuts":
+        """Return them with another, made now, of so many bytes."""
+        now = time()
+        return Cuts(self.asked, self.made + 1, now, size, now - self.newest if self.made else None)
 
 
 class SavedSnapshots(NamedTuple):

@@ -21,7 +21,7 @@ import penstock as ps
 from penstock import engine, telemetry, testing
 from penstock.studio.live import server
 from penstock.studio.live.protocol import Client
-from penstock.studio.live.watch import LiveSnapshot, Looker, NodeLook, look_table
+from penstock.studio.live.watch import LiveSnapshot, Looker, NodeLook, ScopeLook, look_table
 from penstock.testing import wait_quiescent
 from tests.telemetry.test_profile import CLOCKED, Clock
 
@@ -303,6 +303,18 @@ def test_an_outage_is_shown() -> None:
 
     look = testing.run_virtual(look_at_it)
     assert ("outage", "write has been retried for 30.0 s: ConnectionRefusedError") in look_table(look).facts
+
+
+def test_a_table_tells_progress_and_cuts() -> None:
+    stream = ScopeLook("1", "train", "stream", cut_asked="every 60 s", cut_age=12.0, cut_bytes=1_200_000, done=5)
+    loop = ScopeLook("2", "ask", "durable loop", cut_asked="every iteration", cut_reached=2.0, cuts=2)
+    calls = ScopeLook("3", "fetch", "stream", done=5, total=20, left=9.0)
+    look = LiveSnapshot(1, 1.0, (), None, scopes=(stream, loop, calls, ScopeLook("4", "other")))
+    assert look_table(look).facts[2:] == (
+        ("stream", "train: 5/- done; newest cut 12.0 s old, 1.2 MB; cuts every 60 s"),
+        ("durable loop", "ask: cuts every iteration, 2.00 s between the last two"),
+        ("stream", "fetch: 5/20 done; 9.00 s left"),
+    )
 
 
 def test_of_many_nodes_those_that_do_most_are_shown() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import engine, telemetry
+from penstock import data, engine, telemetry
 from penstock.testing import wait_quiescent
 from tests.kit import Gate
 
@@ -144,6 +144,22 @@ async def test_a_look_at_one_scope_tells_what_moved_in_it_and_in_no_other(path: 
     assert after[0]["completed"] == after[0]["total_completed"] - before[0]["total_completed"]
 
 
+@ps.node
+def half(number: int) -> int:
+    return number // 2
+
+
+@ps.node
+def is_above(number: int) -> bool:
+    return number > 0
+
+
+@ps.node(stateless=True)
+async def doubles(numbers: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+    async for number in numbers:
+        yield 2 * number.index
+
+
 @ps.graph
 async def long(number: int) -> int:
     for _ in range(70):
@@ -160,6 +176,49 @@ async def test_each_step_of_a_large_graph_is_timed_once_it_has_items(path: Path)
             nodes = asking.look()["nodes"]
     assert len(nodes) == 70
     assert all(node["p50"] > 0 for node in nodes)
+
+
+async def test_a_stream_tells_its_progress_and_its_snapshots(path: Path, tmp_path: Path) -> None:
+    graph = ps.graph(fetch)
+    doubled = ps.graph(doubles)
+    checkpoint = ps.Checkpoint(tmp_path / "snapshots", every_values=2)
+    with exposed(path) as asking:
+        async with engine.stream([graph(number) for number in range(8)]) as results:
+            for _ in range(6):
+                await anext(results)
+            [half] = asking.look()["scopes"]
+        async with engine.stream(doubled(data.order(range(100))), checkpoint=checkpoint) as values:
+            for _ in range(5):
+                await anext(values)
+            await values.checkpoint()
+            [saved] = asking.look()["scopes"]
+    assert half["total"] == 8
+    assert 6 <= half["done"] <= 8
+    assert (half["done"] == 8) == (half["left"] == 0)
+    assert (saved["cut_asked"], saved["done"]) == ("every 2 values", 5)
+    assert saved["cuts"] >= 1
+    assert saved["cut_bytes"] > 0
+    assert 0 <= saved["cut_age"] < 60
+
+
+async def test_durable_loops_tell_what_they_have_stored(path: Path, tmp_path: Path) -> None:
+    @ps.graph
+    async def halved(number: int) -> int:
+        async def body(value: int) -> int:
+            return half(value)
+
+        async def predicate(value: int) -> bool:
+            return is_above(value)
+
+        return await ps.while_loop(predicate, body, number, max_iterations=9, durable=ps.Durable(tmp_path / "loops.db"))
+
+    with exposed(path) as asking:
+        assert await engine.run(halved(10), durable_key="ten") == 0
+        [scope] = asking.look()["scopes"]
+    assert (scope["kind"], scope["cuts"], scope["cut_asked"]) == ("durable loop", 4, "every iteration")
+    assert scope["cut_bytes"] > 0
+    assert scope["cut_reached"] > 0
+    assert 0 <= scope["cut_age"] < 60
 
 
 async def test_items_count_once_where_idle_scopes_share_the_limit(path: Path) -> None:

@@ -88,7 +88,7 @@ async def test_places_are_busy_with_items_that_have_not_left_yet() -> None:
         await gate.has(2)
         with closing(telemetry.Monitor()) as monitor:
             monitor.snapshot()
-            await asyncio.sleep(0.05)  # the time that is told of
+            await asyncio.sleep(0.2)  # the time that is told of
             lately = monitor.snapshot().lately
         with telemetry.profile() as profile:
             await asyncio.sleep(0.05)

@@ -9,6 +9,7 @@ from ...engine import ActorStatistics
 from ...extension import Figure
 from ...telemetry import (
     Capacity,
+    Cuts,
     FailureLook,
     ItemLook,
     NodeWork,
@@ -117,6 +118,15 @@ class ScopeLook:
         drawings: the digests of the drawings of its graphs.
         admitted: how many calls of a deployment are in flight; None for others.
         max_admitted: how many may be.
+        cut_age: how old its newest cut is, in seconds: a snapshot with `checkpoint=`, or a stored state of a durable
+            loop. None before the first.
+        cut_bytes: the size of the newest cut.
+        cut_asked: how often cuts are asked for, such as "every 60 s"; empty for a scope without cuts.
+        cut_reached: the time between the last two cuts, in seconds; None before the second.
+        cuts: how many there were.
+        done: how many items of a stream have ended, or how many values of a saved call were taken; None for others.
+        total: how many there will be; None if unknown.
+        left: how long the others take at the rate since it was opened, in seconds; None if unknown.
     """
 
     id: str
@@ -126,6 +136,29 @@ class ScopeLook:
     drawings: tuple[str, ...] = ()
     admitted: int | None = None
     max_admitted: int | None = None
+    cut_age: float | None = None
+    cut_bytes: int = 0
+    cut_asked: str = ""
+    cut_reached: float | None = None
+    cuts: int = 0
+    done: int | None = None
+    total: int | None = None
+    left: float | None = None
+
+    def words(self) -> str:
+        """Return its progress and its cuts; empty if it has neither."""
+        said: list[str] = []
+        if self.done is not None:
+            said.append(f"{of(self.done, self.total)} done")
+        if self.left is not None:
+            said.append(f"{duration(self.left)} left")
+        if self.cut_age is not None:
+            size = f"{self.cut_bytes / 1e6:,.3g} MB" if self.cut_bytes >= 1e6 else f"{self.cut_bytes / 1e3:.3g} kB"
+            said.append(f"newest cut {duration(self.cut_age)} old, {size}")
+        if self.cut_asked:
+            reached = "" if self.cut_reached is None else f", {duration(self.cut_reached)} between the last two"
+            said.append(f"cuts {self.cut_asked}{reached}")
+        return "; ".join(said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,7 +315,7 @@ class Looker:
         failures = snapshot.failures
         return LiveSnapshot(
             snapshot.process, seconds, tuple(nodes), snapshot.verdict,
-            snapshot.lines, snapshot.when, tuple(map(_scope_look, scopes)),
+            snapshot.lines, snapshot.when, tuple([_scope_look(scope, snapshot.when) for scope in scopes]),
             snapshot.items if asked.show_keys else tuple(map(_without_key, snapshot.items)), snapshot.in_flight,
             failures if asked.show_messages else tuple([replace(one, message="") for one in failures]),
             snapshot.stuck, snapshot.evidence,
@@ -308,10 +341,17 @@ def _without_key(item: ItemLook) -> ItemLook:
     return replace(item, key=digits) if item.key else item
 
 
-def _scope_look(scope: ScopeSnapshot) -> ScopeLook:
+def _scope_look(scope: ScopeSnapshot, now: float) -> ScopeLook:
     admitted, most = scope.admitted or (None, None)
+    done, total = scope.progress or (None, None)
+    left = (now - scope.opened) * (total - done) / done if done and total else None
+    cuts = scope.cuts or Cuts("")
     digests, names = zip(*scope.graphs, strict=True) if scope.graphs else ((), ())
-    return ScopeLook(scope.id, ", ".join(names), scope.kind, scope.opened, digests, admitted, most)
+    return ScopeLook(
+        scope.id, ", ".join(names), scope.kind, scope.opened, digests, admitted, most,
+        max(0.0, now - cuts.newest) if cuts.made else None, cuts.bytes, cuts.asked, cuts.reached, cuts.made, done,
+        total, left,
+    )  # fmt: skip
 
 
 def _look_of(name: Name, present: _Present, did: NodeWork, holds: StepContents, shared: str) -> NodeLook:
@@ -363,6 +403,7 @@ def look_table(look: LiveSnapshot, max_rows: int | None = None) -> Table:
     outages = tuple(("outage", node.outage) for node in look.nodes if node.outage)
     facts = (
         ("process", f"{look.process}{over}"), ("limits", _limits(look)), *map(stuck_line, look.stuck), *outages,
+        *[(scope.kind, f"{scope.graph}: {words}") for scope in look.scopes if (words := scope.words())],
         *look.lines,
     )  # fmt: skip
     shown = _most_telling(look, max_rows)

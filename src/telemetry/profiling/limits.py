@@ -336,7 +336,7 @@ def _cores() -> int:
 def loop(evidence: Evidence) -> Iterator[Limit]:
     """Yield the event loop."""
     elapsed, cpu_seconds = evidence.elapsed_seconds, evidence.loop_cpu_seconds or 0.0
-    held = _held_seconds(evidence)
+    held = evidence.held_seconds
     total = sum(held.values())
     if held and total >= cpu_seconds / 2:
         name = max(held, key=held.__getitem__)
@@ -374,14 +374,16 @@ def holding(evidence: Evidence) -> Name | None:
     A node that awaits has several items at a time, or takes little of the time, and other nodes run meanwhile.
     """
     elapsed, seconds = evidence.elapsed_seconds, _taken_seconds(evidence)
-    if not is_held(evidence) or sum(_held_seconds(evidence).values()) >= seconds / 2:
+    if not is_held(evidence) or sum(evidence.held_seconds.values()) >= seconds / 2:
         return None
-    nodes = [node for name, node in evidence.sums.nodes.items() if name not in evidence.disturbed]
-    waits = [node for node in nodes if node.step.is_on_loop and not node.step.holds_loop]
     most = elapsed * 1.01  # clocks are read one after the other
-    found = {node.name: node.busy_seconds for node in waits if node.busy_seconds and node.busy_seconds <= most}
-    name = max(found, key=found.__getitem__, default=None)
-    return None if name is None or found[name] < seconds / 2 else name
+    found = [
+        (busy, name)
+        for name, node in evidence.sums.nodes.items()
+        if (busy := node.counters.busy_seconds) is not None and seconds / 2 <= busy <= most
+        if node.step.is_on_loop and not node.step.holds_loop and name not in evidence.disturbed
+    ]
+    return max(found, key=lambda each: each[0], default=(0.0, None))[1]
 
 
 def is_held(evidence: Evidence) -> bool:
@@ -394,12 +396,6 @@ def _taken_seconds(evidence: Evidence) -> float:
     cpu_seconds = evidence.loop_cpu_seconds or 0.0
     computed = cpu_seconds if cpu_seconds >= _LEAST_CPU * evidence.elapsed_seconds else 0.0
     return max(computed, evidence.loop_late_share * evidence.elapsed_seconds)
-
-
-def _held_seconds(evidence: Evidence) -> dict[Name, float]:
-    """Return how long each plain function held the event loop."""
-    nodes = evidence.sums.nodes
-    return {name: node.busy_seconds or 0.0 for name, node in nodes.items() if node.step.holds_loop}
 
 
 # A node that waits for the GIL for a smaller share of its time is slow for another reason.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from operator import add
 from typing import Final, Literal, NamedTuple, Protocol, TypeAlias
 
-from ..counters import ActorStatistics
+from ..counters import ActorStatistics, Cuts
 from .durations import NO_DEPTH, NO_DURATIONS, NOTHING_OUTSIDE, DepthTotals, Durations, OutsideSeconds
 
 # One execution of a node: when it began and ended, with all its attempts, in seconds of `time.perf_counter`; a number
@@ -183,8 +183,9 @@ class WindowLook:
     key: str = ""
 
 
-# All calls of `run` of a graph; one call, run or read as a stream; a stream of calls; a deployment.
-ScopeKind: TypeAlias = Literal["runs", "call", "stream", "deployment"]
+# All calls of `run` of a graph; one call, run or read as a stream; a stream of calls; a deployment; calls of a graph
+# with a durable loop.
+ScopeKind: TypeAlias = Literal["runs", "call", "stream", "deployment", "durable loop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +201,9 @@ class ScopeSnapshot:
         kind: what kind of scope it is.
         opened: when it was opened, in seconds since 1970.
         graphs: the digest of the drawing of each graph, and the name of the graph.
+        cuts: the snapshots that it makes, or the states that its durable loops store; None if it makes none.
+        progress: of a stream or a saved call: how many items have ended, or values were taken; and how many there will
+            be, None if unknown. None for other scopes.
     """
 
     key: int
@@ -210,6 +214,8 @@ class ScopeSnapshot:
     kind: ScopeKind = "runs"
     opened: float = 0.0
     graphs: tuple[tuple[str, str], ...] = ()
+    cuts: Cuts | None = None
+    progress: tuple[int, int | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -335,10 +341,17 @@ class ProfiledScope(Protocol):
     Attributes:
         admitted: returns how many calls of a deployment are in flight, and how many may be; None for other scopes.
         opened_at: when it was opened, in seconds since 1970.
+        progress: returns how many items have ended, and how many there will be, as in `ScopeSnapshot`; or None.
     """
 
     admitted: Callable[[], tuple[int, int]] | None
     opened_at: float
+    progress: Callable[[], tuple[int, int | None]] | None
+
+    @property
+    def cuts(self) -> Cuts | None:
+        """The snapshots that it makes, as in `ScopeSnapshot`."""
+        ...
 
     @property
     def id(self) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import inf
 from typing import Final
 
@@ -460,6 +461,12 @@ class Evidence:
     admitted: tuple[float, int] = (0.0, 0)
     gil: GilUse = field(default_factory=GilUse)
     starting_seconds: float = 0.0
+
+    @cached_property
+    def held_seconds(self) -> dict[Name, float]:
+        """For how long each plain function held the event loop."""
+        nodes = self.sums.nodes.items()
+        return {name: node.counters.busy_seconds or 0.0 for name, node in nodes if node.step.holds_loop}
 
     @property
     def has_source(self) -> bool:

@@ -158,7 +158,8 @@ class OpenScopes(collectors.Collector):
             snapshot = snapshot_of(scope)
         elif activity is not None and activity == since.activity:
             admitted = None if scope.admitted is None else scope.admitted()
-            snapshot = replace(since.snapshot, seconds=perf_counter(), admitted=admitted)  # no step has moved
+            # no step has moved
+            snapshot = replace(since.snapshot, seconds=perf_counter(), admitted=admitted, cuts=scope.cuts)
         else:
             snapshot = snapshot_of(scope)
             self._sums.add(since.snapshot, snapshot)
@@ -263,7 +264,8 @@ def snapshot_of(scope: ProfiledScope) -> ScopeSnapshot:
     admitted = None if scope.admitted is None else scope.admitted()
     return ScopeSnapshot(
         id(scope), perf_counter(), steps, admitted, scope.id, scope.kind, scope.opened_at,
-        tuple([(digest, name) for digest, (name, _) in scope.drawings().items()]),
+        tuple([(digest, name) for digest, (name, _) in scope.drawings().items()]), scope.cuts,
+        None if scope.progress is None else scope.progress(),
     )  # fmt: skip
 
 
