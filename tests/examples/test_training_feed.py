@@ -28,7 +28,7 @@ def test_a_killed_training_goes_on(tmp_path: Path, effort: int) -> None:
     files.mkdir()
     for number in range(4 * BATCH_SIZE):
         (files / f"module{number}.py").write_text(f"x = {number}\n" * number)
-    program, arguments = Path(training_feed.__file__), (files, "--epochs", "30")
+    program, arguments = Path(training_feed.__file__), (files, "--epochs", "15" if effort == 1 else "30")
     [whole] = ended(programs.run(program, *arguments).stdout)
     for number in (2,) if effort == 1 else (1, 2, 4):
         killed = subprocess.Popen(
@@ -46,7 +46,7 @@ def test_a_killed_training_goes_on(tmp_path: Path, effort: int) -> None:
 
 def ended(printed: str) -> list[str]:
     """Returns how many batches there were, and the last loss, to the last bit."""
-    return re.findall(r"^120 batches, loss [\d.]+", printed, re.MULTILINE)
+    return re.findall(r"^\d+ batches, loss [\d.]+", printed, re.MULTILINE)
 
 
 def test_training_makes_the_loss_smaller() -> None:

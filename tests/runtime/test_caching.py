@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import penstock as ps
 from penstock import engine, testing
+from tests.kit import virtual
 
 KEPT = ps.Cache(max_bytes=1_000_000)
 
@@ -31,14 +32,6 @@ class Calls(Counter[Any]):
             return f"of {value}"
 
         return compute
-
-
-def alone(node: Any) -> Any:
-    @ps.graph
-    async def only(value: Any) -> Any:
-        return await node(value)
-
-    return only
 
 
 # What an entry counts beside its result.
@@ -57,7 +50,7 @@ def cache_of(service: engine.Service[Any, Any]) -> engine.CacheStatistics:
 
 async def test_equal_calls_of_an_engine_get_the_result_that_is_kept() -> None:
     calls = Calls()
-    ask = alone(calls.node())
+    ask = ps.graph(calls.node())
     async with engine.Engine() as one, engine.Engine() as other:
         assert [await one.run(ask("a")) for _ in range(3)] == ["of a"] * 3
         async with one.deploy(ask) as service:
@@ -76,7 +69,7 @@ async def test_off_by_default() -> None:
 
 async def test_a_hundred_equal_calls_at_once_run_once() -> None:
     calls = Calls()
-    ask = alone(calls.node(concurrency=1))
+    ask = ps.graph(calls.node(concurrency=1))
     async with engine.deploy(ask, max_in_flight=100) as service:
         assert await asyncio.gather(*[service.run(ask("a")) for _ in range(100)]) == ["of a"] * 100
         assert counts_of(service) == (0, 1, 99, 0)
@@ -86,7 +79,7 @@ async def test_a_hundred_equal_calls_at_once_run_once() -> None:
 
 async def test_the_types_of_arguments_are_part_of_the_key() -> None:
     calls = Calls()
-    ask = alone(calls.node())
+    ask = ps.graph(calls.node())
     values = [
         complex(-1, 0.0),
         complex(-1, -0.0),
@@ -121,8 +114,8 @@ class Question:
 async def test_other_arguments_need_a_key() -> None:
     calls = Calls()
     with pytest.raises(ps.PlanError, match=r"argument of type Question: without key=.*key=lambda question"):
-        await engine.run(alone(calls.node())(Question("a", 1)))
-    keyed = alone(calls.node(ps.Cache(max_bytes=1000, key=lambda question: question.text)))
+        await engine.run(ps.graph(calls.node())(Question("a", 1)))
+    keyed = ps.graph(calls.node(ps.Cache(max_bytes=1000, key=lambda question: question.text)))
     async with engine.Engine() as e:
         first = await e.run(keyed(Question("a", 1)))
         assert await e.run(keyed(Question("a", 2))) == first
@@ -131,17 +124,17 @@ async def test_other_arguments_need_a_key() -> None:
 
 async def test_a_key_that_is_not_hashable_is_named() -> None:
     with pytest.raises(TypeError, match=r"key= of the cache of node 'compute' returned \[\], which is not hashable"):
-        await engine.run(alone(Calls().node(ps.Cache(max_bytes=1000, key=lambda value: [])))(1))
+        await engine.run(ps.graph(Calls().node(ps.Cache(max_bytes=1000, key=lambda value: [])))(1))
 
 
 async def test_a_key_that_would_have_to_be_awaited_is_refused() -> None:
     with pytest.raises(TypeError, match="a key is what a plain function returns"):
-        await engine.run(alone(Calls().node(ps.Cache(max_bytes=1000, key=lambda value: asyncio.sleep(0))))(1))
+        await engine.run(ps.graph(Calls().node(ps.Cache(max_bytes=1000, key=lambda value: asyncio.sleep(0))))(1))
 
 
 def test_a_result_is_kept_for_its_time() -> None:
     calls = Calls()
-    ask = alone(calls.node(ps.Cache(max_bytes=1000, ttl_seconds=10)))
+    ask = ps.graph(calls.node(ps.Cache(max_bytes=1000, ttl_seconds=10)))
 
     async def main() -> None:
         async with engine.Engine() as e:
@@ -156,7 +149,7 @@ def test_a_result_is_kept_for_its_time() -> None:
 async def test_what_was_not_used_for_longest_goes_first() -> None:
     calls = Calls()
     room = 3 * (BESIDE + sys.getsizeof("of a"))
-    ask = alone(calls.node(ps.Cache(max_bytes=room)))
+    ask = ps.graph(calls.node(ps.Cache(max_bytes=room)))
     async with engine.deploy(ask) as service:
         for value in ("a", "b", "c", "a", "d", "a", "b"):
             await service.run(ask(value))
@@ -167,7 +160,7 @@ async def test_what_was_not_used_for_longest_goes_first() -> None:
 
 async def test_a_result_larger_than_the_cache_is_not_kept() -> None:
     calls = Calls()
-    ask = alone(calls.node(ps.Cache(max_bytes=BESIDE + sys.getsizeof("of a"))))
+    ask = ps.graph(calls.node(ps.Cache(max_bytes=BESIDE + sys.getsizeof("of a"))))
     async with engine.deploy(ask) as service:
         for value in ("a", "a long one", "a", "a long one"):
             await service.run(ask(value))
@@ -180,7 +173,7 @@ async def test_keys_and_results_of_no_bytes_count() -> None:
     async def nothing(value: str) -> None:
         pass
 
-    async with engine.deploy(alone(nothing)) as service:
+    async with engine.deploy(ps.graph(nothing)) as service:
         for number in range(400):
             await service(f"{number:01000}")
         found = cache_of(service)
@@ -190,7 +183,7 @@ async def test_keys_and_results_of_no_bytes_count() -> None:
 
 def test_what_is_too_old_goes_before_what_was_not_used_for_longest() -> None:
     calls = Calls()
-    ask = alone(calls.node(ps.Cache(max_bytes=2 * (BESIDE + sys.getsizeof("of a")), ttl_seconds=10)))
+    ask = ps.graph(calls.node(ps.Cache(max_bytes=2 * (BESIDE + sys.getsizeof("of a")), ttl_seconds=10)))
 
     async def main() -> None:
         async with engine.deploy(ask) as service:
@@ -222,7 +215,7 @@ async def test_a_key_whose_hash_changes_ends_and_goes_as_others_do() -> None:
         value.name += "!"
         return value.name
 
-    async with engine.deploy(alone(rename)) as service:
+    async with engine.deploy(ps.graph(rename)) as service:
         for number in range(10):
             assert await service(Renamed(f"{number}")) == f"{number}!"
         assert cache_of(service).bytes_held <= 1000
@@ -238,7 +231,7 @@ async def test_a_result_of_unknown_size_is_kept_only_with_size() -> None:
             computed += 1
             return Question("a", 1)
 
-        return alone(make)
+        return ps.graph(make)
 
     unknown, known = returning(KEPT), returning(ps.Cache(max_bytes=1000, size=lambda result: len(result.text)))
     async with engine.Engine() as e:
@@ -252,7 +245,7 @@ async def test_a_result_of_unknown_size_is_kept_only_with_size() -> None:
 
 @pytest.mark.parametrize("wrong", [-1, None, "1"])
 async def test_a_size_that_is_no_number_of_bytes_is_refused(wrong: Any) -> None:
-    ask = alone(Calls().node(ps.Cache(max_bytes=1000, size=lambda result: wrong)))
+    ask = ps.graph(Calls().node(ps.Cache(max_bytes=1000, size=lambda result: wrong)))
     with pytest.raises(ps.OptionsError, match=r"node 'compute': the result of size= of its cache"):
         await engine.run(ask("a"))
 
@@ -293,11 +286,11 @@ async def test_arrays_are_read_only_and_other_objects_the_same() -> None:
         return [1] * count
 
     async with engine.Engine() as e:
-        first, second = [await e.run(alone(array)(3)) for _ in range(2)]
+        first, second = [await e.run(ps.graph(array)(3)) for _ in range(2)]
         assert first is second
         with pytest.raises(ValueError, match="read-only"):
             first[0] = 1
-        of_items = alone(items)
+        of_items = ps.graph(items)
         assert await e.run(of_items(3)) is await e.run(of_items(3))
 
 
@@ -309,7 +302,7 @@ async def test_a_device_array_is_refused() -> None:
         return jnp.zeros(count)
 
     with pytest.raises(ps.PlanError, match=r"returned an array on a device.*numpy\.asarray"):
-        await engine.run(alone(on_device)(3))
+        await engine.run(ps.graph(on_device)(3))
 
 
 async def test_the_instance_of_a_resource_is_part_of_the_key() -> None:
@@ -360,7 +353,7 @@ async def test_two_instances_of_a_class_keep_results_of_their_own() -> None:
 async def test_a_fake_has_results_of_its_own() -> None:
     calls = Calls()
     node = calls.node()
-    ask = alone(node)
+    ask = ps.graph(node)
 
     async def fake(value: Any) -> str:
         return "fake"
@@ -383,7 +376,7 @@ async def test_errors_are_not_kept_and_each_waiter_gets_its_own() -> None:
         await asyncio.sleep(0)
         raise LookupError(value)
 
-    ask = alone(fails)
+    ask = ps.graph(fails)
     async with engine.deploy(ask) as service:
         errors = await asyncio.gather(*[service.run(ask("a")) for _ in range(5)], return_exceptions=True)
         assert count == 1
@@ -410,7 +403,7 @@ async def test_the_first_caller_that_still_waits_gets_the_exception_itself(polic
 
     if "failover" in policy:
         policy = {"failover": ps.node(name="backup")(fails)}
-    ask = alone(ps.node(cache=KEPT, **policy)(fails))
+    ask = ps.graph(ps.node(cache=KEPT, **policy)(fails))
     async with engine.deploy(ask) as service:
         waiting = [asyncio.create_task(service(value)) for value in "aaaa"]
         await testing.wait_quiescent()
@@ -424,7 +417,7 @@ async def test_the_first_caller_that_still_waits_gets_the_exception_itself(polic
             assert isinstance(error, LookupError)
             own, where = error.__notes__
             assert own == "a note of its own"
-            assert where == f"in node 'fails' of graph 'only', item {item}, attempt 1"
+            assert where == f"in node 'fails' of graph 'fails', item {item}, attempt 1"
         with pytest.raises(LookupError) as caught:
             await service("a")
         assert caught.value is raised[-1]
@@ -449,7 +442,7 @@ async def test_results_of_fallback_and_failover_are_not_kept() -> None:
     for policy in ({"failover": backup}, {"fallback": lambda error: "backup"}):
         is_down = True
         node: Any = ps.node(cache=KEPT, **policy)(primary)  # type: ignore[call-overload]
-        ask = alone(node)
+        ask = ps.graph(node)
         async with engine.Engine() as e:
             assert await asyncio.gather(*[e.run(ask("a")) for _ in range(3)]) == ["backup"] * 3
             is_down = False
@@ -478,7 +471,7 @@ class Gate:
             self.ended.append("done")
             return value
 
-        self.ask = alone(compute)
+        self.ask = ps.graph(compute)
 
 
 async def test_a_leader_that_is_cancelled_does_not_cancel_the_others() -> None:
@@ -513,6 +506,7 @@ async def test_the_computation_is_cancelled_when_the_last_waiter_leaves() -> Non
         assert await e.run(gate.ask("a")) == "a"
 
 
+@virtual
 async def test_the_deadline_of_a_caller_is_not_that_of_the_computation() -> None:
     gate = Gate()
     async with engine.Engine() as e, e.deploy(gate.ask) as service:
@@ -535,7 +529,7 @@ async def test_it_runs_without_the_context_of_its_callers() -> None:
         return [who.get(), ps.current().remaining_seconds(), ps.current().node]
 
     who.set("a caller")
-    assert await engine.run(alone(asks)("a"), timeout_seconds=60) == ["nobody", None, "asks"]
+    assert await engine.run(ps.graph(asks)("a"), timeout_seconds=60) == ["nobody", None, "asks"]
 
 
 async def test_a_deployment_that_ends_leaves_the_computation_to_the_others() -> None:
@@ -569,7 +563,7 @@ async def test_a_node_that_calls_itself_with_equal_arguments_is_refused() -> Non
     async def around(value: str) -> str:
         return await engine.run(ask(value))
 
-    ask = alone(around)
+    ask = ps.graph(around)
     with pytest.raises(ps.ReentrantCallError, match="computes one by calling itself with equal arguments"):
         await engine.run(ask("a"))
 
@@ -579,7 +573,7 @@ async def test_a_wait_for_the_own_place_is_refused_through_a_computation() -> No
     async def down(count: int) -> int:
         return 0 if not count else 1 + await engine.run(ask(count - 1))
 
-    ask = alone(down)
+    ask = ps.graph(down)
     with pytest.raises(ps.ReentrantCallError, match="the only place is held by handlers that wait"):
         await asyncio.wait_for(engine.run(ask(1)), 10)
 
@@ -595,7 +589,7 @@ async def test_a_call_that_joins_a_computation_that_waits_for_its_place_is_refus
         await go_on.wait()
         return 1 + await e.run(ask(count - 1))
 
-    ask = alone(down)
+    ask = ps.graph(down)
     async with engine.Engine() as e:
         outer = asyncio.create_task(e.run(ask(1)))
         await begun.wait()
@@ -615,7 +609,7 @@ async def test_computations_that_would_wait_for_each_other_are_refused() -> None
         await both.wait()
         return await e.run(ask(3 - value))
 
-    ask = alone(mutual)
+    ask = ps.graph(mutual)
     async with engine.Engine() as e, e.deploy(ask) as service:
         calls = asyncio.gather(*[service.run(ask(value)) for value in (1, 2)], return_exceptions=True)
         errors = await asyncio.wait_for(calls, 10)
@@ -633,7 +627,7 @@ async def test_an_abort_ends_computations_that_wait_for_each_other_unseen() -> N
         # A task with an empty context: nobody knows for whom it works.
         return await asyncio.create_task(e.run(ask(3 - value)), context=Context())
 
-    ask = alone(mutual)
+    ask = ps.graph(mutual)
     async with engine.Engine() as e, e.deploy(ask) as service:
         calls = [asyncio.create_task(service.run(ask(value))) for value in (1, 2)]
         await testing.wait_quiescent()
@@ -644,7 +638,7 @@ async def test_an_abort_ends_computations_that_wait_for_each_other_unseen() -> N
 
 async def test_without_reuse_of_plans_nothing_is_kept() -> None:
     calls = Calls()
-    ask = alone(calls.node())
+    ask = ps.graph(calls.node())
     async with engine.Engine() as e:
         assert [await e.run(ask("a"), reuse_plans=False) for _ in range(2)] == ["of a"] * 2
         async with e.deploy(ask, reuse_plans=False) as service:
@@ -661,7 +655,7 @@ async def test_hits_need_no_place_of_the_node() -> None:
             await go_on.wait()
         return value
 
-    ask = alone(slow)
+    ask = ps.graph(slow)
     async with engine.deploy(ask) as service:
         await service.run(ask("fast"))
         waits = asyncio.create_task(service.run(ask("slow")))
@@ -701,7 +695,7 @@ async def test_threads_and_batches_keep_results(policy: dict[str, Any]) -> None:
 async def test_in_a_stream_and_in_a_body() -> None:
     calls = Calls()
     node = calls.node()
-    ask = alone(node)
+    ask = ps.graph(node)
 
     @ps.graph
     async def each(values: list[str]) -> list[str]:
@@ -715,7 +709,7 @@ async def test_in_a_stream_and_in_a_body() -> None:
 
 
 def test_it_is_drawn_with_what_it_computes() -> None:
-    drawn = str(alone(Calls().node(retry=ps.Retry(3))))
+    drawn = str(ps.graph(Calls().node(retry=ps.Retry(3))))
     assert "cached" in drawn
     assert "computed" in drawn
 
@@ -821,7 +815,7 @@ def test_it_keeps_what_a_few_lines_would_keep(steps: list[tuple[int, int, int, b
             raise LookupError(key)
         return key
 
-    ask = alone(compute)
+    ask = ps.graph(compute)
 
     async def main() -> None:
         nonlocal failing
@@ -861,7 +855,7 @@ async def _some_leave(seed: int) -> None:
         finally:
             running[key] -= 1
 
-    ask = alone(compute)
+    ask = ps.graph(compute)
 
     async def one(runner: Any) -> None:
         key = draw.randint(0, 2)
