@@ -32,8 +32,9 @@ sys.dont_write_bytecode = False
 # Folders and files of what does the same on both loops: each of their tests runs on one. What waits there are threads,
 # other processes and devices, or nothing does.
 ON_ONE_LOOP = {
-    "chat", "devices", "examples", "telemetry", "test_forks.py", "test_process_nodes.py", "test_processes.py",
-    "test_plan.py", "test_random_graphs.py", "test_threads.py", "test_threads_and_processes.py",
+    "advice", "chat", "devices", "examples", "telemetry", "typing", "test_forks.py", "test_plan.py", "test_postgres.py",
+    "test_process_nodes.py", "test_processes.py", "test_random_graphs.py", "test_redis.py", "test_runs.py",
+    "test_snapshots_on_meshes.py", "test_threads.py", "test_threads_and_processes.py", "test_written_before.py",
 }  # fmt: skip
 
 

@@ -115,6 +115,25 @@ async def test_a_scope_starts_one_loop_and_ends_it() -> None:
     assert log.counts() == {"enter": 2, "loop": 2, "exit": 2}
 
 
+@pytest.mark.parametrize("policy", [{}, {"retry": ps.Retry(attempts=2)}, {"timeout_seconds": 60}])
+async def test_an_actor_is_told_of_a_caller_that_leaves(policy: Any) -> None:
+    gate, told = Gate(), list[str]()
+
+    @ps.node(**policy)
+    class Asked(ps.Actor[int, int]):
+        async def loop(self, inbox: IntInbox, /) -> None:
+            await gate.take(inbox)
+
+    async with engine.deploy(graph_of(Asked())) as service:
+        call = asyncio.create_task(service(1))
+        await testing.wait_quiescent()
+        gate.taken[0].on_cancelled(lambda: told.append("left"))
+        call.cancel()
+        await asyncio.wait([call])
+        await testing.wait_quiescent()
+    assert told == ["left"]
+
+
 async def test_outside_a_graph_a_loop_runs_for_one_item() -> None:
     log = Log()
     node = logging_actor(log)
