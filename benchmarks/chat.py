@@ -36,7 +36,7 @@ from examples.chat.graph import Messages, chat
 from examples.chat.model import Llama, Parameters, begin, from_gguf, go_on, open_slots, transposed
 from examples.chat.scheduler import Chunk
 from examples.chat.tokenizer import ChatTokenizer
-from penstock import devices, engine, serving
+from penstock import engine, serving
 from tests.chat.reference import as_float32
 from tests.serving.openai_server import served
 
@@ -70,7 +70,7 @@ class Watched(Writer):
 
 @ps.resource
 async def weights() -> AsyncIterator[Parameters]:
-    yield await devices.actor("auto").put(parameters)
+    yield await asyncio.to_thread(jax.device_put, parameters)
 
 
 def made(rows: tuple[int, ...], sizes: tuple[int, ...] = (16, 64, 256)) -> Watched:

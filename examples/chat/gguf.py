@@ -1,6 +1,7 @@
 """Read models of llama.cpp's format, GGUF, with NumPy alone: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md."""
 
 import importlib.util
+import mmap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,18 +43,20 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Floats]]:
     Raises:
         ValueError: The file is no GGUF of version 3, or a tensor is of a kind that is not known here.
     """
-    content = np.memmap(path, np.uint8, "r")
+    with path.open("rb") as opened:
+        content = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
     at = 0
 
     def take(kind: str, count: int = 1) -> Any:
         nonlocal at
-        found = content[at : (at := at + np.dtype(kind).itemsize * count)].view(kind)
+        found = np.frombuffer(content, kind, count, at)
+        at += found.nbytes
         return found.tolist() if count > 1 else found[0].item()
 
     def text() -> str:
         nonlocal at
         size = take("<u8")
-        return bytes(content[at : (at := at + size)]).decode()
+        return content[at : (at := at + size)].decode()
 
     def value(kind: int) -> Any:
         if kind == TEXT:
@@ -63,7 +66,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Floats]]:
         kind, count = take("<u4"), take("<u8")
         return [text() for _ in range(count)] if kind == TEXT else np.atleast_1d(take(VALUES[kind], count)).tolist()
 
-    if bytes(content[:4]) != b"GGUF" or take("<u4", 2)[1] != 3:
+    if content[:4] != b"GGUF" or take("<u4", 2)[1] != 3:
         raise ValueError(f"{path}: no GGUF file of version 3")
     tensors, pairs = take("<u8", 2)
     metadata = {text(): value(take("<u4")) for _ in range(pairs)}
@@ -76,8 +79,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Floats]]:
             known = ", ".join(each[0] for each in KINDS.values())
             raise ValueError(f"{path}: tensor {name!r} is of kind {kind}; {known} can be read")
         _, numbers, layout, made = KINDS[kind]
-        size = np.dtype(layout).itemsize * (int(np.prod(shape)) // numbers)
-        blocks = content[begin + offset : begin + offset + size].view(layout)
+        blocks: Records = np.frombuffer(content, layout, int(np.prod(shape)) // numbers, begin + offset)
         read[name] = made(blocks).astype(np.float32, copy=False).reshape(shape[::-1])
     return metadata, read
 

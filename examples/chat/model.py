@@ -94,6 +94,13 @@ NAMES = {
 }
 
 
+# What the metadata of such a file say of a model, in the order of Config.
+SIZES = (
+    "embedding_length", "feed_forward_length", "block_count", "attention.head_count", "attention.head_count_kv",
+    "context_length", "attention.layer_norm_rms_epsilon",
+)  # fmt: skip
+
+
 def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Floats]) -> tuple[Config, Parameters]:
     """Return the configuration and the parameters of a GGUF file.
 
@@ -103,17 +110,8 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Floats]) -> tup
     if (architecture := metadata.get("general.architecture")) != "llama":
         raise ValueError(f"the architecture is {architecture!r}; only 'llama' can be run")
     about = {name.removeprefix("llama."): value for name, value in metadata.items() if name.startswith("llama.")}
-    config = Config(
-        vocab_size=len(metadata["tokenizer.ggml.tokens"]),
-        hidden_size=about["embedding_length"],
-        intermediate_size=about["feed_forward_length"],
-        num_hidden_layers=about["block_count"],
-        num_attention_heads=about["attention.head_count"],
-        num_key_value_heads=about["attention.head_count_kv"],
-        max_position_embeddings=about["context_length"],
-        rms_norm_eps=about["attention.layer_norm_rms_epsilon"],
-        rope_theta=about.get("rope.freq_base", 10000.0),
-    )
+    sizes = (len(metadata["tokenizer.ggml.tokens"]), *(about[name] for name in SIZES))
+    config = Config(*sizes, rope_theta=about.get("rope.freq_base", 10000.0))
     scaled = sorted(name for name in about if "rope.scal" in name and about[name] != "none")
     if scaled or about.get("rope.dimension_count", config.head_size) != config.head_size:
         raise ValueError(
@@ -136,15 +134,26 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Floats]) -> tup
 def transposed(parameters: Parameters) -> Parameters:
     """Return the parameters with matrices [inputs, outputs], as a CPU decodes up to twice as fast with them.
 
-    All functions here take either. The embedding stays, since its rows are read, and its transposed copy is added.
+    All functions here take either. The matrices of queries, keys and contents are joined. The embedding stays, since
+    its rows are read, and its transposed copy is added. All lie in one block of memory, which has larger pages than
+    many small ones; `jax.device_put` takes it without a copy on a CPU.
     """
-    changed: Parameters = {}
+    changed: dict[str, Floats] = {}
     for name, value in parameters.items():
-        if value.ndim == 2:
-            changed[f"{name}.T"] = np.ascontiguousarray(np.asarray(value).T)
+        if ".q_proj" in name:
+            parts = [parameters[name.replace(".q_proj", f".{letter}_proj")] for letter in "qkv"]
+            changed[f"{name.replace('.q_proj', '.qkv_proj')}.T"] = np.concatenate(parts).T
+        elif value.ndim == 2 and ".k_proj" not in name and ".v_proj" not in name:
+            changed[f"{name}.T"] = np.asarray(value).T
         if value.ndim == 1 or "embed" in name:
-            changed[name] = value
-    return changed
+            changed[name] = np.asarray(value)
+    sizes = [-(-value.size // 16) * 16 for value in changed.values()]  # XLA wants borders of 64 bytes
+    memory = np.empty(sum(sizes) + 16, np.float32)
+    begins = np.cumsum([-memory.ctypes.data % 64 // 4, *sizes])
+    for (name, value), at in zip(changed.items(), begins[:-1], strict=True):
+        changed[name] = memory[at : at + value.size].reshape(value.shape)
+        changed[name][...] = value
+    return {**changed}
 
 
 def mapped(parameters: Parameters, values: jax.Array, name: str) -> jax.Array:
@@ -154,13 +163,9 @@ def mapped(parameters: Parameters, values: jax.Array, name: str) -> jax.Array:
 
 
 def hidden_states(
-    config: Config,
-    parameters: Parameters,
-    tokens: jax.Array,
-    positions: jax.Array,
-    attend: Callable[[jax.Array, jax.Array, jax.Array, State], tuple[jax.Array, State]],
-    states: Sequence[State],
-) -> tuple[jax.Array, list[State]]:
+    config: Config, parameters: Parameters, tokens: jax.Array, positions: jax.Array,
+    attend: Callable[[jax.Array, jax.Array, jax.Array, State], tuple[jax.Array, State]], states: Sequence[State],
+) -> tuple[jax.Array, list[State]]:  # fmt: skip
     """Return what the last layer gives for tokens [rows, length]: float32 [rows, length, width], and a state a layer.
 
     `attend` takes queries, keys and contents, [rows, heads, length, head], and the state of a layer. It returns the
@@ -181,11 +186,15 @@ def hidden_states(
 
     @jax.jit  # so that it is traced once for all layers
     def layer(weights: Parameters, hidden: jax.Array, state: State) -> tuple[jax.Array, State]:
-        def heads(name: str) -> jax.Array:
-            return mapped(weights, inputs, name).reshape(*tokens.shape, -1, config.head_size).swapaxes(1, 2)
-
         inputs = normalised(weights, hidden, "input_layernorm")
-        queries, keys, contents = (heads(f"self_attn.{letter}_proj") for letter in "qkv")
+        if "self_attn.qkv_proj.weight.T" in weights:
+            narrow = config.num_key_value_heads * config.head_size
+            joined = mapped(weights, inputs, "self_attn.qkv_proj")
+            parts = jnp.split(joined, (config.hidden_size, config.hidden_size + narrow), axis=-1)
+        else:
+            parts = [mapped(weights, inputs, f"self_attn.{letter}_proj") for letter in "qkv"]
+        heads = (each.reshape(*tokens.shape, -1, config.head_size).swapaxes(1, 2) for each in parts)
+        queries, keys, contents = heads
         mixed, state = attend(rotated(queries), rotated(keys), contents, state)
         hidden += mapped(weights, mixed.swapaxes(1, 2).reshape(hidden.shape), "self_attn.o_proj")
         inputs = normalised(weights, hidden, "post_attention_layernorm")
@@ -255,14 +264,10 @@ class Llama:
     config: Config
     context: int
 
-    @property
-    def _block(self) -> int:
-        return min(BLOCK, self.context)
-
     def state(self, slots: int) -> State:
         """Return caches of keys and contents for each layer: float32 [slots, heads, positions, head]."""
-        config, positions = self.config, -(-self.context // self._block) * self._block
-        shape = (slots, config.num_key_value_heads, positions, config.head_size)
+        config, width = self.config, min(BLOCK, self.context)
+        shape = (slots, config.num_key_value_heads, -(-self.context // width) * width, config.head_size)
         return [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.num_hidden_layers)]
 
     def prefill(
@@ -288,7 +293,7 @@ class Llama:
 
         Without slots, they are the first. A token at position -1 is written nowhere.
         """
-        (rows, length), width = tokens.shape, self._block
+        (rows, length), width = tokens.shape, min(BLOCK, self.context)
         size, kinds = self.config.head_size, self.config.num_key_value_heads
         written = jnp.where(at < 0, state[0][0].shape[2], at)  # what is written behind the end is dropped
         which = jnp.arange(rows) if slots is None else slots
@@ -415,15 +420,9 @@ def open_slots(model: Model, slots: int) -> Slots:
 
 
 def begin(
-    model: Model,
-    parameters: Parameters,
-    slots: Slots,
-    tokens: Array,
-    which: Array,
-    positions: Array,
-    lengths: Array,
+    model: Model, parameters: Parameters, slots: Slots, tokens: Array, which: Array, positions: Array, lengths: Array,
     sampling: Sampling,
-) -> tuple[Slots, Sampled]:
+) -> tuple[Slots, Sampled]:  # fmt: skip
     """Take in a chunk of a prompt for the slots `which`, as `Model.prefill` says, and choose the token after each."""
     state, logits = model.prefill(parameters, slots.state, tokens, which, positions, lengths)
     sampled = sample(logits, jnp.asarray(positions) + lengths, sampling)

@@ -5,6 +5,9 @@ python -m examples.chat.smollm2                             at a prompt, as a co
 penstock serve examples.chat.smollm2:models --port 8000     serves it in OpenAI's protocol: make chat-server
 """
 
+# The types of JAX leave parameters of some functions open.
+# pyright: reportUnknownArgumentType=false, reportUnknownMemberType=false
+
 import argparse
 import asyncio
 import os
@@ -16,6 +19,7 @@ from pathlib import Path
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import anyio
+import jax
 
 import penstock as ps
 from penstock import devices, engine, serving
@@ -42,7 +46,7 @@ del tensors, loaded
 @ps.resource
 async def weights() -> AsyncIterator[Parameters]:
     """The weights, on the device; a reload of this resource reaches the next request."""
-    yield await devices.actor("auto").put(parameters)
+    yield await asyncio.to_thread(jax.device_put, parameters)  # a CPU takes their memory, where `put` copies them
 
 
 def progress(done: int, total: int) -> None:
