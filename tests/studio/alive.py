@@ -1,6 +1,7 @@
 """A program that exposes itself and runs what a page has to show: all kinds of steps, and names that are no text.
 
-    python -m tests.studio.alive SOCKET [kinds | moves | holds | gil | long | reader | worker | many | hostile | scopes]
+    python -m tests.studio.alive SOCKET [kinds | moves | holds | gil | long | reader | worker | many | hostile |
+        scopes | saved]
 
 It reads lines: of "moves", each line is the name of the node that is slow from then on.
 """
@@ -196,6 +197,51 @@ async def worker(number: int) -> int:
     return fragile(number)
 
 
+# --- saved: a training with snapshots, and a stream that knows its length ---
+
+
+@ps.node
+class Trainer:
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state(self) -> int:
+        return self.steps
+
+    def restore(self, state: int) -> None:
+        self.steps = state
+
+    async def __call__(self, record: data.Record[int]) -> int:
+        await asyncio.sleep(0.002)
+        self.steps += 1
+        return record.value
+
+
+trainer = Trainer()
+NUMBERS = range(1_000_000)
+
+
+@ps.graph
+async def train(records: AsyncIterator[data.Record[None]]) -> AsyncIterator[int]:
+    return ps.map_each(trainer, records >> data.read(NUMBERS))
+
+
+async def run_saved() -> None:
+    checkpoint = ps.Checkpoint(f"{sys.argv[1]}.snapshots", every_seconds=0.3)
+
+    async def one_training() -> None:
+        async with engine.stream(train(data.order(NUMBERS)), checkpoint=checkpoint) as losses:
+            async for _ in losses:
+                pass
+
+    async def one_stream() -> None:
+        async with engine.stream([moves(number) for number in range(100_000)]) as results:
+            async for _ in results:
+                pass
+
+    await asyncio.gather(one_training(), one_stream())
+
+
 # --- many: 300 steps in a graph ---
 
 
@@ -246,6 +292,8 @@ async def serve_hostile() -> None:
 async def run(kind: str) -> None:
     if kind == "hostile":
         await serve_hostile()
+    if kind == "saved":
+        await run_saved()
     graph = {
         "kinds": kinds, "moves": moves, "holds": holds, "gil": gil, "long": long, "reader": reader, "many": many,
         "worker": worker, "scopes": moves,

@@ -311,7 +311,7 @@ def test_a_table_tells_progress_and_cuts() -> None:
     calls = ScopeLook("3", "fetch", "stream", done=5, total=20, left=9.0)
     look = LiveSnapshot(1, 1.0, (), None, scopes=(stream, loop, calls, ScopeLook("4", "other")))
     assert look_table(look).facts[2:] == (
-        ("stream", "train: 5/- done; newest cut 12.0 s old, 1.2 MB; cuts every 60 s"),
+        ("stream", "train: 5 done; newest cut 12.0 s old, 1.2 MB; cuts every 60 s"),
         ("durable loop", "ask: cuts every iteration, 2.00 s between the last two"),
         ("stream", "fetch: 5/20 done; 9.00 s left"),
     )

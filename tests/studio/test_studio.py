@@ -201,8 +201,8 @@ def test_one_of_several_scopes_is_looked_at(tmp_path: Path) -> None:
     with exposed(path, "tests.studio.alive", "scopes"), Studio(path) as studio:
         whole = until(studio, 0, lambda one: one["look"] and len(one["look"]["graphs"][0]["scopes"]) == 20)["look"]
         [graph] = whole["graphs"]
-        scopes = [scope for scope, _ in graph["scopes"]]
-        scope, label = graph["scopes"][0]
+        scopes = [scope for scope, *_ in graph["scopes"]]
+        scope, label, _ = graph["scopes"][0]
         assert label.startswith("stream ")
 
         def done(look: dict[str, Any]) -> int:
@@ -222,6 +222,21 @@ def test_one_of_several_scopes_is_looked_at(tmp_path: Path) -> None:
             assert monotonic() < give_up
             assert [studio.ask(f"/looks?scope={one}")[0] for one in scopes] == [200] * 20
             assert studio.looks()["processes"][0]["alive"]
+
+
+def test_a_training_tells_its_newest_snapshot_and_a_stream_the_time_that_is_left(tmp_path: Path) -> None:
+    path = tmp_path / "app.sock"
+
+    def scopes(told: dict[str, Any]) -> list[tuple[str, str, float | None]]:
+        return [scope for graph in told["look"]["graphs"] for scope in graph["scopes"]] if told["look"] else []
+
+    with exposed(path, "tests.studio.alive", "saved"), Studio(path) as studio:
+        told = until(studio, 0, lambda one: "between the last two" in (all_ := str(scopes(one))) and " left" in all_)
+        [saved] = [label for _, label, _ in scopes(told) if "newest cut" in label]
+        assert re.search(r" done; newest cut .* s old, .*B; cuts every 0.3 s, .* s between the last two", saved)
+        [(label, share)] = [(label, share) for _, label, share in scopes(told) if share is not None]
+        assert re.search(r"[\d,]+/100,000 done; .* left", label)
+        assert 0 < share < 1
 
 
 # --- What runs badly ---

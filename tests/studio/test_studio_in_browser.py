@@ -159,6 +159,9 @@ def test_a_graph_of_300_steps_begins_in_parts_and_a_search_opens_the_part(shown:
     assert len(texts(browser, "#picture .box > text:first-of-type")) == 15
     browser.until("[...document.querySelectorAll('#picture .box')].every(box => /in flight/.test(box.textContent))")
     assert {"20 steps", "busiest: "} <= {text[:9] for text in texts(browser, "#picture .box > text.detail")}
+    browser.run("document.querySelector('#picture .box').dispatchEvent(new MouseEvent('click', {cancelable: true}))")
+    assert len(texts(browser, "#steps tr.chosen")) == 20
+    assert all("less … halve" in text for text in texts(browser, ".filter"))
     seek(browser, "halve#17")
     browser.until("document.querySelectorAll('#picture .box').length == 35")
     assert texts(browser, "#picture .box:not(.dim) > text:first-of-type") == ["halve"]

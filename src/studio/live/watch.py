@@ -149,7 +149,7 @@ class ScopeLook:
         """Return its progress and its cuts; empty if it has neither."""
         said: list[str] = []
         if self.done is not None:
-            said.append(f"{of(self.done, self.total)} done")
+            said.append(f"{count(self.done) if self.total is None else of(self.done, self.total)} done")
         if self.left is not None:
             said.append(f"{duration(self.left)} left")
         if self.cut_age is not None:

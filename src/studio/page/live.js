@@ -247,6 +247,8 @@
     at("scope").value = state.scope;
     const [only] = graph && graph.scopes.length === 1 ? graph.scopes : scopes.filter(([id]) => id === state.scope);
     write(at("about"), only ? only[1] : "");
+    at("progress").hidden = !only || only[2] === null;
+    at("progress").value = (only && only[2]) || 0;
   };
 
   const showTables = (process, graph, steps) => {
@@ -254,13 +256,15 @@
     const name = graph ? graph.name : "";
     write(at("graph-title"), name || "Graph");
     const matches = (step) => !state.found || step.name.toLowerCase().includes(state.found);
+    // A box with other steps inside stands for these.
+    const box = state.picture && state.picture.boxes.get(state.step), keys = new Set([state.step, ...(box ? box.inside : [])]);
+    const chosen = steps.find((step) => step.key === state.step) || (box && { name: box.box.querySelector("text").textContent });
     fill(at("steps"), `The steps of ${name}`, look ? look.columns : [], steps.map((step) => ({
       id: step.key, cells: [step.name, ...step.cells], hidden: !matches(step),
-      mark: `${step.limits ? "limits" : ""}${step.key === state.step ? " chosen" : ""}`,
+      mark: `${step.limits ? "limits" : ""}${keys.has(step.key) ? " chosen" : ""}`,
       choose: () => filter(step.key),
     })), "No step has begun yet.");
-    const chosen = steps.find((step) => step.key === state.step);
-    const mine = (row) => row.graph === state.graph && (!chosen || row.key === chosen.key);
+    const mine = (row) => row.graph === state.graph && (!chosen || keys.has(row.key));
     for (const button of document.querySelectorAll(".filter")) {
       button.hidden = !chosen;
       write(button, chosen ? `only ${chosen.name} ✕` : "");

@@ -446,7 +446,7 @@ def _graph(
         "id": graph, "name": printable(names.titles[graph]), "drawing": graph in drawings,
         "rate": rate(fastest) if fastest else "",
         "scopes": [
-            (scope.id, _scope(scope, number if len(scopes) > 1 else None, look.when))
+            (scope.id, _scope(scope, number if len(scopes) > 1 else None, look.when), _share_done(scope))
             for number, scope in enumerate(scopes, start=1)
         ],
     }  # fmt: skip
@@ -464,7 +464,11 @@ def _scope(scope: ScopeLook, number: int | None, now: float) -> str:
     ]
     if scope.admitted is not None:
         words.append(f"{of(scope.admitted, scope.max_admitted)} admitted")
-    return printable(", ".join(words))
+    return printable("; ".join(filter(None, (", ".join(words), scope.words()))))
+
+
+def _share_done(scope: ScopeLook) -> float | None:
+    return scope.done / scope.total if scope.done is not None and scope.total else None
 
 
 _ITEM_COLUMNS: Final[tuple[_Column, ...]] = (
