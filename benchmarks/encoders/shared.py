@@ -1,4 +1,4 @@
-"""What every encoder is, and what it embeds."""
+"""The type of every encoder, the texts that it embeds, and the check of its vectors."""
 
 import importlib
 import inspect

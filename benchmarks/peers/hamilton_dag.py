@@ -1,4 +1,4 @@
-"""Hamilton: functions named after what they make, run by its async driver, one `execute` an item.
+"""Hamilton: functions named after their results, run by its async driver, with one `execute` for each item.
 
 The driver has no limit on calls in flight: callers have to limit them, here with a pool of tasks.
 """

@@ -301,7 +301,7 @@ class Handling:
             frame = frame.parent
         way.append(frame.layout.name)
         durable = durable_id.get()
-        # A call that a handler makes inherits the context of that of the handler, but is another one.
+        # A call that a handler makes inherits `durable_id` from the call of the handler, but is another call.
         if durable is not None and durable[0] == (None if frame.parent is None else frame.parent.identity):
             way.append(durable[1])
         else:

@@ -187,7 +187,7 @@ class Frame:
         self.group = group
         self.listener = listener
         self.item = item
-        # A `State`; declared as str because checkers believe that no await changes what they compared it with.
+        # A `State`; declared as str because type checkers assume that an await does not change it.
         self.state: str = "running"
         self.priority = 0
         self.queued_at = None

@@ -151,7 +151,7 @@ def refuse_if_endless(actor: "NodeActor", frame: "Frame") -> None:
 
 
 def _endless(first: Limiter) -> "set[Limiter]":
-    """Return the limiters, among `first` and those that it waits for, whose places would never become free."""
+    """Return the limiters whose places would never become free, among `first` and the limiters that it waits for."""
     # For each frame inside of a handler that holds a place: these handlers, and the limiters at which the frame waits.
     inside: dict[Limiter, list[tuple[set[Member], set[Limiter]]]] = {}
     limiters = [first]

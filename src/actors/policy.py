@@ -188,7 +188,7 @@ def _seconds_until(date: str) -> float | None:
 
 @dataclass(frozen=True)
 class Policy:
-    """The policy of a node; see `penstock.node` for what each field means."""
+    """The policy of a node; `penstock.node` describes each field."""
 
     concurrency: int | None = None
     capacity: int | None = None

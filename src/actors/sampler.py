@@ -186,7 +186,7 @@ class ExecutionSampler:
             totals: list[float] = []
             for at, executions in enumerate(timed):
                 seconds = [ended - began for began, ended, _, _ in executions]
-                durations = self.durations[at].since(None)  # looks keep what there was
+                durations = self.durations[at].since(None)  # looks keep the old durations
                 durations.add(seconds, weight)
                 self.durations[at] = durations
                 totals.append(sum(seconds))

@@ -80,8 +80,8 @@ class AdmissionStatistics:
         refused: how many calls were refused with `Overloaded`.
         calls_per_second: the measured service rate while all places are taken: the number of places, divided by the
             time for which a call held its place. None before the first measurement.
-        keys: the counters by key, for a deployment with `key=`: of the keys that have calls now, and of up to 1,000
-            other keys, those that called last.
+        keys: the counters by key, for a deployment with `key=`: of the keys that have calls now, and of the 1,000 other
+            keys that called last.
     """
 
     in_flight: int

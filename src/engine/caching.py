@@ -217,8 +217,8 @@ class CacheSite(Bound):
         if part is _OTHER:
             raise PlanError(
                 f"node {self.node!r} has cache= and an argument of type {type(value).__name__}: without key=, "
-                "arguments are numbers, strings, bytes, None, or tuples of these; say what stands for them, as in "
-                "cache=ps.Cache(..., key=lambda question: question.text)"
+                "arguments are numbers, strings, bytes, None, or tuples of these; give a function that returns a key "
+                "for the arguments, as in cache=ps.Cache(..., key=lambda question: question.text)"
             )
         return part
 

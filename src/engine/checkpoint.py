@@ -138,7 +138,7 @@ class Checkpointer:
     Attributes:
         record: how many records the source has given, with the records before the restart.
         position: returns how many values the reader has taken, or the fold has folded.
-        costs: what the snapshots have cost.
+        costs: the cost of the snapshots: their number, bytes and times.
         events: the events of the call; None if they are not read.
         counted: the sources before a mix, by name.
         all_begun: set when all sources go on from the newest snapshot, and none was refused; or when the call has

@@ -416,9 +416,9 @@ class _PathBuilder:
             remedy = f"{option}=ps.node(stateless=True)(...)" if option else "@ps.node(stateless=True)"
             return (
                 f"an object of class {kind.__qualname__} is called {f'as {option}=' if option else 'by this node'}, "
-                "and what it keeps between two calls would be lost: give the class state(), which returns what is to "
-                f"be stored, and restore(state), each a plain `def`; or write a function; or say {remedy} if it keeps "
-                "nothing between two calls"
+                "and the state that it keeps between two calls would be lost: give the class state(), which returns "
+                f"the state to store, and restore(state), each a plain `def`; or write a function; or write {remedy} "
+                "if the object keeps no state between two calls"
             )
         if not (node.runs_on._is_here or option or node.runs_on._runs_loop):
             return "it has state, and none of its copies in worker processes sees all items; run it in a thread"
@@ -426,7 +426,7 @@ class _PathBuilder:
             return "a crash replaces it, and the fresh instance would be stored as the old one; leave out restart_on="
         if around.is_cached or (policy.cache is not None and option != "key"):
             return (
-                "it has state, and what cache= has kept is not there after a restart, so it would see other calls; "
+                "it has state, and the results of cache= are lost in a restart, so it would then see other calls; "
                 "leave out cache="
             )
         return self._why_not_here(node, option, holder, around)

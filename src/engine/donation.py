@@ -62,7 +62,7 @@ def _reason(body: Plan, state: Read, step: PlannedStep, readers: list[PlannedSte
     streams = [one.label for one in readers if one.head.callee.gives_stream]
     if streams:
         return f"the stream of {streams[0]} may read it later"
-    return "" if _is_new(body.result, body, set()) else "what comes next is not made by device nodes alone"
+    return "" if _is_new(body.result, body, set()) else "the next state is not made by device nodes alone"
 
 
 def _is_new(made: Template, plan: Plan, new: Set[int]) -> bool:

@@ -159,7 +159,7 @@ class EventBuffer(StreamBuffer[Event[Any]]):
             self.capacity = capacity
 
     def stored(self, *, only_restored: bool) -> list[Any]:
-        """Return the events that the reader has not taken, for storing; or only those that were stored before."""
+        """Return the events to store, which the reader has not taken; or only the events that were stored before."""
         count = max(0, self._restored_end - self.position) if only_restored else None
         return [[one.value, one.node, one.item, one.attempt, one._after] for one in islice(self.held, count)]
 

@@ -209,7 +209,7 @@ class Execution:
         return self if self._is_here else as_execution("loop" if node._reads_streams else "thread")
 
     def _bound_by(self, node: "Node[..., Any]") -> "LimitedBy":
-        """Return what limits the places of a call site, for a profile."""
+        """Return the name of the limit on the places of a call site, for a profile."""
         return self._pool or "concurrency"
 
     def _make_loop(self, node: "Node[..., Any]", scope: "Scope") -> "OwnsLoop":
@@ -297,7 +297,7 @@ def as_execution(runs_on: str | Execution) -> Execution:
 
 
 class Scope:
-    """What the steps of one run, stream or deployment share."""
+    """The resources that the steps of one run, stream or deployment share."""
 
     if TYPE_CHECKING:
         _pools: Pools

@@ -702,7 +702,7 @@ class SavedEvents(EventStream[E, R], SavedStream[Event[E]]):
     """The events and values of one call that is saved."""
 
     async def __anext__(self) -> Event[E]:
-        """Return the next event, or the next value. To ask for what is behind a barrier completes the snapshot.
+        """Return the next event, or the next value. Reading past a barrier completes its snapshot.
 
         Raises:
             Exception: the error of the call; the stream is closed then.
@@ -777,7 +777,7 @@ _CLASS = OptionRule(
 def _progress_of(call: StreamingCall) -> tuple[int | None, Callable[[], StreamStatistics]]:
     """Return the total and the counters for a progress bar.
 
-    Where the source has a length, its values are counted, and not those of the result: these may be more or fewer.
+    If the source has a length, the values of the source are counted, since the result may have more or fewer values.
     """
     sources = [given for given in call._call.arguments if hasattr(given, "__aiter__")]
     total = length_of(sources[0]) if len(sources) == 1 else None

@@ -181,7 +181,7 @@ class Resources:
         return True
 
     async def hold(self, program: Program, user: object) -> None:
-        """Have a scope use the resources of a program; open those that are not open yet.
+        """Have a scope use the resources of a program; open the resources that are not open yet.
 
         Args:
             program: the program; its frames have the resources from now on.

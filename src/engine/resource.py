@@ -145,6 +145,6 @@ def resource(fn: Callable[P, AsyncIterator[T]], /) -> Resource[P, T]:
     if around and not around.endswith("<locals>") and first in ("self", "cls"):
         raise TypeError(
             f"resource {name!r} is a method of {around}, but all calls with equal arguments share a resource: make it "
-            "a function that takes what it needs"
+            "a function that takes the values that it needs"
         )
     return Resource(fn)

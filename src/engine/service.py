@@ -145,7 +145,7 @@ class ServiceStatistics(Rendered):
         return share(self.completed, self.failed + self.expired)
 
     def since(self, earlier: "ServiceStatistics") -> "ServiceStatistics":
-        """Return what happened between an earlier snapshot and this one.
+        """Return the difference of this snapshot and an earlier snapshot.
 
         Args:
             earlier: an earlier snapshot of the same deployment.
@@ -549,7 +549,7 @@ class Service(Generic[P, R]):
     def attach(
         self, key: str, /, *, events: type[E], after: int = 0
     ) -> DetachedStream[Event[E] | Value[Any] | Missed, Any]:
-        """Read a detached call: the events and values that are kept, and those that come later.
+        """Read a detached call: its kept events and values, and later events and values.
 
         The last 1,000 events and values of a key are kept in the process of its call. They are still kept after the end
         of the call, for the 100 calls that ended last. The outcome of a call that has ended comes from the store.

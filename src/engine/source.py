@@ -240,7 +240,7 @@ class InputOrder:
     """The turns of items at one node that takes items in their order.
 
     Args:
-        frames: the items that have not ended, by their index; those that have may be there as well.
+        frames: the items that have not ended, by their index; ended items may still be there.
     """
 
     def __init__(self, frames: dict[int, Frame]) -> None:
@@ -403,7 +403,7 @@ class PulledSource:
             worker: the worker that asks; None if the caller is not a worker, so that no handler may run here.
 
         Returns:
-            The actor and the item; or why there is none.
+            The actor and the item; or the reason why there is no item.
         """
         window, group = self._window, self._group
         while (index := window.submitted) < window.limit:

@@ -55,7 +55,7 @@ def since(later: Record, earlier: Record, *counters: str) -> Record:
 
 
 def actors_less(later: Iterable[ActorStatistics], earlier: Iterable[ActorStatistics]) -> tuple[ActorStatistics, ...]:
-    """Return the counters of each node less those of an earlier snapshot, if the node was in that snapshot."""
+    """Return the counters of each node, less its counters in an earlier snapshot, if the node was in that snapshot."""
     before = dict(_numbered(earlier))
     return tuple(counted(now, before.get(key), since) for key, now in _numbered(later))
 

@@ -248,7 +248,7 @@ class Wiring(Scope):
             self._bodies.measure(on=on, depths=depths)
 
     def look(self, now: float) -> None:
-        """Note what its nodes hold now, if it is measured; on the loop, for a look."""
+        """Note how many items the nodes hold now, if the wiring is measured; on the loop, for a look."""
         seconds, self._looked_at = now - self._looked_at, now
         was_idle, self._was_idle = self._was_idle, self._is_empty
         if was_idle and self._was_idle:
@@ -707,7 +707,7 @@ def inbox_capacity(policy: Policy) -> int:
 
 
 def executor_of(step: PlannedStep | None) -> Execution | None:
-    """Return the executor that compiles the function of a step; None if there is none, or the step is not a node."""
+    """Return the executor that compiles the function of a step; None if the step has no executor, or is not a node."""
     callee = None if step is None else step.head.callee
     return callee.runs_on if is_node(callee) and callee.runs_on._is_compiled else None
 

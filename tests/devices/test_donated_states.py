@@ -296,11 +296,11 @@ async def is_not_made_by_one_branch(step: Any, total: Any, x: Any) -> Any:
     [
         (reads_later, "added_to reads it later"),
         (takes_a_part, "it takes a part of it, or takes it twice"),
-        (is_a_part, "what comes next is not made by device nodes alone"),
-        (is_made_by_others, "what comes next is not made by device nodes alone"),
-        (is_not_made, "what comes next is not made by device nodes alone"),
+        (is_a_part, "the next state is not made by device nodes alone"),
+        (is_made_by_others, "the next state is not made by device nodes alone"),
+        (is_not_made, "the next state is not made by device nodes alone"),
         (is_read_by_a_stream, "the stream of twice may read it later"),
-        (is_not_made_by_one_branch, "what comes next is not made by device nodes alone"),
+        (is_not_made_by_one_branch, "the next state is not made by device nodes alone"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )

@@ -1,1 +1,1 @@
-"""Tracing: what a graph function does, found out by running it once on symbolic values."""
+"""Tracing: find the steps of a graph function, by running the function once on symbolic values."""

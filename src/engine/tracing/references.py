@@ -114,7 +114,7 @@ class References:
         return any(chain.changed() for chain in self._chains) if self._chains else False
 
     def what_changed(self) -> str:
-        """Return the first name that now refers to something else, and what it meant and means; for a person."""
+        """Return the first name that now refers to another object, with its old and new meaning; as text."""
         for namespace, name, expected in self._lookups:
             if not _is_same(value := namespace.get(name, _MISSING), expected):
                 return f"`{name}` {_change(expected, value)}"

@@ -125,7 +125,7 @@ class Interpreter(ast.NodeVisitor):
         variables: the abstract value of each variable at this point.
         declared_outer: the names under `global` or `nonlocal`.
         returned: the abstract values that the function has returned so far.
-        assigned: all variables, including those of inner functions.
+        assigned: all variables, including the variables of inner functions.
         touches: how often a symbolic value was used so far.
         callees: the abstract value of the callee of each call so far.
     """
@@ -623,7 +623,7 @@ class Interpreter(ast.NodeVisitor):
     def visit_Yield(self, node: ast.Yield | ast.YieldFrom) -> AbstractValue:
         if self.is_graph and self.inside is self.location.node:
             self.report(
-                node, "an async generator is not a graph", "return what a node that is an async generator gives"
+                node, "an async generator is not a graph", "return the stream of a node that is an async generator"
             )
         return self.generic_visit(node)
 

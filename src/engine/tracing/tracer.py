@@ -804,7 +804,8 @@ class Tracer:
                 remedy = f"annotate the parameter, `{name}: AsyncIterator[...]`, and ps.map_each over it gives a stream"
         where = self.pending.get(result._penstock_key, location)
         raise GraphTraceError(
-            f"{where}: the result of graph {self.name!r} is annotated as a stream, but {result!r} is none; {remedy}"
+            f"{where}: the result of graph {self.name!r} is annotated as a stream, but {result!r} is not a stream; "
+            f"{remedy}"
         )
 
     def _refuse_shown(self, value: str, location: str, reader: str) -> None:
