@@ -645,13 +645,8 @@ class Job:
     def _ended(self, on_over: Callable[[Any], None]) -> None:
         """Report the end of the job to the profiles, then to the queue of its calls; on the event loop."""
         if self.times is not None:
-            stacked = self.stacked
             self.times.tell(
-                self._jitted.name,
-                self._jitted.placement.name,
-                [call.frame for call in self.calls],
-                [call.sampler for call in self.calls],
-                *((0, 0.0) if stacked is None else (stacked.size, stacked.padding_share)),
+                self._jitted, self.stacked, [call.frame for call in self.calls], [call.sampler for call in self.calls]
             )
         on_over(self)
 

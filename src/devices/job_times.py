@@ -19,6 +19,8 @@ from .untyped_jax import jax
 if TYPE_CHECKING:
     from ..actors.frame import Frame
     from ..actors.sampler import ExecutionSampler
+    from .arguments import Stacked
+    from .compiling import JittedFunction
 
 _ANNOTATION: Final[Any] = jax.profiler.TraceAnnotation
 # The most items of a batch that are named in a profile of JAX: a longer list would not be read.
@@ -166,25 +168,23 @@ class JobTimes:
 
     def tell(
         self,
-        node: str,
-        device: str,
+        jitted: "JittedFunction",
+        stacked: "Stacked | None",
         frames: "Sequence[Frame | None]",
         samplers: "Sequence[ExecutionSampler | None]",
-        rows: int,
-        padding_share: float,
     ) -> None:
         """Give the measured times to the profiles, once the job is over; on the event loop.
 
         Args:
-            node: name of the node whose program the job ran.
-            device: name of the device that ran the job.
+            jitted: the function that the job ran.
+            stacked: the stacked arguments of a batch; None for another job.
             frames: the frame of each call of the job; None for a call that does not come from a node.
             samplers: the sampler of each call, which measures the node.
-            rows: rows of the batch, padding included; 0 without a batch.
-            padding_share: share of the elements that was padding, 0 to 1.
         """
         self.compile_ended()
         self.came_back()
+        rows, padding_share = (0, 0.0) if stacked is None else (stacked.size, stacked.padding_share)
+        node, device = jitted.name, jitted.placement.name
         followed = tuple([frame.identity for frame in frames[:_FOLLOWED] if frame is not None])
         for kind, began, ended in self._parts:
             work = DeviceWork(kind, device, node, began, ended, len(frames), rows, padding_share, followed)

@@ -17,7 +17,7 @@ import math
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from io import SEEK_END, BufferedReader, BytesIO
 from typing import Any, BinaryIO, Final, NamedTuple, TypeAlias, cast
 
@@ -130,7 +130,7 @@ def encode(
     Raises:
         NotStorable: the value, or a part of it, cannot be encoded; the message names its path and type.
     """
-    encoder = _Encoder(copy=copy, exact=exact, splits=splits, copies=copies)
+    encoder = _Encoder(copy, exact, splits, copies or {})
     structure = encoder.value(value, (0, None, name, None))
     if copies is not None:
         copies.clear()
@@ -342,26 +342,21 @@ def _found(place: str) -> object:
         return None
 
 
+@dataclass(eq=False)
 class _Encoder:
-    def __init__(
-        self,
-        *,
-        copy: bool = False,
-        exact: bool = False,
-        splits: bool = True,
-        copies: Mapping[int, tuple[Any, Any]] | None = None,
-    ) -> None:
+    copy: bool = False
+    exact: bool = False
+    splits: bool = True
+    known: Mapping[int, tuple[Any, Any]] = field(default_factory=dict[int, tuple[Any, Any]])
+
+    def __post_init__(self) -> None:
         self.copies: dict[int, tuple[Any, Any]] = {}
         self.copied_bytes = 0
-        self._known = copies or {}
         self.arrays: dict[str, Any] = {}
         self.on_devices: dict[str, Any] = {}  # the arrays of JAX
         self.again: set[int] = set()  # ids of the structures of objects that were met more than once
         self._met: dict[int, Any] = {}  # by the id of an object that can be shared: its structure, or first its path
         self._kept: list[Any] = []
-        self._copy = copy
-        self._exact = exact
-        self._splits = splits
 
     def value(self, value: Any, path: _Path) -> Any:
         cls = cast("Any", type(value))
@@ -377,7 +372,7 @@ class _Encoder:
             return value if math.isfinite(value) else {"$float": repr(value)}
         if path[0] > _MOST_LEVELS:
             raise NotStorable(f"{_shown(path)} is more than {_MOST_LEVELS} levels deep, or contains itself: flatten it")
-        if not self._exact or isinstance(value, _NEVER_SHARED):
+        if not self.exact or isinstance(value, _NEVER_SHARED):
             return self._compound(value, path)
         place = id(value)
         met = self._met.get(place)
@@ -430,7 +425,7 @@ class _Encoder:
         return name
 
     def _copied(self, array: Any, copy: Callable[[], Any]) -> Any:
-        known, made = self._known.get(id(array), (None, None))
+        known, made = self.known.get(id(array), (None, None))
         if known is not array:
             made = copy()
             self.copied_bytes += made.nbytes
@@ -442,10 +437,10 @@ class _Encoder:
         if numpy is None:
             return None
         if type(value) is numpy.ndarray:
-            order = "K" if self._exact else "C"
-            array = self._copied(value, lambda: numpy.array(value, order=order)) if self._copy else value
+            order = "K" if self.exact else "C"
+            array = self._copied(value, lambda: numpy.array(value, order=order)) if self.copy else value
             axes = None
-            if self._exact and not array.flags.c_contiguous:
+            if self.exact and not array.flags.c_contiguous:
                 axes = sorted(range(array.ndim), key=lambda axis: -abs(array.strides[axis]))
                 array = array.transpose(axes)
             content: list[Any] = [self._apart(array, path), _named(value.dtype, path), list(array.shape)]
@@ -461,18 +456,18 @@ class _Encoder:
             raise NotStorable(
                 f"{_shown(path)} is an array of JAX without values: it is traced, or was donated; keep another array"
             )
-        if not self._splits and not value.sharding.is_fully_replicated:
+        if not self.splits and not value.sharding.is_fully_replicated:
             raise NotStorable(
                 f"{_shown(path)} is split over {len(value.devices())} devices, and it is not known where it belongs "
                 "after a restart, when the mesh may be another one: split batches with data.to_device(mesh, specs)"
             )
         is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
         array = jax.random.key_data(value) if is_key else value
-        name = self._apart(self._copied(value, lambda: _fetched(array)) if self._copy else array, path)
+        name = self._apart(self._copied(value, lambda: _fetched(array)) if self.copy else array, path)
         self.on_devices[name] = value
         special = str(jax.random.key_impl(value)) if is_key else bool(value.weak_type)
         content = [name, _named(numpy.dtype(array.dtype), path), list(array.shape), special]
-        where = _placement_of(value) if self._exact else None
+        where = _placement_of(value) if self.exact else None
         return {"$jax": content} if where is None else {"$placed": [content, where]}
 
     def _instance(self, value: Any, path: _Path) -> dict[str, Any] | None:
