@@ -32,3 +32,13 @@ def test_a_page_that_is_wrong_is_noticed(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(NameError) as caught:
         run_page(page, asyncio.new_event_loop)
     assert caught.value.__notes__ == ["in the snippet at page.md:8"]
+
+
+def test_a_page_that_measures_has_three_tries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.docs.snippets.ROOT", tmp_path)
+    page, tries = tmp_path / "page.md", tmp_path / "tries"
+    snippet = f"```python\nwith open({str(tries)!r}, 'a') as file:\n    print(file.write('x') and file.tell())\n```\n"
+    page.write_text(f"<!-- snippets: real time -->\n\n{snippet}\n```text\n3\n```\n")
+    check_page(page, "asyncio")
+    with pytest.raises(AssertionError, match=r"page.md:9 says\n3\n\nbut the snippet before it printed\n6"):
+        check_page(page, "asyncio")
