@@ -116,20 +116,9 @@ U = TypeVar("U")
 class WaitsForBatch(Protocol):
     """An entry of a `BatchQueue`: a work of a `Batcher`, or a call on a device. Entries are compared by identity."""
 
-    @property
-    def priority(self) -> int:
-        """The priority; higher first."""
-        ...
-
-    @property
-    def group(self) -> Hashable:
-        """The group; only entries of equal groups may be in one batch."""
-        ...
-
-    @property
-    def arrived_at(self) -> float:
-        """When the entry began to wait."""
-        ...
+    priority: int  # higher first
+    group: Hashable  # only entries of equal groups may be in one batch
+    arrived_at: float  # when the entry began to wait
 
     @property
     def cost(self) -> float:

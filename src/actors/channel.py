@@ -166,11 +166,13 @@ class Channel(Generic[T]):
         count: how many items the channel holds; the same as `len`, without the cost of a call.
         high_water: the most items that the channel has held.
         puts: how many items have been put.
+        closed: whether puts are refused.
+        watch: is told each change of the depth while a profile is taken; None for none.
     """
 
     __slots__ = (
-        "_bytes", "_capacity", "_closed", "_fifo", "_get_wait", "_getters", "_max_bytes", "_plain", "_put_waits",
-        "_putters", "_reserved", "_size_of", "_watch", "count", "high_water", "puts",
+        "_bytes", "_capacity", "_fifo", "_get_wait", "_getters", "_max_bytes", "_plain", "_put_waits", "_putters",
+        "_reserved", "_size_of", "closed", "count", "high_water", "puts", "watch",
     )  # fmt: skip
 
     def __init__(
@@ -194,8 +196,8 @@ class Channel(Generic[T]):
         self._putters: PriorityFifo[_Putter[T]] | None = None
         self._getters: OrderedDict[asyncio.Future[None], None] | None = None
         self._reserved = 0  # how many getters are woken but have not run yet: each will take an item
-        self._closed = False
-        self._watch: DepthWatch | None = None  # while a profile is taken
+        self.closed = False
+        self.watch: DepthWatch | None = None
         # How many puts wait; and the sum of the end times of all waits, minus the sum of their start times. A reader
         # adds the present time once for each put that still waits. Both numbers are in one tuple, because other threads
         # read them, and need two numbers of the same moment.
@@ -204,11 +206,6 @@ class Channel(Generic[T]):
 
     def __len__(self) -> int:
         return self.count
-
-    @property
-    def closed(self) -> bool:
-        """Whether `close` was called; the channel may still hold items to get."""
-        return self._closed
 
     def put_nowait(self, item: T, priority: int = 0) -> bool:
         """Put an item if there is room, and no other put waits before it.
@@ -220,7 +217,7 @@ class Channel(Generic[T]):
             ChannelClosed: the channel is closed.
         """
         count = self.count
-        if priority or count >= self._capacity or self._fifo is not None or self._closed:
+        if priority or count >= self._capacity or self._fifo is not None or self.closed:
             return self._put_by_rule(item, priority)
         # The short way. Without sizes, puts wait only while the channel is full, so this put overtakes no other.
         if self._plain is None:
@@ -230,8 +227,8 @@ class Channel(Generic[T]):
         self.puts += 1
         if count >= self.high_water:
             self.high_water = count + 1
-        if self._watch is not None:
-            self._watch.changed(count + 1)
+        if self.watch is not None:
+            self.watch.changed(count + 1)
         if self._getters:
             self._wake_getters()
         return True
@@ -275,11 +272,11 @@ class Channel(Generic[T]):
         """
         if self.count > self._reserved:
             plain = self._plain
-            if plain and self._putters is None and self._watch is None:  # the short way
+            if plain and self._putters is None and self.watch is None:  # the short way
                 self.count -= 1
                 return plain.popleft()
             return self._take()
-        if self._closed and not self.count:
+        if self.closed and not self.count:
             raise ChannelClosed("get from a closed and drained channel")
         raise anyio.WouldBlock
 
@@ -294,8 +291,8 @@ class Channel(Generic[T]):
             assert self._plain is not None
             items = [self._plain.popleft() for _ in range(number)]
             self.count -= number
-        if self._watch is not None:
-            self._watch.changed(self.count)
+        if self.watch is not None:
+            self.watch.changed(self.count)
         self._admit_putters()
         return items
 
@@ -312,11 +309,11 @@ class Channel(Generic[T]):
         began = perf_counter()
         woken_before = False
         try:
-            while not self._closed or self.count:
+            while not self.closed or self.count:
                 await self._wait_turn(self._getters, first=woken_before)
                 if self.count:
                     item = self._take()
-                    if self._closed:
+                    if self.closed:
                         self._wake_getters()
                     return item
                 # The item was discarded meanwhile, or the channel was closed. This get stays the first in the line.
@@ -355,13 +352,13 @@ class Channel(Generic[T]):
             if not putter.entered.done():
                 putter.entered.set_result(None)
         self._admit_putters()
-        if self._closed:
+        if self.closed:
             self._wake_getters()
         return queued
 
     def close(self) -> None:
         """Refuse further puts; gets take the items that are queued, and then raise `ChannelClosed`."""
-        self._closed = True
+        self.closed = True
         while self._putters:
             putter = self._putters.pop()
             if not putter.entered.done():
@@ -370,16 +367,12 @@ class Channel(Generic[T]):
 
     def reopen(self) -> None:
         """Allow puts again."""
-        self._closed = False
+        self.closed = False
 
     @property
     def waiting_putters(self) -> int:
         """How many tasks wait for room now."""
         return 0 if self._putters is None else self._putters.count
-
-    def watch(self, watch: "DepthWatch | None") -> None:
-        """Report each change of the depth to a watch from now on; None ends the reports."""
-        self._watch = watch
 
     @property
     def capacity(self) -> int | None:
@@ -416,7 +409,7 @@ class Channel(Generic[T]):
         return self._max_bytes is None or not self.count or self._bytes + size_bytes <= self._max_bytes
 
     def _put_by_rule(self, item: T, priority: int) -> bool:
-        if self._closed:
+        if self.closed:
             raise ChannelClosed("put into a closed channel")
         size_bytes = self._size(item)
         # A large item may wait although a smaller item would fit. Only items of higher priority may overtake it.
@@ -445,8 +438,8 @@ class Channel(Generic[T]):
         self.puts += 1
         if self.count > self.high_water:
             self.high_water = self.count
-        if self._watch is not None:
-            self._watch.changed(self.count)
+        if self.watch is not None:
+            self.watch.changed(self.count)
         if self._getters:
             self._wake_getters()
 
@@ -457,8 +450,8 @@ class Channel(Generic[T]):
             self.count -= 1
         else:
             item = self._pop(self._fifo)
-        if self._watch is not None:
-            self._watch.changed(self.count)
+        if self.watch is not None:
+            self.watch.changed(self.count)
         if self._putters is not None and self._putters.count:
             self._admit_putters()
         return item
@@ -483,8 +476,8 @@ class Channel(Generic[T]):
                 return False
             del self._plain[place]
         self.count -= 1
-        if self._watch is not None:
-            self._watch.changed(self.count)
+        if self.watch is not None:
+            self.watch.changed(self.count)
         return True
 
     def _admit_putters(self) -> None:
@@ -504,7 +497,7 @@ class Channel(Generic[T]):
     def _wake_getters(self) -> None:
         """Wake as many getters as there are items; wake all if the channel is closed and empty."""
         getters = self._getters
-        while getters and (self.count > self._reserved or (self._closed and not self.count)):
+        while getters and (self.count > self._reserved or (self.closed and not self.count)):
             getter, _ = getters.popitem(last=False)
             if not getter.done():
                 self._reserved += 1

@@ -240,7 +240,7 @@ class AnyRequest(Generic[In]):
     arrived_at: float
     cost: float
     wait: "DeviceWait | None"
-    group = None
+    group: Hashable = None
 
     _public_name: ClassVar[str] = "Work"  # the class that the author of the actor knows, for the repr
 

@@ -112,7 +112,7 @@ class ExecutionSampler:
 
     def for_profile(self, *, on: bool) -> None:
         """For a profile, record each change of the inbox's depth, and time often; otherwise record depths at looks."""
-        self._actor.intake.watch(self._depth if on else None)
+        self._actor.intake.watch = self._depth if on else None
         self._depth.keep_points(on=on)
         pause = self._sampling.pause_seconds
         self._pause_seconds = pause if on else max(pause, min(_SELDOM * pause, _MOST_PAUSE_SECONDS))
@@ -210,7 +210,7 @@ class ExecutionSampler:
         self.fold()
         self._is_on = False
         self._size = 0  # executions in flight add nothing more, and do not turn off the timing of the next sampler
-        self._actor.intake.watch(None)
+        self._actor.intake.watch = None
         if self._switch is not None:
             self._switch(None)
 

@@ -29,6 +29,7 @@ class StreamBuffer(Generic[T]):
         held: the values that wait for the reader.
         position: how many values the reader has taken.
         ended: whether no more values will come.
+        error: the error with which the stream has ended; None without an error, and once the reader has got it.
         abandoned: whether the reader has left, or has read to the end, so that further values are useless.
         on_abandoned: called once when the reader leaves before it has read to the end; None if nobody needs to know,
             for instance when the producer has ended.
@@ -41,8 +42,8 @@ class StreamBuffer(Generic[T]):
     """
 
     __slots__ = (
-        "_error", "abandoned", "capacity", "ended", "filled_by", "held", "on_abandoned", "position", "putter",
-        "read_by", "reader_is_busy", "waiter",
+        "abandoned", "capacity", "ended", "error", "filled_by", "held", "on_abandoned", "position", "putter", "read_by",
+        "reader_is_busy", "waiter",
     )  # fmt: skip
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
@@ -54,17 +55,12 @@ class StreamBuffer(Generic[T]):
         self.ended = False
         self.abandoned = False
         self.on_abandoned: Callable[[], None] | None = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self.filled_by: object = None
         self.read_by: tuple[object, Sequence[Reader[Any]]] | None = None
         self.reader_is_busy = False
         self.waiter: asyncio.Future[None] | None = None
         self.putter: asyncio.Future[None] | None = None
-
-    @property
-    def error(self) -> BaseException | None:
-        """The error at the end of the stream; None without an error, or if the reader has seen it."""
-        return self._error
 
     def put_nowait(self, value: T) -> bool:
         """Put a value if there is room; return False without room, or if the reader has left."""
@@ -96,13 +92,13 @@ class StreamBuffer(Generic[T]):
         """
         if not self.ended:
             self.ended = True
-            self._error = error
+            self.error = error
             self._wake_reader()
 
     def fail(self, error: BaseException) -> None:
         """End at once: drop the values that the reader has not taken, and raise `error` at it, even after `end`."""
         self.ended = True
-        self._error = error
+        self.error = error
         self.held.clear()
         self._wake_reader()
         self.wake_producer()
@@ -123,7 +119,7 @@ class StreamBuffer(Generic[T]):
                 raise StopAsyncIteration
             if self.ended:
                 self.abandoned, self.on_abandoned = True, None
-                error, self._error = self._error, None
+                error, self.error = self.error, None
                 try:
                     raise StopAsyncIteration if error is None else error
                 finally:

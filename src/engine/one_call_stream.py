@@ -229,7 +229,7 @@ class StreamingCall(Listener):
 
     async def aclose(self) -> None:
         """End the call: cancel its handlers, and wait until none of its tasks is left."""
-        self.refuse_from_inside()
+        refuse_to_close_from_inside(self)
         self.abort()
         await until(self._over.is_set, self._over.wait)
 
@@ -237,14 +237,6 @@ class StreamingCall(Listener):
         """End the stream: its Engine is closed. The next read raises an error that says so."""
         self.abort(EngineClosedError("the Engine was closed while this stream was open"))
         await self.aclose()
-
-    def refuse_from_inside(self) -> None:
-        """Refuse to wait for this call inside of a node of the call.
-
-        Raises:
-            ReentrantCallError: a handler of this call is the caller.
-        """
-        refuse_to_close_from_inside(self)
 
     @property
     def service(self) -> AnyDeployment | None:
@@ -430,7 +422,7 @@ class ValuesStream(Stream[T_co]):
     async def aclose(self) -> None:
         """End the stream: cancel the call, and wait until none of its tasks is left. Idempotent."""
         if self._call is not None:
-            self._call.refuse_from_inside()
+            refuse_to_close_from_inside(self._call)
         self._closed = True
         if self._call is not None:
             await self._call.aclose()

@@ -149,11 +149,6 @@ class Resources:
         self._closes_unused = closes_unused
         self.on_lost: set[Callable[[Collection[Program]], None]] = set()
 
-    @property
-    def has_opened(self) -> bool:
-        """Whether any resource is open, or being opened or closed."""
-        return bool(self.entries)
-
     def program(self, plan: Plan, scheduler: ChosenScheduler) -> Program:
         """Return the program of a plan; for a plan with resources, a copy for the resources of this Engine."""
         program = plan._program(scheduler)
@@ -401,7 +396,7 @@ async def run_eagerly(running: Coroutine[Any, Any, Any]) -> Any:
     result: Any
     try:
         result = await running
-        is_stream = isinstance(result, AsyncIterator) and resources.has_opened
+        is_stream = isinstance(result, AsyncIterator) and bool(resources.entries)
     finally:
         opened_eagerly.reset(token)
         if not is_stream:

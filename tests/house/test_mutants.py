@@ -171,8 +171,8 @@ MORE_MUTANTS = [
     ),
     Mutant(
         "values that the reader of a failed stream has not taken are dropped",
-        "actors/stream_buffer.py", "        self._error = error\n        self.held.clear()\n",
-        "        self._error = error\n",
+        "actors/stream_buffer.py", "        self.error = error\n        self.held.clear()\n",
+        "        self.error = error\n",
         "tests/engine/test_ends_of_streams_as_values.py",
     ),
     Mutant(
