@@ -475,7 +475,7 @@ class NodeActor:
         retrying_seconds, retrying_error = self.retrying()
         limited, instance = self.limiter.limit < UNLIMITED, self.bound._instance
         return changed(
-            _NOTHING,  # as for channels
+            NOTHING,  # as for channels
             graph=self.graph,
             node=self.name,
             completed=self.completed,
@@ -498,7 +498,7 @@ class NodeActor:
         )
 
 
-_NOTHING: Final = ActorStatistics(
+NOTHING: Final = ActorStatistics(
     "", "", 0, 0, 0, 0, 0, None, None, ChannelStatistics(0, None, 0, 0, 0, 0, 0, 0.0, 0.0)
 )  # fmt: skip
 _reported: WeakSet[object] = WeakSet()  # the functions of nodes that were reported, in any scope

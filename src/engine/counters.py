@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..actors.node_actor import UNLIMITED, NodeActor
+from ..actors.node_actor import NOTHING, UNLIMITED, NodeActor
 from ..telemetry import names
 from ..telemetry.counters import INBOX_COUNTERS, changed, less
 from ..telemetry.metrics import Reading, Series, series
@@ -182,7 +182,7 @@ def step_sites(wired: list[Wired], room: Room | None) -> list[StepSite]:
             assert is_node(node)
             execution, is_stream = node.runs_on, actor.bound._spans_others
             first = StepSnapshot(  # it keeps no actor alive, but its scope does, so that no other actor gets its id
-                actor.statistics(), key=id(actor), runs_on=execution._place,
+                NOTHING, key=id(actor), runs_on=execution._place,
                 holds_loop=execution._is_inline and not node.is_async and not is_stream, gathers=execution._gathers,
                 holds=execution._holds, is_on_loop=execution._is_inline, owns_loop=execution._runs_loop,
                 pool=execution._pool, batch_size=0 if execution._holds is None else execution._batch.max_size,

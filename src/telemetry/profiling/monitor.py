@@ -17,7 +17,7 @@ from .recording import Profile
 from .records import FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
 from .sums import Sums
 from .timeline import TimelineRecorder
-from .watching import OpenScopes, settled, snapshot_of, thread_seconds
+from .watching import OpenScopes, Slices, settled, snapshot_of, thread_seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +152,7 @@ class Monitor:
         now, before = perf_counter(), self._looked
         hosts = settled(lambda: collectors.hosts)
         scopes = tuple([one for host in hosts for _, one in self._scopes.look(host)])
+        slices = Slices()
         sums, read = self._scopes.taken()
         self._minute.add(now, [(name, node.timed.durations) for name, node in sums.nodes.items()])
         loop_seconds = self._loop_seconds(hosts)
@@ -162,8 +163,10 @@ class Monitor:
         if before is not None:
             evidence = self._scopes.evidence_of(sums, read, now - before, loop_seconds)
             lately, told = Profile(lambda: evidence, TimelineRecorder(now), {}), evidence.sentences()
+            slices.pause()
             self._agree_on(lately.verdict if sums.nodes else None)
         self._scopes.look_anew()
+        slices.pause()
         return Snapshot(
             self._process, scopes, lately, items=items, in_flight=in_flight, failures=failures(),
             stuck=self._scopes.stuck(), verdict=self._verdict, evidence=told, work=self._work(sums),

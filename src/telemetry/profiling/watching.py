@@ -4,7 +4,7 @@ import asyncio
 import sys
 import threading
 from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -33,8 +33,29 @@ _ATTEMPTS = 100
 _LEAST_PAUSE_SECONDS: Final = 0.001
 
 
-# For how long a look at many scopes may keep the GIL from event loops at a time.
-_SLICE_SECONDS: Final = 0.005
+# For how long a look may keep the GIL from event loops at a time.
+_SLICE_SECONDS: Final = 0.004
+_PAUSE_SECONDS: Final = 0.0005
+
+
+class Slices:
+    """Has a look in a thread of its own go on in slices, so that event loops get the GIL in between."""
+
+    def __init__(self) -> None:
+        self._sleeps = running_loop() is None
+        self._began = perf_counter()
+
+    def pause(self) -> None:
+        """Release the GIL for a moment at the end of a slice; without the lock of `OpenScopes`."""
+        if self._sleeps and perf_counter() - self._began > _SLICE_SECONDS:
+            sleep(_PAUSE_SECONDS)
+            self._began = perf_counter()
+
+    def of(self, items: Iterable[T]) -> Iterator[T]:
+        """Yield items, with pauses."""
+        for item in items:
+            yield item
+            self.pause()
 
 
 class _Since(NamedTuple):
@@ -128,16 +149,12 @@ class OpenScopes(collectors.Collector):
         Scopes that were not measured yet are measured from now on.
         """
         found: list[tuple[ProfiledScope, ScopeSnapshot]] = []
-        began = perf_counter()
+        slices = Slices()
         if host.loop_thread is not None:
             self.loop_threads.add(host.loop_thread)
         for scope in settled(host.open_scopes):
-            with self.lock:
-                snapshot = self._look_at(scope, host)
-            found.append((scope, snapshot))
-            if perf_counter() - began > _SLICE_SECONDS and running_loop() is not host.loop:
-                sleep(_SLICE_SECONDS)  # without the GIL: an event loop needs it now
-                began = perf_counter()
+            found.append((scope, self._look_at(scope, host, slices)))
+            slices.pause()
         with self.lock:  # a stream that closes meanwhile is reported afterwards
             for reader in settled(host.open_readers):
                 if (read := self._readers.get(reader)) is not None:
@@ -146,24 +163,30 @@ class OpenScopes(collectors.Collector):
                 self._watch(reader.loop).readers.add(reader)
         return found
 
-    def _look_at(self, scope: ProfiledScope, host: Host) -> ScopeSnapshot:
-        self._add_vanished()
-        if host.loop is not None:
-            watch = self._watch(host.loop)
-            watch.thread = watch.thread or host.loop_thread
-            watch.scopes.add(scope)
-        since, [activity] = self._since.get(id(scope)), settled(lambda: [scope.activity()])
+    def _look_at(self, scope: ProfiledScope, host: Host, slices: Slices) -> ScopeSnapshot:
+        with self.lock:
+            self._add_vanished()
+            if host.loop is not None:
+                watch = self._watch(host.loop)
+                watch.thread = watch.thread or host.loop_thread
+                watch.scopes.add(scope)
+            since = self._since.get(id(scope))
+            if since is None:
+                _in_thread_of(host.loop, partial(scope.measure, on=True, depths=self._counts_depths))
+        [activity] = settled(lambda: [scope.activity()])
         if since is None:
-            _in_thread_of(host.loop, partial(scope.measure, on=True, depths=self._counts_depths))
-            snapshot = snapshot_of(scope)
+            snapshot = snapshot_of(scope, slices)
         elif activity is not None and activity == since.activity:
             admitted = None if scope.admitted is None else scope.admitted()
             # no step has moved
             snapshot = replace(since.snapshot, seconds=perf_counter(), admitted=admitted, cuts=scope.cuts)
         else:
-            snapshot = snapshot_of(scope)
-            self._sums.add(since.snapshot, snapshot)
-        self._since[id(scope)] = _Since(ref(scope), host.loop, snapshot, activity)
+            snapshot = snapshot_of(scope, slices)
+        with self.lock:
+            if self._since.get(id(scope)) is since:  # else it was closed meanwhile, or looked at
+                if since is not None and snapshot.steps is not since.snapshot.steps:
+                    self._sums.add(since.snapshot, snapshot)
+                self._since[id(scope)] = _Since(ref(scope), host.loop, snapshot, activity)
         return snapshot
 
     def taken(self) -> tuple[Sums, "Read"]:
@@ -258,9 +281,9 @@ class OpenScopes(collectors.Collector):
                 self._sums.add(since.snapshot, last)
 
 
-def snapshot_of(scope: ProfiledScope) -> ScopeSnapshot:
+def snapshot_of(scope: ProfiledScope, slices: Slices | None = None) -> ScopeSnapshot:
     """Return what the nodes of a scope do now; on any thread."""
-    steps = tuple(settled(scope.step_snapshots))
+    steps = tuple(settled(lambda: scope.step_snapshots() if slices is None else slices.of(scope.step_snapshots())))
     admitted = None if scope.admitted is None else scope.admitted()
     return ScopeSnapshot(
         id(scope), perf_counter(), steps, admitted, scope.id, scope.kind, scope.opened_at,
