@@ -97,7 +97,7 @@ NAMES = {
 # What the metadata of such a file say of a model, in the order of Config.
 SIZES = (
     "embedding_length", "feed_forward_length", "block_count", "attention.head_count", "attention.head_count_kv",
-    "context_length", "attention.layer_norm_rms_epsilon",
+    "context_length", "attention.layer_norm_rms_epsilon", "rope.freq_base",
 )  # fmt: skip
 
 
@@ -110,8 +110,9 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Floats]) -> tup
     if (architecture := metadata.get("general.architecture")) != "llama":
         raise ValueError(f"the architecture is {architecture!r}; only 'llama' can be run")
     about = {name.removeprefix("llama."): value for name, value in metadata.items() if name.startswith("llama.")}
-    sizes = (len(metadata["tokenizer.ggml.tokens"]), *(about[name] for name in SIZES))
-    config = Config(*sizes, rope_theta=about.get("rope.freq_base", 10000.0))
+    about.setdefault("rope.freq_base", 10000.0)
+    sizes = [about[name] for name in SIZES]
+    config = Config(len(metadata["tokenizer.ggml.tokens"]), *sizes)
     scaled = sorted(name for name in about if "rope.scal" in name and about[name] != "none")
     if scaled or about.get("rope.dimension_count", config.head_size) != config.head_size:
         raise ValueError(
