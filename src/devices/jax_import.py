@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeGuard, TypeVar, 
 
 from .._errors import DeviceError, MissingExtraError
 from .._public import LateModule
-from .wrong_fusions import StartOfBackends, compiler_options
+from .wrong_fusions import compiler_options, starting_without_wrong_fusions
 
 if TYPE_CHECKING:
     import jax
@@ -107,7 +107,6 @@ def is_device(value: object) -> TypeGuard[Device]:
 
 # Starting JAX changes the environment of the process and restores it, so only one thread at a time may do that.
 _starting = threading.Lock()
-_start = StartOfBackends()
 
 _is_started = False
 _stayed_in_parent = False
@@ -163,7 +162,7 @@ def _start_backends() -> None:
     set_by_jax = {} if loaded_before else {key: value for key, value in os.environ.items() if before.get(key) != value}
     _is_started = True
     try:
-        with _start.with_flag():
+        with starting_without_wrong_fusions():
             all_devices()
     except (RuntimeError, AssertionError) as error:  # without a GPU, JAX_PLATFORMS=cuda fails an assertion of JAX
         asked = cast("str | None", getattr(jax.config, "jax_platforms", None))

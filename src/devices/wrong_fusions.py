@@ -48,40 +48,38 @@ def compiler_options(platform: str) -> dict[str, str] | None:
     return {XLA_OPTION: ""} if platform == "cpu" and is_avoided() else None
 
 
-class StartOfBackends:
-    """Starts JAX's backends so that they leave the fusions out of every program of the process.
+_backends_started = False  # with the flag, or with a warning that they were started without it
+
+
+@contextmanager
+def starting_without_wrong_fusions() -> Generator[None]:
+    """Leave the fusions out of every program of the process, if JAX's backends start inside of this context.
 
     XLA reads `XLA_FLAGS` once, when the first backend starts. A flag that is set later has no effect in this process,
-    and aborts a child process whose jaxlib does not know it.
+    and aborts a child process whose jaxlib does not know it. Only one thread at a time may be inside.
     """
-
-    def __init__(self) -> None:
-        self._is_over = False
-
-    @contextmanager
-    def with_flag(self) -> Generator[None]:
-        """Put the flag into `XLA_FLAGS` while the backends start. Only one thread at a time may be inside."""
-        given = os.environ.get("XLA_FLAGS")
-        flags = given or ""
-        if self._is_over or not is_avoided() or _has_flag(flags):
-            yield
-            return
-        if _have_started() or (flags.strip() and not flags.lstrip().startswith("-")):  # no "-": a file with the flags
-            self._is_over = True
-            _warn()
-            yield
-            return
-        # The flag comes after the flags of the user, because XLA takes the last of two equal flags.
-        os.environ["XLA_FLAGS"] = flags = f"{flags} {XLA_FLAG}".lstrip()
-        try:
-            yield
-            self._is_over = True
-        finally:
-            if os.environ.get("XLA_FLAGS") == flags:
-                if given is None:
-                    del os.environ["XLA_FLAGS"]
-                else:
-                    os.environ["XLA_FLAGS"] = given
+    global _backends_started  # noqa: PLW0603 - one for the process, as the backends are
+    given = os.environ.get("XLA_FLAGS")
+    flags = given or ""
+    if _backends_started or not is_avoided() or _has_flag(flags):
+        yield
+        return
+    if _have_started() or (flags.strip() and not flags.lstrip().startswith("-")):  # no "-": a file with the flags
+        _backends_started = True
+        _warn()
+        yield
+        return
+    # The flag comes after the flags of the user, because XLA takes the last of two equal flags.
+    os.environ["XLA_FLAGS"] = flags = f"{flags} {XLA_FLAG}".lstrip()
+    try:
+        yield
+        _backends_started = True
+    finally:
+        if os.environ.get("XLA_FLAGS") == flags:
+            if given is None:
+                del os.environ["XLA_FLAGS"]
+            else:
+                os.environ["XLA_FLAGS"] = given
 
 
 def _has_flag(flags: str) -> bool:
