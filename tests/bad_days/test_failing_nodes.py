@@ -106,24 +106,25 @@ def graph_of(node: str) -> ps.Graph[[int], int]:
 @pytest.mark.parametrize("node", RAISERS)
 async def test_a_raise_in_every_kind_of_node_under_every_scheduler(node: str) -> None:
     graph = graph_of(node)
-    for scheduler in SCHEDULERS:
-        with pytest.raises(LookupError) as raised:
-            await engine.run(graph(3), scheduler=scheduler)
-        assert raised.value.args == (3,)
-        assert raised.value.__notes__ == [f"in node {node!r} of graph 'line', item 0, attempt 1"]
+    async with engine.Engine() as own:  # which starts worker processes once
+        for scheduler in SCHEDULERS:
+            with pytest.raises(LookupError) as raised:
+                await own.run(graph(3), scheduler=scheduler)
+            assert raised.value.args == (3,)
+            assert raised.value.__notes__ == [f"in node {node!r} of graph 'line', item 0, attempt 1"]
 
-        async with engine.stream((graph(x) for x in range(2)), scheduler=scheduler) as stream:
-            outcomes = [outcome async for outcome in stream.outcomes()]
-        assert [repr(outcome.error) for outcome in outcomes] == ["LookupError(0)", "LookupError(1)"]
-        assert [outcome.error.__notes__ for outcome in outcomes if outcome.error is not None] == [
-            [f"in node {node!r} of graph 'line', item {item}, attempt 1"] for item in range(2)
-        ]
+            async with own.stream((graph(x) for x in range(2)), scheduler=scheduler) as stream:
+                outcomes = [outcome async for outcome in stream.outcomes()]
+            assert [repr(outcome.error) for outcome in outcomes] == ["LookupError(0)", "LookupError(1)"]
+            assert [outcome.error.__notes__ for outcome in outcomes if outcome.error is not None] == [
+                [f"in node {node!r} of graph 'line', item {item}, attempt 1"] for item in range(2)
+            ]
 
-        async with engine.deploy(graph, scheduler=scheduler) as service:
-            for item in range(2):
-                with pytest.raises(LookupError) as raised:
-                    await service(item)
-                assert raised.value.__notes__ == [f"in node {node!r} of graph 'line', item {item}, attempt 1"]
+            async with own.deploy(graph, scheduler=scheduler) as service:
+                for item in range(2):
+                    with pytest.raises(LookupError) as raised:
+                        await service(item)
+                    assert raised.value.__notes__ == [f"in node {node!r} of graph 'line', item {item}, attempt 1"]
 
 
 @pytest.mark.parametrize("scheduler", SCHEDULERS)
