@@ -232,6 +232,10 @@ class Order(StageIterator[Record[None]]):
         self.epoch, self.step = state["epoch"], state["step"]
         self._block, self._permutation = [], None
 
+    def __length_hint__(self) -> Any:
+        """Return how many records are left."""
+        return NotImplemented if self._epochs is None else (self._epochs - self.epoch) * len(self._places) - self.step
+
     def after(self, count: int, epochs: int | None) -> dict[str, int]:
         """Return the place behind `count` records of an order that had `epochs` epochs."""
         epoch, step = divmod(count, len(self._places)) if self._places else (0, 0)
@@ -298,6 +302,13 @@ class OrderOfBatches(Order):
         """Go on from a place."""
         super().restore(state)
         self._places_left = ()
+
+    def __length_hint__(self) -> Any:
+        """Return how many batches are left."""
+        if self._epochs is None:
+            return NotImplemented
+        records, size = super().__length_hint__(), self._size
+        return records // size if self._settings["drop_remainder"] else -(-records // size)
 
     def after(self, count: int, epochs: int | None) -> dict[str, int]:
         """Return the place behind `count` batches of an order that had `epochs` epochs.

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from operator import length_hint
 from time import perf_counter, time
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
@@ -32,6 +33,7 @@ from .node import CallSite, Execution, Node, Scope, Site, is_node
 from .options import ChosenScheduler, ExecutionOptions
 from .pools import Pools
 from .program import Plan, PlannedStep, Program, Unit, Wired
+from .stages import StageIterator
 from .stream_map import JoinedMap, Stage, StreamMap, mapping, pass_on
 from .tracing.template import Read, Template, arguments_builder, is_known, reads, value_of
 
@@ -98,7 +100,7 @@ class Wiring(Scope):
         self.admitted: Callable[[], tuple[int, int]] | None = None
         self.progress: Callable[[], tuple[int, int | None]] | None = None
         if saving is not None:
-            self.progress = lambda: (saving.position(), None)
+            self.progress = lambda: _progress_of(saving)
         self.stored: Cuts | None = None  # by durable loops
         self._device_strategy = device_strategy
         self._threads = threads
@@ -473,6 +475,13 @@ def _goes_on(actor: NodeActor) -> bool:
 
 # Of a larger graph, looks have an actor time its handlers once an item is in the actor, or has left it.
 _MOST_AT_ONCE: Final = 64
+
+
+def _progress_of(saving: "Checkpointer") -> tuple[int, int | None]:
+    """Return how many records the source has given, and will have; if that is unknown, how many values were taken."""
+    source = saving.source
+    left = length_hint(source, -1) if isinstance(saving.source, StageIterator) else -1  # runs no code of users
+    return (saving.position(), None) if left < 0 else (saving.record, saving.record + left)
 
 
 def _measure(actors: Sequence[NodeActor], measured: tuple[int, int], nodes: int = 0) -> None:

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterator
 from functools import partial
 from itertools import permutations
+from operator import length_hint
 from typing import Any
 
 import numpy as np
@@ -174,6 +175,8 @@ def test_batches_have_the_same_records_in_the_same_order(
     expected = [batch for batch in expected if not drop or len(batch) == size]
     batches = asyncio.run(collected(data.order(Numbers(length), batch=size, **settings)))
     assert list(map(len, batches)) == list(map(len, expected))
+    assert length_hint(data.order(Numbers(length), **settings)) == len(records)
+    assert length_hint(data.order(Numbers(length), batch=size, **settings)) == len(expected)
     for batch, ones in zip(batches, expected, strict=True):
         for name in ("epoch", "position", "index", "seed"):
             assert getattr(batch, name).tolist() == [getattr(one, name) for one in ones]
