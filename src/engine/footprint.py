@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -21,7 +21,7 @@ from .graph import NO_KEY, Call
 from .node import Node, is_node
 from .one_call_stream import StreamingCall, ValuesStream
 from .options import ExecutionOptions
-from .program import Plan, PlannedStep, Wired
+from .program import Plan, Wired
 from .scope import Runtime, Scope
 from .sizes import is_reader, size_of, sizes_of
 from .stages import StageIterator
@@ -130,7 +130,7 @@ async def memory_of_call(
         items: how many values of a stream are read; None for all.
     """
     plan = call.graph._planned(options)
-    steps = list(_steps(plan))
+    steps = [(one.name, step) for one in (plan, *plan._all_bodies) for step in one.steps]
     before = {
         program.program: program.calls
         for _, step in steps
@@ -167,8 +167,8 @@ async def memory_of_plan(runtime: Runtime, plan: Plan, options: ExecutionOptions
     unknown: list[str] = []
     nodes: list[NodeMemory] = []
     try:
-        wired = await scope.prepare(plan)
-        for one in _wired(scope, wired):
+        await scope.prepare(plan)
+        for one in filter(None, map(scope.wiring.wired, (plan, *plan._all_bodies))):
             known = dict(zip(one.program.plan.trace.resources.values(), one.program.blank, strict=False))
             for unit in one.program.units:
                 executor = executor_of(unit.step)
@@ -183,24 +183,6 @@ async def memory_of_plan(runtime: Runtime, plan: Plan, options: ExecutionOptions
     finally:
         await scope.close()
     return MemoryReport(plan.name, tuple(nodes), without_sample=tuple(unknown))
-
-
-def _wired(scope: Scope, wired: Wired) -> Iterator[Wired]:
-    """Yield the actors of a plan, and the actors of its bodies."""
-    yield wired
-    for step in wired.program.plan.steps:
-        for body in step.run_bodies:
-            inner = scope.wiring.wired(body)
-            assert inner is not None
-            yield from _wired(scope, inner)
-
-
-def _steps(plan: Plan) -> Iterator[tuple[str, PlannedStep]]:
-    for step in plan.steps:
-        yield plan.name, step
-    for step in plan.steps:
-        for body in step.run_bodies:
-            yield from _steps(body)
 
 
 class _WatchedScope(OwnScope):
