@@ -3,6 +3,7 @@
 import asyncio
 import sys
 from collections.abc import AsyncIterator, Iterable
+from contextlib import closing
 from time import thread_time
 from typing import Any, Self
 
@@ -21,6 +22,40 @@ async def profile_of(calls: Iterable[ps.Call[Any]]) -> telemetry.Profile:
             async for _ in results:
                 pass
     return profile
+
+
+async def look_at(calls: Iterable[ps.Call[Any]]) -> telemetry.Verdict:
+    """Returns the verdict of a live look at a stream."""
+    with closing(telemetry.Monitor()) as monitor:
+        monitor.snapshot()
+        async with engine.stream(calls) as results:
+            async for _ in results:
+                pass
+        lately = monitor.snapshot().lately
+    assert lately is not None
+    return lately.verdict
+
+
+async def test_a_live_look_names_a_compilation_and_a_device() -> None:
+    @ps.device_node(device="cpu")
+    def embed(x: jax.Array) -> jax.Array:
+        for _ in range(8):
+            x = jnp.sin(x) * 2
+        return x
+
+    @ps.device_node(device="cpu")
+    def multiply(x: jax.Array) -> jax.Array:
+        for _ in range(30):
+            x = jnp.tanh(x @ x)
+        return x
+
+    search, heavy, square = ps.graph(embed), ps.graph(multiply), np.ones((400, 400), np.float32)
+    verdict = await look_at(search(np.ones(number + 1, np.float32)) for number in range(20))
+    assert (verdict.node, verdict.limit) == ("embed", "compilation")
+    assert verdict.reason.startswith("it is compiled again and again, 19 times, because of the shape of x: ")
+    await engine.run(heavy(square))
+    verdict = await look_at(heavy(square) for _ in range(20))
+    assert (verdict.node, verdict.limit) == ("multiply", "device"), str(verdict)
 
 
 @ps.node

@@ -24,7 +24,7 @@ LIMITS = {
     "saving": Figures(lines=1910, largest_file=558, slots=0, branches=20, broad_excepts=3),
     "serving": Figures(lines=1211, largest_file=297, slots=2, branches=18, broad_excepts=1),
     "studio": Figures(lines=2994, largest_file=367, slots=0, branches=13, broad_excepts=1),
-    "telemetry": Figures(lines=3757, largest_file=483, slots=8, branches=15, broad_excepts=3),
+    "telemetry": Figures(lines=3771, largest_file=483, slots=8, branches=15, broad_excepts=3),
     "testing": Figures(lines=513, largest_file=165, slots=1, branches=5, broad_excepts=2),
 }
 

@@ -16,6 +16,7 @@ import pytest
 
 import penstock as ps
 from penstock import engine, telemetry
+from tests.telemetry.test_remedies import Look
 from tests.telemetry.virtual_time import VirtualTime
 
 
@@ -433,6 +434,15 @@ async def profile_beside(victim: Any, *, is_spinning: bool = True) -> telemetry.
 def node_of(profile: telemetry.Profile, name: str) -> telemetry.NodeProfile:
     [found] = [node for node in profile.nodes if node.node == name]
     return found
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")
+async def test_a_live_look_names_the_node_that_holds_the_gil(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "profile", Look)
+    look: Any = await profile_beside(sleep_in_c)
+    verdict = look.lately.verdict
+    assert (verdict.node, verdict.limit) == ("spin", "gil"), str(verdict)
+    assert 'runs_on="process"' in verdict.remedy
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="nobody else says what the threads of a process do")

@@ -1,6 +1,7 @@
 """Monitor: snapshots of all scopes of the process, and what their nodes did from one snapshot to the next."""
 
 import os
+from collections import deque
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -14,7 +15,7 @@ from . import collectors
 from .durations import LastMinute, Latency
 from .limits import Verdict
 from .recording import Profile
-from .records import FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
+from .records import DeviceWork, FailureLook, Host, ItemLook, NodeWork, ScopeSnapshot, StepContents, StuckLoop
 from .sums import Sums
 from .timeline import TimelineRecorder
 from .watching import OpenScopes, Slices, settled, snapshot_of, thread_seconds
@@ -120,6 +121,23 @@ def _contents(hosts: Iterable[Host]) -> dict[Hashable, StepContents]:
 _Limit: TypeAlias = tuple[str | None, str | None, str]  # graph, node and kind
 
 
+class _Watched(OpenScopes):
+    """The collector of a monitor.
+
+    Attributes:
+        compiled_again: the nodes of programs that were compiled again, and why, since the last snapshot.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(_LOOK_SECONDS, counts_depths=False)
+        self.compiled_again: deque[tuple[str, tuple[tuple[str, str], ...]]] = deque(maxlen=1000)
+
+    def device_worked(self, work: DeviceWork) -> None:
+        """Keep why a program was compiled again; on any thread."""
+        if work.again:
+            self.compiled_again.append((work.node, work.again))
+
+
 class Monitor:
     """Takes snapshots of all scopes of this process, each with a profile of the time since the one before.
 
@@ -130,7 +148,7 @@ class Monitor:
 
     def __init__(self) -> None:
         self._process = os.getpid()
-        self._scopes = OpenScopes(_LOOK_SECONDS, counts_depths=False)
+        self._scopes = _Watched()
         self._scopes.gil_watch.start()
         self._threads: dict[int, float] = {}
         self._looked: float | None = None
@@ -161,7 +179,13 @@ class Monitor:
         lately: Profile | None = None
         told: tuple[str, ...] = ()
         if before is not None:
-            evidence = self._scopes.evidence_of(sums, read, now - before, loop_seconds)
+            # Without a timeline, a device counts as used while items are in its node.
+            covered = {name: min(sums.nodes[name].held_seconds, now - before) for name in sums.on_devices()}
+            again = [self._scopes.compiled_again.popleft() for _ in range(len(self._scopes.compiled_again))]
+            evidence = replace(
+                self._scopes.evidence_of(sums, read, now - before, loop_seconds), covered_seconds=covered,
+                compiled_again=again,
+            )  # fmt: skip
             lately, told = Profile(lambda: evidence, TimelineRecorder(now), {}), evidence.sentences()
             slices.pause()
             self._agree_on(lately.verdict if sums.nodes else None)

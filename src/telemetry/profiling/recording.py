@@ -103,17 +103,10 @@ class _Recording(OpenScopes):
             now = perf_counter()
             sums, read = self.sums()
             cpu_seconds = self._loop_seconds()
-        on_devices = {
-            name
-            for name, node in sums.nodes.items()
-            # An actor that calls functions on a device does other work as well, but not while one is compiled.
-            if node.timed.outside.device_seconds
-            and (node.step.gathers or node.timed.outside.compile_seconds > (node.busy_seconds or 0.0) / 2)
-        }
         evidence = replace(
             self.evidence_of(sums, read, now - self._began, cpu_seconds),
-            covered_seconds=self.timeline.covered_seconds(on_devices), compiled_again=self.timeline.compiled_again(),
-            starting_seconds=union_seconds(self._starts, self._began),
+            covered_seconds=self.timeline.covered_seconds(sums.on_devices()),
+            compiled_again=self.timeline.compiled_again(), starting_seconds=union_seconds(self._starts, self._began),
         )  # fmt: skip
         # Only if needed: it takes a while to look through the timeline, which only shows which nodes do not hold the
         # loop.

@@ -234,6 +234,18 @@ class Sums:
         place_seconds = sum(group.place_seconds for group in self.own_places(node)) or node.open_seconds
         return None if node.busy_seconds is None or not place_seconds else node.held_seconds / place_seconds
 
+    def on_devices(self) -> set[Name]:
+        """Return the nodes whose items devices work on.
+
+        An actor that calls functions on a device does other work as well, but not while one is compiled.
+        """
+        return {
+            name
+            for name, node in self.nodes.items()
+            if node.timed.outside.device_seconds
+            and (node.step.gathers or node.timed.outside.compile_seconds > (node.busy_seconds or 0.0) / 2)
+        }
+
     def own_places(self, node: NodeSum) -> list[Group]:
         """Return the groups of places that are a node's own, not those of a pool."""
         return [group for group in map(self.groups.__getitem__, node.places) if not group.is_pool]
