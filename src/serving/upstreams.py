@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache, partial
+from time import perf_counter
 from typing import Any, Final, Self
 from uuid import uuid4
 
@@ -24,6 +25,7 @@ _OWN_FAULTS: Final = (400, 404, 413, 422)  # of the request: no other upstream w
 _TOLD: Final = {429: 429, 503: 503}  # any other failure is a bad gateway
 _PREFIXES: Final = 10_000  # that are remembered, some 200 bytes each
 _MAX_LINE: Final = 64 << 20
+_AT_ONCE_SECONDS: Final = 1.0
 _url_of: Final = lru_cache(1000)(httpx.URL)  # which takes httpx a while to parse
 
 Messages = list[dict[str, Any]]
@@ -261,24 +263,24 @@ def upstream(
 
 
 async def _send(client: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
-    """Send a request; again if a connection that had been idle is closed before the response begins.
+    """Send a request; once again if a connection that had been idle is closed at once.
 
     A server may close an idle connection at any time, also in the moment in which the next request is sent. llama.cpp
     does so after each stream, and says nothing of it in its response.
     """
-    is_new = False
+    is_new, sent_at = False, perf_counter()
 
     async def trace(event: str, _: object) -> None:
         nonlocal is_new
         is_new = is_new or event == "connection.connect_tcp.started"
 
     request.extensions["trace"] = trace
-    while True:
-        try:
-            return await client.handle_async_request(request)
-        except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
-            if is_new:
-                raise
+    try:
+        return await client.handle_async_request(request)
+    except (httpx.RemoteProtocolError, httpx.ReadError, httpx.WriteError):
+        if is_new or perf_counter() - sent_at > _AT_ONCE_SECONDS:  # the server may have begun to work on the request
+            raise
+    return await client.handle_async_request(request)
 
 
 def _passed_on(messages: Messages, request: Base | None, model: str | None) -> tuple[str, bytes]:

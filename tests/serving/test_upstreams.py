@@ -21,6 +21,7 @@ from penstock import engine, serving
 from tests.serving.openai_server import Messages, served
 
 ASKED: Messages = [{"role": "user", "content": "hi"}]
+CLIENTS = 4
 WORDS = ("one ", "two ", "three")
 
 
@@ -238,6 +239,39 @@ async def test_a_request_on_a_connection_that_the_server_closes_is_sent_again(
             statuses = [(await http.post("/v1/chat/completions", json=body)).status_code for _ in expected]
     # A connection that is new is not asked again: that request may be what the server cannot bear.
     assert (statuses, connections, asked) == (expected, 4, 7 if answers else 4)
+
+
+async def test_a_request_that_ends_its_connections_is_sent_twice_at_most() -> None:
+    posts = 0
+    has_all = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal posts
+        with contextlib.suppress(asyncio.IncompleteReadError):  # the client has left
+            for _ in range(2):
+                head = await reader.readuntil(b"\r\n\r\n")
+                await reader.readexactly(int(head.lower().partition(b"content-length:")[2].split()[0]))
+                posts += 1
+                if posts > CLIENTS:
+                    break
+                if posts == CLIENTS:
+                    has_all.set()
+                await has_all.wait()  # so that each of the first requests has a connection of its own
+                writer.write(b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: 2\r\n\r\n{}")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1") as server:
+        host, port = server.sockets[0].getsockname()
+        async with serving.upstream(f"http://{host}:{port}/v1") as small:
+
+            async def ask() -> None:
+                async with engine.stream(ps.graph(small.chat)(ASKED, None)) as parts:
+                    _ = [part async for part in parts]
+
+            await asyncio.gather(*(ask() for _ in range(CLIENTS)))
+            with pytest.raises(serving.UpstreamError, match="broken off"):
+                await ask()
+    assert posts == CLIENTS + 2
 
 
 async def test_a_breaker_refuses_and_tries_again() -> None:
