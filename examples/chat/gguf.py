@@ -23,8 +23,7 @@ def _nibbles(blocks: Records) -> npt.NDArray[Any]:
 
 
 def _scale(blocks: Records, name: str = "d") -> Floats:
-    scale: Floats = blocks[name][:, None].astype(np.float32)
-    return scale
+    return np.asarray(blocks[name][:, None], np.float32)
 
 
 # The name of a kind of tensor, how many numbers a block has, its layout, and how the numbers are made of it.

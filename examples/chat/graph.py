@@ -44,15 +44,12 @@ def asked_of(request: serving.Request, prompt: Sequence[int]) -> Asked:
     if not isinstance(top_k, int) or not 0 <= top_k <= 256:
         raise serving.APIError(400, f"top_k: it is 0 to 256, and not {top_k!r}", "top_k")
     return Asked(
-        prompt,
-        max_tokens=request.max_completion_tokens or request.max_tokens,
+        prompt, max_tokens=request.max_completion_tokens or request.max_tokens,
         temperature=TEMPERATURE if request.temperature is None else request.temperature,
-        top_k=top_k,
-        top_p=TOP_P if request.top_p is None else request.top_p,
+        top_k=top_k, top_p=TOP_P if request.top_p is None else request.top_p, likeliest=request.top_logprobs or 0,
         seed=secrets.randbits(32) if request.seed is None else request.seed % 2**32,
         stop=[request.stop] if isinstance(request.stop, str) else request.stop or (),
-        likeliest=request.top_logprobs or 0,
-    )
+    )  # fmt: skip
 
 
 def chat(

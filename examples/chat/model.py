@@ -22,16 +22,16 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import jax
 import jax.numpy as jnp
 import numpy as np
-import numpy.typing as npt
 from jax.tree_util import register_static
 
 from penstock.devices import Array
+
+from .gguf import Floats
 
 BLOCK = 128  # positions of the cache that are read at a time, or all if they are fewer
 CANDIDATES = 256  # tokens that top_k and top_p choose from; to find them costs a twentieth of a sort
 LIKELIEST = 20  # tokens that are told with their log probabilities; OpenAI's protocol asks for 20 at most
 
-Floats: TypeAlias = npt.NDArray[np.float32]
 Parameters: TypeAlias = dict[str, Array]
 State: TypeAlias = Any  # a pytree of arrays with a row for each slot
 
@@ -61,39 +61,26 @@ class Config:
 
     def shapes(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Give the name and the shape of each parameter; those of matrices are [outputs, inputs]."""
-        width, hidden = self.hidden_size, self.intermediate_size
-        narrow = self.num_key_value_heads * self.head_size
+        width, hidden, narrow = self.hidden_size, self.intermediate_size, self.num_key_value_heads * self.head_size
         yield "model.embed_tokens.weight", (self.vocab_size, width)
+        layer: dict[str, tuple[int, ...]] = {
+            "input_layernorm": (width,), "self_attn.q_proj": (width, width), "self_attn.k_proj": (narrow, width),
+            "self_attn.v_proj": (narrow, width), "self_attn.o_proj": (width, width),
+            "post_attention_layernorm": (width,), "mlp.gate_proj": (hidden, width), "mlp.up_proj": (hidden, width),
+            "mlp.down_proj": (width, hidden),
+        }  # fmt: skip
         for number in range(self.num_hidden_layers):
-            layer = f"model.layers.{number}"
-            yield f"{layer}.input_layernorm.weight", (width,)
-            yield f"{layer}.self_attn.q_proj.weight", (width, width)
-            yield f"{layer}.self_attn.k_proj.weight", (narrow, width)
-            yield f"{layer}.self_attn.v_proj.weight", (narrow, width)
-            yield f"{layer}.self_attn.o_proj.weight", (width, width)
-            yield f"{layer}.post_attention_layernorm.weight", (width,)
-            yield f"{layer}.mlp.gate_proj.weight", (hidden, width)
-            yield f"{layer}.mlp.up_proj.weight", (hidden, width)
-            yield f"{layer}.mlp.down_proj.weight", (width, hidden)
+            yield from ((f"model.layers.{number}.{name}.weight", shape) for name, shape in layer.items())
         yield "model.norm.weight", (width,)
 
 
 # The names of a GGUF file that stand for those above.
 NAMES = {
-    "token_embd": "model.embed_tokens",
-    "output_norm": "model.norm",
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-
-
+    "token_embd": "model.embed_tokens", "output_norm": "model.norm", "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj",
+}  # fmt: skip
 # What the metadata of such a file say of a model, in the order of Config.
 SIZES = (
     "embedding_length", "feed_forward_length", "block_count", "attention.head_count", "attention.head_count_kv",
@@ -115,9 +102,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Floats]) -> tup
     config = Config(len(metadata["tokenizer.ggml.tokens"]), *sizes)
     scaled = sorted(name for name in about if "rope.scal" in name and about[name] != "none")
     if scaled or about.get("rope.dimension_count", config.head_size) != config.head_size:
-        raise ValueError(
-            f"RoPE of another kind, {', '.join(scaled) or 'of a part of each head'}: no model here has that"
-        )
+        raise ValueError(f"RoPE of another kind cannot be run: {', '.join(scaled) or 'of a part of each head'}")
     parameters: Parameters = {}
     for name, value in tensors.items():
         short = name.removesuffix(".weight").split(".")  # blk, the layer, and the name
@@ -194,8 +179,8 @@ def hidden_states(
             parts = jnp.split(joined, (config.hidden_size, config.hidden_size + narrow), axis=-1)
         else:
             parts = [mapped(weights, inputs, f"self_attn.{letter}_proj") for letter in "qkv"]
-        heads = (each.reshape(*tokens.shape, -1, config.head_size).swapaxes(1, 2) for each in parts)
-        queries, keys, contents = heads
+        shape = (*tokens.shape, -1, config.head_size)
+        queries, keys, contents = (each.reshape(shape).swapaxes(1, 2) for each in parts)
         mixed, state = attend(rotated(queries), rotated(keys), contents, state)
         hidden += mapped(weights, mixed.swapaxes(1, 2).reshape(hidden.shape), "self_attn.o_proj")
         inputs = normalised(weights, hidden, "post_attention_layernorm")
@@ -226,7 +211,6 @@ class Model(Protocol):
 
     def state(self, slots: int) -> State:
         """Return the state of so many slots before any token."""
-        ...
 
     def prefill(
         self, parameters: Parameters, state: State, tokens: Array, slots: Array, positions: Array, lengths: Array
@@ -277,19 +261,19 @@ class Llama:
         """Take in a chunk of a prompt for some slots, as `Model` says."""
         lengths, places = jnp.asarray(lengths), jnp.arange(tokens.shape[1])
         at = jnp.where(places < lengths[:, None], jnp.asarray(positions)[:, None] + places, -1)
-        state, hidden = self._cached(parameters, state, jnp.asarray(tokens), at, jnp.asarray(slots))
+        hidden, state = self._cached(parameters, state, jnp.asarray(tokens), at, jnp.asarray(slots))
         last = jnp.take_along_axis(hidden, jnp.maximum(lengths - 1, 0)[:, None, None], axis=1)[:, 0]
         return state, mapped(parameters, last, "model.embed_tokens")
 
     def step(self, parameters: Parameters, state: State, tokens: Array, positions: Array) -> tuple[State, jax.Array]:
         """Take in one token for each of the first slots, as `Model` says."""
         at = jnp.asarray(positions)[:, None]
-        state, hidden = self._cached(parameters, state, jnp.asarray(tokens)[:, None], at, None)
+        hidden, state = self._cached(parameters, state, jnp.asarray(tokens)[:, None], at, None)
         return state, mapped(parameters, hidden[:, 0], "model.embed_tokens")
 
     def _cached(
         self, parameters: Parameters, state: State, tokens: jax.Array, at: jax.Array, slots: jax.Array | None
-    ) -> tuple[State, jax.Array]:
+    ) -> tuple[jax.Array, State]:
         """Write keys and contents of tokens into the cache, at these positions of these slots; attend to all before.
 
         Without slots, they are the first. A token at position -1 is written nowhere.
@@ -301,19 +285,17 @@ class Llama:
         blocks = at.max() // width + 1
 
         def block_of(cache: jax.Array, block: jax.Array) -> jax.Array:
-            begin = (0, block * width, 0)
             if slots is None:
-                return jax.lax.dynamic_slice(cache, (0, *begin), (rows, kinds, width, size))
-            parts = [jax.lax.dynamic_slice(cache, (slot, *begin), (1, kinds, width, size)) for slot in slots]
-            return jnp.concatenate(parts)
+                return jax.lax.dynamic_slice(cache, (0, 0, block * width, 0), (rows, kinds, width, size))
+            begins = ((slot, 0, block * width, 0) for slot in slots)
+            return jnp.concatenate([jax.lax.dynamic_slice(cache, at, (1, kinds, width, size)) for at in begins])
 
         def attend(queries: jax.Array, keys: jax.Array, contents: jax.Array, cache: State) -> tuple[jax.Array, State]:
             # A content that is no number would reach later requests of the slot, even with a share of 0.
             fresh = (keys, jnp.where(jnp.isfinite(contents), contents, 0))
-            cache = tuple(
-                old.at[which[:, None], :, written].set(new.swapaxes(1, 2), mode="drop")
-                for old, new in zip(cache, fresh, strict=True)
-            )
+            places = which[:, None], slice(None), written
+            pairs = zip(cache, fresh, strict=True)
+            cache = tuple(old.at[places].set(new.swapaxes(1, 2), mode="drop") for old, new in pairs)
             grouped = queries.reshape(rows, kinds, -1, size) * size**-0.5  # heads that share keys are rows of a product
 
             # Block by block, as far as the longest sequence needs; a block that a row does not see changes no bit.
@@ -321,23 +303,18 @@ class Llama:
                 most, total, mixed = sums
                 scores = grouped @ block_of(cache[0], block).swapaxes(2, 3)
                 sees = (block * width + jnp.arange(width)) <= jnp.maximum(at, 0)[:, None, :, None]
-                sees = jnp.broadcast_to(sees, (rows, grouped.shape[2] // length, length, width))
-                scores = jnp.where(sees.reshape(rows, 1, -1, width), scores, -jnp.inf)
+                scores = jnp.where(jnp.tile(sees, (1, 1, grouped.shape[2] // length, 1)), scores, -jnp.inf)
                 higher = jnp.maximum(most, scores.max(-1, keepdims=True))
                 shares, kept = jnp.exp(scores - higher), jnp.exp(most - higher)
-                return (
-                    higher,
-                    total * kept + shares.sum(-1, keepdims=True),
-                    mixed * kept + shares @ block_of(cache[1], block),
-                )
+                mixed = mixed * kept + shares @ block_of(cache[1], block)
+                return higher, total * kept + shares.sum(-1, keepdims=True), mixed
 
             first = (*grouped.shape[:3], 1)
             sums = (jnp.full(first, -jnp.inf), jnp.zeros(first), jnp.zeros(grouped.shape))
             _, total, mixed = jax.lax.fori_loop(0, blocks, add, sums)
             return jnp.reshape(mixed / total, queries.shape), cache
 
-        hidden, state = hidden_states(self.config, parameters, tokens, jnp.maximum(at, 0), attend, state)
-        return state, hidden
+        return hidden_states(self.config, parameters, tokens, jnp.maximum(at, 0), attend, state)
 
 
 # --- Sampling ---

@@ -33,19 +33,16 @@ class ChatTokenizer:
         tokens: list[str] = about["ggml.tokens"]
         merges = [(first, second) for first, _, second in (merge.partition(" ") for merge in about["ggml.merges"])]
         vocabulary = {token: number for number, token in enumerate(tokens)}
-        types: list[int] = about["ggml.token_type"]
-        self._control = {token: number for token, number in vocabulary.items() if types[number] == CONTROL}
+        types = zip(tokens, about["ggml.token_type"], strict=True)
+        self._control = {token: vocabulary[token] for token, kind in types if kind == CONTROL}
         self._tokenizer = Tokenizer(models.BPE(vocabulary, merges))
-        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-        )
+        pieces = [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+        self._tokenizer.pre_tokenizer = pre_tokenizers.Sequence(pieces)
         # A tokenizer shows a byte as a character: itself if it can be printed, else one from 256 on, in order.
         shown = sorted(pre_tokenizers.ByteLevel.alphabet(), key=ord)
         printed = [ord(character) for character in shown if ord(character) < 256]
         byte_of = dict(zip(shown, printed + sorted(set(range(256)) - set(printed)), strict=True))
-        self._bytes = [
-            b"" if token in self._control else bytes(byte_of[character] for character in token) for token in tokens
-        ]
+        self._bytes = [b"" if each in self._control else bytes(map(byte_of.__getitem__, each)) for each in tokens]
         end: int = about["ggml.eos_token_id"]
         self.ends = frozenset({end, self._control.get("<|endoftext|>", end)})
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
@@ -54,8 +51,7 @@ class ChatTokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Return the tokens of a text; the name of a control token is only text in it."""
-        found: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
-        return found
+        return list(self._tokenizer.encode(text, add_special_tokens=False).ids)
 
     def prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Return the tokens of a conversation, as the template of the model writes it, up to where its answer begins.

@@ -128,16 +128,20 @@ async def test_tokens_are_the_same_alone_in_a_crowd_and_beside_padding(
     async with asking(Llama(config, CONTEXT), parameters, rows) as ask:
         alone = [await ask(asked) for asked in requests[:3]]
         answers = alone + await asyncio.gather(*map(ask, requests))
-    count, others = 0, list[float]()
+    counts, others, distances = [0, 0], [0, 0], list[float]()  # of requests whose choice has no limits, and of others
     for asked, parts in zip(requests[:3] + requests, answers, strict=True):
         answer, begin = [part.token for part in parts], len(asked.prompt)
-        count += len(answer)
+        is_limited = asked.temperature == 0 or asked.top_k > 0 or asked.top_p < 1
+        counts[is_limited] += len(answer)
         assert len(answer) == asked.max_tokens
         whole = np.zeros(CONTEXT, np.int32)
         whole[: begin + len(answer)] = [*asked.prompt, *answer]
         scores, following = chosen(parameters, whole, sampling_of([asked]))
         expected = np.asarray(following)[begin - 1 : begin - 1 + len(answer)]
         places = begin + (expected != np.array(answer)).nonzero()[0]
-        others += [distance(np.asarray(scores)[place - 1], asked, int(place)) for place in places]
-    assert [far for far in others if far >= CLOSE] == []
-    assert len(others) <= max(1, count / 10_000), f"{len(others)} of {count} tokens are others"
+        others[is_limited] += len(places)
+        distances += [distance(np.asarray(scores)[place - 1], asked, int(place)) for place in places]
+    assert [far for far in distances if far >= CLOSE] == []
+    # Without limits, thousands of unlikely tokens have borders that are closer than float32 tells apart.
+    assert others[True] <= max(1, counts[True] / 10_000), f"{others} of {counts} tokens are others"
+    assert others[False] <= max(1, counts[False] / 50), f"{others} of {counts} tokens are others"
