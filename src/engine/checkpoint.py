@@ -144,7 +144,7 @@ class Checkpointer:
         all_begun: set when all sources go on from the newest snapshot, and none was refused; or when the call has
             ended.
         ends_at_once: whether the newest snapshot was made at the end of the stream; known when all sources have begun.
-        source: the only source, once it has begun, if it has state.
+        source, begun: the only source that has state, once it has begun, and how many records it had given before.
         is_done: whether the call has come to its end, so that `close` saves a last snapshot.
         on_failure: ends the call with an error.
 
@@ -193,6 +193,7 @@ class Checkpointer:
         self.costs = SavedSnapshots()
         self.cuts = Cuts(self._schedule.asked)
         self.source: Any = None
+        self.begun = 0
         self.is_done = False
         self.on_failure: Callable[[BaseException], object] = _ignored
 
@@ -310,7 +311,7 @@ class Checkpointer:
                 self._held[stop.name] = iterator
                 self.restore(stop.name, iterator)
                 if stop.is_source:
-                    self.source = iterator
+                    self.source, self.begun = iterator, self.record
                     # `state()` of the source may raise PlanError. Else this is its state at the first barrier.
                     self._first_states[stop.name] = self._encode(iterator.state(), stop.name, copy=True)
                 place = self._place_again(stop.placed)

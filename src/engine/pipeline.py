@@ -383,7 +383,7 @@ class Pipeline:
         """Tell looks how many of so many items have ended; in a deployment, streams share a scope, which has none."""
         window, wiring = self.window, self._scope.wiring
         if wiring.admitted is None:
-            wiring.progress = lambda: (window.completed + window.failed, total)
+            wiring.progress = lambda: (window.completed + window.failed, total, 0)
 
     def counters(self) -> Iterable[Reading]:
         """Return how many items have ended, by outcome, for metrics."""

@@ -98,7 +98,7 @@ class Wiring(Scope):
         self._bodies: Wiring | None = None
         self._room = room
         self.admitted: Callable[[], tuple[int, int]] | None = None
-        self.progress: Callable[[], tuple[int, int | None]] | None = None
+        self.progress: Callable[[], tuple[int, int | None, int]] | None = None
         if saving is not None:
             self.progress = lambda: _progress_of(saving)
         self.stored: Cuts | None = None  # by durable loops
@@ -477,11 +477,11 @@ def _goes_on(actor: NodeActor) -> bool:
 _MOST_AT_ONCE: Final = 64
 
 
-def _progress_of(saving: "Checkpointer") -> tuple[int, int | None]:
+def _progress_of(saving: "Checkpointer") -> tuple[int, int | None, int]:
     """Return how many records the source has given, and will have; if that is unknown, how many values were taken."""
     source = saving.source
     left = length_hint(source, -1) if isinstance(saving.source, StageIterator) else -1  # runs no code of users
-    return (saving.position(), None) if left < 0 else (saving.record, saving.record + left)
+    return (saving.position(), None, 0) if left < 0 else (saving.record, saving.record + left, saving.begun)
 
 
 def _measure(actors: Sequence[NodeActor], measured: tuple[int, int], nodes: int = 0) -> None:

@@ -192,11 +192,17 @@ async def test_a_stream_tells_its_progress_and_its_snapshots(path: Path, tmp_pat
                 await anext(values)
             await values.checkpoint()
             [saved] = asking.look()["scopes"]
+        async with engine.stream(doubled(data.order(range(100))), checkpoint=checkpoint) as values:
+            for _ in range(5):
+                await anext(values)
+            look = asking.look()
     assert half["total"] == 8
     assert 6 <= half["done"] <= 8
     assert (half["done"] == 8) == (half["left"] == 0)
     assert (saved["cut_asked"], saved["total"]) == ("every 2 values", 100)
     assert 5 <= saved["done"] < 100
+    [resumed] = look["scopes"]  # whose time left does not count what was done before it was opened
+    assert resumed["left"] > (look["when"] - resumed["opened"]) * (100 / resumed["done"] - 1) * 1.1
     assert saved["cuts"] >= 1
     assert saved["cut_bytes"] > 0
     assert 0 <= saved["cut_age"] < 60

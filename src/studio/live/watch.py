@@ -343,8 +343,8 @@ def _without_key(item: ItemLook) -> ItemLook:
 
 def _scope_look(scope: ScopeSnapshot, now: float) -> ScopeLook:
     admitted, most = scope.admitted or (None, None)
-    done, total = scope.progress or (None, None)
-    left = (now - scope.opened) * (total - done) / done if done and total else None
+    done, total, begun = scope.progress or (None, None, 0)
+    left = (now - scope.opened) * (total - done) / (done - begun) if done and total and done > begun else None
     cuts = scope.cuts or Cuts("")
     digests, names = zip(*scope.graphs, strict=True) if scope.graphs else ((), ())
     return ScopeLook(

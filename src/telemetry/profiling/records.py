@@ -202,8 +202,8 @@ class ScopeSnapshot:
         opened: when it was opened, in seconds since 1970.
         graphs: the digest of the drawing of each graph, and the name of the graph.
         cuts: the snapshots that it makes, or the states that its durable loops store; None if it makes none.
-        progress: of a stream or a saved call: how many items have ended, or values were taken; and how many there will
-            be, None if unknown. None for other scopes.
+        progress: of a stream or a saved call: how many items have ended, or values were taken; how many there will be,
+            None if unknown; and how many had ended before it was opened. None for other scopes.
     """
 
     key: int
@@ -215,7 +215,7 @@ class ScopeSnapshot:
     opened: float = 0.0
     graphs: tuple[tuple[str, str], ...] = ()
     cuts: Cuts | None = None
-    progress: tuple[int, int | None] | None = None
+    progress: tuple[int, int | None, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +346,7 @@ class ProfiledScope(Protocol):
 
     admitted: Callable[[], tuple[int, int]] | None
     opened_at: float
-    progress: Callable[[], tuple[int, int | None]] | None
+    progress: Callable[[], tuple[int, int | None, int]] | None
 
     @property
     def cuts(self) -> Cuts | None:
