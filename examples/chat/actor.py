@@ -23,9 +23,8 @@ import numpy as np
 
 import penstock as ps
 from penstock import devices, serving
-from penstock.devices import Array
 
-from .model import Model, Parameters, Sampled, Sampling, Slots, begin, go_on, open_slots
+from .model import Model, Parameters, Sampled, Sampling, begin, go_on, open_slots
 from .scheduler import Chunk, Scheduler
 
 
@@ -124,8 +123,7 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
 
     async def __aenter__(self) -> Self:
         """Compile the programs."""
-        device = devices.actor(self.device)
-        self._open = device.bind(opened)
+        self._device = device = devices.actor(self.device)
         # The state is donated from step to step; what the programs give besides is read with `to_host`.
         self._begin = device.bind(begin, donate_argnums=(2,), ready=False)
         self._go_on = device.bind(go_on, donate_argnums=(2,), ready=False)
@@ -140,12 +138,12 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
 
     async def __aexit__(self, *_: object) -> None:
         """Give the programs up."""
-        del self._open, self._begin, self._go_on
+        del self._device, self._begin, self._go_on
 
     async def loop(self, inbox: ps.Inbox[Work], /) -> None:
         """Answer requests until no more come."""
         self._scheduler, self._figures = Scheduler(self.rows[-1], self.sizes), defaultdict[str, float](float)
-        self._state = await self._open(self.model, np.zeros(self.rows[-1]))
+        self._state = await self._device.put(await asyncio.to_thread(open_slots, self.model, self.rows[-1]))
         answers = dict[int, Answer]()
         full = dict[int, asyncio.Task[None]]()  # the slots whose readers take no part now
         coming: asyncio.Task[Work] | None = None  # the next request, while there is nothing to compute
@@ -230,16 +228,10 @@ class Writer(ps.StreamActor[tuple[Parameters, Asked], Part]):
         is_end, is_last = token in self.ends, answer.written >= answer.limit
         text = answer.text.add(b"" if is_end else self.bytes_of(token), is_last=is_end or is_last)
         reason = "stop" if is_end or answer.text.stopped else "length" if is_last else None
-        likeliest = zip(sampled.likeliest[row].tolist(), sampled.likeliest_log_probabilities[row].tolist(), strict=True)
-        told = [*likeliest][: answer.asked.likeliest]
-        answer.work.put_nowait(Part(token, text, log_probability, told, reason))
+        others = (each[row][: answer.asked.likeliest].tolist() for each in sampled[2:])
+        answer.work.put_nowait(Part(token, text, log_probability, [*zip(*others, strict=True)], reason))
         if reason:
             answer.work.finish()
-
-
-def opened(model: Model, rows: Array) -> Slots:
-    """Return as many empty slots as there are rows."""
-    return open_slots(model, len(rows))
 
 
 def sampling_of(asked: Sequence[Asked]) -> Sampling:

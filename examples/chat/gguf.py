@@ -70,8 +70,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, Floats]]:
     tensors, pairs = take("<u8", 2)
     metadata = {text(): value(take("<u4")) for _ in range(pairs)}
     places = [(text(), [take("<u8") for _ in range(take("<u4"))], take("<u4"), take("<u8")) for _ in range(tensors)]
-    alignment = metadata.get("general.alignment", 32)
-    begin = -(-at // alignment) * alignment
+    begin = at + -at % metadata.get("general.alignment", 32)
     read: dict[str, Floats] = {}
     for name, shape, kind, offset in places:
         if kind not in KINDS:

@@ -10,6 +10,7 @@ Hugging Face's transformers. `begin` and `go_on` are the two programs of a decod
 - Shazeer, 2020, SwiGLU: https://arxiv.org/abs/2002.05202
 - Milakov and Gimelshein, 2018, softmax in one pass: https://arxiv.org/abs/1805.02867
 - Holtzman et al., 2019, nucleus sampling (top_p): https://arxiv.org/abs/1904.09751
+- Maddison et al., 2014, Gumbel's trick: https://arxiv.org/abs/1411.0030
 """
 
 # The types of JAX leave parameters of some functions open.
@@ -98,8 +99,7 @@ def from_gguf(metadata: Mapping[str, Any], tensors: Mapping[str, Floats]) -> tup
         raise ValueError(f"the architecture is {architecture!r}; only 'llama' can be run")
     about = {name.removeprefix("llama."): value for name, value in metadata.items() if name.startswith("llama.")}
     about.setdefault("rope.freq_base", 10000.0)
-    sizes = [about[name] for name in SIZES]
-    config = Config(len(metadata["tokenizer.ggml.tokens"]), *sizes)
+    config = Config(len(metadata["tokenizer.ggml.tokens"]), *(about[name] for name in SIZES))
     scaled = sorted(name for name in about if "rope.scal" in name and about[name] != "none")
     if scaled or about.get("rope.dimension_count", config.head_size) != config.head_size:
         raise ValueError(f"RoPE of another kind cannot be run: {', '.join(scaled) or 'of a part of each head'}")
@@ -207,7 +207,6 @@ class Model(Protocol):
     @property
     def context(self) -> int:
         """How many tokens a slot has room for, prompt and answer together."""
-        ...
 
     def state(self, slots: int) -> State:
         """Return the state of so many slots before any token."""
@@ -228,7 +227,6 @@ class Model(Protocol):
         Returns:
             The new state, and a score for each token to come after the chunk: float32 [rows, tokens].
         """
-        ...
 
     def step(self, parameters: Parameters, state: State, tokens: Array, positions: Array) -> tuple[State, jax.Array]:
         """Take in one token for each of the first slots; tokens and positions are int32 [rows].
@@ -238,7 +236,6 @@ class Model(Protocol):
         Returns:
             The new state, and a score for each token to come next: float32 [rows, tokens].
         """
-        ...
 
 
 @register_static
@@ -341,7 +338,7 @@ class Sampled(NamedTuple):
 def sample(logits: jax.Array, positions: Array, sampling: Sampling) -> Sampled:
     """Choose a token for each row of scores [rows, tokens].
 
-    The random number of a row depends on its seed and on the position of the token, int32 [rows], alone: a request gets
+    The random numbers of a row depend on its seed and on the position of the token, int32 [rows], alone: a request gets
     the same tokens in any slot, beside any others.
     """
     seeds, temperatures, top_ks, top_ps = (jnp.asarray(each) for each in sampling)
@@ -350,36 +347,39 @@ def sample(logits: jax.Array, positions: Array, sampling: Sampling) -> Sampled:
     # Without the barrier, XLA on CPU makes a sort of it as soon as a part is read: 30 times slower.
     best, candidates = jax.lax.optimization_barrier(found)  # type: ignore[no-untyped-call]
     heat = jnp.where(temperatures > 0, temperatures, 1)[:, None]
-    weights = jnp.exp((log_probabilities - best[:, :1]) / heat)
     some = jnp.exp((best - best[:, :1]) / heat)
     before = jnp.cumsum(some, axis=-1) - some
-    allowed = before < top_ps[:, None] * weights.sum(-1, keepdims=True)
-    allowed &= (top_ks[:, None] == 0) | (jnp.arange(some.shape[1]) < top_ks[:, None])
-    allowed = allowed.at[:, 0].set(True)
-    border = jnp.take_along_axis(best, allowed.sum(-1, keepdims=True) - 1, axis=-1)
+    total = jnp.exp((log_probabilities - best[:, :1]) / heat).sum(-1, keepdims=True)
+    allowed = (before < top_ps[:, None] * total) & (
+        (top_ks[:, None] == 0) | (jnp.arange(some.shape[1]) < top_ks[:, None])
+    )
+    border = jnp.take_along_axis(best, jnp.maximum(allowed.sum(-1, keepdims=True), 1) - 1, axis=-1)
     limited = ((top_ks > 0) | (top_ps < 1))[:, None]
-    weights = jnp.where(limited & (log_probabilities < border), 0, weights)
-
-    keys = jax.vmap(jax.random.fold_in)(jax.vmap(jax.random.key)(seeds), jnp.asarray(positions))
-    drawn = jax.vmap(jax.random.uniform)(keys)
-    # In two steps, since a running sum over all tokens is slow: which block, and which token of the block.
-    padded = jnp.pad(weights, ((0, 0), (0, -weights.shape[1] % BLOCK))).reshape(len(weights), -1, BLOCK)
-    sums = padded.sum(-1)
-    block, rest = _reached(sums, drawn * sums.sum(-1))
-    inside, _ = _reached(jnp.take_along_axis(padded, block[:, None, None], axis=1)[:, 0], rest)
-    tokens = jnp.where(temperatures > 0, block * BLOCK + inside, candidates[:, 0]).astype(jnp.int32)
+    scores = jnp.where(limited & (log_probabilities < border), -jnp.inf, log_probabilities / heat)
+    scores -= jnp.log(times(seeds, jnp.asarray(positions), scores.shape[1]))
+    # An argmax takes XLA on CPU three times as long.
+    is_first = scores == scores.max(-1, keepdims=True)
+    first = jnp.where(is_first, jnp.arange(scores.shape[1]), scores.shape[1]).min(-1)
+    tokens = jnp.where(temperatures > 0, first, candidates[:, 0]).astype(jnp.int32)
     own = jnp.take_along_axis(log_probabilities, tokens[:, None], axis=-1)[:, 0]
     return Sampled(tokens, own, candidates[:, :LIKELIEST], best[:, :LIKELIEST])
 
 
-def _reached(weights: jax.Array, wanted: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Return for each row where the running sum of weights exceeds a number, and what of the number is left there."""
-    running = jnp.cumsum(weights, axis=-1)
-    exceeds = (running > wanted[:, None]) & (weights > 0)
-    # Sums in another order differ in their last bits, and then none may exceed the number.
-    index = jnp.where(exceeds.any(-1), exceeds.argmax(-1), weights.argmax(-1))
-    before = jnp.take_along_axis(running - weights, index[:, None], axis=-1)[:, 0]
-    return index, wanted - before
+def times(seeds: jax.Array, positions: jax.Array, tokens: int) -> jax.Array:
+    """Return a random time for each token of each row, exponentially distributed: float32 [rows, tokens].
+
+    If a token needs less time the likelier it is, each is the first as often as it is likely (Gumbel's trick). Numbers
+    mixed of seed, position and token alone are good enough for that, and ten times as fast as those of `jax.random`.
+    """
+
+    def mixed(bits: jax.Array) -> jax.Array:  # https://nullprogram.com/blog/2018/07/31
+        for shift, factor in ((16, 0x7FEB352D), (15, 0x846CA68B)):
+            bits = (bits ^ bits >> shift) * jnp.uint32(factor)
+        return bits ^ bits >> 16
+
+    rows = mixed(mixed(seeds) + positions.astype(jnp.uint32))[:, None]
+    bits = mixed(mixed(jnp.arange(tokens, dtype=jnp.uint32)) + rows)
+    return -jnp.log1p(-jnp.minimum((bits.astype(jnp.float32) + 0.5) * 2.0**-32, 1 - 2.0**-24))
 
 
 # --- The programs of a decoder ---

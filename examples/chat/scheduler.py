@@ -73,8 +73,6 @@ class Scheduler:
         A pass over the weights is most of the work for a small part: padding of a quarter costs less than another part.
         """
         sizes = [size for size in self.sizes if size <= budget]
-        if not sizes:
-            return 0
-        fitting = next((size for size in sizes if size >= left), sizes[-1])
+        fitting = next((size for size in sizes if size >= left), max(sizes, default=0))
         smaller = [size for size in sizes if size < fitting]
         return smaller[-1] if smaller and fitting - left > fitting // 4 else fitting

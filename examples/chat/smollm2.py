@@ -92,8 +92,6 @@ async def main() -> None:
 if __name__ == "__main__":
     try:
         asyncio.run(main())
-    except (
-        ValueError,
-        serving.APIError,
-    ) as error:  # such as a negative temperature, or a conversation that is too long
+    # Such as for a negative temperature, or a conversation that is too long.
+    except (ValueError, serving.APIError) as error:
         sys.exit(str(error))

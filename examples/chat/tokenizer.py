@@ -12,6 +12,8 @@ from jinja2.exceptions import TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from penstock import serving
+
 CONTROL = 3  # the type of a token that stands for no text
 MARK = "\ufdd0"  # no character: it may be in no text
 
@@ -59,7 +61,7 @@ class ChatTokenizer:
         A message that has the name of a control token in it, such as `<|im_end|>`, does not end there.
 
         Raises:
-            ValueError: The template refuses the messages.
+            APIError: The template refuses the messages.
         """
         names = "|".join(map(re.escape, self._control))
         first = f"(?={names})."  # the first character of a name
@@ -67,7 +69,8 @@ class ChatTokenizer:
         try:
             text = self._template.render(messages=safe, add_generation_prompt=True, **self._names)
         except (TemplateError, TypeError) as error:
-            raise ValueError(f"the template of the model refuses the messages: {error}") from error
+            said = f"the template of the model refuses the messages: {error}"
+            raise serving.APIError(400, said, "messages") from error
         tokens: list[int] = []
         for part in re.split(f"({names})", text):
             tokens += [self._control[part]] if part in self._control else self.encode(part.replace(MARK, ""))

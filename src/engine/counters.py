@@ -300,7 +300,8 @@ def _step_snapshot(site: StepSite, pools: "Pools", threads: "ThreadShare | None"
     timed = None if sampler is None else sampler.reading()  # also brings `busy_seconds` up to date
     is_sampled = sampler is not None and actor.is_untimed and not is_stream
     counters = actor.statistics(sampler.busy_seconds[0] if sampler is not None and is_sampled else None)
-    if is_empty and counters.in_flight:  # in call sites of other scopes that share the places
+    # In call sites of other scopes that share the places; a thread whose caller has left is of this scope, or of those.
+    if is_empty and counters.in_flight and not actor.counts.abandoned:
         counters = changed(counters, in_flight=0)
     places = () if is_stream else tuple(_places(actor, node, site.room, pools, threads))
     return site.first._replace(counters=counters, places=places, timed=timed)

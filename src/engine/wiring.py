@@ -253,11 +253,13 @@ class Wiring(Scope):
         """Note how many items the nodes hold now, if the wiring is measured; on the loop, for a look."""
         seconds, self._looked_at = now - self._looked_at, now
         was_idle, self._was_idle = self._was_idle, self._is_empty
-        if was_idle and self._was_idle:
+        is_idle = was_idle and self._was_idle
+        if is_idle and len(self.sites()) <= _MOST_AT_ONCE:
             return
         for actor in [site.actor for site in self.sites()]:
             if actor.sampler is not None:
-                actor.sampler.look(seconds)
+                if not is_idle:
+                    actor.sampler.look(seconds)
             elif self._measured[0]:
                 ended = actor.completed + actor.failed
                 if self._ended.setdefault(actor, ended) != ended or actor.limiter.in_flight:

@@ -191,6 +191,9 @@ class NoTimeDevice:
 
         return run
 
+    async def put(self, value: Any) -> Any:
+        return value
+
 
 @pytest.fixture
 def no_time_device(monkeypatch: pytest.MonkeyPatch) -> None:

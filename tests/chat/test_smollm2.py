@@ -17,6 +17,7 @@ from jax.tree_util import register_static
 from examples.chat import gguf
 from examples.chat.actor import Asked, Text
 from examples.chat.model import Llama, Parameters, State, from_gguf, transposed
+from penstock import serving
 from penstock.devices import Array
 from tests.chat import reference
 from tests.chat.reference import DATA, POSITIONS, QUESTIONS, STRINGS
@@ -76,7 +77,7 @@ def test_a_message_cannot_end_itself(tokenizer: ChatTokenizer) -> None:
 
 
 def test_messages_that_the_template_cannot_write_are_refused(tokenizer: ChatTokenizer) -> None:
-    with pytest.raises(ValueError, match="the template of the model refuses the messages"):
+    with pytest.raises(serving.APIError, match="the template of the model refuses the messages"):
         tokenizer.prompt([{"role": "user"}])
 
 

@@ -168,6 +168,7 @@ _RETRY_SECONDS: Final = 1.0
 
 
 _SERVERS: Final[WeakSet["Server"]] = WeakSet()
+_COLLECTS_LATER: Final[list[bool]] = []  # has an entry while a look has turned the garbage collection off
 
 
 class Server:
@@ -271,13 +272,21 @@ def _without_collections() -> Generator[None, None, None]:
     A look makes many records for a moment. A collection meanwhile would count these as long-lived, and would have the
     whole heap looked through much more often, which stops event loops.
     """
-    was_on = gc.isenabled()
+    if not gc.isenabled():  # by the program, or by the look of another client
+        yield
+        return
+    _COLLECTS_LATER.append(True)
     gc.disable()
     try:
         yield
     finally:
-        if was_on:
-            gc.enable()
+        _collect_again()
+
+
+def _collect_again() -> None:
+    if _COLLECTS_LATER:
+        _COLLECTS_LATER.clear()
+        gc.enable()
 
 
 def _profile(for_seconds: float, client: socket.socket) -> str:
@@ -293,6 +302,7 @@ def _leave_to_parent() -> None:
     for server in [*_SERVERS]:
         server.leave_to_parent()
     _SERVERS.clear()
+    _collect_again()  # the thread that looks is not in the child
 
 
 os.register_at_fork(after_in_child=_leave_to_parent)

@@ -280,7 +280,7 @@ class Looker:
         self._before: dict[int, tuple[StepSnapshot, ...]] = {}
         self._idle: list[int] = []
         self._rest = _Present(())
-        self._ended: dict[Name, ActorStatistics] | None = None  # in the scope that was asked for
+        self._ended: dict[str, dict[Name, ActorStatistics]] = {}  # in the scope that the look before asked for
 
     def look(self, snapshot: Snapshot, asked: Request = LOOK) -> LiveSnapshot:
         """Return what a snapshot tells; nodes of one graph stand together.
@@ -293,8 +293,9 @@ class Looker:
         if asked.scope:
             scopes = tuple([scope for scope in scopes if scope.id == asked.scope])
         now = self._present([scope.steps for scope in scopes])
+        before, self._ended = self._ended.get(asked.scope, {}), {}
         if asked.scope:
-            before, self._ended = self._ended or {}, now.totals
+            self._ended = {asked.scope: now.totals}
             work = {
                 name: _work_of_scope(work.get(name) or NodeWork(), total, before.get(name, total))
                 for name, total in now.totals.items()
