@@ -50,7 +50,7 @@ def expected(text: str, **more: Any) -> str:
 
 
 def said(answer: str) -> str:
-    chunks = [json.loads(line[6:]) for line in answer.splitlines() if line[6:7] == "{"]
+    chunks = [json.loads(line[6:]) for line in answer.split("\n") if line[6:7] == "{"]
     return "".join(one["delta"].get("content") or "" for chunk in chunks for one in chunk["choices"])
 
 
@@ -116,7 +116,7 @@ async def test_a_client_that_asks_for_log_probabilities_gets_those_of_each_token
         best, second = score["top_logprobs"]  # the likeliest token is the one that is chosen
         assert (best["token"], best["logprob"]) == (score["token"], score["logprob"])
         assert second["logprob"] <= best["logprob"] <= 0
-    choices = [json.loads(line[6:])["choices"][0] for line in answer.splitlines() if line[6:7] == "{"]
+    choices = [json.loads(line[6:])["choices"][0] for line in answer.split("\n") if line[6:7] == "{"]
     assert [one for choice in choices for one in (choice["logprobs"] or {"content": []})["content"]] == scores
     assert without["choices"][0]["logprobs"] is None
 
