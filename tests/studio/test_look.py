@@ -2,7 +2,9 @@
 
 import asyncio
 import contextlib
+import gc
 import json
+import os
 import socket
 import threading
 import time
@@ -13,7 +15,7 @@ from typing import Any
 import pytest
 
 import penstock as ps
-from penstock import data, engine, telemetry
+from penstock import data, engine, extension, telemetry
 from penstock.testing import wait_quiescent
 from tests.kit import Gate
 
@@ -123,11 +125,12 @@ async def test_scopes_of_one_graph_share_a_drawing_and_a_client_may_choose_one(p
             await engine.run(graph(4))
             look = asking.look()
             scopes = {scope["id"]: scope for scope in look["scopes"]}
-            each = {name: asking.look(scope=name)["nodes"][0]["total_completed"] for name in scopes}
+            told = {name: asking.look(scope=name)["nodes"][0] for name in scopes}
     assert len(scopes) == 3
     assert len({digest for scope in scopes.values() for digest in scope["drawings"]}) == 1
     assert look["nodes"][0]["total_completed"] == 4
-    kinds = [(scopes[name].get("kind", "runs"), count) for name, count in each.items()]
+    assert all(node.get("completed", 0) == 0 for node in told.values())  # since the look before, at another scope
+    kinds = [(scopes[name].get("kind", "runs"), node["total_completed"]) for name, node in told.items()]
     assert sorted(kinds) == [("deployment", 1), ("deployment", 2), ("runs", 1)]
 
 
@@ -481,3 +484,21 @@ async def test_a_failure_in_a_body_counts_once_and_200_are_kept(path: Path) -> N
             failures = asking.look()["failures"]
     assert once["count"] == 1
     assert [(one["node"], one["count"]) for one in failures] == [("inner", 200)]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the process has other threads
+async def test_a_child_that_is_forked_during_a_look_collects_garbage(path: Path) -> None:
+    codes: list[int] = []
+
+    def fork() -> list[tuple[str, str]]:
+        child = os.fork()
+        if not child:
+            os._exit(0 if gc.isenabled() else 1)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        return []
+
+    end = extension.tell_in_top(fork)
+    with exposed(path) as asking:
+        await asyncio.to_thread(asking.look)
+    end()
+    assert (codes, gc.isenabled()) == ([0], True)
