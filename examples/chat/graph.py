@@ -36,11 +36,10 @@ def asked_of(request: serving.Request, prompt: Sequence[int]) -> Asked:
     Raises:
         APIError: it asks for something that this model cannot honour.
     """
-    body = request.body
     for name in REFUSED:
-        if body.get(name) and body[name] != {"type": "text"}:
+        if request.body.get(name) and request.body[name] != {"type": "text"}:
             raise serving.APIError(400, f"{name}: this model cannot honour this", name, "unsupported_value")
-    top_k = body.get("top_k") or 0  # not in the protocol, and yet sent by many
+    top_k = request.body.get("top_k") or 0  # not in the protocol, and yet sent by many
     if not isinstance(top_k, int) or not 0 <= top_k <= 256:
         raise serving.APIError(400, f"top_k: it is 0 to 256, and not {top_k!r}", "top_k")
     return Asked(

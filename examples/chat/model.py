@@ -207,6 +207,7 @@ class Model(Protocol):
     @property
     def context(self) -> int:
         """How many tokens a slot has room for, prompt and answer together."""
+        ...
 
     def state(self, slots: int) -> State:
         """Return the state of so many slots before any token."""
@@ -227,6 +228,7 @@ class Model(Protocol):
         Returns:
             The new state, and a score for each token to come after the chunk: float32 [rows, tokens].
         """
+        ...
 
     def step(self, parameters: Parameters, state: State, tokens: Array, positions: Array) -> tuple[State, jax.Array]:
         """Take in one token for each of the first slots; tokens and positions are int32 [rows].
@@ -236,6 +238,7 @@ class Model(Protocol):
         Returns:
             The new state, and a score for each token to come next: float32 [rows, tokens].
         """
+        ...
 
 
 @register_static

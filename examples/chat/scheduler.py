@@ -57,8 +57,7 @@ class Scheduler:
             able: the slots that can go on; all others are left out.
         """
         writing = [slot for slot, (read, length) in sorted(self._left.items()) if slot in able and read == length]
-        chunks: list[Chunk] = []
-        budget = self.sizes[-1]
+        chunks, budget = list[Chunk](), self.sizes[-1]
         for slot, (read, length) in self._left.items():
             while slot in able and read < length and (size := self._size(length - read, budget)):
                 chunks.append(Chunk(slot, read, min(size, length - read), size))

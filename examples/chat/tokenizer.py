@@ -69,8 +69,7 @@ class ChatTokenizer:
         try:
             text = self._template.render(messages=safe, add_generation_prompt=True, **self._names)
         except (TemplateError, TypeError) as error:
-            said = f"the template of the model refuses the messages: {error}"
-            raise serving.APIError(400, said, "messages") from error
+            raise serving.APIError(400, f"the model's template refuses the messages: {error}", "messages") from error
         tokens: list[int] = []
         for part in re.split(f"({names})", text):
             tokens += [self._control[part]] if part in self._control else self.encode(part.replace(MARK, ""))

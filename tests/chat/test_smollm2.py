@@ -77,7 +77,7 @@ def test_a_message_cannot_end_itself(tokenizer: ChatTokenizer) -> None:
 
 
 def test_messages_that_the_template_cannot_write_are_refused(tokenizer: ChatTokenizer) -> None:
-    with pytest.raises(serving.APIError, match="the template of the model refuses the messages"):
+    with pytest.raises(serving.APIError, match="the model's template refuses the messages"):
         tokenizer.prompt([{"role": "user"}])
 
 
