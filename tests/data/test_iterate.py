@@ -1,6 +1,7 @@
 """A plain `for` loop over the values of a graph."""
 
 import asyncio
+import contextlib
 import signal
 import threading
 import time
@@ -123,10 +124,15 @@ def interrupted_at_5(
 ) -> ps.Graph[[AsyncIterator[data.Record[None]]], AsyncIterator[int]]:
     """Return a graph that gives indexes, and sends SIGUSR1 to the thread that waits for the one of 5."""
 
+    def is_waiting() -> bool:
+        with contextlib.suppress(NameError):  # the `with` of the test has not bound the name yet
+            return numbers_of().position >= 5 and numbers_of()._is_waiting
+        return False
+
     @ps.node(runs_on="thread")
     def interrupting(record: data.Record[None]) -> int:
         if record.index == 5 and not going.is_set():
-            while numbers_of().position < 5 or not numbers_of()._is_waiting:
+            while not is_waiting():
                 time.sleep(0)
             signal.pthread_kill(thread, signal.SIGUSR1)
             going.wait()

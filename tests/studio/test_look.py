@@ -486,7 +486,7 @@ async def test_a_failure_in_a_body_counts_once_and_200_are_kept(path: Path) -> N
     assert [(one["node"], one["count"]) for one in failures] == [("inner", 200)]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # the process has other threads
+@pytest.mark.filterwarnings("ignore:.*fork")  # Python and JAX warn: the process has other threads
 async def test_a_child_that_is_forked_during_a_look_collects_garbage(path: Path) -> None:
     codes: list[int] = []
 
