@@ -148,7 +148,7 @@ class _Putter(_Entry[T]):
 
 
 # Many records are made at a look: to change one takes a third of the time of making one.
-_EMPTY: Final = ChannelStatistics(0, None, 0, 0, 0, 0, 0, 0.0, 0.0)
+EMPTY: Final = ChannelStatistics(0, None, 0, 0, 0, 0, 0, 0.0, 0.0)
 
 
 class Channel(Generic[T]):
@@ -388,7 +388,7 @@ class Channel(Generic[T]):
     def statistics(self) -> ChannelStatistics:
         """Return a snapshot of the counters."""
         return changed(
-            _EMPTY,
+            EMPTY,
             depth=self.count,
             capacity=self.capacity,
             high_water=self.high_water,

@@ -11,9 +11,9 @@ from weakref import WeakSet
 
 from .._errors import ReentrantCallError
 from ..telemetry import logs
-from ..telemetry.counters import ActorStatistics, ChannelStatistics, changed
+from ..telemetry.counters import ActorStatistics, changed
 from .chains import SLOW_SECONDS, compose, failed_link, running_link
-from .channel import Channel
+from .channel import EMPTY, Channel
 from .execution import ASYNC, GENERAL, INLINE, Bound, DetachedStep, ThreadCall, invoke_plain
 from .policy import Policy
 from .tasks import Condition
@@ -499,7 +499,7 @@ class NodeActor:
 
 
 NOTHING: Final = ActorStatistics(
-    "", "", 0, 0, 0, 0, 0, None, None, ChannelStatistics(0, None, 0, 0, 0, 0, 0, 0.0, 0.0)
+    "", "", 0, 0, 0, 0, 0, None, None, EMPTY
 )  # fmt: skip
 _reported: WeakSet[object] = WeakSet()  # the functions of nodes that were reported, in any scope
 

@@ -506,9 +506,8 @@ class StreamRequest(AnyRequest[In], StreamWork[In, Out]):
         while not self.room:
             buffer = self.buffer
             taken = buffer.position
-            buffer.putter = (
-                buffer.putter or asyncio.get_running_loop().create_future()
-            )  # shared by all tasks that wait here
+            # All tasks that wait here share the future.
+            buffer.putter = buffer.putter or asyncio.get_running_loop().create_future()
             done, _ = await asyncio.wait([buffer.putter], timeout=timeout_seconds)
             # The buffer may stay full although the reader takes parts, because the loop puts as many new parts. Then
             # this task is not woken, but the position has changed.

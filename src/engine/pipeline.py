@@ -493,9 +493,8 @@ class Pipeline:
         window = self.window
         if self._closing is not None:
             return True
-        has_all = self._exhausted and window.in_flight == len(
-            window.frames
-        )  # no item was read while its handlers unwind
+        # An item that was read counts as in flight while its handlers unwind.
+        has_all = self._exhausted and window.in_flight == len(window.frames)
         return has_all and all(frame.settled for frame in window.frames.values())
 
     def _leave_lines(self) -> None:

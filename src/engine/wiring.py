@@ -254,16 +254,17 @@ class Wiring(Scope):
         seconds, self._looked_at = now - self._looked_at, now
         was_idle, self._was_idle = self._was_idle, self._is_empty
         is_idle = was_idle and self._was_idle
-        if is_idle and len(self.sites()) <= _MOST_AT_ONCE:
+        sites = self.sites()
+        if is_idle and len(sites) <= _MOST_AT_ONCE:
             return
-        for actor in [site.actor for site in self.sites()]:
+        for actor in [site.actor for site in sites]:
             if actor.sampler is not None:
                 if not is_idle:
                     actor.sampler.look(seconds)
             elif self._measured[0]:
                 ended = actor.completed + actor.failed
                 if self._ended.setdefault(actor, ended) != ended or actor.limiter.in_flight:
-                    _measure((actor,), self._measured, len(self.sites()))
+                    _measure((actor,), self._measured, len(sites))
 
     def _actor(self, program: Program, unit: Unit) -> NodeActor:
         step = unit.step

@@ -160,10 +160,8 @@ class Upstream:
             assert self._client is not None
             headers = {**self._headers}
             propagate.inject(headers)
-            extensions = {"timeout": self._timeouts}
-            sent = httpx.Request(
-                "POST", _url_of(f"{replica.url}/{path}"), headers=headers, content=body, extensions=extensions
-            )
+            url, extensions = _url_of(f"{replica.url}/{path}"), {"timeout": self._timeouts}
+            sent = httpx.Request("POST", url, headers=headers, content=body, extensions=extensions)
             replica.in_flight += 1
             try:
                 async with aclosing(await _send(self._client, sent)) as response:
@@ -272,7 +270,8 @@ async def _send(client: httpx.AsyncHTTPTransport, request: httpx.Request) -> htt
 
     async def trace(event: str, _: object) -> None:
         nonlocal is_new
-        is_new = is_new or event == "connection.connect_tcp.started"
+        if request.extensions.pop("trace", None):  # the first event tells; further events would only take time
+            is_new = event == "connection.connect_tcp.started"
 
     request.extensions["trace"] = trace
     try:
