@@ -48,7 +48,8 @@ def fork(way: str, target: Callable[[], None]) -> Callable[[], None]:
         child.start()
 
         def wait() -> None:
-            child.join()
+            while child.exitcode is None:  # for a moment, if a thread that starts a worker reaps the child meanwhile
+                child.join()
             assert child.exitcode == 0
 
         return wait
