@@ -55,11 +55,6 @@ class Subscripts:
         _check_output(inputs, output, text)
         return cls(inputs, output)
 
-    @property
-    def has_ellipsis(self) -> bool:
-        """Whether some axes have no index."""
-        return any(_ELLIPSIS in term for term in self.inputs)
-
     def __str__(self) -> str:
         return f"{','.join(self.inputs)}->{self.output}"
 
@@ -166,7 +161,8 @@ class Contraction:
         """Return the shape of the result, and the cost of computing the einsums one after the other."""
         own = [_Written(next(shapes)) if inner is None else inner._written(shapes) for inner in self.inner]
         own_shapes = [one.shape for one in own]
-        if self.subscripts.has_ellipsis or any(shape is None for shape in own_shapes):
+        has_ellipsis = any(_ELLIPSIS in term for term in self.subscripts.inputs)
+        if has_ellipsis or any(shape is None for shape in own_shapes):
             return _Written(None, None)
         sizes = self._sizes([shape for shape in own_shapes if shape is not None])
         shape = tuple([max(sizes[index]) for index in self.subscripts.output])

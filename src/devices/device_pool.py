@@ -31,6 +31,7 @@ from .shardings import Placement
 from .untyped_jax import jax
 
 if TYPE_CHECKING:
+    from ..engine.pools import Pools
     from .executor import PlacedNode
 
 
@@ -170,12 +171,10 @@ class DeviceFunction:
                 f"warmup of {name}: a sample is a tuple of the arguments of a call, got "
                 f"{type(wrong[0]).__name__}; write warmup((x,)) for one argument x"
             )
-        pool = (pools_around() or default._runtime.pools).pool("devices", DevicePool)
-        (device,) = await pool.open(self._device)
+        (device,) = await _pools().pool("devices", DevicePool).open(self._device)
         placement, configuration, wanted = device.placement, current(), dict[Any, tuple[JittedFunction, Any]]()
         for args in given:
-            kept = None if placement.mesh is None else _kept(args, placement.mesh)
-            jitted = _jitted(self._fn, placement, self._donate_argnums, kept)
+            jitted = self._jitted_for(placement, args)
             wanted[jitted.serial, signature_of(args, (), configuration, jitted)] = jitted, args
         with _LOG.announced(wanted):
             programs = [device.compile(jitted, args) for jitted, args in wanted.values()]
@@ -191,13 +190,10 @@ class DeviceFunction:
 
     async def call(self, args: tuple[Any, ...]) -> Any:
         """Run the function with these arguments."""
-        pools = pools_around() or default._runtime.pools
-        pool = pools.pool("devices", DevicePool)
-        (device,) = await pool.open(self._device)
+        (device,) = await _pools().pool("devices", DevicePool).open(self._device)
         jitted, placement = self._jitted, device.placement
         if jitted is None or jitted.placement is not placement or placement.mesh is not None:
-            kept = None if placement.mesh is None else _kept(args, placement.mesh)
-            jitted = self._jitted = _jitted(self._fn, placement, self._donate_argnums, kept)
+            jitted = self._jitted = self._jitted_for(placement, args)
         refuse_own_x64(jitted.name)
         flat = None if are_arrays(args) else jax.tree.flatten(args)
         size_bytes, is_plain = on_host_of(args if flat is None else flat[0])
@@ -209,6 +205,10 @@ class DeviceFunction:
             queue = device.functions[self._owner] = SingleCallQueue("devices.actor", device)
         return await (queue.run_to_end(call) if self._donate_argnums else queue.run(call))
 
+    def _jitted_for(self, placement: Placement, args: tuple[Any, ...]) -> JittedFunction:
+        kept = None if placement.mesh is None else _kept(args, placement.mesh)
+        return _jitted(self._fn, placement, self._donate_argnums, kept)
+
 
 async def put(device: Any, value: Any, specs: Any) -> Any:
     """Put a value on a device of the Engine that makes this call, or of the default Engine; return it when it is there.
@@ -218,9 +218,8 @@ async def put(device: Any, value: Any, specs: Any) -> Any:
         value: a pytree of arrays.
         specs: how the arrays are split over a mesh: a prefix of the structure of the value.
     """
-    pools = pools_around() or default._runtime.pools
-    pool = pools.pool("devices", DevicePool)
-    (opened,) = await pool.open(device)
+    pools = _pools()
+    (opened,) = await pools.pool("devices", DevicePool).open(device)
     refuse_own_x64("put")
 
     def work() -> Any:
@@ -254,7 +253,12 @@ async def to_host(value: Any, /) -> Any:
         read = [np.asarray(leaf) if is_device_array(leaf) and not is_random_key(leaf) else leaf for leaf in leaves]
         return jax.tree.unflatten(tree, read)
 
-    return await (pools_around() or default._runtime.pools).threads().submit(Context(), None, work)
+    return await _pools().threads().submit(Context(), None, work)
+
+
+def _pools() -> "Pools":
+    """Return the pools of the Engine that makes this call, or of the default one."""
+    return pools_around() or default._runtime.pools
 
 
 def _kept(args: tuple[Any, ...], mesh: Any) -> "tuple[Any, ...] | None":

@@ -92,10 +92,6 @@ class DeviceCall:
     _on_returned: tuple[Callable[[], None], ...] = field(default=(), init=False)
     _turn: "threading.Lock | None" = field(default=None, init=False)
 
-    def may_be_taken_back(self) -> None:
-        """Make `take_back` possible. Called before the call is submitted."""
-        self._turn = threading.Lock()  # taken once and never given back: by the device, or by `take_back`
-
     def begin(self) -> bool:
         """Note that the device enqueues the call; return False if the call was taken back. On the device's thread."""
         if self._turn is None:
@@ -301,7 +297,7 @@ class CallQueue:
         undisturbed = task.cancelling()
         if undisturbed:
             raise_postponed()
-        call.may_be_taken_back()
+        call._turn = threading.Lock()  # taken once and never given back: by the device, or by `take_back`
         result: asyncio.Future[Any] = ResumingFuture(loop=loop)
         call.result = result
         self.submit(call)
@@ -561,8 +557,7 @@ class EngineDevice:
             queue.served = max(queue.served, self._served)
             self.busy[queue] = None
         if queue.gathers:
-            if not self.will_look:
-                self._look_soon()  # after the other calls that come in this turn of the loop
+            self._look_soon()  # after the other calls that come in this turn of the loop
         elif queue.has_room:
             self.look()
 

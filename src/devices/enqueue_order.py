@@ -69,9 +69,8 @@ class EnqueueOrder:
     def begun_alone(self, given: Any) -> None:
         """Note the result of a program that has to run alone; called while the locks are held."""
         arrays: list[Any] = jax.tree.leaves(given)
-        self._alone = min(
-            arrays, key=attrgetter("nbytes"), default=None
-        )  # the smallest array, because it is kept alive
+        # The smallest array, because it is kept alive.
+        self._alone = min(arrays, key=attrgetter("nbytes"), default=None)
         self._given = [*map(weakref.ref, arrays)]
 
 

@@ -76,12 +76,15 @@ class DeviceExecutor(Execution):
         projections: executors whose programs give a part of the node's result, by that part.
         regions: the regions that the node is a part of; the plans own them. Their programs count for the node as well.
         specs: how the arguments and the result are split over a mesh.
+        runs_many_programs: whether a call runs its program several times, so that no other program can join it or take
+            its parts.
 
     Raises:
         TypeError: the function cannot be compiled as asked.
     """
 
     _is_compiled = _gathers = True
+    runs_many_programs = False
 
     def __init__(
         self,
@@ -212,11 +215,6 @@ class DeviceExecutor(Execution):
 
     def _of_fake(self, node: "Node[..., Any]") -> Execution:
         return as_execution("loop")
-
-    @property
-    def runs_many_programs(self) -> bool:
-        """Whether a call runs its program several times, so that no other program can join it or take its parts."""
-        return False
 
     @property
     def ahead(self) -> int:

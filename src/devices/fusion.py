@@ -216,7 +216,7 @@ def _member(step: Step) -> RegionCall:
     return RegionCall(
         step.source, step.callee.name, step.location, fn, lambda values: arguments.call(fn, values), executor,
         arguments.names, arguments.static, templates,
-        tuple([None if rows is None else rows.axis(position) for position in range(len(templates))]),
+        (None,) * len(templates) if rows is None else tuple(rows.in_axes),
     )  # fmt: skip
 
 
@@ -472,9 +472,8 @@ class _Survey:
         nothing by beginning early.
         """
         waits: list[int] = []
-        produced: dict[
-            int, tuple[Hashable | None, int, int]
-        ] = {}  # by value: kind, bits that it waits for, its own bit
+        # By value: kind, bits that it waits for, its own bit.
+        produced: dict[int, tuple[Hashable | None, int, int]] = {}
         for index, chain in enumerate(self._chains):
             if chain[0].is_effect:
                 produced.clear()  # all steps behind an effect wait for all steps before it

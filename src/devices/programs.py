@@ -279,9 +279,7 @@ def static_part(value: object, names: Names, position: int) -> tuple[Any, ...]:
 
 def is_device_array(leaf: object) -> bool:
     """Return whether a leaf is a `jax.Array`. `isinstance` would take a microsecond."""
-    kind = _kinds.get(leaf.__class__)
-    if kind is None:
-        kind = _kind(leaf.__class__)
+    kind = _kinds.get(leaf.__class__) or _kind(leaf.__class__)
     return kind is _DEVICE or kind is _KEY
 
 
@@ -303,9 +301,7 @@ def is_random_key(leaf: object) -> bool:
 def _leaf(leaf: Any, configuration: Configuration, position: int, names: Names) -> Leaf:
     dtypes = configuration.dtypes
     leaf_type: type[Any] = leaf.__class__
-    kind = _kinds.get(leaf_type)
-    if kind is None:
-        kind = _kind(leaf_type)
+    kind = _kinds.get(leaf_type) or _kind(leaf_type)
     if kind is _DEVICE:
         return leaf.shape, leaf.dtype, leaf.weak_type
     try:

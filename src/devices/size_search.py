@@ -240,9 +240,8 @@ class _Trial:
         self._item = on_host(item)
         self._can_run_out = platform_of(self.device) != "cpu"
         self.item_bytes = self._item.size_bytes
-        (self._least,) = self.executor.batch_sizes(
-            DeviceBatch(1), self.arguments
-        )  # the rows are split over so many devices
+        # The rows are split over so many devices.
+        (self._least,) = self.executor.batch_sizes(DeviceBatch(1), self.arguments)
         self._queue = SingleCallQueue(self.executor.name, self.device, self._jitted, self.arguments.parameters)
 
     async def run(self, items: int | None) -> list[TriedSize]:

@@ -68,6 +68,7 @@ class RowAxes:
     Attributes:
         fn: the function for one row.
         mapped: the function for whole arrays.
+        in_axes: the axes of each argument, in the order of the parameters.
 
     Raises:
         TypeError: there are more axes than parameters, or no argument has an axis.
@@ -87,7 +88,7 @@ class RowAxes:
             given += [None] * (len(names) - len(given))
         else:
             given = [None if position in arguments.static else in_axes for position in range(len(names))]
-        self._in_axes = given
+        self.in_axes = given
         self._out_axes = out_axes
         self._arguments = arguments
         self._where = where
@@ -121,15 +122,11 @@ class RowAxes:
             template: the template of the argument.
             before: the axes of the member that gives the argument chunk by chunk; None if it comes from outside.
         """
-        axes, is_number = self.axis(position), isinstance(template, Constant) and type(template.value) in SCALARS
+        axes, is_number = self.in_axes[position], isinstance(template, Constant) and type(template.value) in SCALARS
         if before is not None:
             return type(axes) is int and axes == before._out_axes and template == Read(next(reads(template)).source)
         # One axis for all arguments does not count for a default that is a number, which only its call site shows.
         return axes is None or is_number is (self._is_one and self._has_default[position])
-
-    def axis(self, position: int) -> Any:
-        """Return the axes of an argument, as `in_axes` has them."""
-        return self._in_axes[position]
 
     def joined(self, fn: Callable[..., Any], arguments: Arguments, in_axes: Sequence[Any], where: str) -> "RowAxes":
         """Return the axes of a function that ends with this one."""
@@ -138,10 +135,10 @@ class RowAxes:
     def _axes_of(self, values: tuple[Any, ...]) -> list[Any]:
         """Return the axes of each argument. One axis for all arguments does not apply to a default that is a number."""
         if not self._is_one:
-            return self._in_axes
+            return self.in_axes
         return [
             None if has_default and all(np.ndim(leaf) == 0 for leaf in jax.tree.leaves(value)) else axes
-            for value, axes, has_default in zip(values, self._in_axes, self._has_default, strict=True)
+            for value, axes, has_default in zip(values, self.in_axes, self._has_default, strict=True)
         ]  # fmt: skip
 
     def specs(self, names: tuple[str, ...], executor: DeviceExecutor) -> tuple[Any, ...]:
@@ -157,7 +154,7 @@ class RowAxes:
             executor.specs.of(self._arguments.names[position])
             if axes is None or (self._is_one and self._has_default[position])
             else _map_axes(spec, axes)
-            for position, axes in enumerate(self._in_axes)
+            for position, axes in enumerate(self.in_axes)
         )
 
     def split(self, values: tuple[Any, ...], size: Callable[[int], int]) -> "_Chunks":
@@ -353,6 +350,8 @@ class ChunkedExecutor(DeviceExecutor):
         batch_size: how many rows a chunk has; None for all rows.
     """
 
+    runs_many_programs = True
+
     def __init__(
         self,
         name: str,
@@ -378,11 +377,6 @@ class ChunkedExecutor(DeviceExecutor):
         """Return how many rows a chunk has: a multiple of the devices that they are split over."""
         wanted = max(1, count) if self.batch_size is None else self.batch_size
         return -(-wanted // self._parts) * self._parts
-
-    @property
-    def runs_many_programs(self) -> bool:
-        """Whether a call runs its program several times, so that no other program can join it or take its parts."""
-        return True
 
     @property
     def _place(self) -> str:

@@ -345,9 +345,8 @@ class DurableCall:
         self._writing = asyncio.Lock()
         self._renewing: asyncio.Task[None] | None = None
         self._deadline: float | None = None
-        self._unused: list[tuple[bytes, bytes]] | None = (
-            None  # unused answers of this iteration; None between iterations
-        )
+        # Unused answers of this iteration; None between iterations.
+        self._unused: list[tuple[bytes, bytes]] | None = None
         self._question: tuple[bytes, object] | None = None
         self._tokens: tuple[Token[DurableCall | None], Token[tuple[int | None, str] | None]] | None = None
         around = enclosing_frame()

@@ -148,7 +148,7 @@ class SQLStore(LoopStore):
 
     def _database(self, loop: asyncio.AbstractEventLoop) -> "Database":
         database = self._databases.get(loop)
-        if database is None or database.is_closed:
+        if database is None or database._closed:
             for other in [other for other in self._databases if other.is_closed()]:
                 self._databases.pop(other, None)
             database = self._databases[loop] = Database(self._max_connections, self._name, self._connected)
@@ -273,11 +273,6 @@ class Database(ThreadPool):
         self._idle: list[Connection] = []
         self.guard: AsyncGenerator[None, None] | None = None
         super().__init__(max_connections, name=name)
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether the threads take no more work."""
-        return self._closed
 
     def begin_without_threads(self) -> None:
         """Have no connection in a forked process. The connections of the parent must not even be closed here."""
