@@ -1,12 +1,11 @@
 """Compiled functions for chains of plain functions, and for lines of async nodes."""
 
 import asyncio
-import sys
-from collections.abc import Callable, Coroutine, Generator, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from time import perf_counter
-from types import CodeType, CoroutineType, FrameType, TracebackType, coroutine
+from types import CodeType, CoroutineType, FrameType, coroutine
 from typing import TYPE_CHECKING, Any, Final
 
 from ..telemetry.spans import FrameSpan, NodeSpan, of_every_execution
@@ -227,7 +226,7 @@ _LINES_BEFORE = 4  # the line number at which the source in `_compiled` calls th
 
 def run_linkwise(links: Sequence[Link], actor: "NodeActor", frame: Frame, args: Any, kwargs: Any) -> Any:
     """Run a chain link by link: check each result, and open a span for each link after the first in a sampled frame."""
-    number = 0  # `_number` reads it from the stack frame
+    number = 0  # `link_in` reads it from the stack frame
     value = links[0].fn(*args, **kwargs)
     actor.refuse_coroutine(value, links[0].name)
     for number in range(1, len(links)):
@@ -251,31 +250,17 @@ def _traced(parent: FrameSpan, link: Link, item: int, value: Any) -> Any:
     return value
 
 
-def running_link(code: CodeType) -> int | None:
-    """Return the number of the link that is running in this thread; None if no link is."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        number = _number(frame, frame.f_lineno, code)
-        if number is not None:
+def link_in(code: CodeType, frames: Iterable[tuple[FrameType, int]]) -> int | None:
+    """Return the number of the link that runs, or has failed, in stack frames; None if no link is there.
+
+    Args:
+        code: the code object of the compiled chain.
+        frames: the stack frames, each with its line number, as `traceback.walk_stack` and `walk_tb` yield them.
+    """
+    for frame, line in frames:
+        if frame.f_code is code:
+            return line - _LINES_BEFORE
+        if frame.f_code is run_linkwise.__code__:
+            number: int = frame.f_locals["number"]
             return number
-        frame = frame.f_back
-    return None
-
-
-def failed_link(code: CodeType, traceback: TracebackType | None) -> int | None:
-    """Return the number of the link in which an exception was raised; None if it was raised elsewhere."""
-    while traceback is not None:
-        number = _number(traceback.tb_frame, traceback.tb_lineno, code)
-        if number is not None:
-            return number
-        traceback = traceback.tb_next
-    return None
-
-
-def _number(frame: FrameType, line: int, code: CodeType) -> int | None:
-    if frame.f_code is code:
-        return line - _LINES_BEFORE
-    if frame.f_code is run_linkwise.__code__:
-        number: int = frame.f_locals["number"]
-        return number
     return None

@@ -2,9 +2,11 @@
 
 import asyncio
 import inspect
+import sys
 from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from traceback import walk_stack, walk_tb
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from weakref import WeakSet
@@ -12,7 +14,7 @@ from weakref import WeakSet
 from .._errors import ReentrantCallError
 from ..telemetry import logs
 from ..telemetry.counters import ActorStatistics, changed
-from .chains import SLOW_SECONDS, compose, failed_link, running_link
+from .chains import SLOW_SECONDS, compose, link_in
 from .channel import EMPTY, Channel
 from .execution import ASYNC, GENERAL, INLINE, Bound, DetachedStep, ThreadCall, invoke_plain
 from .policy import Policy
@@ -373,7 +375,8 @@ class NodeActor:
         if len(self.bound._links) < 2:
             return self.name
         code = self.run.__code__
-        number = running_link(code) if error is None else failed_link(code, error.__traceback__)
+        frames = walk_stack(sys._getframe()) if error is None else walk_tb(error.__traceback__)
+        number = link_in(code, frames)
         return self.name if number is None else self.bound._links[number].name
 
     def arguments(self, values: Values) -> tuple[tuple[Any, ...], dict[str, Any]]:
