@@ -333,10 +333,8 @@ class Supervisor:
     def give_up(self, child: Child, cause: BaseException) -> None:
         """Fail the scope: a child has ended that cannot be started again."""
         number = self._number_of(child)
-        if number is None or self._closed or self._state.escalated:
-            return
-        self._state.escalated = True
-        self._give_up(number, f"ended by itself, and has no restart_on=, which would restart it: {cause!r}", cause)
+        if number is not None and not self._closed and not self._state.escalated:
+            self._give_up(number, f"ended by itself, and has no restart_on=, which would restart it: {cause!r}", cause)
 
     async def close(self) -> None:
         """Stop all children, the last started first, even if stopping a child raises.
@@ -455,14 +453,19 @@ class Supervisor:
         gave_way = restarting is not None and restarting.gives_way
         error = asyncio.CancelledError() if task.cancelled() else task.exception()
         if error is not None and not (gave_way and task.cancelled()) and not self._closed and not self._state.escalated:
-            self._state.escalated = True
             self._give_up(origin, f"could not be restarted: {error!r}", error)
 
-    def _give_up(self, origin: int, what: str, cause: BaseException | None) -> None:
+    def _give_up(self, origin: int, why: str, cause: BaseException | None) -> None:
+        self._state.escalated = True
         for child in self._children.values():
             child.hold()
+        name = self._children[origin].name
+
+        def make_error(what: str) -> DeploymentFailed:
+            return with_cause(DeploymentFailed(f"{what} failed: node {name!r} {why}"), cause)
+
         # Soon, not now: the item whose handler raised gets its own exception first.
-        asyncio.get_running_loop().call_soon(self._escalate, _failure(self._children[origin].name, what, cause))
+        asyncio.get_running_loop().call_soon(self._escalate, make_error)
 
     def _escalate(self, make_error: Callable[[str], DeploymentFailed]) -> None:
         if not self._closed:
@@ -496,10 +499,3 @@ class _Restarting:
         self.gives_way = True
         if self.has_stopped and self.task is not None:
             self.task.cancel()
-
-
-def _failure(name: str, why: str, cause: BaseException | None) -> Callable[[str], DeploymentFailed]:
-    def make_error(what: str) -> DeploymentFailed:
-        return with_cause(DeploymentFailed(f"{what} failed: node {name!r} {why}"), cause)
-
-    return make_error
