@@ -272,11 +272,9 @@ class BarrierBuffer(StreamBuffer[T]):
         if self.barrier is not None:
             self._behind[-1][1].append(value)
             self.capacity -= 1  # so that every check for room counts the value
-            return True
-        self.held.append(value)
-        waiter = self.waiter
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
+        else:
+            self.held.append(value)
+            self._wake_reader()
         return True
 
     def end(self, error: BaseException | None = None) -> None:

@@ -523,10 +523,7 @@ class WorkerGroup:
         group = WorkerGroup(
             self.loop, copy_context(), on_empty, traced=self.traced, ends_at=self.ends_at, threads=self.threads
         )
-        if self.events is not None:
-            group.events = self.events
-        if self.handlers is not None:
-            group.handlers = self.handlers
+        group.events, group.handlers = self.events, self.handlers
         return group
 
     def joined(self, member: Member) -> None:
