@@ -13,24 +13,22 @@ from examples.training_feed import BATCH_SIZE
 from tests.examples import programs
 
 
-def test_files_are_fed_in_batches(tmp_path: Path) -> None:
-    for number in range(2 * BATCH_SIZE + 5):
-        (tmp_path / f"module{number}.py").write_text(f"x = {number}\n" * number)
-    done = programs.run(Path(training_feed.__file__), tmp_path)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert "batch   1  loss 1.0000\n" in done.stdout  # before the first step, all weights are 0
-    assert re.search(r"^2 batches, loss [\d.]+\. .*limits?.*\.$", done.stdout, re.MULTILINE)
-
-
-def test_a_killed_training_goes_on(tmp_path: Path, effort: int) -> None:
+def test_files_are_fed_in_batches_and_a_killed_training_goes_on(tmp_path: Path, effort: int) -> None:
     """With a snapshot every 20 batches, which no `kill -9` takes away."""
     files, saved = tmp_path / "files", tmp_path / "saved"
     files.mkdir()
-    for number in range(4 * BATCH_SIZE):
+    count = 4 * BATCH_SIZE + 5
+    for number in range(count):
         (files / f"module{number}.py").write_text(f"x = {number}\n" * number)
-    program, arguments = Path(training_feed.__file__), (files, "--epochs", "15" if effort == 1 else "30")
-    [whole] = ended(programs.run(program, *arguments).stdout)
-    for number in (2,) if effort == 1 else (1, 2, 4):
+    epochs = 8 if effort == 1 else 30
+    program, arguments = Path(training_feed.__file__), (files, "--epochs", str(epochs))
+    left_alone = programs.run(program, *arguments)
+    assert (left_alone.returncode, left_alone.stderr) == (0, "")
+    assert "batch   1  loss 1.0000\n" in left_alone.stdout  # before the first step, all weights are 0
+    assert re.search(r"^\d+ batches, loss [\d.]+\. .*limits?.*\.$", left_alone.stdout, re.MULTILINE)
+    [whole] = ended(left_alone.stdout)
+    assert whole.startswith(f"{epochs * count // BATCH_SIZE} batches, ")  # records that fill no batch are left out
+    for number in (1,) if effort == 1 else (1, 2, 4):
         killed = subprocess.Popen(
             [sys.executable, program, *arguments, "--checkpoint", saved], stdout=subprocess.DEVNULL
         )
