@@ -1,40 +1,23 @@
 """The commands of the command line.
 
-A command is a module that has the parts of `Command`; it belongs to the floor that it shows. To add a command, write
-the module and add its name to `MODULES`.
+A command is a module with `SUMMARY`, a line for `--help`; `add_arguments(parser)`, which declares the arguments and
+describes the command; and `run(options)`, which returns the exit status. The module belongs to the floor that it shows.
+To add a command, write the module and add its name to `MODULES`.
 """
 
 import argparse
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Final, Protocol, cast
+from typing import Final
 
 from .. import __version__
 from .._errors import PenstockError
 from .arguments import program
 
-
-class Command(Protocol):
-    """The parts of a module that is a command."""
-
-    @property
-    def SUMMARY(self) -> str:  # noqa: N802 - a constant of the module
-        """One line that says what the command does, for `--help`."""
-        ...
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments, and describe the command."""
-        ...
-
-    def run(self, options: argparse.Namespace) -> int:
-        """Run the command; return the exit status."""
-        ...
-
-
 MODULES: Final = ("_cli.profile", "studio.top", "studio.items", "studio.studio", "_cli.devices", "_cli.checkpoints",
                  "_cli.runs", "_cli.serve")  # fmt: skip
-COMMANDS: Final = {name.rpartition(".")[2]: cast("Command", import_module(f"penstock.{name}")) for name in MODULES}
+COMMANDS: Final = {name.rpartition(".")[2]: import_module(f"penstock.{name}") for name in MODULES}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
