@@ -8,8 +8,7 @@ import inspect
 import itertools
 import json
 import sys
-import time
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Final, cast
 
@@ -81,9 +80,19 @@ async def _profile(calls: Any, seconds: float | None, taken: list[telemetry.Prof
                     raise
         else:
             # An item that fails is counted and logged, and the other items go on.
-            async with engine.stream(_until(calls, seconds), on_error="skip") as results:
-                async for _ in results:
-                    pass
+            async with engine.stream(calls, on_error="skip") as results:
+                draining = asyncio.create_task(_drain_after(seconds, results))
+                try:
+                    async for _ in results:
+                        pass
+                finally:
+                    draining.cancel()
+
+
+async def _drain_after(seconds: float | None, results: engine.Stream[Any]) -> None:
+    if seconds is not None:
+        await asyncio.sleep(seconds)
+        await results.drain()
 
 
 def load(path: str) -> object:
@@ -141,38 +150,6 @@ def _calls_of(graph: Graph[..., Any], options: argparse.Namespace) -> Iterator[C
     if options.calls is None and options.seconds is not None:
         return itertools.cycle(calls)
     return itertools.islice(itertools.cycle(calls), options.calls or (len(options.inputs) or _CALLS))
-
-
-def _until(calls: Any, seconds: float | None) -> Any:
-    """Return the calls, and end after `seconds`; with None, return all calls."""
-    if seconds is None:
-        return calls
-    return (_until_async if isinstance(calls, AsyncIterable) else _until_plain)(cast("Any", calls), seconds)
-
-
-def _until_plain(calls: Iterable[Call[Any]], seconds: float) -> Iterator[Call[Any]]:
-    ends_at = time.monotonic() + seconds
-    for call in calls:
-        if time.monotonic() >= ends_at:
-            return
-        yield call
-
-
-async def _until_async(calls: AsyncIterable[Call[Any]], seconds: float) -> AsyncIterator[Call[Any]]:
-    loop, iterator = asyncio.get_running_loop(), aiter(calls)
-    ends_at = loop.time() + seconds
-    while loop.time() < ends_at:  # needed beside the timeout, which cannot interrupt a source that never waits
-        limit = asyncio.timeout_at(ends_at)
-        try:
-            async with limit:
-                call = await anext(iterator)
-        except StopAsyncIteration:
-            return
-        except TimeoutError:
-            if not limit.expired():  # a TimeoutError of the source
-                raise
-            return
-        yield call
 
 
 def _input(text: str) -> tuple[list[Any], dict[str, Any]]:
