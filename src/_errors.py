@@ -272,7 +272,9 @@ def copy_of(error: BaseException) -> BaseException:
         for base in cls.__mro__:
             for name, field in vars(base).items():  # attributes outside of `__dict__`, such as `filename` of an OSError
                 if isinstance(field, MemberDescriptorType | GetSetDescriptorType) and not name.startswith("__"):
-                    _copy_attribute(error, copy, name)
+                    with suppress(AttributeError, TypeError):  # it was never set, or is read-only after `__new__`
+                        if (value := getattr(error, name)) is not None:
+                            setattr(copy, name, value)
     except Exception:  # noqa: BLE001 - a constructor or an attribute of the user may raise anything
         return with_cause(NodeError(f"{cls.__name__}: {error!r}"), error)
     if "__notes__" in copy.__dict__:
@@ -280,15 +282,6 @@ def copy_of(error: BaseException) -> BaseException:
     copy.__cause__, copy.__context__ = error.__cause__, error.__context__
     copy.__suppress_context__ = error.__suppress_context__
     return copy.with_traceback(error.__traceback__)
-
-
-def _copy_attribute(error: BaseException, copy: BaseException, name: str) -> None:
-    try:
-        value = getattr(error, name)
-        if value is not None:
-            setattr(copy, name, value)
-    except (AttributeError, TypeError):  # the attribute was never set, or is read-only after `__new__`
-        pass
 
 
 class DataError(PenstockError, ValueError):
