@@ -331,10 +331,11 @@ class _Measure:
         while uncounted < self._warmup_items or not has_waited:
             if uncounted >= self._warmup_items + self._items:
                 break
-            turns = _Turns(loop)
+            turned = asyncio.Event()
+            loop.call_soon(turned.set)
             if (item := await anext(stream, _END)) is _END:
                 return None
-            has_waited = turns.passed or not tells_waits
+            has_waited = turned.is_set() or not tells_waits
             await self._arrived(item)
             at = perf_counter()
             first_seconds = at - began if first_seconds is None else first_seconds
@@ -362,17 +363,6 @@ class _Measure:
         self.devices.update(device.device_kind for array in arrays for device in array.devices())
         if not all(array.is_ready() for array in arrays):
             await asyncio.to_thread(jax.block_until_ready, arrays)
-
-
-class _Turns:
-    """Whether the event loop has had a turn since this was made."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self.passed = False
-        loop.call_soon(self._pass)
-
-    def _pass(self) -> None:
-        self.passed = True
 
 
 def examples_of(item: Any) -> int:
