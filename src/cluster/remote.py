@@ -269,7 +269,7 @@ class _Callees:
         fn, kwargs = await self.prepared(key, request)
         with (
             telemetry.continue_trace(request.headers),
-            extension.working_on(request.info, emit=stream.emit),
+            extension.working_on(request.info, emit=partial(stream.put, True)),
         ):
             result: Any = fn(*request.args, **kwargs)
             if inspect.isawaitable(result):
@@ -330,23 +330,17 @@ class _Stream:
         loop.call_soon_threadsafe(self._begin, run)
 
     def _begin(self, run: "Callable[[_Stream], Any]") -> None:
-        self._task = task = asyncio.ensure_future(run(self))
-        task.add_done_callback(self._ended)
+        task: asyncio.Future[Any] = asyncio.ensure_future(run(self))
+        self._task = task
+        task.add_done_callback(lambda _: self._changed.set())
         if self._is_cancelled:
             task.cancel()
-
-    def _ended(self, task: "asyncio.Future[Any]") -> None:
-        self._changed.set()
 
     def cancel(self) -> None:
         """Cancel what runs."""
         self._is_cancelled = True
         if self._task is not None:
             self._task.cancel()
-
-    async def emit(self, value: object) -> None:
-        """Give an event to the driver."""
-        await self.put(True, value)
 
     async def put(self, is_event: bool, value: object) -> None:
         """Give a value to the driver; wait while the driver has not taken the earlier values."""

@@ -12,11 +12,11 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=848, largest_file=424, slots=0, branches=9, broad_excepts=2),
-    "_cli": Figures(lines=417, largest_file=150, slots=0, branches=9, broad_excepts=0),
+    ".": Figures(lines=843, largest_file=424, slots=0, branches=9, broad_excepts=2),
+    "_cli": Figures(lines=391, largest_file=132, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7487, largest_file=545, slots=28, branches=38, broad_excepts=41),
-    "advice": Figures(lines=790, largest_file=248, slots=0, branches=12, broad_excepts=0),
-    "cluster": Figures(lines=1340, largest_file=316, slots=4, branches=13, broad_excepts=8),
+    "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
+    "cluster": Figures(lines=1337, largest_file=316, slots=4, branches=13, broad_excepts=8),
     "consume": Figures(lines=581, largest_file=232, slots=0, branches=6, broad_excepts=2),
     "data": Figures(lines=1229, largest_file=490, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6561, largest_file=587, slots=18, branches=13, broad_excepts=10),
