@@ -186,17 +186,14 @@ class BatchItems:
                 raise ValueError(f"{what}: pad_axes= names axis {max(axes)}, and an array has the shape {shape}")
         found = {tuple([shape[axis] for axis in axes]) for _, shape, _ in kinds}
         if len(found) != 1:
+            made = "padded" if self.packed is None else "packed"
             raise ValueError(
-                f"{what}: it is {self._made}, and its arrays have different lengths {sorted(found)} along axis "
+                f"{what}: it is {made}, and its arrays have different lengths {sorted(found)} along axis "
                 f"{', '.join(map(str, axes))}: pass them as several arguments"
                 if found
-                else f"{what}: it is {self._made}, and holds no array"
+                else f"{what}: it is {made}, and holds no array"
             )
         return found.pop()
-
-    @property
-    def _made(self) -> str:
-        return "padded" if self.packed is None else "packed"
 
     def _padded(self, parameter: str, axes: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, ...]:
         padded = list(shape)

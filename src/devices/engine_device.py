@@ -546,10 +546,6 @@ class EngineDevice:
         """Whether the device takes another job."""
         return self.running < self._window and self._held_bytes < self._window_bytes and not self.is_closed
 
-    @property
-    def _has_memory(self) -> bool:
-        return self._held_bytes < self._window_bytes
-
     def offer(self, queue: CallQueue) -> None:
         """Take calls from a queue, in turn with the other queues, until the queue is empty."""
         if queue not in self.busy:
@@ -581,7 +577,7 @@ class EngineDevice:
         for queue in tuple(self.busy):
             if queue.arrived:
                 queue.admit(now)
-            if self._has_memory:
+            if self._held_bytes < self._window_bytes:
                 queue.fill(now)
         while not enough() and self.has_room and (found := self._next(now)) is not None:
             self.begin(*found)

@@ -489,7 +489,6 @@ class OnDevice(Bound):
     def __init__(self, executor: DeviceExecutor, site: "CallSite", pools: "Pools", device_strategy: str) -> None:
         super().__init__()
         self._executor = executor
-        self._site = site
         self._pools = pools
         self._device_strategy = device_strategy
         self._arguments = executor.arguments_at(site)

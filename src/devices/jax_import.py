@@ -58,11 +58,6 @@ def all_devices(platform: str | None = None) -> list[Device]:
     return cast("list[Device]", jax.devices(platform))  # pyright: ignore[reportUnknownMemberType]
 
 
-def put(value: Any, device: Device) -> "jax.Array":
-    """Return a value as an array on a device; the transfer may still be under way."""
-    return cast("jax.Array", jax.device_put(value, device))  # pyright: ignore[reportUnknownMemberType]
-
-
 def jit(function: Callable[P, R], platform: str) -> Callable[P, R]:
     """Return a function that JAX compiles at its first call, with the options of device nodes.
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from .._errors import DeviceError
 from .._public import LateModule
-from .jax_import import Device, jit, put, require_jax
+from .jax_import import Device, jit, require_jax
 from .wrong_fusions import OPTION, WRONG_JAXLIBS, XLA_FLAG, is_switched_off
 
 if TYPE_CHECKING:
@@ -110,7 +110,8 @@ def _dot_and_reduce(device: Device, matrix: "Matrix") -> "Matrix":
     def penstock_self_check(x: "jax.Array") -> "jax.Array":
         return (x @ np.ones((_SIZE, _SIZE), np.float32)).sum(0)  # a constant of the program, not an argument
 
-    return np.asarray(jit(penstock_self_check, device.platform)(put(matrix, device)))
+    placed: jax.Array = jax.device_put(matrix, device)  # pyright: ignore[reportUnknownMemberType]
+    return np.asarray(jit(penstock_self_check, device.platform)(placed))
 
 
 def _explanation(device: Device, found: Any, right: Any) -> str:

@@ -176,7 +176,7 @@ class Specs:
 
     def of_mask(self, name: str) -> PartitionSpec | None:
         """Return the spec of a parameter's mask: its rows are split as the rows of the parameter."""
-        leaves: list[Any] = jax.tree.leaves(self.of(name), is_leaf=_is_spec_or_sharding)
+        leaves: list[Any] = jax.tree.leaves(self.of(name), is_leaf=_is_spec)
         first = next((entry for spec in leaves for entry in _entries(spec)[:1]), None)
         return None if first is None else cast("Any", PartitionSpec)(first)
 
@@ -187,7 +187,7 @@ class Specs:
             stacked: the parameters that have a row for each item.
         """
         trees = [*(self.of(name) for name in stacked), self.result]
-        leaves: list[Any] = jax.tree.leaves(trees, is_leaf=_is_spec_or_sharding)
+        leaves: list[Any] = jax.tree.leaves(trees, is_leaf=_is_spec)
         return math.lcm(*(parts_of(entry, self._axes or {}) for spec in leaves for entry in _entries(spec)[:1]))
 
     def check(self, placement: Placement) -> None:
@@ -228,7 +228,7 @@ class Specs:
         def checked(spec: Any) -> PartitionSpec | None:
             return self._spec(spec, what)
 
-        return jax.tree.map(checked, specs, is_leaf=_is_spec_or_sharding)
+        return jax.tree.map(checked, specs, is_leaf=_is_spec)
 
     def _spec(self, spec: Any, what: str) -> PartitionSpec | None:
         place = f"device node {self._node!r}, the spec of {what}"
@@ -261,7 +261,3 @@ def mesh_axes(device: Any) -> dict[str, int] | None:
 
 def _entries(spec: PartitionSpec | None) -> list[Any]:
     return [] if spec is None else list(cast("Any", spec))
-
-
-def _is_spec_or_sharding(node: object) -> bool:
-    return node is None or isinstance(node, PartitionSpec | NamedSharding)

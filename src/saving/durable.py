@@ -375,9 +375,9 @@ class DurableCall:
         return self
 
     async def __aexit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        assert self._tokens is not None
-        present.reset(self._tokens[0])
-        durable_id.reset(self._tokens[1])
+        if self._tokens is not None:
+            present.reset(self._tokens[0])
+            durable_id.reset(self._tokens[1])
         await self.end(error)
 
     def belong(self, context: Context) -> None:
@@ -402,12 +402,8 @@ class DurableCall:
         if self.timeout_seconds is not None:
             self._deadline = loop.time() + self.timeout_seconds
         timer = asyncio.timeout_at(self._deadline)
-
-        async def release(kind: object, error: BaseException | None, trace: object) -> None:
-            await self.end(error)
-
         async with AsyncExitStack() as on_error:
-            on_error.push_async_exit(release)
+            on_error.push_async_exit(self)
             try:
                 async with timer:
                     await self._take()
