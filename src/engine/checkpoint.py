@@ -223,7 +223,7 @@ class Checkpointer:
         self._encode = partial(encode, exact=True)
         for stop in self._path.stops.values():
             for name, one in stop.holders.items():
-                self._held[name] = instances.instance_of(one).value if is_node(one) else one
+                self._held[name] = cast("Any", instances.child_of(one)).value if is_node(one) else one
         if self._checkpoint.reader is not None:
             self._held[_READER] = self._checkpoint.reader
         template = {name: one.state() for name, one in self._held.items()}

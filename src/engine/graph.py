@@ -19,7 +19,7 @@ from ..actors.loop_host import StreamActor
 from ..actors.threads import ThreadPool
 from ..telemetry.text import printable
 from .control import Control, Tag_co, map_each
-from .node import Node, global_name, is_async, refuse_pickle
+from .node import Node, callee_name, global_name, is_async, refuse_pickle
 from .open_resources import run_eagerly
 from .options import DEFAULTS, ExecutionOptions, OnFinished
 from .planning import make_plan, merge_equal_calls
@@ -230,9 +230,7 @@ class Graph(Generic[P, R_co]):
     def __init__(self, fn: Callable[P, Coroutine[Any, Any, R_co]]) -> None:
         self.fn = fn
         self.name: str = getattr(fn, "__name__", type(fn).__name__)
-        self.__doc__ = fn.__doc__
-        self.__module__ = fn.__module__
-        self.__wrapped__ = fn
+        functools.update_wrapper(self, fn, updated=())
         self._signature = signature_of(fn)
         _refuse_variadic(fn, self.name, self._signature)
         kinds = [parameter.kind for parameter in self._signature.parameters.values()]
@@ -358,10 +356,10 @@ class Graph(Generic[P, R_co]):
             raise endless_recursion(definition_location(self.fn), self.name) from None
         finally:
             tracer.closed = True
-        references = References()
-        for fn in dict.fromkeys(trace.functions):
+        functions = dict.fromkeys(trace.functions)
+        for fn in functions:
             _check(fn, again=False)  # `@graph` has checked its own function; a body may be defined elsewhere
-            references = references | resolve_references(fn, is_tracked=is_tracked)
+        references = resolve_references(functions, is_tracked=is_tracked)
         self._trace_seconds += perf_counter() - began
         self._traces += 1
         if reason:
@@ -446,10 +444,8 @@ def graph(fn: Any = None, /) -> Any:
         GraphTraceError: the source has a statement that a trace cannot represent, such as `try` or
             `asyncio.gather`; the message names the file, the line and the remedy.
     """
-    return _decorated if fn is None else _decorated(fn)
-
-
-def _decorated(fn: Any) -> Graph[..., Any]:
+    if fn is None:
+        return graph
     if isinstance(fn, Node):
         node = cast("Node[..., Any]", fn)
         if node._alone is None:
@@ -501,7 +497,7 @@ def _chained(*parts: Any) -> Graph[..., Any]:
         signature = signature_of(first)
     except (TypeError, ValueError):
         raise GraphTraceError(
-            f"the parameters of {part_name(parts[0])!r} are not known, as for some builtin functions: call it in an "
+            f"the parameters of {callee_name(parts[0])!r} are not known, as for some builtin functions: call it in an "
             "`async def` with @ps.graph"
         ) from None
 
@@ -514,7 +510,7 @@ def _chained(*parts: Any) -> Graph[..., Any]:
     if isinstance(parts[0], Node):
         own = parts[0].runs_on._made
         signature = signature.replace(parameters=[one for one in signature.parameters.values() if one.name not in own])
-    run_chain.__name__ = run_chain.__qualname__ = "_to_".join(part_name(part) for part in parts)
+    run_chain.__name__ = run_chain.__qualname__ = "_to_".join(map(callee_name, parts))
     run_chain.__module__ = first.__module__
     _refuse_variadic(first, run_chain.__name__, signature)
     run_chain.__signature__ = signature  # type: ignore[attr-defined]
@@ -544,11 +540,6 @@ def _read_by(stream: Any, following: Any) -> Any:
     if is_stream_parameter(called.fn, name):
         return following(stream)
     return cast("Any", map_each(following, stream))
-
-
-def part_name(part: Any) -> str:
-    """Return the name of a part of a chain: a node, a graph or a stateful instance."""
-    return str(getattr(part, "name", None) or type(part).__name__)
 
 
 def is_tracked(value: object) -> bool:
@@ -628,7 +619,7 @@ def _graph_of(node: Any) -> str:
         return f"ps.graph({node.__name__}(...))"
     if is_stateful(node):
         return "ps.graph(instance)"
-    owner, _, name = str(getattr(node, "__qualname__", part_name(node))).rpartition(".")
+    owner, _, name = str(getattr(node, "__qualname__", callee_name(node))).rpartition(".")
     if owner and not owner.endswith("<locals>"):  # the name of the variable with the instance is not known
         name = "instance" if name == "__call__" else f"instance.{name}"
     return f"ps.graph({'node' if name == '<lambda>' else name})"

@@ -290,13 +290,9 @@ class InstanceRegistry:
         self._children: dict[object, Instance | LoopInstance] = {}
         self.scope: Scope = Scope()  # the scope sets this attribute once it has its wiring
 
-    def instance_of(self, node: Node[..., Any]) -> Instance:
-        """Return the instance of a stateful node in this scope."""
-        return cast("Instance", self._children[instance_key(node)])
-
-    def loop_of(self, node: Node[..., Any]) -> LoopInstance:
-        """Return the child that runs the loop of a node in this scope."""
-        return cast("LoopInstance", self._children[instance_key(node)])
+    def child_of(self, node: Node[..., Any]) -> Instance | LoopInstance:
+        """Return the instance of a stateful node in this scope, or the child that runs the loop of a node."""
+        return self._children[instance_key(node)]
 
     async def open(self, plan: Plan) -> None:
         """Make and enter the instances that a plan needs and that this scope does not have yet.

@@ -333,6 +333,7 @@ class Scope:
         raise NotImplementedError
 
 
+@dataclass(slots=True, eq=False, repr=False)
 class Site:
     """A call of a node in a graph, in one scope: the argument of `Execution.bind`.
 
@@ -341,28 +342,14 @@ class Site:
         node: the node.
     """
 
-    __slots__ = ("_failover", "_instance", "_limiter", "_place", "_program", "_unit", "node", "scope")
-
-    def __init__(
-        self,
-        scope: "Scope",
-        program: "Program",
-        unit: "Unit",
-        node: "Node[..., Any]",
-        instance: Any,
-        limiter: Limiter,
-        failover: "tuple[Wired, Callable[[list[Any]], tuple[Any, ...]]] | None",
-        place: Any,
-    ) -> None:
-        self.scope = scope
-        self.node = node
-        self._program = program
-        self._unit = unit
-        # The child of the supervisor of the scope, for a stateful node or an actor that owns its loop.
-        self._instance = instance
-        self._limiter = limiter
-        self._failover = failover  # the body of the failover, and the function that builds its arguments
-        self._place = place  # the `checkpoint.StepCheckpoint` that handles barriers, or None
+    scope: "Scope"
+    _program: "Program"
+    _unit: "Unit"
+    node: "Node[..., Any]"
+    _instance: Any  # the child of the supervisor of the scope, for a stateful node or an actor that owns its loop
+    _limiter: Limiter
+    _failover: "tuple[Wired, Callable[[list[Any]], tuple[Any, ...]]] | None"  # its body, and what builds its arguments
+    _place: Any  # the `checkpoint.StepCheckpoint` that handles barriers, or None
 
     @property
     def name(self) -> str:
@@ -386,11 +373,10 @@ class Site:
     @property
     def resources(self) -> "Mapping[str, Callable[[], AbstractAsyncContextManager[Any]]]":
         """The parameters whose arguments are resources of the graph, each with a function that opens the resource."""
-        step, openings = self._unit.step, {source: one for one, source in self._program.plan.trace.resources.items()}
-        given = [] if step is None else [*zip(self.node._positional, step.head.args, strict=False)]
-        given += [] if step is None else step.head.kwargs.items()
+        openings = {source: one for one, source in self._program.plan.trace.resources.items()}
+        assert self._unit.step is not None
         found: dict[str, Callable[[], AbstractAsyncContextManager[Any]]] = {}
-        for name, template in given:
+        for name, template in self._unit.step.head.named_arguments():
             opening = openings.get(template.source) if isinstance(template, Read) and not template.path else None
             resource: Any = None if opening is None else opening.resource
             if opening is not None and opening.opener is resource.fn:
@@ -788,7 +774,7 @@ class Node(Generic[P, Ret_co]):
             f"{policy.concurrency} at once" if policy.concurrency else "",
             f"{policy.retry.attempts or 'unlimited'} attempts" if policy.retry else "",
             f"{policy.timeout_seconds:g} s" if policy.timeout_seconds else "",
-            f"failover to {_name_of(policy.failover)}" if policy.failover else "",
+            f"failover to {callee_name(policy.failover)}" if policy.failover else "",
             "fallback" if policy.fallback else "",
             f"hedged after {policy.hedge.after_seconds:g} s" if policy.hedge else "",
             "cached" if policy.cache else "",
@@ -835,7 +821,7 @@ class Node(Generic[P, Ret_co]):
             computed = self.with_policy(cache=None)
             return tracer.instead("computed", computed, lambda: computed(*args, **kwargs))
         assert other is not None
-        name = _name_of(other)
+        name = callee_name(other)
         if self._runs_on._donates:
             raise PlanError(
                 f"{where} has failover= and donate=True: it may have overwritten the arguments that {name!r} needs; "
@@ -868,8 +854,9 @@ class Node(Generic[P, Ret_co]):
         return f"<Node {printable(self.name)}>"
 
 
-def _name_of(called: Callable[..., Any]) -> str:
-    return str(getattr(called, "name", None) or type(cast("object", called)).__name__)
+def callee_name(called: Any) -> str:
+    """Return the name of a node, of a graph, or of the class of another object, such as a stateful instance."""
+    return str(getattr(called, "name", None) or type(called).__name__)
 
 
 def is_node(value: object) -> TypeGuard[Node[..., Any]]:

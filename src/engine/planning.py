@@ -5,9 +5,9 @@ import itertools
 from abc import ABCMeta
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Final, TypeGuard, cast, get_origin
+from typing import Any, Final, NamedTuple, TypeGuard, cast, get_origin
 
 from .._errors import NotStorable, PlanError
 from ..telemetry import logs
@@ -30,8 +30,7 @@ from .tracing.tracer import Step, Trace, order_edges
 # circle of waits is refused.
 
 
-@dataclass(frozen=True)
-class _Need:
+class _Need(NamedTuple):
     """A node with limited places; a stream needs a place of the node in order to go on.
 
     Attributes:
@@ -45,8 +44,7 @@ class _Need:
     is_held: bool
 
 
-@dataclass(frozen=True)
-class _Wait:
+class _Wait(NamedTuple):
     """A node holds a place while another node, or the same node, is needed.
 
     Attributes:
@@ -216,11 +214,9 @@ def _own(step: Step) -> Iterator[_Need]:
 
 
 def _limited(steps: Iterable[Step]) -> Iterator[Node[..., object]]:
-    for step in steps:
+    for step, _ in _walk(steps):
         if is_node(step.callee) and step.callee._shared_places is not None:
             yield step.callee
-        for body in step.bodies:
-            yield from _limited(body.steps)
 
 
 def _key(node: Node[..., object]) -> int:
@@ -276,7 +272,7 @@ def validate(draft: Draft) -> tuple[Draft, PassReport]:
             checked += _check_arguments(draft.name, step, node, classes[node], types)
             _check_failover(draft.name, step, node, classes[node])
         types[step.source] = step.callee._result_annotation()
-        if isinstance(step.callee, Control) and step.callee.durable is not None:
+        if _is_durable(step):
             _check_state(draft.name, step, (_type_of(step.args[0], types), types[step.source]))
     return draft, PassReport("validate", checked, checked)
 
@@ -328,7 +324,7 @@ def _check_durable(graph: str, steps: Iterable[Step]) -> None:
     Raises:
         PlanError: there is such a loop.
     """
-    loops = list(_durable_loops(steps, ""))
+    loops = [(step, around) for step, around in _walk(steps) if _is_durable(step)]
     for step, around in loops:
         if around:
             raise PlanError(
@@ -342,14 +338,17 @@ def _check_durable(graph: str, steps: Iterable[Step]) -> None:
         )
 
 
-def _durable_loops(steps: Iterable[Step], around: str) -> Iterator[tuple[Step, str]]:
-    """Yield each durable loop, with the innermost construct around it that repeats its body; "" without one."""
+def _is_durable(step: Step) -> bool:
+    return isinstance(step.callee, Control) and step.callee.durable is not None
+
+
+def _walk(steps: Iterable[Step], around: str = "") -> Iterator[tuple[Step, str]]:
+    """Yield each step, also in bodies, with the innermost construct that repeats the body; "" without a construct."""
     for step in steps:
-        if isinstance(step.callee, Control) and step.callee.durable is not None:
-            yield step, around
+        yield step, around
         repeats = step.callee.name if step.callee.name in ("map_each", "while_loop", "fold") else around
         for body in step.bodies:
-            yield from _durable_loops(body.steps, repeats)
+            yield from _walk(body.steps, repeats)
 
 
 def _check_state(graph: str, step: Step, hints: Iterable[Any]) -> None:
@@ -533,7 +532,7 @@ def _effect(step: Step) -> str:
         return f"its node is effectful={step.callee.policy.effectful!r}"
     if is_node(step.callee) and step.callee.template is not None:
         return "its node has a state"
-    if isinstance(step.callee, Control) and step.callee.durable is not None:
+    if _is_durable(step):
         return "it is durable"
     inside = ((inner, _effect(inner)) for body in step.bodies for inner in body.steps)
     return next((f"in its body, {inner.callee.name}: {effect}" for inner, effect in inside if effect), "")
@@ -577,7 +576,7 @@ def _check_arguments(
     if not classes:
         return 0
     checked = 0
-    for name, template in (*zip(node._positional, step.args, strict=False), *step.kwargs.items()):
+    for name, template in step.named_arguments():
         wanted, given = classes.get(name), _type_of(template, types)
         if wanted is None or not _is_plain_class(given):
             continue

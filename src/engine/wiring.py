@@ -158,13 +158,12 @@ class Wiring(Scope):
 
     def actors(self) -> list[NodeActor]:
         """Return every actor of the scope that stands for a node; actors in bodies of control flow come last."""
-        own = [
+        return [
             actor
-            for wired in self._wired.values()
+            for wired in self._all_wired()
             for actor, unit in zip(wired.actors, wired.program.units, strict=True)
             if unit.step is not None
         ]
-        return own if self._bodies is None else own + self._bodies.actors()
 
     def step_snapshots(self) -> "Iterator[StepSnapshot]":
         """Yield the counters of all nodes, also of nodes in bodies of control flow."""
@@ -353,7 +352,7 @@ class Wiring(Scope):
         if not node._is_stateful or not node._has_instance:
             return None
         assert self.instances is not None
-        return self.instances.loop_of(node) if node._runs_on._runs_loop else self.instances.instance_of(node)
+        return self.instances.child_of(node)
 
     def _failover(self, program: Program, step: PlannedStep) -> "Failover | None":
         """Return the body of the failover of a node, and the function that builds its arguments; None without one."""
@@ -634,10 +633,11 @@ def _call_site(program: Program, unit: Unit) -> CallSite:
     assert step is not None
     node = step.head.callee
     assert is_node(node)
-    shared = [name for name, template in _arguments(step, node) if is_known(template, program.plan.resource_sources)]
+    named = list(step.head.named_arguments())
+    shared = [name for name, template in named if is_known(template, program.plan.resource_sources)]
     return CallSite(
-        node, step.label, frozenset(shared), _constants(step, node), _returns_pending(program, unit, node),
-        _owned(program, unit, node), _state(program, unit, node),
+        node, step.label, frozenset(shared), _constants(dict(named), node), _returns_pending(program, unit, node),
+        _owned(program, unit, node), _state(program, unit),
     )  # fmt: skip
 
 
@@ -648,25 +648,15 @@ def _resources_of(unit: Unit, known: Mapping[int, Any]) -> dict[str, Any]:
         unit: the unit that calls the node.
         known: the values of resources, by their numbers.
     """
-    step = unit.step
-    assert step is not None
-    node = step.head.callee
-    assert is_node(node)
-    return {
-        name: value_of(template, known) for name, template in _arguments(step, node) if is_known(template, known.keys())
-    }
+    assert unit.step is not None
+    named = unit.step.head.named_arguments()
+    return {name: value_of(template, known) for name, template in named if is_known(template, known.keys())}
 
 
-def _constants(step: PlannedStep, node: Node[..., Any]) -> dict[str, Any]:
-    given = dict(_arguments(step, node))
+def _constants(given: Mapping[str, Template], node: Node[..., Any]) -> dict[str, Any]:
     defaults = {name: one.default for name, one in node._parameters.items() if one.default is not one.empty}
     written = {name: value_of(template, {}) for name, template in given.items() if not any(reads(template))}
     return {**{name: value for name, value in defaults.items() if name not in given}, **written}
-
-
-def _arguments(step: PlannedStep, node: Node[..., Any]) -> Iterator[tuple[str, Template]]:
-    yield from zip(node._positional, step.head.args, strict=False)
-    yield from step.head.kwargs.items()
 
 
 def _returns_pending(program: Program, unit: Unit, node: Node[..., Any]) -> bool:
@@ -689,7 +679,7 @@ def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]
     if node.policy.retry is not None or node.policy.fallback is not None:
         return frozenset()
     assert unit.step is not None
-    arguments = list(_arguments(unit.step, node))
+    arguments = list(unit.step.head.named_arguments())
     read = Counter(one.source for _, template in arguments for one in reads(template))
     makers = {one.step.source: (one, one.step.head.callee) for one in program.units if one.step is not None}
     owned: set[str] = set()
@@ -704,11 +694,11 @@ def _owned(program: Program, unit: Unit, node: Node[..., Any]) -> frozenset[str]
     return frozenset(owned)
 
 
-def _state(program: Program, unit: Unit, node: Node[..., Any]) -> str | None:
+def _state(program: Program, unit: Unit) -> str | None:
     if unit.step is None or unit.step is not program.plan.overwrites:
         return None
     state = Read(program.plan.parameter_sources[0])
-    return next(name for name, template in _arguments(unit.step, node) if template == state)
+    return next(name for name, template in unit.step.head.named_arguments() if template == state)
 
 
 def inbox_capacity(policy: Policy) -> int:

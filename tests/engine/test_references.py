@@ -30,7 +30,7 @@ def is_tracked(value: object) -> bool:
 
 
 def references(fn: Callable[..., object]) -> References:
-    return resolve_references(fn, is_tracked=is_tracked)
+    return resolve_references([fn], is_tracked=is_tracked)
 
 
 def define(source: str, /, **namespace: Any) -> tuple[Callable[..., object], dict[str, Any]]:
@@ -322,7 +322,7 @@ async def graph(*args):
 def test_references_of_an_inlined_graph_can_be_added(which: str) -> None:
     source = BODY.format("first") + "async def inner(query):\n    return second(query)\n"
     graph, namespace = define(source, first=FakeNode(), second=FakeNode())
-    found = references(graph) | references(namespace["inner"])
+    found = resolve_references([graph, namespace["inner"]], is_tracked=is_tracked)
     assert set(found.tracked) == {namespace["first"], namespace["second"]}
     assert not found.changed()
     namespace[which] = FakeNode()

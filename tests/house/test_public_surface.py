@@ -34,8 +34,8 @@ OBJECTS: dict[str, Any] = {name: getattr(importlib.import_module(name.rpartition
 FUNCTIONS = {name: value for name, value in OBJECTS.items() if inspect.isfunction(value)}
 CLASSES: dict[str, Any] = {name: value for name, value in OBJECTS.items() if inspect.isclass(value)}
 
-# Its private attributes name a class that knows it, in turn.
-NO_HINTS = {"penstock.Ref"}
+# Their private attributes name classes that know them, in turn.
+NO_HINTS = {"penstock.Ref", "penstock.extension.Site"}
 
 
 def is_ours(value: Any) -> bool:

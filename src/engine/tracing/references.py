@@ -68,90 +68,83 @@ class _Chain(NamedTuple):
         return not _is_same(value, self.expected)
 
 
-class References:
-    """The objects that the names of a graph function referred to when they were resolved.
+class References(NamedTuple):
+    """The objects that the names of graph functions referred to when they were resolved, each once.
 
     Attributes:
-        tracked: the nodes, graphs and resources among these objects, each once, in order of first use.
+        tracked: the nodes, graphs and resources among these objects, in order of first use.
+        lookups: the names in namespaces.
+        cells: the variables in closures, each with its value and its name.
+        chains: the paths that cannot be looked up in a namespace.
     """
 
-    __slots__ = ("_cells", "_chains", "_lookups", "_names", "tracked")
-
-    def __init__(
-        self,
-        tracked: Iterable[object] = (),
-        lookups: Iterable[_Lookup] = (),
-        cells: Iterable[tuple[CellType, object]] = (),
-        chains: Iterable[_Chain] = (),
-        names: Mapping[int, str] | None = None,
-    ) -> None:
-        self.tracked = tuple({id(one): one for one in tracked}.values())
-        self._lookups = tuple({(id(one.namespace), one.name): one for one in lookups}.values())
-        self._cells = tuple({id(cell): (cell, value) for cell, value in cells}.values())
-        self._chains = tuple(chains)
-        self._names = names or {}  # of the cells, by their ids
-
-    def __or__(self, other: "References") -> "References":
-        """Return the references of both, e.g. of a graph and of another one that it inlines."""
-        return References(
-            (*self.tracked, *other.tracked), (*self._lookups, *other._lookups), (*self._cells, *other._cells),
-            (*self._chains, *other._chains), {**self._names, **other._names},
-        )  # fmt: skip
+    tracked: tuple[object, ...] = ()
+    lookups: tuple[_Lookup, ...] = ()
+    cells: tuple[tuple[CellType, object, str], ...] = ()
+    chains: tuple[_Chain, ...] = ()
 
     def changed(self) -> bool:
         """Whether a name now refers to another object than when it was resolved, or to none."""
         missing = _MISSING
-        for namespace, name, expected in self._lookups:
+        for namespace, name, expected in self.lookups:
             value = namespace.get(name, missing)
             if value is not expected and not _is_same(value, expected):
                 return True
         try:
-            for cell, expected in self._cells:
+            for cell, expected, _ in self.cells:
                 if cell.cell_contents is not expected and not _is_same(cell.cell_contents, expected):
                     return True
         except ValueError:  # the cell was emptied
             return True
-        return any(chain.changed() for chain in self._chains) if self._chains else False
+        return any(chain.changed() for chain in self.chains) if self.chains else False
 
     def what_changed(self) -> str:
         """Return the first name that now refers to another object, with its old and new meaning; as text."""
-        for namespace, name, expected in self._lookups:
+        for namespace, name, expected in self.lookups:
             if not _is_same(value := namespace.get(name, _MISSING), expected):
                 return f"`{name}` {_change(expected, value)}"
-        for cell, expected in self._cells:
+        for cell, expected, name in self.cells:
             if not _is_same(value := _cell_contents(cell), expected):
-                return f"`{self._names[id(cell)]}` {_change(expected, value)}"
-        for chain in self._chains:
+                return f"`{name}` {_change(expected, value)}"
+        for chain in self.chains:
             if chain.changed():
                 return f"`{'.'.join(chain.names) or 'a variable without a value'}` changed"
         return "a name that its function uses changed and was changed back"
 
 
-def resolve_references(fn: Callable[..., object], *, is_tracked: Callable[[object], bool]) -> References:
-    """Find the objects that the names in the body of `fn` refer to now.
+def resolve_references(
+    functions: Iterable[Callable[..., object]], *, is_tracked: Callable[[object], bool]
+) -> References:
+    """Find the objects that the names in the bodies of functions refer to now.
 
     Args:
-        fn: a graph function, a body of control flow, or a bound method; an object without bytecode has no references.
+        functions: graph functions, bodies of control flow, or bound methods; an object without bytecode has no
+            references.
         is_tracked: whether an object is a node, a graph or a resource.
 
     Returns:
-        The references of `fn`, of the functions defined inside it, and of the plain functions of the same module
-        that it uses.
+        The references of the functions, of the functions defined inside them, and of the plain functions of the same
+        module that they use.
     """
-    return _Resolver(is_tracked).resolve(fn)
+    resolver = _Resolver(is_tracked)
+    for fn in functions:
+        resolver.resolve(fn)
+    return References(
+        tuple(resolver.tracked.values()), tuple(resolver.lookups.values()), tuple(resolver.cells.values()),
+        tuple(resolver.chains),
+    )  # fmt: skip
 
 
 class _Resolver:
     def __init__(self, is_tracked: Callable[[object], bool]) -> None:
         self.is_tracked = is_tracked
-        self.tracked: list[object] = []
-        self.lookups: list[_Lookup] = []
-        self.cells: list[tuple[CellType, object]] = []
+        self.tracked: dict[int, object] = {}  # by identity, like the cells
+        self.lookups: dict[tuple[int, str], _Lookup] = {}
+        self.cells: dict[int, tuple[CellType, object, str]] = {}
         self.chains: list[_Chain] = []
-        self.names: dict[int, str] = {}
         self.waiting: list[object] = []
 
-    def resolve(self, fn: object) -> References:
+    def resolve(self, fn: object) -> None:
         seen: set[object] = set()
         self.waiting.append(fn)
         while self.waiting:
@@ -165,7 +158,6 @@ class _Resolver:
             if isinstance(function, FunctionType) and function not in seen:
                 seen.add(function)
                 self.read(function, receiver)
-        return References(self.tracked, self.lookups, self.cells, self.chains, self.names)
 
     def read(self, function: FunctionType, receiver: object) -> None:
         code = function.__code__
@@ -178,18 +170,17 @@ class _Resolver:
                 root = _Lookup(namespace, name, value)
                 self.add(partial(namespace.get, name, _MISSING), [root], value, attributes, function)
             elif scope == "closure":
-                self.names[id(cells[name])] = name
-                self.add_closure(cells[name], attributes, function)
+                self.add_closure(cells[name], name, attributes, function)
             else:
                 self.add(lambda: receiver, [], receiver, attributes, function)
 
-    def add_closure(self, cell: CellType, attributes: list[str], function: FunctionType) -> None:
+    def add_closure(self, cell: CellType, name: str, attributes: list[str], function: FunctionType) -> None:
         read = partial(_cell_contents, cell)
         value = read()
         if value is _MISSING:
             self.chains.append(_Chain(read, (), value))
         else:
-            self.cells.append((cell, value))
+            self.cells[id(cell)] = cell, value, name
             self.add(read, [], value, attributes, function)
 
     def add(
@@ -224,10 +215,10 @@ class _Resolver:
                 lookups += found
                 is_made_anew |= not _is_same(value, again)
         if self.is_tracked(value):
-            self.tracked.append(value)
+            self.tracked[id(value)] = value
         elif _is_at_home(value, function):
             self.waiting.append(value)
-        self.lookups += lookups
+        self.lookups.update({(id(one.namespace), one.name): one for one in lookups})
         if chain is not None:
             self.chains.append(chain)
 

@@ -290,21 +290,12 @@ def _suspended_at(running: object) -> tuple[str, str]:
     """Return the innermost line of user code that waits, and the name of the object that it waits for."""
     location, awaited = call_location(), "something"
     while running is not None:
-        frame, awaits = _frame_of(running)
+        frame: types.FrameType | None = getattr(running, "cr_frame", None) or getattr(running, "gi_frame", None)
         if frame is None or not is_users(frame.f_code.co_filename):
             return location, _name_of(running)
         location = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        running = awaits
+        running = getattr(running, "cr_await", None) or getattr(running, "gi_yieldfrom", None)
     return location, awaited
-
-
-def _frame_of(running: object) -> tuple[types.FrameType | None, object]:
-    if isinstance(running, types.CoroutineType):
-        return running.cr_frame, cast("object", running.cr_await)
-    if isinstance(running, types.GeneratorType):
-        generator = cast("types.GeneratorType[object, object, object]", running)
-        return generator.gi_frame, generator.gi_yieldfrom
-    return None, None
 
 
 def _name_of(running: object) -> str:
@@ -404,6 +395,11 @@ class Step:
     def reads(self) -> Iterator[Read]:
         """Yield every read in the arguments, in order."""
         return reads(*self.args, *self.kwargs.values(), *self.captured)
+
+    def named_arguments(self) -> Iterator[tuple[str, Template]]:
+        """Yield the name of the parameter and the template of each argument; without the arguments for `*args`."""
+        yield from zip(self.callee._argument_names(), self.args, strict=False)
+        yield from self.kwargs.items()
 
     def with_reads(self, replaced: Callable[[Read], Template]) -> "Step":
         """Return the step with the reads in its arguments replaced."""
@@ -709,8 +705,7 @@ class Tracer:
 
         The trace is named after the graph and the body, and its name is unique: "search/quote", "search/quote#2".
         """
-        inner = self._inner(name)
-        try:
+        with self._inner(name) as inner:
             parameters = tuple([inner.parameter(name, hint) for name, hint in parameters_of_body(fn, count)])
             result = inner.run(fn, lambda args: fn(*args), parameters)
             trace = inner.finish(result, fn)
@@ -720,9 +715,6 @@ class Tracer:
                     "give one value for one operand; read the stream inside the body, in an `async def` node"
                 )
             return trace
-        finally:
-            inner.closed = True
-            self.functions.extend(inner.functions)
 
     def instead(self, name: str, callee: Callable[..., Any], call: Callable[[], Any], of: Hashable = None) -> "Trace":
         """Trace a callee that may run in the place of a node, as a body that captures the arguments of the node.
@@ -733,15 +725,12 @@ class Tracer:
             call: calls `callee` with the arguments of the node.
             of: identifies the node, for `stands_in_for` inside of this trace.
         """
-        inner, fn = self._inner(name), getattr(callee, "fn", callee)
-        inner._instead_of = of
-        try:
+        fn = getattr(callee, "fn", callee)
+        with self._inner(name) as inner:
+            inner._instead_of = of
             with _activated(inner):
                 result = drive(call(), fn)
             return inner.finish(result, fn)
-        finally:
-            inner.closed = True
-            self.functions.extend(inner.functions)
 
     def stands_in_for(self, node: Hashable) -> bool:
         """Whether this trace, or a trace around it, is of a callee that may run in the place of the node."""
@@ -753,10 +742,16 @@ class Tracer:
             yield tracer
             tracer = tracer.parent
 
-    def _inner(self, name: str) -> "Tracer":
+    @contextmanager
+    def _inner(self, name: str) -> "Generator[Tracer, None, None]":
         self._body_names[name] += 1
         number = self._body_names[name]
-        return Tracer(f"{self.name}/{name}" + (f"#{number}" if number > 1 else ""), parent=self)
+        inner = Tracer(f"{self.name}/{name}" + (f"#{number}" if number > 1 else ""), parent=self)
+        try:
+            yield inner
+        finally:
+            inner.closed = True
+            self.functions.extend(inner.functions)
 
     def awaited(self, call: Unawaited) -> None:
         """Note that a call is awaited; the call may have been made in a graph around this body."""
