@@ -16,8 +16,8 @@ from tests.serving.servers import IDLE_TASKS, ROOT, client, connect, server, set
 
 CLIENTS = 300  # the deployment has 64 places, and 200 may wait
 STREAMS = 48  # without end, beside the load: they leave few places, so that calls wait, and are refused
-LEAVERS = 100  # clients who leave in the midst of a stream
-REQUESTS = 500  # that have ended while the load goes on
+LEAVERS = 60  # clients who leave in the midst of a stream
+REQUESTS = 200  # that have ended while the load goes on
 PATHS = ["/double?number=4&timeout_seconds=5", "/double?number=4&timeout_seconds=0.004", "/tokens?count=30"]
 
 # The clients' loop; the servers have their own.
