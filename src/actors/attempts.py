@@ -355,8 +355,6 @@ def invoking(run: Run, streams: Sequence[int] = ()) -> "Invoke":
         streams: the slots of the streams that the step reads; the step leaves the streams at its end. After an attempt
             that has read a value from a stream, there is no further attempt: the value is gone.
     """
-    if not streams and run is run_once:
-        return invoke_general
 
     async def invoke(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
         attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values))
@@ -379,12 +377,6 @@ def invoking(run: Run, streams: Sequence[int] = ()) -> "Invoke":
                 reader.leave()
 
     return invoke_reading if streams else invoke
-
-
-async def invoke_general(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
-    """Run a step without a policy for a frame."""
-    attempt = Attempt(worker, actor, frame, *actor.arguments(frame.values))
-    return await (run_once(attempt) if frame.span is None else traced(run_once, attempt))
 
 
 async def invoke_outside(worker: "Worker", actor: "NodeActor", frame: Frame) -> Any:
@@ -665,7 +657,7 @@ class HedgedAttempt:
     def stop(self) -> None:
         """Cancel the second attempt, whose result is not needed."""
         if self.second is not None:
-            self.second.leave()
+            self.second.cancel_if_in(self.first._frame)  # a call in a process goes on, and keeps its place
             if self.second.has_result:
                 self.first._frame.drop_unread(self.second.value)
 
@@ -707,10 +699,6 @@ class SecondAttempt:
         if self.position.frame is frame:
             cancel_once(self, LOST)
 
-    def leave(self) -> None:
-        """Cancel the attempt: the first attempt has ended. A call in a process goes on, and keeps its place."""
-        self.cancel_if_in(self._frame)
-
     async def over(self) -> None:
         """Wait until the second attempt has ended: the first attempt has failed."""
         if self.task is None or self.task.done():
@@ -719,7 +707,7 @@ class SecondAttempt:
         try:
             await self.waiter
         except asyncio.CancelledError:
-            self.leave()
+            self.cancel_if_in(self._frame)
             raise
 
     async def _work(self, run: Run) -> None:

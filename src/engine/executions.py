@@ -88,7 +88,7 @@ class OnTheLoop(Execution):
         is_plain, starts_others = bool(actor.bound._links), isinstance(actor.bound, StartsTasks)
         if actor.policy.is_once and not starts_others:
             actor.mode = INLINE if is_plain else ASYNC
-            actor.invoke = attempts.invoke_general if is_plain else invoke_plain
+            actor.invoke = attempts.invoking(run) if is_plain else invoke_plain
         elif is_plain:
             actor.invoke = attempts.invoking(run)
         else:
@@ -324,7 +324,7 @@ def wire(execution: Execution, site: Site, actor: NodeActor) -> None:
 def count_handlers(actor: NodeActor) -> None:
     """Count the handlers of a step among the handlers that its call runs at a time."""
     if actor.mode != GENERAL:
-        actor.mode, actor.invoke = GENERAL, attempts.invoke_general
+        actor.mode, actor.invoke = GENERAL, attempts.invoking(attempts.run_once)
     actor.begin = None
     actor.invoke = attempts.within_handlers(actor.invoke)
 
