@@ -58,11 +58,6 @@ class RestartGate:
         on_crash: called with such an exception, once the attempt has left.
     """
 
-    __slots__ = (
-        "_cause", "_inside", "_name", "_on_crash", "_restart_on", "_someone_left", "_state", "_threads", "_waiters",
-        "_why",
-    )  # fmt: skip
-
     def __init__(
         self, name: str, restart_on: tuple[type[Exception], ...], on_crash: Callable[[Exception], None]
     ) -> None:

@@ -254,11 +254,6 @@ class StepCounts:
         span_attributes: the attributes that all spans of the step share, once an execution was sampled.
     """
 
-    __slots__ = (
-        "abandoned", "all_returned", "failed_over", "has_warned", "hedged", "hedges_won", "in_retry", "retried",
-        "span_attributes",
-    )  # fmt: skip
-
     def __init__(self) -> None:
         self.retried = self.failed_over = self.hedged = self.hedges_won = self.abandoned = 0
         self.all_returned: Condition | None = None

@@ -77,12 +77,6 @@ class ExecutionSampler:
             both in seconds.
     """
 
-    __slots__ = (
-        "_actor", "_depth", "_ended", "_further", "_is_on", "_lock", "_means", "_number", "_pause_seconds", "_sampling",
-        "_size", "_switch", "_window", "between", "blocked_seconds", "busy_seconds", "durations", "held", "names",
-        "outside",
-    )  # fmt: skip
-
     def __init__(
         self, actor: "NodeActor", switch: "Callable[[ExecutionSampler | None], None] | None", sampling: Sampling
     ) -> None:
