@@ -338,7 +338,11 @@ def lifespan(
     """
     check("drain_timeout_seconds", drain_timeout_seconds, TIMEOUT)
     for part in parts:
-        _check_part(part)
+        if not isinstance(part, AbstractAsyncContextManager):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise TypeError(
+                f"asgi.lifespan takes an Engine, services and other async context managers, got {part!r}: write "
+                "asgi.lifespan(own, own.deploy(graph))"
+            )
 
     @asynccontextmanager
     async def entered(app: Any) -> AsyncGenerator[None, None]:
@@ -389,14 +393,6 @@ def _failed(status: int, body: str | bytes | None, headers: Mapping[str, str] | 
 def _check_stream(stream: object, name: str) -> None:
     if not isinstance(stream, engine.Stream):
         raise TypeError(f"asgi.{name} takes a stream of engine.stream(...) or service.stream(...), got {stream!r}")
-
-
-def _check_part(part: object) -> None:
-    if not isinstance(part, AbstractAsyncContextManager):
-        raise TypeError(
-            f"asgi.lifespan takes an Engine, services and other async context managers, got {part!r}: write "
-            "asgi.lifespan(own, own.deploy(graph))"
-        )
 
 
 @dataclass(eq=False)
