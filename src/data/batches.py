@@ -42,8 +42,7 @@ def collate(values: Sequence[Any], /, *, ragged: Mapping[str, float] | None = No
     """
     if not values:
         raise DataError("data.collate got no values: pass at least one")
-    ragged = ragged or {}
-    return _collated(values, "", ragged)
+    return _collated(values, "", ragged or {})
 
 
 class Unlike(DataError):

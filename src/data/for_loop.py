@@ -59,14 +59,11 @@ class Iterate(Generic[T]):
         context = copy_context()
         self._thread = threading.Thread(target=context.run, args=(asyncio.run, self._run()), name="penstock-iterate")
         with ExitStack() as on_error:
-            on_error.callback(self._leave)
+            on_error.push(self)
             self._thread.start()
             self._opened.result()
             on_error.pop_all()
         return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._leave()
 
     def __iter__(self) -> Self:
         return self
@@ -168,7 +165,7 @@ class Iterate(Generic[T]):
             self._opened.set_result((asyncio.get_running_loop(), stream, is_left))
             await is_left.wait()
 
-    def _leave(self) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         assert self._thread is not None
 
         def leave(opened: "Future[tuple[asyncio.AbstractEventLoop, Stream[T], asyncio.Event]]") -> None:
