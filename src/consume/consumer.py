@@ -5,7 +5,7 @@ import inspect
 import signal
 import threading
 from collections.abc import Awaitable, Callable, Generator, Hashable, Iterable
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from types import FrameType
@@ -211,11 +211,9 @@ class Consumer:
 
     async def _settle(self, seconds: float) -> None:
         while True:
-            try:
+            with suppress(TimeoutError):
                 async with asyncio.timeout(seconds):
                     await self._held._hurry.wait()
-            except TimeoutError:
-                pass
             self._held._hurry.clear()
             await self._for_each(self._held._settle, PAUSE_SECONDS)
 
