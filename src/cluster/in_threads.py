@@ -59,10 +59,8 @@ class _InThreads(RayTransport):
                 method = partial(_called, pools[bool(group)], getattr(remote, name), keeps_result)
                 worker.handle[name, keeps_result] = _Method(method)
         ended = Future[Any]()
-        worker.handle["end"], worker.handle["watch", False] = (
-            partial(_end, remote, pools, ended),
-            _Method(lambda: ended),
-        )
+        worker.handle["end"] = partial(_end, remote, pools, ended)
+        worker.handle["watch", False] = _Method(lambda: ended)
 
     def _end_actor(self, worker: Worker) -> bool:
         threading.Thread(target=worker.handle["end"], name="penstock-ends").start()
@@ -109,12 +107,10 @@ def _part(found: "Future[Any]", number: int) -> "Future[Any]":
 
 def _travelled(packed: Any) -> Any:
     """Return a read-only copy of a value that the store of Ray would keep."""
-    parts: Any = packed
-    return (
-        [bytes(one.raw()) if isinstance(one, pickle.PickleBuffer) else one for one in parts]
-        if isinstance(packed, list)
-        else packed
-    )
+    if not isinstance(packed, list):
+        return packed
+    parts: list[Any] = packed  # pyright: ignore[reportUnknownVariableType] - what isinstance leaves of Any
+    return [bytes(one.raw()) if isinstance(one, pickle.PickleBuffer) else one for one in parts]
 
 
 def _end(remote: Remote, pools: tuple[ThreadPoolExecutor, ...], ended: "Future[Any]") -> None:

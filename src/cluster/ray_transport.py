@@ -349,9 +349,7 @@ class RayTransport(Transport):
     def _when(self, reference: Any, then: Callable[[Any], None]) -> None:
         """Have a function called on the event loop with a result or its error, which a thread of Ray brings."""
 
-        def arrived(
-            answer: Any, _held: Any = reference
-        ) -> None:  # keeps the reference: without it Ray drops the object
+        def arrived(answer: Any, _held: Any = reference) -> None:  # without the reference, Ray drops the object
             self._mailbox.post(then, answer)
 
         # The public way, a future of `concurrent.futures`, costs a lock and a condition for each call.

@@ -12,13 +12,13 @@ import pytest
 from tests.house.counting import Figures, figures_by_folder, internals_by_folder
 
 LIMITS = {
-    ".": Figures(lines=843, largest_file=424, slots=0, branches=9, broad_excepts=2),
+    ".": Figures(lines=841, largest_file=422, slots=0, branches=9, broad_excepts=2),
     "_cli": Figures(lines=391, largest_file=132, slots=0, branches=9, broad_excepts=0),
     "actors": Figures(lines=7467, largest_file=538, slots=28, branches=38, broad_excepts=41),
     "advice": Figures(lines=785, largest_file=243, slots=0, branches=12, broad_excepts=0),
-    "cluster": Figures(lines=1337, largest_file=316, slots=4, branches=13, broad_excepts=8),
-    "consume": Figures(lines=581, largest_file=232, slots=0, branches=6, broad_excepts=2),
-    "data": Figures(lines=1229, largest_file=490, slots=0, branches=11, broad_excepts=3),
+    "cluster": Figures(lines=1331, largest_file=316, slots=4, branches=13, broad_excepts=8),
+    "consume": Figures(lines=579, largest_file=232, slots=0, branches=6, broad_excepts=2),
+    "data": Figures(lines=1226, largest_file=490, slots=0, branches=11, broad_excepts=3),
     "devices": Figures(lines=6552, largest_file=584, slots=18, branches=13, broad_excepts=10),
     "engine": Figures(lines=14806, largest_file=600, slots=21, branches=21, broad_excepts=34),
     "saving": Figures(lines=1903, largest_file=558, slots=0, branches=20, broad_excepts=3),
